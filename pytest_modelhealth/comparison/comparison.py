@@ -205,7 +205,7 @@ class Comparison(HasVerdict):
 
     def plot_errors(self) -> Figure:
         """Return a figure of the error beside its noise through the depth of the model."""
-        figure: Figure = self._shown("error_depth", "plot_errors")
+        figure: Figure = self._shown("figures", "plot_errors")
         return figure
 
 

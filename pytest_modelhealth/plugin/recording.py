@@ -103,7 +103,7 @@ class _Recorder:
 
 
 def _recorded(result: Any, path: Path, line: int, config: pytest.Config) -> dict[str, Any]:
-    from pytest_modelhealth.runs.recording import record
+    from pytest_modelhealth.rendering.recorded import record
 
     made = record(result, f"{_shown(path, config)}:{line}")
     if made["kind"] == "inspection":

@@ -133,7 +133,7 @@ class RemovableUnits:
         Raises:
             InspectionError: the model has no layer whose units were looked at.
         """
-        figure: Figure = self.report._renderer("removable_figure", "plot")(self)
+        figure: Figure = self.report._renderer("figures", "plot_removable")(self)
         return figure
 
     def to_dict(self) -> dict[str, Any]:

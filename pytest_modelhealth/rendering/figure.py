@@ -1,4 +1,4 @@
-"""What all figures look like: size, colours, titles, named rows.
+"""Charts as figures of matplotlib: drawn again from their SVG, in the colours of `charts.css`.
 
 Figures are made without pyplot: no global state, no window, nothing to close. One report always
 gives the same bytes.
@@ -7,26 +7,26 @@ gives the same bytes.
 from __future__ import annotations
 
 import io
-import math
-from collections.abc import Collection, Sequence
+import re
+import textwrap
+from collections.abc import Sequence
 from functools import cache
+from typing import NamedTuple
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
 
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.patches import Circle, FancyBboxPatch, Patch, PathPatch
+from matplotlib.path import Path
+from matplotlib.patheffects import withStroke
 
-from pytest_modelhealth.rendering.notation import abbreviate, printable, shorten
-from pytest_modelhealth.rendering.summary import by_layer
-from pytest_modelhealth.report import HealthReport, LayerRecord
+from pytest_modelhealth.rendering.charts.svg import LETTER, STYLE
+from pytest_modelhealth.rendering.notation import printable
 
-ACTIVATIONS, PARAMETERS = "#4c78a8", "#e08214"
-INK, FAINT, ALARM = "#24292f", "#dfe3e8", "#c62828"
-
-NAME_WIDTH = 36
-"""Characters of a layer's name in a figure."""
-
-MOST_NAMES = 200
-"""Rows of a figure that are named; of more, one of every two, three, ...: a violated one first."""
+INK, ALARM = "#1c2127", "#c3261f"
 
 
 class HealthFigure(Figure):
@@ -36,84 +36,6 @@ class HealthFigure(Figure):
         buffer = io.BytesIO()
         self.savefig(buffer, format="png")
         return buffer.getvalue()
-
-
-def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
-    """Return a white figure whose colours do not depend on the user's style."""
-    height = min(height, 1.6 + 0.24 * MOST_NAMES)
-    figure = HealthFigure(figsize=(width, height), layout="constrained", facecolor="white")
-    axes = figure.add_subplot(facecolor="white")
-    set_style(axes)
-    return figure, axes
-
-
-def set_style(axes: Axes) -> None:
-    """Give axes the ticks and spines of all figures."""
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=INK, labelsize=8.5, length=3)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
-        spine.set_color(INK)
-
-
-def set_title(figure: Figure, text: str) -> None:
-    """Put a title at the top left, taken literally."""
-    figure.suptitle(
-        text, x=0.01, ha="left", fontsize=11.5, fontweight="bold", color=INK, parse_math=False
-    )
-
-
-def set_subtitle(axes: Axes, text: str) -> None:
-    """Put a line at the top left of the axes, taken literally."""
-    axes.set_title(text, loc="left", fontsize=9, color=INK, parse_math=False)
-
-
-def name_rows(
-    axes: Axes,
-    names: Sequence[str],
-    marked: Collection[int],
-    tinted: Collection[int],
-    margin: Sequence[str] = (),
-) -> None:
-    """Name the rows on the left, say something on the right; `marked` rows are named in red."""
-    rows = range(len(names))
-    step = max(1, math.ceil(len(names) / MOST_NAMES))
-    groups = [rows[start : start + step] for start in rows[::step]]
-    named = [max(group, key=lambda row: row in marked) for group in groups]
-    _name(axes, names, named, marked)
-    if margin:
-        right = axes.twinx()
-        _name(right, margin, named, marked)
-        right.tick_params(length=0, pad=8)
-        right.spines[:].set_visible(False)
-    for row in tinted:
-        axes.axhspan(row - 0.5, row + 0.5, color=ALARM, alpha=0.08, linewidth=0, zorder=0)
-
-
-def _name(axes: Axes, texts: Sequence[str], named: list[int], marked: Collection[int]) -> None:
-    axes.set_ylim(len(texts) - 0.4, -0.6)
-    axes.set_yticks(named, labels=[texts[row] for row in named], parse_math=False, fontsize=8)
-    for row, label in zip(named, axes.get_yticklabels(), strict=True):
-        label.set_color(ALARM if row in marked else INK)
-
-
-def name_layers(
-    axes: Axes, report: HealthReport, records: Sequence[LayerRecord], margin: Sequence[str]
-) -> None:
-    """Name a row for each layer, and mark the violated ones."""
-    found = by_layer(report.violations)
-    violated = [row for row, record in enumerate(records) if record.name in found]
-    name_rows(axes, [layer_name(record) for record in records], violated, violated, margin)
-
-
-def layer_name(record: LayerRecord) -> str:
-    """Return a layer's name as it is drawn."""
-    return abbreviate(drawable(record.label), NAME_WIDTH)
-
-
-def model_name(report: HealthReport) -> str:
-    """Return the model's class as it is drawn."""
-    return shorten(drawable(report.observation.model_type), NAME_WIDTH)
 
 
 def drawable(text: str) -> str:
@@ -132,3 +54,182 @@ def _has_glyph(letter: str) -> bool:
     return letter.isascii() or bool(
         get_font(findfont(FontProperties())).get_char_index(ord(letter))
     )
+
+
+_INCH = 100
+"""Pixels."""
+
+_HIDDEN = {"mark", "edge-mark"}
+"""What stands above a chart on the page, for a mouse."""
+
+
+def figure_of(
+    chart: str, title: str, said: Sequence[str] = (), alarms: Sequence[str] = (), scale: float = 1.0
+) -> Figure:
+    """Return a figure of a chart, with lines above it.
+
+    Args:
+        chart: SVG, of classes that `charts.css` colours.
+        title: stands at the top left.
+        said: lines below it.
+        alarms: lines below these, in red.
+        scale: inches and letters for each that the page has.
+    """
+    root = ElementTree.fromstring(chart)
+    width, height = (float(root.get(side, "")) for side in ("width", "height"))
+    lines = [(title, 13.0, INK)]
+    for texts, color in ((said, INK), (alarms, ALARM)):
+        broken = [part for text in texts for part in textwrap.wrap(text, int(width / LETTER))]
+        lines += [(part, 11.0, color) for part in broken]
+    head = 17.0 * len(lines) + 12
+    inches = (width + 2 * _PAD) / _INCH * scale, (height + head + _PAD) / _INCH * scale
+    figure = HealthFigure(figsize=inches, facecolor="white")
+    axes = figure.add_axes((0, 0, 1, 1), facecolor="white")
+    axes.set_xlim(-_PAD, width + _PAD)
+    axes.set_ylim(height + _PAD, -head)
+    axes.set_axis_off()
+    for row, (text, size, color) in enumerate(lines):
+        axes.text(
+            0, 17 * (row + 1) - head, drawable(text), fontsize=size * 72 / _INCH * scale,
+            color=color, fontweight="normal" if row else "bold", parse_math=False,
+        )  # fmt: skip
+    _draw(axes, root, [], "black", 72 / _INCH * scale)
+    return figure
+
+
+_PAD = 10.0
+
+
+def _draw(axes: Axes, element: Element, outer: Sequence[Classes], color: str, point: float) -> None:
+    """Draw an element and all in it; a pixel has so many points."""
+    classes = frozenset(element.get("class", "").split())
+    if classes & _HIDDEN or element.tag == "title":
+        return
+    look = _look((*outer, classes | {element.tag}))
+    color = look.get("color", color)
+    look = {key: color if value == "currentColor" else value for key, value in look.items()}
+    if element.tag == "text":
+        _write(axes, element, look, point)
+    elif (patch := _patch(element)) is not None:
+        fill = look.get("fill", "none" if "stroke" in look else "black")
+        patch.set_facecolor(to_rgba(fill, None if fill == "none" else _share(look, "fill-opacity")))
+        stroke = look.get("stroke", "none")
+        opacity = None if stroke == "none" else _share(look, "stroke-opacity")
+        patch.set_edgecolor(to_rgba(stroke, opacity))
+        patch.set_linewidth(_share(look, "stroke-width") * point)
+        if "stroke-dasharray" in look:
+            patch.set_linestyle((0, [float(part) for part in look["stroke-dasharray"].split()]))
+        patch.set_clip_on(False)
+        axes.add_patch(patch)
+    for inner in element:
+        _draw(axes, inner, (*outer, classes), color, point)
+
+
+def _share(look: dict[str, str], name: str) -> float:
+    return float(look.get(name, 1))
+
+
+_ANCHORS = {"start": "left", "middle": "center", "end": "right"}
+
+
+def _write(axes: Axes, element: Element, look: dict[str, str], point: float) -> None:
+    x, y = (float(element.get(name, 0)) for name in "xy")
+    axes.text(
+        x, y, drawable(element.text or ""), color=look.get("fill", "black"), parse_math=False,
+        fontsize=float(look.get("font-size", "11px").removesuffix("px")) * point,
+        fontweight="bold" if "font-weight" in look else "normal",
+        fontstyle=look.get("font-style", "normal"),
+        ha=_ANCHORS[look.get("text-anchor", "start")],
+        path_effects=[withStroke(linewidth=3 * point, foreground="white")] * ("stroke" in look),
+    )  # fmt: skip
+
+
+def _patch(element: Element) -> Patch | None:
+    def at(*names: str) -> list[float]:
+        return [float(element.get(name, 0)) for name in names]
+
+    if element.tag == "path":
+        path = path_of(element.get("d", ""))
+        return None if path is None else PathPatch(path, capstyle="butt")
+    if element.tag == "circle":
+        x, y, radius = at("cx", "cy", "r")
+        return Circle((x, y), radius)
+    if element.tag == "rect":
+        x, y, width, height, rounding = at("x", "y", "width", "height", "rx")
+        form = f"round,pad=0,rounding_size={rounding}" if rounding else "square,pad=0"
+        return FancyBboxPatch((x, y), width, height, boxstyle=form)
+    return None
+
+
+def path_of(d: str) -> Path | None:
+    """Return a path of SVG; it has the commands that charts are drawn with."""
+    vertices: list[tuple[float, float]] = []
+    codes: list[int] = []
+    x = y = 0.0
+    for command, written in re.findall(r"([MLHVCZmlhvcz])([^MLHVCZmlhvcz]*)", d):
+        numbers = [float(number) for number in re.findall(r"-?[\d.]+(?:e-?\d+)?", written)]
+        kind = command.upper()
+        if kind == "Z":
+            vertices.append((x, y))
+            codes.append(int(Path.CLOSEPOLY))
+        size = {"M": 2, "L": 2, "H": 1, "V": 1, "C": 6, "Z": 1}[kind]
+        for start in range(0, len(numbers), size):
+            given = numbers[start : start + size]
+            from_x, from_y = (x, y) if command.islower() else (0.0, 0.0)
+            if kind == "H":
+                points = [(from_x + given[0], y)]
+            elif kind == "V":
+                points = [(x, from_y + given[0])]
+            else:
+                points = [(from_x + a, from_y + b) for a, b in zip(*[iter(given)] * 2, strict=True)]
+            vertices += points
+            code = {"M": Path.LINETO if start else Path.MOVETO, "C": Path.CURVE4}
+            codes += [int(code.get(kind, Path.LINETO))] * len(points)
+            x, y = points[-1]
+    return Path(vertices, codes) if vertices else None
+
+
+Classes = frozenset[str]
+
+
+@cache
+def _look(chain: tuple[Classes, ...]) -> dict[str, str]:
+    """Return what the style says of an element, by the classes of all around it and its own."""
+    look: dict[str, str] = {}
+    for selector, declarations in _rules():
+        *around, own = selector
+        rest = iter(chain[:-1])
+        if own.fits(chain[-1]) and all(any(one.fits(outer) for outer in rest) for one in around):
+            look |= declarations
+    return look
+
+
+class _Compound(NamedTuple):
+    """A part of a selector: what an element must be, and must not be."""
+
+    needed: Classes
+    banned: Classes
+
+    def fits(self, classes: Classes) -> bool:
+        return self.needed <= classes and not self.banned & classes
+
+
+@cache
+def _rules() -> list[tuple[list[_Compound], dict[str, str]]]:
+    """Return the rules of `charts.css`, the less specific first: selectors and declarations."""
+    css = STYLE.read_text(encoding="ascii")
+    palette = dict(re.findall(r"--([\w-]+): (#\w+)", css))
+    css = re.sub(r"var\(--([\w-]+)\)", lambda found: palette.get(found[1], ""), css)
+    rules = []
+    for selectors, body in re.findall(r"^(\.chart[^{]*)\{([^}]*)\}", css, re.MULTILINE):
+        said = dict(re.findall(r"([\w-]+): ([^;]+);", body))
+        for selector in selectors.split(","):
+            if not re.search(r":(?!not)", selector):  # a state of the page's
+                parts = selector.replace(">", " ").split()
+                rules.append(([_compound(part) for part in parts], said))
+    return sorted(rules, key=lambda rule: sum(len(one.needed) + len(one.banned) for one in rule[0]))
+
+
+def _compound(text: str) -> _Compound:
+    banned = re.findall(r":not\(\.([\w-]+)\)", text)
+    return _Compound(frozenset(re.findall(r"[\w-]+", text.partition(":")[0])), frozenset(banned))

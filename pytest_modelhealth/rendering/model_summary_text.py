@@ -1,4 +1,4 @@
-"""The summary of a model as text: the tree of layers, and the totals below."""
+"""The summary of a model as text and HTML: the tree of layers, and the totals below."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pytest_modelhealth.rendering.notation import (
     shorten,
     table,
 )
+from pytest_modelhealth.rendering.template import template
 from pytest_modelhealth.report import ModelSummary, Status
 
 
@@ -254,3 +255,27 @@ _TIES = 5
 
 def _phases(summary: ModelSummary) -> str:
     return "forward, loss and backward" if summary.backward else "the forward"
+
+
+def fragment(summary: ModelSummary) -> str:
+    """Return a self-contained ``<div>``; every name in it is escaped."""
+    lines, left_out = selected(summary)
+    html: str = template("model_summary.html").render(
+        line=line(summary),
+        facts=facts(summary),
+        notes=summary.notes,
+        columns=COLUMNS,
+        lines=[
+            {"alike": alike(row).strip(), "depth": row.depth}
+            if isinstance(row, Alike)
+            else {
+                "cells": [column.cell(row).strip() for column in COLUMNS],
+                "name": row["label"],
+                "reason": row["reason"],
+                "depth": row["depth"],
+            }
+            for row in lines
+        ],
+        left_out=left_out,
+    )
+    return html

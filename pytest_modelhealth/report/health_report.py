@@ -376,22 +376,22 @@ class HealthReport(HasVerdict):
 
     def plot_histogram(self, layer: str, what: str = "activations") -> Figure:
         """Return a figure of one layer's histogram."""
-        figure: Figure = self._shown("histogram", "plot_histogram", layer, what)
+        figure: Figure = self._shown("figures", "plot_histogram", layer, what)
         return figure
 
     def plot_histograms(self, pattern: str = "*", what: str = "activations") -> Figure:
         """Return a figure with a histogram for each layer that matches `pattern`."""
-        figure: Figure = self._shown("histogram", "plot_histograms", pattern, what)
+        figure: Figure = self._shown("figures", "plot_histograms", pattern, what)
         return figure
 
     def plot_flow(self) -> Figure:
         """Return a figure of who feeds whom; a large model is folded into its containers."""
-        figure: Figure = self._shown("flow", "plot_flow")
+        figure: Figure = self._shown("figures", "plot_flow")
         return figure
 
     def plot_gradient_flow(self) -> Figure:
         """Return a figure of gradient norms through the depth of the model."""
-        figure: Figure = self._shown("gradient_flow", "plot_gradient_flow")
+        figure: Figure = self._shown("figures", "plot_gradient_flow")
         return figure
 
 

@@ -79,5 +79,5 @@ class ModelSummary:
         return line
 
     def _repr_html_(self) -> str:
-        html: str = self.renderer("model_summary_html", "fragment")(self)
+        html: str = self.renderer("model_summary_text", "fragment")(self)
         return html

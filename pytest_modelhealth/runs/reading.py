@@ -4,113 +4,161 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.runs.run import FORMAT, FORMAT_VERSION, Run
-from pytest_modelhealth.runs.shape import (
-    NUMBER,
-    OPTIONAL_NUMBER,
-    OPTIONAL_SIZES,
-    Named,
-    Nullable,
-    Optional,
-    problem,
-)
+
+# Whether parsed JSON has the shape that is read of it, told by the first place that has not
+
+Shape = Any
+"""A type, a tuple of types, a list of one shape that every item has, a `Nullable`, a `Named`, or a
+dictionary of keys and their shapes, which have to be there unless `Optional`; others may be."""
+
+
+@dataclass(frozen=True)
+class Nullable:
+    """What is ``null`` or of a shape."""
+
+    inner: Shape
+
+
+@dataclass(frozen=True)
+class Named:
+    """An object under whose keys, whichever they are, everything is of a shape."""
+
+    inner: Shape
+
+
+@dataclass(frozen=True)
+class Optional:
+    """What may be missing from an object, and else is of a shape."""
+
+    inner: Shape
+
+
+NUMBER = (int, float)
+OPTIONAL_NUMBER = Nullable(NUMBER)
+OPTIONAL_SIZES = Nullable([int])
+
+_WORDS = {
+    dict: "an object",
+    list: "a list",
+    str: "a string",
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    type(None): "null",
+}
+
+
+def problem(data: Any, shape: Shape, where: str = "") -> str | None:
+    """Return what is wrong with `data` and where, or ``None``.
+
+    Args:
+        data: parsed JSON.
+        shape: what it has to be.
+        where: the path to it: ``"tests[3].results[0]"``.
+    """
+    if isinstance(shape, Nullable):
+        return None if data is None else problem(data, shape.inner, where)
+    if isinstance(shape, Named):
+        shape = dict.fromkeys(data, shape.inner) if isinstance(data, dict) else {}
+    if isinstance(shape, dict):
+        return _problem_of_object(data, shape, where)
+    if isinstance(shape, list):
+        return _problem_of_list(data, shape[0], where)
+    kinds = shape if isinstance(shape, tuple) else (shape,)
+    if isinstance(data, kinds) and (not isinstance(data, bool) or bool in kinds):
+        return None
+    return _wrong(data, where, "a number" if kinds == NUMBER else _WORDS[kinds[0]])
+
+
+def _problem_of_object(data: Any, shape: dict[str, Shape], where: str) -> str | None:
+    if not isinstance(data, dict):
+        return _wrong(data, where, "an object")
+    for key, inner in shape.items():
+        path = f"{where}.{key}" if where else key
+        if isinstance(inner, Optional):
+            if key not in data:
+                continue
+            inner = inner.inner
+        if key not in data:
+            return f"{path} is missing"
+        found = problem(data[key], inner, path)
+        if found is not None:
+            return found
+    return None
+
+
+def _problem_of_list(data: Any, inner: Shape, where: str) -> str | None:
+    if not isinstance(data, list):
+        return _wrong(data, where, "a list")
+    for index, item in enumerate(data):
+        found = problem(item, inner, f"{where}[{index}]")
+        if found is not None:
+            return found
+    return None
+
+
+def _wrong(data: Any, where: str, expected: str) -> str:
+    return f"{where or 'the file'} is {_WORDS[type(data)]}, and has to be {expected}"
+
+
+# What is read
+
+
+def _each(names: str, shape: Shape) -> dict[str, Shape]:
+    return dict.fromkeys(names.split(), shape)
+
 
 _TENSOR = {
-    "role": str,
-    "name": str,
+    **_each("role name dtype", str),
+    **_each("count nan inf zeros", int),
+    **_each("dead mean std min max", OPTIONAL_NUMBER),
     "shape": [int],
-    "dtype": str,
-    "count": int,
-    "nan": int,
-    "inf": int,
-    "zeros": int,
-    "dead": OPTIONAL_NUMBER,
-    "mean": OPTIONAL_NUMBER,
-    "std": OPTIONAL_NUMBER,
-    "min": OPTIONAL_NUMBER,
-    "max": OPTIONAL_NUMBER,
     "norm": Optional(OPTIONAL_NUMBER),
     "bins": Optional(Nullable({"lowest": int, "negative": [int], "positive": [int]})),
 }
 _LAYER = {
-    "name": str,
-    "label": str,
-    "type": str,
-    "status": str,
-    "calls": int,
+    **_each("name label type status dtype device", str),
+    **_each("calls parameters trainable", int),
+    **_each("activation_bytes multiply_adds saved_bytes parameter_bytes", OPTIONAL_NUMBER),
     "shape": OPTIONAL_SIZES,
-    "dtype": str,
-    "device": str,
-    "parameters": int,
-    "trainable": int,
     "tied": Named(str),
-    "activation_bytes": OPTIONAL_NUMBER,
-    "multiply_adds": OPTIONAL_NUMBER,
-    "saved_bytes": OPTIONAL_NUMBER,
-    "parameter_bytes": OPTIONAL_NUMBER,
     "tensors": [_TENSOR],
 }
 _FINDING = {
-    "check": str,
-    "layer": str,
-    "label": str,
-    "message": str,
+    **_each("check layer label message", str),
     "affected": Optional([str]),
-    "consequences": Optional([{"check": str, "layer": str}]),
-}
-_MARGIN = {
-    "check": str,
-    "layer": str,
-    "label": str,
-    "value": OPTIONAL_NUMBER,
-    "limit": OPTIONAL_NUMBER,
-    "used": OPTIONAL_NUMBER,
-    "setting": Optional(str),
+    "consequences": Optional([_each("check layer", str)]),
 }
 _FLOW = {"edges": [list], "way": [str]}
 _COURSE = {"steps": [int], "loss": [OPTIONAL_NUMBER], "layers": Named(Named([OPTIONAL_NUMBER]))}
+_COMPARED_TENSOR = {
+    **_each("role problem", str),
+    **_each("error noise ratio limit", OPTIONAL_NUMBER),
+    "diverged": bool,
+}
 _COMPARED = {
-    "reference": Nullable(str),
-    "candidate": Nullable(str),
+    **_each("reference candidate", Nullable(str)),
     "label": str,
     "diverged": bool,
-    "tensors": [
-        {
-            "role": str,
-            "error": OPTIONAL_NUMBER,
-            "noise": OPTIONAL_NUMBER,
-            "ratio": OPTIONAL_NUMBER,
-            "limit": OPTIONAL_NUMBER,
-            "diverged": bool,
-            "problem": str,
-        }
-    ],
+    "tensors": [_COMPARED_TENSOR],
 }
-_DIVERGENCE = {"layer": str, "candidate": Nullable(str), "label": str, "story": str}
-_DRIFT = {"layer": str, "label": str, "role": str, "statistic": str, "distance": OPTIONAL_NUMBER}
-_COMMON = {
-    "kind": str,
-    "verdict": str,
-    "headline": str,
-    "model": str,
-    "text": Optional(str),
-    "place": Optional(str),
-}
+_DIVERGENCE = {**_each("layer label story", str), "candidate": Nullable(str)}
+_DRIFT = {**_each("layer label role statistic", str), "distance": OPTIONAL_NUMBER}
+_COMMON = {**_each("kind verdict headline model", str), **_each("text place", Optional(str))}
 _KINDS: dict[str, dict[str, Any]] = {
     "inspection": {
         "of": str,
-        "loss": OPTIONAL_NUMBER,
-        "samples": OPTIONAL_NUMBER,
+        **_each("loss samples", OPTIONAL_NUMBER),
         "batches": Optional(OPTIONAL_NUMBER),
-        "violations": [_FINDING],
-        "warnings": [_FINDING],
-        "inconclusive": [{"check": str, "layer": str, "label": str, "reason": str}],
+        **_each("violations warnings", [_FINDING]),
+        "inconclusive": [_each("check layer label reason", str)],
         "waived": [{**_FINDING, "reason": str}],
-        "margins": [_MARGIN],
         "totals": Named(OPTIONAL_NUMBER),
         "layers": [_LAYER],
         "flow": Optional(Nullable(_FLOW)),

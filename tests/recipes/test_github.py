@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_modelhealth.runs.difference.formats import markdown
+from pytest_modelhealth.runs.difference import writers
 
 from .conftest import Project
 from .project import NAN, RESIDUAL, git
@@ -54,7 +54,7 @@ def push(project: Project) -> None:
 
 def test_a_pull_request(branch: Project) -> None:
     """Its one comment tells each push; a model that fails is annotated, told and kept."""
-    theirs = {"id": 1, "user": {"login": "eve"}, "body": f"quoting {markdown.MARK}"}
+    theirs = {"id": 1, "user": {"login": "eve"}, "body": f"quoting {writers.MARK}"}
     branch.state |= {"comments": [theirs]}
     merge(branch)
     flow = pull_request(branch)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pytest_modelhealth.runs.difference.formats import markdown
+from pytest_modelhealth.runs.difference import writers
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes"
@@ -89,7 +89,7 @@ def test_what_a_recipe_names_exists(recipe: Path, request: pytest.FixtureRequest
         assert importlib.util.find_spec(f"pytest_modelhealth.plugin.attachments.{name}")
     extras = set(importlib.metadata.metadata("pytest-modelhealth").get_all("Provides-Extra"))
     assert set(re.findall(r"pytest-modelhealth\[(\w+)\]", text)) <= extras
-    assert re.findall(r"<!--.*?-->", text) in ([], [markdown.MARK], [markdown.MARK] * 2)
+    assert re.findall(r"<!--.*?-->", text) in ([], [writers.MARK], [writers.MARK] * 2)
     for name, given in re.findall(r"-m pytest_modelhealth (\w+)(.*)", text):
         parser = argparse.ArgumentParser()
         importlib.import_module(f"pytest_modelhealth.commands.{name}").add_arguments(parser)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+import networkx as nx
 
 HOSTILE = (
     "<img src=x onerror=window.hacked=1>",
@@ -100,27 +101,10 @@ DENSE: list[Edge] = [(f"d.{i}", f"d.{j}", True, "") for i in range(20) for j in 
 
 def way_through(edges: Sequence[Edge], culprit: str, end: str = "loss") -> list[str]:
     """A shortest way from a source through the culprit to the end."""
-    before: dict[str, list[str]] = {}
-    after: dict[str, list[str]] = {}
-    for source, target, *_ in edges:
-        after.setdefault(source, []).append(target)
-        before.setdefault(target, []).append(source)
-
-    def leading(near: dict[str, list[str]], is_goal: Callable[[str], bool]) -> list[str]:
-        came: dict[str, str] = {culprit: ""}
-        waiting = deque([culprit])
-        while not is_goal(name := waiting.popleft()):
-            for other in near.get(name, ()):
-                if other not in came:
-                    came[other] = name
-                    waiting.append(other)
-        way = [name]
-        while came[way[-1]]:
-            way.append(came[way[-1]])
-        return way
-
-    start = leading(before, lambda name: name not in before)
-    return start + leading(after, lambda name: name == end)[::-1][1:]
+    graph = nx.DiGraph((source, target) for source, target, *_ in edges)
+    ways = nx.single_source_shortest_path(graph.reverse(), culprit)
+    start = next(way for name, way in ways.items() if not graph.in_degree(name))
+    return [*reversed(start), *nx.shortest_path(graph, culprit, end)[1:]]
 
 
 def flow_of(edges: Sequence[Edge], way: Sequence[str] = ()) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import random
 from itertools import pairwise
 from typing import Any
 
-from pytest_modelhealth.runs.run import FORMAT, FORMAT_VERSION, Run
+from pytest_modelhealth.runs.run import Run
+from tests.runs.difference import made
 
 BLOCK = ("norm1", "attention", "attention.query", "attention.key", "attention.value",
          "attention.out", "norm2", "mlp", "mlp.fc1", "mlp.gelu", "mlp.fc2")  # fmt: skip
@@ -15,18 +16,12 @@ TYPES = {"norm": "LayerNorm", "atte": "Attention", "mlp": "Mlp", "gelu": "GELU"}
 
 def run_of(*tests: dict[str, Any]) -> Run:
     """A run of these tests."""
+    environment = {"torch": "2.13.0", "python": "3.11.2", "platform": "Linux-6.1-x86_64"}
     head = {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
+        **made.HEAD,
         "created": "2026-11-22T20:15:00+00:00",
-        "environment": {
-            "pytest_modelhealth": "0.1.0",
-            "torch": "2.13.0",
-            "python": "3.11.2",
-            "platform": "Linux-6.1-x86_64",
-        },
+        "environment": {"pytest_modelhealth": "0.1.0", **environment},
         "exit_status": 1,
-        "notes": [],
     }
     return Run(head, list(tests))
 
@@ -61,7 +56,6 @@ def inspection(
     leaves = [n for n in names if n and not any(o.startswith(f"{n}.") for o in names)]
     violations = [_finding(culprit)] if culprit is not None else []
     message = violations[0]["message"] if violations else ""
-    verdict = "unhealthy" if violations else "healthy"
     story = (
         f"unhealthy: {culprit} (dead_units): {message}\n\n"
         "  layer  check       tensor       value  limit  set by\n"
@@ -69,27 +63,17 @@ def inspection(
         "likely cause: its bias (mean -10) holds them on the flat side\n"
     )
     way = ["input 0", *leaves, "loss"]
-    return {
-        "kind": "inspection",
-        "of": "batch",
-        "verdict": verdict,
-        "headline": f"unhealthy: {culprit} (dead_units): {message}"
+    return made.inspection(
+        *violations,
+        headline=f"unhealthy: {culprit} (dead_units): {message}"
         if violations
         else "healthy: no check objects to Encoder",
-        "text": story if violations else "",
-        "place": "tests/test_models.py:15",
-        "model": "Encoder",
-        "loss": 1.386,
-        "samples": 32,
-        "batches": 1,
-        "backward": True,
-        "notes": [],
-        "violations": violations,
-        "warnings": [],
-        "inconclusive": [],
-        "waived": [],
-        "margins": _margins(names, chance, is_dead=bool(violations)),
-        "totals": {
+        text=story if violations else "",
+        place="tests/test_models.py:15",
+        model="Encoder",
+        loss=1.386,
+        samples=32,
+        totals={
             "layers": len(names),
             "parameters": sum(layer["parameters"] for layer in layers),
             "trainable": sum(layer["trainable"] for layer in layers),
@@ -99,8 +83,8 @@ def inspection(
             "saved_bytes": sum(layer["saved_bytes"] for layer in layers),
             "peak_bytes": 91_000_000,
         },
-        "layers": layers,
-        "flow": {
+        layers=layers,
+        flow={
             "edges": [[a, b, True, []] for a, b in pairwise(way)],
             "joins": [],
             "way": way[max(0, way.index(culprit) - 3) : way.index(culprit) + 3]
@@ -108,50 +92,18 @@ def inspection(
             else [],
             "exact": True,
         },
-        "course": None,
         **others,
-    }
-
-
-def _margins(names: list[str], chance: random.Random, *, is_dead: bool) -> list[dict[str, Any]]:
-    checks = ("dead_units", "vanishing_gradients", "exploding_gradients", "saturation", "collapse",
-              "activation_scale", "input_scale", "grad_norm", "headroom")  # fmt: skip
-    used = sorted((round(chance.random() * 0.7, 3) for _ in checks), reverse=True)
-    used[0] = 1.25 if is_dead else 0.386
-    return [
-        {
-            "check": check,
-            "layer": names[-1],
-            "label": names[-1],
-            "role": "activations",
-            "value": 0.8 * part,
-            "limit": 0.8,
-            "setting": f"max_{check}",
-            "used": part,
-            "least": False,
-        }
-        for check, part in zip(checks, used, strict=True)
-    ]
+    )
 
 
 def _finding(layer: str) -> dict[str, Any]:
-    return {
-        "check": "dead_units",
-        "layer": layer,
-        "label": layer,
-        "role": "activations",
-        "tensor": "",
-        "value": 1.0,
-        "limit": 0.8,
-        "origin": "default",
-        "message": "64 of 64 units are dead: inactive for all 32 samples",
-        "cause": "its bias (mean -10) holds them on the flat side",
-        "details": [],
-        "affected": [],
-        "consequences": [],
-        "defined_at": "model.py:8",
-        "called_at": "model.py:21",
-    }
+    return made.finding(
+        where=layer,
+        message="64 of 64 units are dead: inactive for all 32 samples",
+        cause="its bias (mean -10) holds them on the flat side",
+        defined_at="model.py:8",
+        called_at="model.py:21",
+    )
 
 
 def _type(name: str) -> str:
@@ -168,29 +120,22 @@ def _layer(name: str, chance: random.Random, *, is_dead: bool) -> dict[str, Any]
     for own in ("weight", "bias") if owns else ():
         tensors.append(_tensor("parameters", chance, own))
         tensors.append(_tensor("parameter_gradients", chance, own, scale=1e-3))
-    return {
-        "name": name,
-        "label": name or "Encoder",
-        "type": _type(name),
-        "status": "observed",
-        "reason": "",
-        "functional": False,
-        "calls": 1,
-        "input_shape": [32, 16, 64],
-        "shape": [32, 16, 64],
-        "dtype": "float32",
-        "device": "cpu",
-        "parameters": 4160 if owns else 0,
-        "trainable": 4160 if owns else 0,
-        "tied": {},
-        "parameter_bytes": 16640 if owns else 0,
-        "activation_bytes": 131072,
-        "multiply_adds": 2_097_152 if owns else 0,
-        "saved_bytes": 131072,
-        "defined_at": "model.py:8",
-        "called_at": "model.py:21",
-        "tensors": tensors,
-    }
+    return made.layer(
+        name,
+        _type(name),
+        label=name or "Encoder",
+        input_shape=[32, 16, 64],
+        shape=[32, 16, 64],
+        parameters=4160 if owns else 0,
+        trainable=4160 if owns else 0,
+        parameter_bytes=16640 if owns else 0,
+        activation_bytes=131072,
+        multiply_adds=2_097_152 if owns else 0,
+        saved_bytes=131072,
+        defined_at="model.py:8",
+        called_at="model.py:21",
+        tensors=tensors,
+    )
 
 
 def _tensor(
@@ -200,28 +145,25 @@ def _tensor(
     std = 0.0 if is_dead else scale * chance.lognormvariate(0, 0.3)
     mean = 0.0 if is_dead else scale * chance.gauss(0, 0.1)
     bins = [int(count / 2 ** (abs(i - 17) + 2) * chance.uniform(0.6, 1)) for i in range(20)]
-    return {
-        "role": role,
-        "name": name,
-        "shape": [32, 16, 64],
-        "dtype": "float32",
-        "count": count,
-        "nan": 0,
-        "inf": 0,
-        "zeros": count if is_dead else chance.randrange(4),
-        "dead": (1.0 if is_dead else 0.0) if role == "activations" else None,
-        "mean": mean,
-        "std": std,
-        "min": mean - 4 * std,
-        "max": mean + 4 * std * chance.uniform(0.8, 1.2),
-        "norm": std * count**0.5,
-        "bins": {
+    return made.tensor(
+        role,
+        name,
+        shape=[32, 16, 64],
+        count=count,
+        zeros=count if is_dead else chance.randrange(4),
+        dead=(1.0 if is_dead else 0.0) if role == "activations" else None,
+        mean=mean,
+        std=std,
+        min=mean - 4 * std,
+        max=mean + 4 * std * chance.uniform(0.8, 1.2),
+        norm=std * count**0.5,
+        bins={
             "lowest": -17,
             "negative": [] if is_dead else bins,
             "positive": [] if is_dead else [*bins[1:], 3],
             "sampled": True,
         },
-    }
+    )
 
 
 def comparison(names: list[str], culprit: str, seed: int = 0) -> dict[str, Any]:

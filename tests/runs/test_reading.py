@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from corpus.runs import dead_layer
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.runs import reading
 from tests.runs.difference import made
-from tests.runs.difference.pairs import dead_layer
 from tests.runs.difference.recorded import inspected
 
 

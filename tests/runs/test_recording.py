@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_modelhealth import Inspector, compare
-from pytest_modelhealth.runs.recording import record
+from pytest_modelhealth.rendering.recorded import record
 
 
 class Residual(nn.Module):

@@ -37,8 +37,6 @@ class Evidence:
             stands, and this is what else was wrong.
     """
 
-    _drawn_by = "histogram"
-
     def __init__(self, report: Any, *, explains_failure: bool) -> None:
         self.report = report
         self.explains_failure = explains_failure
@@ -104,7 +102,7 @@ class Evidence:
         """PNG files by name, such as ``"culprit"`` and ``"gradient_flow"``; what exists."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            figures = self._rendered(self._drawn_by, "figures")  # brings matplotlib
+            figures = self._rendered("figures", "figures")  # brings matplotlib
             return {name: _png(figure) for name, figure in figures.items()}
 
     def _rendered(self, form: str, function: str, *arguments: Any, **options: Any) -> Any:
@@ -115,8 +113,6 @@ class Evidence:
 
 class ComparisonEvidence(Evidence):
     """The same of a comparison that failed: its `report` is the `Comparison`."""
-
-    _drawn_by = "error_depth"
 
     @cached_property
     def verdict(self) -> str:

@@ -14,6 +14,7 @@ from typing import TextIO
 
 from markupsafe import Markup
 
+from pytest_modelhealth.rendering.charts.svg import STYLE as CHARTS
 from pytest_modelhealth.rendering.template import environment
 from pytest_modelhealth.runs.page.blocks import blocks
 from pytest_modelhealth.runs.page.contents import Contents, contents
@@ -55,7 +56,7 @@ def _html(template: str, shown: Contents, **ours: str) -> str:
 
 
 def _style() -> str:
-    return (_FOLDER / "page.css").read_text(encoding="ascii")
+    return CHARTS.read_text(encoding="ascii") + (_FOLDER / "page.css").read_text(encoding="ascii")
 
 
 def _script() -> str:

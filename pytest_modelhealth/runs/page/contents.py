@@ -10,7 +10,6 @@ from typing import Any
 
 from pytest_modelhealth.rendering.model_summary_text import in_bytes
 from pytest_modelhealth.rendering.notation import number, plural, printable
-from pytest_modelhealth.runs.page.margins import MOST_MARGINS, Margin, margin
 from pytest_modelhealth.runs.page.panels import Drawn, drawn
 from pytest_modelhealth.runs.run import FAILED, Run, Test
 
@@ -56,7 +55,6 @@ class Result:
     facts: list[str]
     story: str
     story_left_out: bool
-    margins: list[Margin]
     drawn: Drawn
     remarks: list[str]
 
@@ -92,12 +90,6 @@ class Entry:
     def rank(self) -> int:
         """Where it stands in the list: failures first, then what reads badly."""
         return rank(self.outcome, (result.verdict for result in self.results))
-
-    @property
-    def nearest(self) -> Margin | None:
-        """The margin of all its results that is used up most."""
-        found = [margin for result in self.results for margin in result.margins[:1]]
-        return max(found, key=lambda margin: margin.used or 0.0, default=None)
 
 
 @dataclass(frozen=True)
@@ -210,7 +202,6 @@ def _result(
     if charts.size > room["charts"]:
         charts = Drawn()
     room["charts"] -= charts.size
-    margins = result.get("margins") or []
     headline = printable(result["headline"])
     return Result(
         anchor=own,
@@ -221,7 +212,6 @@ def _result(
         facts=_facts(result),
         story="" if left_out else story,
         story_left_out=left_out,
-        margins=[margin(one) for one in margins[:MOST_MARGINS]],
         drawn=charts,
         remarks=_remarks(result),
     )

@@ -10,14 +10,14 @@ from typing import Any
 import networkx as nx
 from markupsafe import Markup
 
+from pytest_modelhealth.rendering.charts import svg
+from pytest_modelhealth.rendering.charts.course import course
+from pytest_modelhealth.rendering.charts.flow import flow
+from pytest_modelhealth.rendering.charts.rows import depth, errors
+from pytest_modelhealth.rendering.charts.values import drift, histogram, tensor_of
 from pytest_modelhealth.rendering.model_summary_text import in_bytes
 from pytest_modelhealth.rendering.notation import plural, printable
 from pytest_modelhealth.rendering.template import environment
-from pytest_modelhealth.runs.page import drawing as svg
-from pytest_modelhealth.runs.page.charts import course, drift, histogram, tensor_of
-from pytest_modelhealth.runs.page.flow import flow
-from pytest_modelhealth.runs.page.margins import MOST_MARGINS, margin
-from pytest_modelhealth.runs.page.rows import depth, errors
 
 FOLDED_FROM = 400
 """Edges of a flow that is shown when asked for."""
@@ -44,7 +44,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Drawn:
-    """What stands above the margins of a result, and what stands below."""
+    """Histograms of the evidence, and the panels below them."""
 
     evidence: str = ""
     panels: str = ""
@@ -68,9 +68,6 @@ def drawn(result: Mapping[str, Any], anchor: str) -> Drawn:
 
 def _inspection(result: Mapping[str, Any], anchor: str) -> Iterator[Panel]:
     layers, violations = result["layers"], result["violations"]
-    if others := [margin(one) for one in result["margins"][MOST_MARGINS:]]:
-        told = f"of {plural(len(others), 'check')} further from theirs"
-        yield Panel("Other limits", told, others, "margins", is_open=False)
     if result.get("course"):
         yield Panel("Training", "", course(result["course"], anchor))
     if len(layers) > 1:

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from corpus.runs import Side
 from pytest_modelhealth import Inspector
-from pytest_modelhealth.runs.recording import record
-from tests.runs.difference.pairs import Side
+from pytest_modelhealth.rendering.recorded import record
 
 
 def inspected(side: Side, seed: int = 0) -> dict[str, Any]:

@@ -9,8 +9,8 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from pytest_modelhealth.commands import diff
 from pytest_modelhealth.runs.difference.comparing import compare
-from pytest_modelhealth.runs.difference.formats import names, render
 from pytest_modelhealth.runs.difference.result import (
     Change,
     Difference,
@@ -19,6 +19,7 @@ from pytest_modelhealth.runs.difference.result import (
     ResultDifference,
     TestDifference,
 )
+from pytest_modelhealth.runs.difference.writers import FORMATS, render
 from tests.runs.difference import made
 
 HOSTILE = [
@@ -196,5 +197,5 @@ def test_effects_stand_below_their_cause() -> None:
 
 def test_every_format_is_found() -> None:
     """One a file."""
-    assert names() == ["json", "markdown", "terminal"]
-    assert all(render(Difference((), 2), name) for name in names())
+    assert tuple(FORMATS) == diff.FORMATS
+    assert all(render(Difference((), 2), name) for name in FORMATS)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
+from corpus.runs import FAULTS, LOOK_ALIKES, Expected, Pair
 from pytest_modelhealth.runs.difference.comparing import compare
 from pytest_modelhealth.runs.difference.result import Change, Grade, TestDifference
 from tests.runs.difference import made
-from tests.runs.difference.pairs import FAULTS, LOOK_ALIKES, Expected, Pair
 from tests.runs.difference.recorded import inspected
 
 

@@ -1,13 +1,14 @@
-"""What the charts of the page share: SVG as text, how things are written, scales and their ticks.
+"""What the charts share: SVG as text, how things are written, scales and their ticks.
 
 Names and sentences of a run come in as they are and are escaped here. Colours are the classes of
-``page.css``, so that a chart follows the theme and is printed in ink.
+``charts.css``, so that a chart follows the theme and is printed in ink.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -15,6 +16,7 @@ from markupsafe import Markup, escape
 
 from pytest_modelhealth.rendering.notation import abbreviate, number, printable
 
+STYLE = Path(__file__).with_name("charts.css")
 WIDTH = 720
 LETTER = 6.7
 """Pixels: the width of a chart, and of a letter of 11 px in a wide font."""

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
+from pytest_modelhealth.rendering.charts import svg
 from pytest_modelhealth.rendering.notation import plural
-from pytest_modelhealth.runs.page import drawing as svg
 
 NAMES, ROW, HEAD, FOOT, GAP = 196, 18, 42, 22, 22
 TALLEST = 40 * ROW

@@ -1,17 +1,17 @@
-"""The charts of a tensor's values, of a training and of a drift."""
+"""The charts of a tensor's values, and of what they were in a snapshot."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
+from pytest_modelhealth.rendering.charts import svg
+from pytest_modelhealth.rendering.evidence import normal_exponents
 from pytest_modelhealth.rendering.notation import percent, plural, shorten
-from pytest_modelhealth.runs.page import drawing as svg
 
 # Histogram
 
@@ -21,12 +21,17 @@ _MOST_ZEROS = 2
 
 
 class _Axis(NamedTuple):
-    """Where numbers stand, the place and width of the zeros, and from where to where bars are."""
+    """Where numbers stand, the place and width of the zeros, and the powers of two that are shown.
+
+    So many of them share a bar.
+    """
 
     at: Callable[[float], float]
     zero_at: float
     zero_width: float
-    bars: list[tuple[float, float, int, str]]
+    low: int
+    high: int
+    group: int
 
 
 def histogram(tensor: Mapping[str, Any]) -> Markup:
@@ -39,9 +44,10 @@ def histogram(tensor: Mapping[str, Any]) -> Markup:
     if not filled and not zeros:
         why = "no finite values" if bad else "the values were not counted by size"
         parts.append(svg.write(0, 70, why if tensor["count"] else "no values", "quiet slanted"))
-    most = max((count for *_, count, _ in axis.bars), default=0)
+    own = _bars(axis, filled)
+    most = max((count for *_, count, _ in own), default=0)
     tallest = max(1, most, min(zeros, (most or zeros) * _MOST_ZEROS))
-    bars = [(*bar, "bin") for bar in axis.bars]
+    bars = [(*bar, "bin") for bar in own]
     if zeros:
         end = axis.zero_at + axis.zero_width
         bars.append((axis.zero_at, end, zeros, plural(zeros, "zero"), "zeros"))
@@ -60,6 +66,7 @@ def histogram(tensor: Mapping[str, Any]) -> Markup:
             parts.append(svg.write((start + end) / 2, top - 3, share, "quiet small middle"))
     parts += [svg.path(f"M4 {_FLOOR}H{right + 4}", "axis-line"), *_ticks(axis, filled)]
     parts += _mean_and_std(axis, tensor)
+    parts += _strained(axis, filled, tensor["dtype"], right)
     for y, (name, count) in zip((94, 60), reversed(bad), strict=False):
         parts += [
             svg.cross(right + 18, y - 4),
@@ -83,6 +90,112 @@ def _mean_and_std(axis: _Axis, tensor: Mapping[str, Any]) -> Iterable[str]:
         yield svg.path(f"M{svg.plain(axis.at(mean) - 4)} 21h8l-4 7z", "mean")
 
 
+def _strained(
+    axis: _Axis, filled: Sequence[tuple[int, int, int]], dtype: str, right: float
+) -> Iterable[str]:
+    """Yield shades where the dtype holds values with less precision, or nearly cannot hold them."""
+    smallest, largest = normal_exponents(dtype)
+    powers = [power for _, power, _ in filled]
+    if not powers or (min(powers) >= smallest and max(powers) < largest):
+        return
+    low, high = min(powers), max(powers) + 1
+    for start, end in ((low, min(smallest, high)), (max(largest, low), high)):
+        for sign in {sign for sign, _, _ in filled} if start < end else ():
+            left, to = sorted(axis.at(sign * 2.0 ** min(power, 1023)) for power in (start, end))
+            shape = {"x": left, "y": _TOP - 4, "width": to - left, "height": _FLOOR - _TOP + 4}
+            yield svg.tag("rect", **shape, class_="culprit-band")
+    what = f"subnormal {dtype}" if min(powers) < smallest else f"near {dtype}'s maximum"
+    yield svg.write(right, _TOP - 7, what, "alarm small end")
+
+
+def histograms(named: Sequence[tuple[str, Mapping[str, Any]]], left_out: str) -> Markup:
+    """Return the values of tensors on one axis, a row each, scaled to its own highest bar.
+
+    Args:
+        named: names and tensors.
+        left_out: a sentence below.
+    """
+    filled = [_filled(tensor.get("bins")) for _, tensor in named]
+    signs = {(sign, power, 0) for row in filled for sign, power, _ in row}
+    zeros = sum(tensor["zeros"] or 0 for _, tensor in named)
+    right = svg.WIDTH - _NAMES - _NUMBERS
+    inner = _axis(sorted(signs), zeros, right)
+    place, zero_at = inner.at, inner.zero_at
+    axis = inner._replace(at=lambda value: _NAMES + place(value), zero_at=_NAMES + zero_at)
+    floor = _ROW * len(named)
+    parts = [svg.path(f"M{_NAMES} {floor}h{svg.plain(right)}", "axis-line")]
+    for row, ((name, tensor), own) in enumerate(zip(named, filled, strict=True)):
+        y = (row + 1) * _ROW
+        bars = [(start, end, count, "bin") for start, end, count, _ in _bars(axis, own)]
+        bars += [(axis.zero_at, axis.zero_at + axis.zero_width, tensor["zeros"], "zeros")] * bool(
+            tensor["zeros"]
+        )
+        tallest = max((count for *_, count, _ in bars), default=1)
+        for start, end, count, kind in bars:
+            height = max(1.0, count / tallest * (_ROW - 4))
+            shape = {"x": start, "y": y - height, "width": end - start, "height": height}
+            parts.append(svg.tag("rect", **shape, class_=kind))
+        bad = tensor["nan"] + tensor["inf"]
+        parts.append(svg.write(_NAMES - 8, y - 5, svg.fitted(name, 26), "end name"))
+        told = f"{svg.brief(tensor['mean'])} \N{PLUS-MINUS SIGN} {svg.brief(tensor['std'])}"
+        at = svg.WIDTH - _NUMBERS + 8
+        parts.append(
+            svg.write(at, y - 5, f"{told}, {bad:,} not finite" if bad else told, "quiet small")
+        )
+    parts += _ticks(axis, sorted(signs), floor, _NAMES + right)
+    parts.append(svg.write(0, floor + 32, left_out, "quiet slanted"))
+    told = f"values of {plural(len(named), 'layer')}"
+    return svg.chart("histograms", (svg.WIDTH, floor + 40), told, "".join(parts))
+
+
+_NAMES, _NUMBERS, _ROW = 190, 150, 24
+
+
+def units(layers: Sequence[tuple[str, int, str, Mapping[str, Sequence[int]]]]) -> Markup:
+    """Return a row a layer, a place for each of its units, coloured by why they can go.
+
+    Args:
+        layers: name, how many units there are, what stands at the right, and indices by why.
+    """
+    right = svg.WIDTH - _NAMES - _NUMBERS
+    parts = []
+    for row, (name, count, told, kinds) in enumerate(layers):
+        y = row * _ROW
+        parts.append(svg.write(_NAMES - 8, y + 14, svg.fitted(name or "the model", 26), "end name"))
+        parts.append(svg.write(_NAMES + right + 10, y + 14, told, "quiet"))
+        parts.append(
+            svg.tag("rect", x=_NAMES, y=y + 2, width=right, height=_ROW - 6, class_="unit")
+        )
+        for kind, indices in kinds.items():
+            # a unit of thousands would be too narrow to be seen
+            for first, length in _runs(indices):
+                shape = {
+                    "x": _NAMES + first / count * right,
+                    "width": max(length / count * right, 1),
+                }
+                parts.append(
+                    svg.tag("rect", **shape, y=y + 2, height=_ROW - 6, class_=f"unit {kind}")
+                )
+    x, y = float(_NAMES), len(layers) * _ROW + 10
+    for kind in ("inactive", "duplicate", "unread", "stays"):
+        parts.append(svg.tag("rect", x=x, y=y, width=14, height=9, class_=f"unit {kind}"))
+        parts.append(svg.write(x + 18, y + 9, kind, "quiet small"))
+        x += 36 + len(kind) * svg.LETTER
+    size = svg.WIDTH, len(layers) * _ROW + 26
+    return svg.chart("units", size, f"units of {plural(len(layers), 'layer')}", "".join(parts))
+
+
+def _runs(indices: Iterable[int]) -> list[tuple[int, int]]:
+    """Return runs of neighbours: the first and how many."""
+    runs: list[tuple[int, int]] = []
+    for index in indices:
+        if runs and index == sum(runs[-1]):
+            runs[-1] = runs[-1][0], runs[-1][1] + 1
+        else:
+            runs.append((index, 1))
+    return runs
+
+
 def _axis(filled: Sequence[tuple[int, int, int]], zeros: int, right: float) -> _Axis:
     """Return an axis from the least to the greatest power of either sign, zeros between them."""
     powers = [power for _, power, _ in filled]
@@ -102,17 +215,23 @@ def _axis(filled: Sequence[tuple[int, int, int]], zeros: int, right: float) -> _
         along = max(0.0, min(power, high - low)) * step + 3 * has_zero
         return zero_at + zero_width + along if value > 0 else zero_at - along
 
-    group = max(1, math.ceil(2.5 / step)) if step else 1
+    return _Axis(at, zero_at, zero_width, low, high, max(1, math.ceil(2.5 / step)) if step else 1)
+
+
+def _bars(
+    axis: _Axis, filled: Sequence[tuple[int, int, int]]
+) -> list[tuple[float, float, int, str]]:
+    """Return from where to where each bar is, how many values it holds, and in words."""
     counts: dict[tuple[int, int], int] = defaultdict(int)
     for sign, power, count in filled:
-        counts[sign, (power - low) // group] += count
+        counts[sign, (power - axis.low) // axis.group] += count
     bars = []
     for (sign, place), count in counts.items():
-        ends = (min(low + (place + more) * group, high, 1023) for more in (0, 1))
+        ends = (min(axis.low + (place + n) * axis.group, axis.high, 1023) for n in (0, 1))
         start, end = sorted(sign * 2.0**power for power in ends)
         title = f"{plural(count, 'value')} of {svg.brief(start)} to {svg.brief(end)}"
-        bars.append((at(start), at(end), count, title))
-    return _Axis(at, zero_at, zero_width, bars)
+        bars.append((axis.at(start), axis.at(end), count, title))
+    return bars
 
 
 def _filled(bins: Mapping[str, Any] | None) -> list[tuple[int, int, int]]:
@@ -125,10 +244,11 @@ def _filled(bins: Mapping[str, Any] | None) -> list[tuple[int, int, int]]:
     ]
 
 
-def _ticks(axis: _Axis, filled: Sequence[tuple[int, int, int]]) -> Iterable[str]:
+def _ticks(
+    axis: _Axis, filled: Sequence[tuple[int, int, int]], floor: float = _FLOOR, end: float = _WIDE
+) -> Iterable[str]:
     """Yield ticks at powers of ten, as far as their texts have room."""
-    powers = [power for _, power, _ in filled]
-    low, high = min(powers, default=0), max(powers, default=-1) + 1
+    low, high = axis.low, axis.high
     first, last = math.ceil(low * math.log10(2)), math.floor(high * math.log10(2))
     step = max(1, math.ceil((last - first) / 5))
     marked = [10.0**power for power in range(last, first - 1, -1) if power % step == 0]
@@ -140,10 +260,10 @@ def _ticks(axis: _Axis, filled: Sequence[tuple[int, int, int]]) -> Iterable[str]
         x, text = axis.at(value), svg.brief(value)
         half = len(text) * svg.LETTER / 2 + 3
         is_free = all(x + half <= start or x - half >= end for start, end in taken)
-        yield svg.path(f"M{svg.plain(x)} {_FLOOR}v3", "axis-line")
-        if is_free and x - half >= -4 and x + half <= _WIDE + 4:
+        yield svg.path(f"M{svg.plain(x)} {floor}v3", "axis-line")
+        if is_free and x - half >= -4 and x + half <= end + 4:
             taken.append((x - half, x + half))
-            yield svg.write(x, _FLOOR + 14, text, "quiet small middle")
+            yield svg.write(x, floor + 14, text, "quiet small middle")
 
 
 def _moments(tensor: Mapping[str, Any]) -> str:
@@ -174,199 +294,9 @@ def _called(tensor: Mapping[str, Any]) -> str:
     return " ".join(filter(None, (svg.words(tensor["role"]), tensor["name"])))
 
 
-# Course of a training
-
-_LOSS, _SMALL, _GAP, _ABOVE, _BELOW, _LEFT, _LABEL = 120, 96, 26, 24, 24, 44, 96
-_LOG_FROM = 30
-"""Times the least: positive values that differ by more have a log axis."""
-
-_MOST_LINES = 12
-"""Of more layers, the band from the least to the greatest is drawn."""
-
-_Line = tuple[str, Sequence["float | None"]]
-
-
-@dataclass(frozen=True)
-class _Frame:
-    x: float
-    y: float
-    width: float
-    height: float
-
-
-def course(found: Mapping[str, Any], anchor: str) -> Markup:
-    """Return the loss of a training, and each statistic of its layers, over steps."""
-    steps, loss = found["steps"], found["loss"]
-    if not steps:
-        return svg.nothing("course", "No step was recorded.")
-    by_statistic: dict[str, list[_Line]] = defaultdict(list)
-    for name, statistics in found["layers"].items():
-        for statistic, values in statistics.items():
-            if any(map(svg.finite, values)):
-                by_statistic[statistic].append((name, values))
-    top = _ABOVE + _LOSS + _BELOW
-    row = _ABOVE + _SMALL + _BELOW
-    marks: list[str] = []
-    frame = _Frame(0, 0, svg.WIDTH, _LOSS)
-    body = [_over_steps("loss", frame, steps, [("", loss)], marks, None)]
-    width = (svg.WIDTH - _GAP) / 2
-    for index, (statistic, lines) in enumerate(by_statistic.items()):
-        frame = _Frame(index % 2 * (width + _GAP), top + index // 2 * row, width, _SMALL)
-        body.append(_over_steps(svg.words(statistic), frame, steps, lines, marks, anchor))
-    height = top + math.ceil(len(by_statistic) / 2) * row
-    return svg.chart(
-        "course", (svg.WIDTH, height), _course_told(steps, loss), "".join(body), "".join(marks)
-    )
-
-
-def _over_steps(
-    title: str,
-    frame: _Frame,
-    steps: Sequence[int],
-    lines: Sequence[_Line],
-    marks: list[str],
-    anchor: str | None,
-) -> str:
-    """Return a panel of one statistic; `anchor` is ``None`` for the loss."""
-    top, bottom = frame.y + _ABOVE, frame.y + _ABOVE + frame.height
-    left = frame.x + _LEFT
-    right = frame.x + frame.width - (8 if len(lines) == 1 else _LABEL)
-    known = [value for _, values in lines for value in values if value is not None]
-    positive = [value for value in known if value > 0] or [1.0]
-    is_log = min(known, default=-1) >= 0 and max(positive) > _LOG_FROM * min(positive)
-    scale = svg.log_scale if is_log else svg.linear_scale
-    vertical = scale(positive if is_log else known, bottom - 3, top + 3, 4)
-    across = svg.linear_scale(steps, left + 3, right - 3, 8 if frame.width > 400 else 5)
-
-    def place(step: float, value: float) -> tuple[float, float]:
-        return across.at(step), bottom if is_log and not value else vertical.at(value)
-
-    parts = _grid(vertical, across, frame, right, len(lines))
-    marks.append(
-        svg.mark(_summary(title, steps, lines), svg.area(left, top, right - left, frame.height))
-    )
-    ended = sorted(
-        (_last(own), at) for at, (_, own) in enumerate(lines) if any(map(svg.finite, own))
-    )
-    chosen = dict.fromkeys(at for _, at in ended[-1:] + ended[:1])  # end highest and lowest
-    named = [lines[at] for at in chosen]
-    if len(lines) > _MOST_LINES:
-        parts.append(_band(steps, lines, place))
-    else:
-        others = [own for at, (_, own) in enumerate(lines) if at not in chosen]
-        parts += [_line(steps, values, place, "line other") for values in others]
-    for (_, values), style in zip(named, ("first", "second"), strict=False):
-        parts.append(_line(steps, values, place, f"line chosen {style}"))
-    if anchor is not None and len(lines) > 1:
-        parts.append(_line_names(named, place, right, marks, anchor))
-    bad = _first_bad(steps, lines[0][1]) if anchor is None else None
-    if bad is not None:
-        x = across.at(bad)
-        is_late = x > svg.WIDTH - 160
-        parts.append(svg.cross(x, top + 5))
-        text = f"NaN or inf from step {bad}"
-        parts.append(
-            svg.write(x - 8 if is_late else x + 8, top + 9, text, f"alarm{' end' * is_late}")
-        )
-    kind = "loss" if anchor is None else "statistic"
-    return svg.write(frame.x, frame.y + 12, title, "strong") + svg.tag(
-        "g", *parts, class_=f"panel {kind}"
-    )
-
-
-def _grid(
-    vertical: svg.Scale, across: svg.Scale, frame: _Frame, right: float, lines: int
-) -> list[str]:
-    """Return the axes of a panel, and what stands at their end."""
-    left, bottom = svg.plain(frame.x + _LEFT), frame.y + _ABOVE + frame.height
-    parts = [svg.path(f"M{left} {svg.plain(bottom)}H{svg.plain(right)}", "axis-line")]
-    for y, text in vertical.ticks:
-        parts.append(svg.path(f"M{left} {svg.plain(y)}H{svg.plain(right)}", "rule"))
-        parts.append(svg.write(frame.x + _LEFT - 5, y + 3.5, text, "quiet small end"))
-    for x, text in across.ticks:
-        if "." not in text and (lines > 1 or x <= right - 40):
-            parts.append(svg.path(f"M{svg.plain(x)} {svg.plain(bottom)}v3", "axis-line"))
-            parts.append(svg.write(x, bottom + 14, text, "quiet small middle"))
-    y, text = (bottom + 14, "step") if lines == 1 else (frame.y + 12, plural(lines, "layer"))
-    return [*parts, svg.write(right, y, text, "quiet small end")]
-
-
-def _last(values: Sequence[float | None]) -> float:
-    return next(value for value in reversed(values) if value is not None)
-
-
-def _line(steps: Sequence[int], values: Sequence[float | None], place: Any, class_: str) -> str:
-    """Return a line that breaks where there is no number."""
-    parts, run = [], []
-    for step, value in [*zip(steps, values, strict=True), (0, None)]:
-        if value is not None:
-            run.append(place(step, value))
-        elif run:
-            alone = "h.1" if len(run) == 1 else ""
-            parts.append(svg.line(run) + alone)
-            run = []
-    return svg.path("".join(parts), class_)
-
-
-def _band(steps: Sequence[int], lines: Sequence[_Line], place: Any) -> str:
-    """Return the band from the least to the greatest of all layers, and the median."""
-    lows, medians, highs = [], [], []
-    for index, step in enumerate(steps):
-        known = sorted(v for _, values in lines if (v := values[index]) is not None)
-        if known:
-            lows.append(place(step, known[0]))
-            medians.append(place(step, known[len(known) // 2]))
-            highs.append(place(step, known[-1]))
-    band = f"{svg.line(lows)}L{svg.line(highs[::-1])[1:]}z"
-    return svg.path(band, "band") + svg.path(svg.line(medians), "median")
-
-
-def _line_names(
-    named: Sequence[_Line], place: Any, right: float, marks: list[str], anchor: str
-) -> str:
-    """Return the names of lines at their ends, apart from each other."""
-    parts, above = [], -math.inf
-    ends = [
-        (place(0, _last(values))[1], style, name, _last(values))
-        for (name, values), style in zip(named, ("first", "second"), strict=False)
-    ]
-    for y, style, name, end in sorted(ends):
-        above = max(y + 3.5, above + 12.5)
-        label = name or "model"
-        parts.append(svg.write(right + 5, above, svg.fitted(label, 14), f"small coloured {style}"))
-        shape = svg.area(right + 2, above - 10, _LABEL - 4, 13)
-        marks.append(
-            svg.mark(f"{label}: ends at {svg.brief(end)}", shape, svg.link_to(anchor, name))
-        )
-    return "".join(parts)
-
-
-def _first_bad(steps: Sequence[int], loss: Sequence[float | None]) -> int | None:
-    return next((s for s, value in zip(steps, loss, strict=False) if value is None), None)
-
-
-def _summary(title: str, steps: Sequence[int], lines: Sequence[_Line]) -> str:
-    known = [value for value in lines[0][1] if value is not None]
-    if len(lines) > 1:
-        return f"{title} of {len(lines)} layers, steps {steps[0]} to {steps[-1]}"
-    ends = (svg.brief(known[0]), svg.brief(known[-1])) if known else ("no number", "no number")
-    return f"{title}: {ends[0]} at first, {ends[1]} at last"
-
-
-def _course_told(steps: Sequence[int], loss: Sequence[float | None]) -> str:
-    known = [value for value in loss if value is not None]
-    if not known:
-        return f"course of {plural(len(steps), 'step')}; no loss was recorded"
-    first, last = known[0], known[-1]
-    verb = "rises" if last > first else "falls" if last < first else "stays"
-    bad = _first_bad(steps, loss)
-    end = f" at step {steps[-1]}" if bad is None else f"; NaN or infinity from step {bad}"
-    return f"loss {verb} from {svg.brief(first)} at step {steps[0]} to {svg.brief(last)}{end}"
-
-
 # Drift
 
-_LABELS, _TALL, _MOST_TENSORS = 250, 66, 30
+_HEAD, _LABELS, _TALL, _MOST_TENSORS = 24, 250, 66, 30
 _SPREAD = 25
 """A range of more stds is drawn on an axis that is logarithmic far from zero."""
 
@@ -398,7 +328,7 @@ def drift(found: Mapping[str, Any], anchor: str) -> Markup:
         ]
         finding = finding or f"first {label} {what}: {told[0]}"
         if index < _MOST_TENSORS:
-            y = _ABOVE + index * _TALL
+            y = _HEAD + index * _TALL
             more = f"  (+{len(told) - 1})" if len(told) > 1 else ""
             body += [
                 svg.path(f"M0 {y}H{svg.WIDTH}", "rule"),
@@ -414,7 +344,7 @@ def drift(found: Mapping[str, Any], anchor: str) -> Markup:
                 )
             )
     rest = len(moves) - _MOST_TENSORS
-    height = _ABOVE + min(len(moves), _MOST_TENSORS) * _TALL
+    height = _HEAD + min(len(moves), _MOST_TENSORS) * _TALL
     if rest > 0:
         body.append(
             svg.write(0, height + 14, f"and {plural(rest, 'tensor')} more", "quiet slanted")

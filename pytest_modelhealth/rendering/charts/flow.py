@@ -11,9 +11,9 @@ from typing import Any
 
 from markupsafe import Markup
 
+from pytest_modelhealth.rendering.charts import svg
 from pytest_modelhealth.rendering.layout import Layout, layered
 from pytest_modelhealth.rendering.notation import plural, shorten
-from pytest_modelhealth.runs.page import drawing as svg
 
 MOST_BOXES = 80
 """All are shown; of more, about half as many after folding."""

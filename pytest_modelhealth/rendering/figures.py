@@ -1,0 +1,290 @@
+"""The figures of a report, a comparison and a training: the charts of the page, in matplotlib."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from pytest_modelhealth.comparison.comparison import Comparison
+from pytest_modelhealth.errors import InspectionError, LayerNotFoundError, suggest_layer
+from pytest_modelhealth.removal.result import RemovableUnits
+from pytest_modelhealth.rendering.charts import flow as flow_chart
+from pytest_modelhealth.rendering.charts.course import course
+from pytest_modelhealth.rendering.charts.rows import depth, errors
+from pytest_modelhealth.rendering.charts.values import histogram, histograms, units
+from pytest_modelhealth.rendering.diagram import NO_FLOW
+from pytest_modelhealth.rendering.evidence import culprit_and_predecessor
+from pytest_modelhealth.rendering.figure import figure_of
+from pytest_modelhealth.rendering.json import plain
+from pytest_modelhealth.rendering.notation import number, percent, plural, printable, shape
+from pytest_modelhealth.rendering.progress import headline, layer_label, remarks, shown
+from pytest_modelhealth.rendering.recorded import (
+    comparison_data,
+    course_data,
+    findings_data,
+    flow_data,
+    tensor_data,
+    tensors_data,
+)
+from pytest_modelhealth.rendering.removable import line
+from pytest_modelhealth.rendering.summary import label
+from pytest_modelhealth.report import HealthReport, LayerRecord
+from pytest_modelhealth.statistics import TensorStatistics
+from pytest_modelhealth.training.monitoring.history import History
+from pytest_modelhealth.training.monitoring.row import BINNED, Event
+
+FLOWING = ("activations", "gradients", "parameter_gradients")
+MOST_STEPS = 1024
+MOST_ALARMS = 4
+"""Findings that are written above a figure."""
+
+
+def figures(made: HealthReport | Comparison) -> dict[str, Figure]:
+    """Return the figures that explain a verdict, by name; only those there is something for.
+
+    Of a report ``culprit`` and ``predecessor`` are histograms in the role that is violated, and
+    ``gradient_flow`` shows the whole model.
+    """
+    if isinstance(made, Comparison):
+        return {"error_depth": plot_errors(made)}
+    drawn: dict[str, Figure] = {}
+    found = culprit_and_predecessor(made)
+    for name in ("culprit", "predecessor") if found else ():
+        record = getattr(found, name)
+        seen = record and found and found.statistics(record)
+        if found and seen:
+            drawn[name] = _histogram(made, record, seen, found.role)
+    if any(record.tensors(role) for record in made for role in FLOWING[1:]):
+        drawn["gradient_flow"] = plot_gradient_flow(made)
+    return drawn
+
+
+def plot_histogram(report: HealthReport, layer: str, what: str = "activations") -> Figure:
+    """Return a figure of one layer's values by sign and power of two.
+
+    Args:
+        report: the report.
+        layer: a layer's name or one of its aliases.
+        what: the role; where it has several tensors, they are merged.
+
+    Raises:
+        LayerNotFoundError: no such layer or role; the message names the nearest.
+        InspectionError: the layer has nothing in this role; the message says why.
+    """
+    record = report[layer]
+    seen = record.statistics(what)
+    if seen is None:
+        raise InspectionError(record.why_not_seen(what))
+    return _histogram(report, record, seen, what)
+
+
+def _histogram(
+    report: HealthReport, record: LayerRecord, seen: TensorStatistics, what: str
+) -> Figure:
+    parts = {
+        "min": number(seen.min),
+        "max": number(seen.max),
+        "L2 norm": number(math.nan if seen.count and not seen.finite_count else seen.norm),
+        "zeros": percent(seen.zero_fraction),
+    }
+    said = [
+        f"{record.type_name}, {seen.dtype}, {shape(seen.shape)}, {plural(seen.count, 'value')}",
+        "   ".join(f"{name} {text}" for name, text in parts.items() if text != "-"),
+    ]
+    found = [f for f in report.violations if (f.layer, f.role) == (record.name, what)]
+    alarms = [f"{f.check}: {f.message}" for f in found]
+    title = f"{record.label}: {what.replace('_', ' ')}"
+    chart = histogram(plain(tensor_data(what, "", seen)))
+    return figure_of(chart, title, said, alarms[:MOST_ALARMS], scale=1.6)
+
+
+def plot_histograms(report: HealthReport, pattern: str = "*", what: str = "activations") -> Figure:
+    """Return a figure with a row for each layer that matches `pattern`, in execution order.
+
+    The rows share the axis of values; each is scaled to its own highest bar. How many matching
+    layers have nothing in role `what` is said below.
+
+    Raises:
+        LayerNotFoundError: no layer matches, or no such role; the message names the nearest.
+        InspectionError: no layer that matches has anything in this role, or `pattern` is no string.
+    """
+    if not isinstance(pattern, str):
+        raise InspectionError(
+            f"the pattern of layers must be a shell wildcard such as 'encoder.*', not {pattern!r}"
+        )
+    matched = [record for record in report if fnmatchcase(record.name, pattern)]
+    if not matched:
+        nearest = suggest_layer(pattern, report.layers)
+        raise LayerNotFoundError(f"no layer matches {pattern!r}{nearest} report.layers lists all.")
+    seen = [(record, found) for record in matched if (found := record.statistics(what)) is not None]
+    if not seen:
+        raise InspectionError(matched[0].why_not_seen(what))
+    rest, role = len(matched) - len(seen), what.replace("_", " ")
+    left_out = f"{plural(rest, 'matching layer')} without {role} left out" if rest else ""
+    named = [(record.label, plain(tensor_data(what, "", found))) for record, found in seen]
+    title = f"{role} of {report.observation.model_type}"
+    return figure_of(histograms(named, left_out), title)
+
+
+def plot_gradient_flow(report: HealthReport) -> Figure:
+    """Return a figure of gradients through the depth of a model, beside the activations.
+
+    A row is a layer that contains no other; a container is one only where it has parameters of its
+    own or a violation. Norms are L2 norms of the finite values on a log scale; a norm of zero is
+    drawn hollow at the left edge, a layer with NaN or infinity as a cross at the right.
+
+    Raises:
+        InspectionError: no gradient was observed.
+    """
+    if not any(record.tensors(role) for record in report for role in FLOWING[1:]):
+        why = (
+            "no layer of those watched has a gradient"
+            if report.observation.backward
+            else "no backward pass ran"
+        )
+        model = printable(report.observation.model_type)
+        raise InspectionError(f"no gradients were seen of {model}: {why}.")
+    layers = [
+        {
+            "name": record.name,
+            "label": label(report, record.name),
+            "tensors": [each for role in FLOWING for each in tensors_data(record, role)],
+        }
+        for record in report
+    ]
+    found = plain(findings_data(report))
+    title = f"gradient flow of {report.observation.model_type}"
+    return figure_of(depth(plain(layers), found, ""), title, (), _alarms(report))
+
+
+def _alarms(report: HealthReport) -> list[str]:
+    lines = [f"{label(report, f.layer)}: {f.check}: {f.message}" for f in report.violations]
+    more = len(lines) - MOST_ALARMS
+    lines[MOST_ALARMS:] = [f"and {plural(more, 'violation')} more"] * (more > 0)
+    return lines
+
+
+def plot_flow(report: HealthReport) -> Figure:
+    """Return a figure of who feeds whom; the way through the worst layer is lit.
+
+    A dashed arrow lets no gradient back. A large model is folded into its containers.
+
+    Raises:
+        InspectionError: no flow was recorded.
+    """
+    found = flow_data(report)
+    if found is None:
+        compiled = 'code observed as compiled has none; inspect it with compiled="eager"'
+        why = "; ".join(report.flow.notes if report.flow is not None else ())
+        raise InspectionError(f"{NO_FLOW}: {why or compiled}")
+    chart = flow_chart.flow(found, plain(findings_data(report)), "")
+    return figure_of(chart, f"flow of {report.observation.model_type}", (), _alarms(report))
+
+
+def plot_errors(comparison: Comparison) -> Figure:
+    """Return a figure of relative L2 errors, forward and backward, the first layer at the top.
+
+    The bar of a row ends where the noise times the factor does: up to there rounding explains an
+    error. Rows that have diverged are tinted; the culprit's name is red. No error is drawn hollow
+    at the left edge, what has no number (NaN, another shape, a missing gradient) as a cross at the
+    right.
+    """
+    verdict = "equivalent" if comparison.equivalent else "not equivalent"
+    title = f"{verdict}: {comparison.reference} and {comparison.candidate}"
+    return figure_of(errors(plain(comparison_data(comparison)), ""), title)
+
+
+OF_LAYER = (
+    "activation_mean",
+    "activation_std",
+    "activation_abs_max",
+    "dead_fraction",
+    "zero_fraction",
+    "gradient_norm",
+    "parameter_gradient_norm",
+    "update_ratio",
+)
+
+
+def plot_training(
+    history: History, events: Iterable[tuple[int, str, str]] = (), worst: Event | None = None
+) -> Figure:
+    """Return a figure of a training: the loss, and each statistic of its layers, over steps.
+
+    Of many layers, a band spans from the least to the greatest. Those that an event names have a
+    line of their own, and a name; without events, those that end highest and lowest.
+
+    Args:
+        history: the watched steps; there is at least one.
+        events: what went wrong, each a step, a layer and a text: a line through all panels, a
+            number beside it, the text below.
+        worst: the gravest of them, for the line at the top; ``None`` looks at the latest step.
+    """
+    listed = sorted(events, key=lambda event: event[0])
+    names = [n for n, is_shown in zip(history.layers, shown(history), strict=True) if is_shown]
+    data = course_data(history, names, most_steps=MOST_STEPS) | {
+        "events": [tuple(event) for event in listed]
+    }
+    said = headline(history, worst).partition(": ")[2]
+    return figure_of(course(plain(data), ""), f"training of {history.model_type}", [said])
+
+
+def plot_layer(history: History, layer: str, events: Iterable[tuple[int, str, str]] = ()) -> Figure:
+    """Return a figure of one layer through time; only panels that have something to show.
+
+    Histograms, where they were kept, are columns: the darker a bin, the more of the values are in
+    it.
+
+    Args:
+        history: the watched steps; there is at least one.
+        layer: the layer's name.
+        events: what went wrong, each a step, a layer and a text; those of this layer are marked.
+
+    Raises:
+        LayerNotFoundError: there is no such layer.
+    """
+    listed = sorted((e for e in events if e[1] == layer), key=lambda event: event[0])
+    data = course_data(history, [layer], OF_LAYER, MOST_STEPS) | {
+        "events": [tuple(e) for e in listed]
+    }
+    if history.has_histograms:
+        places = [history.steps.tolist().index(step) for step in data["steps"]]
+        kept = {role: history.histograms(layer, role)[places] for role in BINNED}
+        known = {
+            role: np.nan_to_num(bins).tolist() for role, bins in kept.items() if (bins > 0).any()
+        }
+        data["spread"] = known
+    said = [f"{r.text} since step {r.since}" for r in remarks(history) if r.layer == layer]
+    if not any(np.isfinite(history[layer, name]).any() for name in OF_LAYER):
+        said = ["nothing finite was seen of this layer"]
+    title = f"{layer_label(layer)} in the training of {history.model_type}"
+    return figure_of(course(plain(data), ""), title, said)
+
+
+def plot_removable(result: RemovableUnits) -> Figure:
+    """Return a figure with a row for each layer, the first at the top.
+
+    A row stands for all units of a layer, in their order from left to right; those that can go are
+    coloured by why.
+
+    Raises:
+        InspectionError: the model has no layer whose units were looked at.
+    """
+    if not result.record.sizes:
+        raise InspectionError(
+            "there is nothing to draw: no linear layer or convolution inside the model ran, but "
+            "those that give its outputs"
+        )
+    rows = []
+    for name, size in result.record.sizes.items():
+        layer, kinds = result.layers.get(name), {}
+        if layer is not None:
+            duplicates = [unit for unit, _ in layer.duplicates]
+            kinds = {"inactive": layer.inactive, "duplicate": duplicates, "unread": layer.unread}
+        going = 0 if layer is None else len(layer.removable)
+        rows.append((name, size, f"{going:,} of {size:,}", kinds))
+    return figure_of(units(rows), line(result))

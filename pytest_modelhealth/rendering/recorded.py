@@ -1,0 +1,438 @@
+"""What a test made, as the plain data of the file of a run: `docs/reference/run-format.md` has it.
+
+Charts are drawn of the same data, on the page of a run as in a figure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import networkx as nx
+
+from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, differs
+from pytest_modelhealth.comparison.results import TensorResult
+from pytest_modelhealth.rendering.diagram import Diagram, diagram
+from pytest_modelhealth.rendering.json import plain
+from pytest_modelhealth.rendering.model_summary import summarised
+from pytest_modelhealth.rendering.places import called_at, defined_at
+from pytest_modelhealth.rendering.summary import headline, label
+from pytest_modelhealth.report import (
+    ROLES,
+    Extreme,
+    HealthReport,
+    LayerRecord,
+    Verdict,
+    Violation,
+)
+from pytest_modelhealth.report.ranks import Ranks
+from pytest_modelhealth.settings.layer_names import is_inside
+from pytest_modelhealth.snapshot.changes import phrases
+from pytest_modelhealth.snapshot.checked import Outcome, SnapshotCheck
+from pytest_modelhealth.snapshot.drift import Drift
+from pytest_modelhealth.snapshot.drift import summary as drift_summary
+from pytest_modelhealth.snapshot.snapshot import Snapshot
+from pytest_modelhealth.statistics import TensorStatistics
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.training.monitoring.history import History
+
+
+def record(result: HealthReport | Comparison | SnapshotCheck, place: str) -> dict[str, Any]:
+    """Return a result by the keys of the file of a run; numbers that are not finite are ``None``.
+
+    Args:
+        result: what a test made.
+        place: ``path:line`` of the line that made it.
+    """
+    if isinstance(result, Comparison):
+        made = comparison_data(result)
+    elif isinstance(result, SnapshotCheck):
+        made = _drift(result)
+    else:
+        with result._as_asked._unasked():
+            made = _inspection(result._as_asked)
+    return {"kind": made.pop("kind"), "place": place, **plain(made)}
+
+
+def _fields(of: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(of, name) for name in names}
+
+
+# An inspection
+
+
+SIZES = ("parameter_bytes", "activation_bytes", "multiply_adds", "saved_bytes")
+"""What a layer costs, by its name in `ModelSummary`."""
+
+
+def _inspection(report: HealthReport) -> dict[str, Any]:
+    seen, judgement = report.observation, report._judgement
+    verdict = judgement.verdict
+    summary = summarised(report)
+    costs = {row["name"]: row for row in summary.rows}
+    layers = [_layer(report, record, costs[record.name]) for record in report]
+    return {
+        "kind": "inspection",
+        "of": _of_what(report),
+        "verdict": verdict.value,
+        "headline": headline(report),
+        "text": "" if verdict is Verdict.HEALTHY else report.render("failure"),
+        "model": seen.model_type,
+        "loss": seen.loss,
+        **_fields(seen, "samples", "batches", "backward", "notes"),
+        "part": None if seen.part is None else asdict(seen.part),
+        "ranks": None if seen.ranks is None else _ranks(seen.ranks),
+        "violations": findings_data(report),
+        "warnings": [_finding(report, found) for found in judgement.warned],
+        "inconclusive": [
+            {**_where(report, found.check, found.layer), "reason": found.reason}
+            for found in judgement.inconclusive
+        ],
+        "waived": [
+            {
+                **_where(report, found.check, found.layer),
+                "message": found.message,
+                "reason": waiver.reason,
+            }
+            for found, waiver in judgement.waived
+        ],
+        "totals": {key: summary.totals[key] for key in TOTALS},
+        "layers": layers,
+        "flow": flow_data(report),
+        "course": _course(report),
+    }
+
+
+def _of_what(report: HealthReport) -> str:
+    if report.observation.course is not None:
+        return "training"
+    return "batch" if report.observation.stepped is None else "step"
+
+
+def _where(report: HealthReport, check: str, layer: str) -> dict[str, Any]:
+    return {"check": check, "layer": layer, "label": label(report, layer)}
+
+
+def findings_data(report: HealthReport) -> list[dict[str, Any]]:
+    """Return what fails, the gravest first."""
+    return [_finding(report, found) for found in report._judgement.violations]
+
+
+def _finding(report: HealthReport, found: Violation) -> dict[str, Any]:
+    return {
+        **_where(report, found.check, found.layer),
+        **_fields(found, "role", "tensor", "limit", "origin", "message", "cause", "details"),
+        "value": float(found.value),
+        "affected": found.layers[1:],
+        "consequences": [
+            {**_where(report, other.check, other.layer), "message": other.message}
+            for other in found.folded
+        ],
+        **_places(report, found.layer),
+    }
+
+
+def _places(report: HealthReport, layer: str) -> dict[str, str]:
+    return {"defined_at": defined_at(report, layer), "called_at": called_at(report, layer)}
+
+
+TOTALS = ("layers", "parameters", "trainable", *SIZES, "peak_bytes")
+"""What is said of the model as a whole, by its name in `ModelSummary`."""
+
+
+def _layer(report: HealthReport, record: LayerRecord, costs: Mapping[str, Any]) -> dict[str, Any]:
+    given, made = record.inputs, record.activations
+    return {
+        "label": label(report, record.name),
+        "type": record.type_name,
+        "status": record.status.value,
+        **_fields(record, "name", "reason", "functional", "calls", "tied"),
+        "input_shape": None if given is None else given.shape,
+        "shape": None if made is None else made.shape,
+        "dtype": "" if made is None else made.dtype,
+        "device": "" if made is None else made.device,
+        "parameters": costs["parameters"] or 0,
+        "trainable": costs["trainable"] or 0,
+        **{size: costs[size] for size in SIZES},
+        **_places(report, record.name),
+        "largest": _extremes(record.largest),
+        "nonfinite": _extremes(record.nonfinite),
+        "assembled": {role: asdict(found) for role, found in record.assembled.items()},
+        "tensors": tensors_data(record),
+    }
+
+
+def tensors_data(record: LayerRecord, role: str | None = None) -> list[dict[str, Any]]:
+    """Return the tensors of a layer, or those in one role."""
+    return [
+        tensor_data(each, name, seen)
+        for each in ROLES
+        if role in (None, each)
+        for name, seen in record.tensors(each).items()
+    ]
+
+
+def _extremes(found: Mapping[str, Extreme]) -> dict[str, Any]:
+    return {
+        role: {"batch": one.batch, "sample": one.sample, "rank": one.rank}
+        for role, one in found.items()
+    }
+
+
+def _ranks(found: Ranks) -> dict[str, Any]:
+    """Return who took part; in what they disagree, the findings say."""
+    return {
+        "ranks": found.ranks,
+        "engine": found.engine,
+        "groups": [asdict(group) for group in found.groups],
+        "losses": [{"loss": loss, "rank": rank} for loss, rank in found.losses],
+    }
+
+
+def tensor_data(role: str, name: str, seen: TensorStatistics) -> dict[str, Any]:
+    """Return the statistics of a tensor."""
+    counts = seen.exponents.counts
+    return {
+        "role": role,
+        "name": name,
+        "nan": seen.nan_count,
+        "inf": seen.inf_count,
+        "zeros": seen.zero_count,
+        "dead": seen.dead_fraction,
+        **_fields(seen, "shape", "dtype", "count", "mean", "std", "min", "max", "norm"),
+        "bins": {
+            "lowest": seen.exponents.lowest,
+            "negative": counts[:, 0].tolist(),
+            "positive": counts[:, 1].tolist(),
+            "sampled": seen.histogram_sampled,
+        },
+    }
+
+
+# Who feeds whom
+
+_ALL = 1 << 30
+
+
+def flow_data(report: HealthReport) -> dict[str, Any] | None:
+    """Return a report's flow; ``None`` where none was recorded."""
+    drawn = diagram(report, most_boxes=_ALL)
+    if drawn is None or report.flow is None:
+        return None
+    names = {
+        box.key: f"{box.label} #{box.key}" if box.kind == "join" else box.key for box in drawn.boxes
+    }
+    edges = [
+        [names[arrow.source], names[arrow.target], arrow.passes_gradient, arrow.label.split()]
+        for arrow in drawn.arrows
+    ]
+    violations = report._judgement.violations
+    way = _way(drawn, violations[0].layer) if violations else []
+    return {
+        "edges": edges,
+        "joins": [names[box.key] for box in drawn.boxes if box.kind == "join"],
+        "way": [names[key] for key in way],
+        "exact": report.flow.is_exact,
+    }
+
+
+def _way(drawn: Diagram, culprit: str) -> list[str]:
+    """Return the shortest way from the batch through the culprit, or the first layer inside it."""
+    keys = [box.key for box in drawn.boxes]
+    inside = (key for key in keys if key == culprit or is_inside(key, culprit))
+    through = next(inside, None)
+    if through is None:
+        return []
+    graph = nx.DiGraph((arrow.source, arrow.target) for arrow in drawn.arrows)
+    graph.add_node(through)
+    before, after = (
+        _shortest(ways, through, {box.key for box in drawn.boxes if box.kind == kind})
+        for ways, kind in ((graph.reverse(copy=False), "source"), (graph, "end"))
+    )
+    return [*reversed(before), *after[1:]]
+
+
+def _shortest(graph: nx.DiGraph, start: str, ends: set[str]) -> list[str]:
+    """Return the shortest way from `start` to one of `ends`; `start` alone where there is none."""
+    ways = nx.single_source_shortest_path(graph, start)
+    return next((way for name, way in ways.items() if name in ends), [start])
+
+
+# A training
+
+MOST_STEPS, MOST_LAYERS = 256, 32
+"""Of more layers, those that something is found in come before the others."""
+
+SHOWN = (
+    "activation_rms",
+    "gradient_norm",
+    "parameter_gradient_norm",
+    "update_ratio",
+    "dead_fraction",
+)
+
+
+def _course(report: HealthReport) -> dict[str, Any] | None:
+    """Return the steps of a monitored training, thinned to what a page can show."""
+    history = report._history
+    if history is None or not len(history):
+        return None
+    judgement = report._judgement
+    accused = [found.layer for found in (*judgement.violations, *judgement.warned)]
+    names = list(dict.fromkeys((*(n for n in accused if n in history.layers), *history.layers)))
+    return course_data(history, names[:MOST_LAYERS])
+
+
+def course_data(
+    history: History,
+    names: Iterable[str],
+    statistics: Collection[str] = SHOWN,
+    most_steps: int = MOST_STEPS,
+) -> dict[str, Any]:
+    """Return statistics of these layers: of many steps, at evenly spaced ones and the last."""
+    every = -(-len(history) // most_steps)
+    taken = sorted({*range(0, len(history), every), len(history) - 1})
+    return {
+        "steps": history.steps[taken].tolist(),
+        "loss": history.loss[taken].tolist(),
+        "layers": {
+            name: {statistic: _values(history, name, statistic, taken) for statistic in statistics}
+            for name in names
+        },
+    }
+
+
+def _values(history: History, layer: str, statistic: str, taken: list[int]) -> list[float]:
+    """Return a statistic at the steps `taken`, NaN where values of the tensor were not finite."""
+    values: list[float] = history[layer, statistic][taken].tolist()
+    kind = statistic.rpartition("_")[0]
+    if kind not in ("activation", "gradient", "parameter_gradient"):
+        return values
+    bad = history[layer, f"{kind}_nonfinite"][taken].tolist()
+    return [math.nan if count else value for value, count in zip(values, bad, strict=True)]
+
+
+# A comparison
+
+
+def comparison_data(comparison: Comparison) -> dict[str, Any]:
+    """Return a comparison; it asks for no verdict."""
+    found = comparison.first_divergence
+    is_different = differs(comparison)
+    show = comparison._renderer
+    return {
+        "kind": "comparison",
+        "verdict": "different" if is_different else "equivalent",
+        "headline": show("comparison", "line")(comparison),
+        "text": show("comparison", "failure")(comparison) if is_different else "",
+        "model": comparison.reference,
+        "candidate": comparison.candidate,
+        "divergence": None
+        if found is None
+        else _fields(found, "layer", "candidate", "label", "kind", "story", "cause", "affected"),
+        **_fields(comparison, "losses", "basis", "notes"),
+        "layers": [*map(_aligned, comparison.layers.values()), *_outputs(comparison.outputs)],
+    }
+
+
+def _aligned(layer: AlignedLayer) -> dict[str, Any]:
+    return {
+        **_fields(layer.pair, "reference", "candidate"),
+        **_fields(layer, "label", "diverged", "changed_parameters"),
+        "type": layer.type_name,
+        "change": layer.pair.change.value,
+        "tensors": [_compared(result) for result in layer.tensors],
+    }
+
+
+def _compared(result: TensorResult) -> dict[str, Any]:
+    found = result.difference
+    measures = {key: None if found is None else read(found) for key, read in _MEASURES.items()}
+    return {
+        "role": result.key.role,
+        "name": result.key.tensor,
+        **measures,
+        **_fields(result, "noise", "ratio", "limit", "source", "diverged", "problem"),
+    }
+
+
+_MEASURES = {
+    "error": attrgetter("relative_l2"),
+    "reference": attrgetter("expected"),
+    **{key: attrgetter(key) for key in ("max_abs", "max_ulp", "cosine", "found", "at")},
+}
+
+
+def _outputs(outputs: Iterable[TensorResult]) -> list[dict[str, Any]]:
+    """Return what the models return as a last layer, if it was compared."""
+    tensors = [_compared(result) for result in outputs]
+    last = {
+        "reference": "",
+        "candidate": "",
+        "label": "output",
+        "type": "",
+        "change": "matched",
+        "diverged": any(tensor["diverged"] for tensor in tensors),
+        "changed_parameters": [],
+        "tensors": tensors,
+    }
+    return [last] if tensors else []
+
+
+# A check of a snapshot
+
+
+def _drift(check: SnapshotCheck) -> dict[str, Any]:
+    """Return what a snapshot check found."""
+    found = check.found
+    drifted = found is not None and found.drifted
+    return {
+        "kind": "drift",
+        "verdict": check.outcome.value,
+        "headline": _drift_headline(check),
+        "text": check.text,
+        "model": check.now.model,
+        "snapshot": check.file,
+        "tensors": 0 if found is None else found.tensors,
+        "story": "" if found is None else found.story,
+        "drifts": [] if found is None else [_moved(drift) for drift in found.drifts],
+        "changes": [] if found is None else phrases(found.changes),
+        "before": _layers(check.before) if drifted and check.before is not None else [],
+        "now": _layers(check.now) if drifted else [],
+    }
+
+
+def _drift_headline(check: SnapshotCheck) -> str:
+    if check.found is not None and check.found.drifted:
+        return drift_summary(check.found)
+    if check.text:
+        return check.text.partition("\n")[0]
+    if check.outcome is Outcome.RECORDED:
+        return f"recorded in {check.file}"
+    return str(check.found) if check.found is not None else check.outcome.value
+
+
+def _moved(drift: Drift) -> dict[str, Any]:
+    names = ("layer", "label", "role", "statistic", "before", "now", "distance", "moved")
+    return {**_fields(drift, *names), "allowed": drift.allowance.distance}
+
+
+_OF_TENSOR = ("shape", "dtype", "mean", "std", "min", "max", "zeros", "dead", "nan", "inf")
+
+
+def _layers(snapshot: Snapshot) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            **_fields(line, "type", "status", "calls"),
+            "tensors": [
+                {"role": role, "name": own, **_fields(tensor, *_OF_TENSOR)}
+                for (role, own), tensor in line.tensors.items()
+            ],
+        }
+        for name, line in snapshot.layers.items()
+    ]

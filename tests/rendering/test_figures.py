@@ -1,0 +1,268 @@
+"""Figures: what their charts hold, `tests/runs/test_charts.py` has; here, that they are drawn."""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+from matplotlib.patches import Circle, FancyBboxPatch, PathPatch
+
+from pytest_modelhealth.errors import InspectionError, LayerNotFoundError
+from pytest_modelhealth.rendering.charts.svg import STYLE
+from pytest_modelhealth.rendering.figure import figure_of, path_of
+from pytest_modelhealth.rendering.figures import figures
+from pytest_modelhealth.training.monitoring.row import Event
+from tests.builders import layer, observation
+from tests.rendering import histories, reports
+
+
+def png(figure: Figure) -> bytes:
+    """The figure's file."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=40)
+    return buffer.getvalue()
+
+
+def texts(figure: Figure) -> list[str]:
+    """Everything that is written in the figure."""
+    return [text.get_text() for text in figure.axes[0].texts]
+
+
+def said(figure: Figure) -> str:
+    """The same as one text, on which lines were broken."""
+    return " ".join(texts(figure))
+
+
+def test_shapes_stand_where_the_chart_has_them() -> None:
+    """Text, boxes, circles and each command of a path, in the colours of the page's style."""
+    chart = (
+        '<svg class="chart chart-histogram" width="100" height="50">'
+        '<g class="second"><path class="line" d="M1 2L3 4"/><circle class="point" cx="9" cy="8"'
+        ' r="2"/></g><text x="5" y="6" class="alarm end">a $b$</text>'
+        '<rect x="10" y="20" width="30" height="5" class="bin"/>'
+        '<path class="head cut" d="M1 1z"/><g><title>no</title><rect class="mark"/></g></svg>'
+    )
+    axes = figure_of(chart, "title", ["said"], ["wrong"]).axes[0]
+    palette = STYLE.read_text()
+    line, circle, box, head = axes.patches
+    assert isinstance(line, PathPatch)
+    assert isinstance(circle, Circle)
+    assert isinstance(box, FancyBboxPatch)
+    assert [tuple(v) for v in line.get_path().vertices.tolist()] == [(1, 2), (3, 4)]
+    assert line.get_linestyle() != "-"
+    assert (box.get_x(), box.get_y(), box.get_width(), box.get_height()) == (10, 20, 30, 5)
+    for patch, name in ((box, "accent"), (circle, "accent2"), (head, "alarm")):
+        color = "#{:02x}{:02x}{:02x}".format(*(round(255 * c) for c in patch.get_facecolor()[:3]))
+        assert f"--{name}: {color};" in palette
+    (written,) = [text for text in axes.texts if text.get_text() == "a $b$"]
+    assert (written.get_position(), written.get_ha()) == ((5, 6), "right")
+    assert {"title", "said", "wrong"} <= {text.get_text() for text in axes.texts}
+
+
+@pytest.mark.parametrize(
+    ("d", "ends"),
+    [
+        ("M1 2l7 7m0 -7l-7 7", [(1, 2), (8, 9), (8, 2), (1, 9)]),
+        ("M4 5H9v-2h1V0", [(4, 5), (9, 5), (9, 3), (10, 3), (10, 0)]),
+        ("M0 0c1 2 3 4 5 6C7 8 9 1 2 3", [(0, 0), (1, 2), (3, 4), (5, 6), (7, 8), (9, 1), (2, 3)]),
+        ("M1 1L2 2z", [(1, 1), (2, 2), (2, 2)]),
+    ],
+)  # fmt: skip
+def test_a_path(d: str, ends: list[tuple[int, int]]) -> None:
+    """Commands in either case, relative and absolute, each repeated where numbers go on."""
+    path = path_of(d)
+    assert path is not None
+    assert [tuple(vertex) for vertex in path.vertices.tolist()] == ends
+
+
+def test_a_histogram_says_what_no_bar_can_show() -> None:
+    """NaN and infinity are counted; numbers and the violation in this role stand above."""
+    values = torch.tensor([torch.nan, torch.nan, torch.inf, -torch.inf, 1.0, 3.0])
+    report = reports.judged(observation(layer("fc", activations=values)))
+    assert {"NaN", "2", "inf"} <= set(texts(report.plot_histogram("fc")))
+    assert "min 1.00   max 3.00" in said(report.plot_histogram("fc"))
+    report = reports.dead()
+    assert "dead_units: 3 of 4 units are dead" in said(report.plot_histogram("relu"))
+    assert "dead_units" not in said(report.plot_histogram("fc1"))
+    assert "dead_units" not in said(report.plot_histogram("relu", "gradients"))
+
+
+def test_bins_below_float16_are_shaded() -> None:
+    """Subnormal values are shaded in the tensor's own dtype, and only where there are some."""
+    values = torch.tensor([2.0**-20, 1.0])
+    for each, is_shaded in ((values.half(), True), (values, False)):
+        report = reports.judged(observation(layer("fc", activations=each)))
+        assert ("subnormal float16" in texts(report.plot_histogram("fc"))) == is_shaded
+
+
+def test_a_row_for_each_matching_layer() -> None:
+    """Rows stand in execution order on one axis; those left out are counted."""
+    report = reports.dead()
+    drawn = report.plot_histograms("fc*")
+    assert [text for text in texts(drawn) if text.startswith("fc")] == ["fc1", "fc2"]
+    assert "1 matching layer without activations left out" in texts(report.plot_histograms())
+
+
+def test_unknown_layers_and_roles_are_refused_with_a_hint() -> None:
+    """A typing error is answered with the nearest name, what was not seen with the reason."""
+    report = reports.dead()
+    with pytest.raises(LayerNotFoundError, match="did you mean 'fc1'"):
+        report.plot_histogram("fc_1")
+    with pytest.raises(LayerNotFoundError, match="did you mean 'gradients'"):
+        report.plot_histogram("fc1", "gradient")
+    with pytest.raises(LayerNotFoundError, match="did you mean 'relu'"):
+        report.plot_histograms("rellu")
+    for plot in (report.plot_histogram, report.plot_histograms):
+        with pytest.raises(InspectionError, match=r"'spare'.*not_called.*forward never called it"):
+            plot("spare")
+    with pytest.raises(InspectionError, match="no backward pass ran"):
+        reports.judged(observation(layer("fc"), backward=False)).plot_gradient_flow()
+
+
+def test_the_gradient_flow_names_the_violated_layers() -> None:
+    """The check stands above, the layer's name in red, a container without violation nowhere."""
+    figure = reports.dead().plot_gradient_flow()
+    assert "relu: dead_units: 3 of 4 units are dead" in said(figure)
+    reds = {text.get_text() for text in figure.axes[0].texts if text.get_color() == "#c3261f"}
+    assert "relu" in reds
+    assert not {"fc1", "fc2"} & reds
+    model = layer("", type_name="Model", gradients=torch.ones(4, 4))
+    inner = layer("block.fc", gradients=torch.ones(4, 4))
+    shown = texts(reports.judged(observation(model, inner)).plot_gradient_flow())
+    assert "block.fc" in shown
+    assert "Model" not in shown
+
+
+def test_of_very_many_rows_the_violated_ones_are_named() -> None:
+    """The figure stays at a height that can be viewed, and the culprit is named in it."""
+    seen = reports.large().observation
+    culprit = list(seen.layers)[503]
+    figure = reports.judged(seen, reports.violation(culprit)).plot_gradient_flow()
+    assert any("503" in text for text in texts(figure)[2:])
+    assert figure.get_figheight() < 20
+
+
+def test_figures_of_a_report_are_the_same_each_time_in_every_style() -> None:
+    """Bytes and all, whatever was drawn between; on a dark style, the page stays white."""
+    assert list(figures(reports.dead())) == ["culprit", "predecessor", "gradient_flow"]
+    assert list(figures(reports.healthy())) == []
+    first = {name: png(figure) for name, figure in figures(reports.dead()).items()}
+    png(reports.nonfinite().plot_histogram("log"))
+    assert {name: png(figure) for name, figure in figures(reports.dead()).items()} == first
+    dark = {"figure.facecolor": "black", "axes.facecolor": "black", "text.color": "white"}
+    with rc_context(dark):
+        pixels = imread(io.BytesIO(png(reports.dead().plot_histogram("relu"))))
+    assert pixels[0, 0, :3].tolist() == [1, 1, 1]
+    assert np.median(pixels[..., :3]) == 1
+    assert reports.dead().plot_histogram("relu")._repr_png_().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("case", reports.CASES, ids=lambda case: case.__name__)
+def test_every_report_gives_the_figures_it_can_without_a_warning(case) -> None:
+    """Hostile names, no finite value, a thousand layers: each figure is drawn, none warns."""
+    report = case()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made = figures(report)
+        assert all(png(figure).startswith(b"\x89PNG") for figure in made.values())
+    unhealthy = bool(report.violations) and case is not reports.absent_culprit
+    assert ("culprit" in made) == unhealthy
+
+
+# A training
+
+
+def test_a_reader_sees_which_layer_died_when() -> None:
+    """The line at the top says it; events are numbered, written out and name their layers."""
+    assert "worst: relu: all units dead since step 12" in said(histories.dying().plot())
+    events = [(30, "fc2", "later"), Event(12, "relu", "all units dead"), (12, "fc1", "no gradient")]
+    drawn = texts(histories.dying().plot(events=events))
+    assert "1  step 12, relu: all units dead" in drawn
+    assert "3  step 30, fc2: later" in drawn
+    assert {"1", "2", "3", "relu", "fc1"} <= set(drawn)
+    assert {"dead fraction", "update ratio", "parameter gradient norm"} <= set(drawn)
+    many = texts(histories.dying().plot(events=[(12, "relu", f"event {i}") for i in range(30)]))
+    assert "and 22 more" in many
+
+
+def test_a_loss_that_is_no_number_is_said() -> None:
+    """From which step on; where no loss was given the panel says so."""
+    assert "NaN or inf from step 15" in texts(histories.exploding().plot())
+    assert "no finite loss was given to step_end()" in texts(histories.without_loss().plot())
+
+
+def test_one_bad_cell_of_half_a_million_is_drawn() -> None:
+    """A band spans from the least to the greatest of all layers, in every step."""
+    history = histories.large()
+    figure = history.plot()
+    assert "600 layers" in texts(figure)
+    (bad,) = history.steps[(history["dead_fraction"] > 0.5).any(axis=1)]
+    right = max(patch.get_path().vertices[:, 0].max() for patch in figure.axes[0].patches)
+    assert 0 < bad / history.steps[-1] < right
+    title = next(t for t in figure.axes[0].texts if t.get_text() == "dead fraction")
+    top = title.get_position()[1]
+    spikes = [
+        patch
+        for patch in figure.axes[0].patches
+        if isinstance(patch, PathPatch)
+        and len(patch.get_path()) > 500
+        and np.ptp(patch.get_path().vertices[:, 1]) > 50
+        and patch.get_path().vertices[:, 1].min() > top
+    ]
+    assert spikes
+
+
+@pytest.mark.parametrize("case", histories.CASES, ids=lambda case: case.__name__)
+def test_every_history_is_shown_without_a_warning(case) -> None:
+    """One step, no loss, nothing seen, hostile names: all figures, twice the same."""
+    made = case()
+    before = pickle.dumps(made)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first = png(made.plot())
+        assert first.startswith(b"\x89PNG")
+        if case is not histories.large:
+            assert png(made.plot()) == first
+        for each in made.layers[1:2]:
+            assert png(made.plot_layer(each)).startswith(b"\x89PNG")
+    assert pickle.dumps(made) == before
+
+
+def test_a_layer_through_time() -> None:
+    """Only panels with something to show, the finding at the top, events of this layer alone."""
+    made = histories.dying()
+    shown = said(made.plot_layer("relu", events=[(12, "relu", "dead"), (12, "fc1", "mute")]))
+    assert "all units dead since step 12" in shown
+    assert "1  step 12, relu: dead" in shown
+    assert "mute" not in shown
+    assert "update ratio" not in shown
+    assert "update ratio" in said(made.plot_layer("fc2"))
+    with pytest.raises(LayerNotFoundError, match="did you mean 'fc1'"):
+        made.plot_layer("fc_1")
+
+
+def test_histograms_are_columns() -> None:
+    """Three filled bins of the kept ones, in each step; without histograms there are none."""
+    figure = histories.with_histograms().plot_layer("fc1")
+    assert "activations: which part of the values" in said(figure)
+    cells = [p.get_path() for p in figure.axes[0].patches if isinstance(p, PathPatch)]
+    filled = [len(path) for path in cells if len(path) and not len(path) % (5 * 20)]
+    assert sum(filled) == 2 * 3 * 20 * 5
+    assert not math.isnan(cells[0].vertices.max())
+    assert "which part" not in said(histories.healthy().plot_layer("fc1"))
+
+
+def test_what_cannot_be_drawn_is_refused() -> None:
+    """No step yet, and a path that is none."""
+    with pytest.raises(InspectionError, match="no step was watched yet"):
+        histories.history(("a",), range(0)).plot()
+    with pytest.raises(InspectionError, match="path of a file"):
+        histories.healthy().plot(3)
