@@ -42,7 +42,7 @@ from benchmarks.zoo.architecture import Architecture
 from benchmarks.zoo.decided import Decision, decision
 from corpus.subject import Subject, run
 from pytest_modelhealth import HealthReport, Inspector
-from pytest_modelhealth.capture.step.loss_value import compute_loss
+from pytest_modelhealth.capture.step.loss import compute_loss
 from pytest_modelhealth.report import Status, Verdict, Violation
 
 SECONDS = 40

@@ -12,7 +12,7 @@ from pytest_modelhealth.alignment.matching import align
 from pytest_modelhealth.alignment.result import Alignment
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.engine import Backward, Loss
-from pytest_modelhealth.capture.observing.store import TensorStore
+from pytest_modelhealth.capture.observing.tensors import TensorStore
 from pytest_modelhealth.comparison.calls import with_calls
 from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, Divergence
 from pytest_modelhealth.comparison.first_divergence import Search

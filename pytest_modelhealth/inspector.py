@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pytest_modelhealth.capture import Request, find_engine, hinted
 from pytest_modelhealth.capture.engine import Backward, Compiled, Loss
-from pytest_modelhealth.capture.observing.collector import Collector
+from pytest_modelhealth.capture.observing.sample_statistics import Collector
 from pytest_modelhealth.checks import Check, with_own_checks
 from pytest_modelhealth.checks.judging import judge
 from pytest_modelhealth.data_sets.running import (
@@ -37,7 +37,7 @@ from pytest_modelhealth.probes.probing import Probing
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import ROLES, HealthReport, Observation
 from pytest_modelhealth.settings import Settings
-from pytest_modelhealth.settings.waiver import Waiver
+from pytest_modelhealth.settings.setting import Waiver
 from pytest_modelhealth.tolerance import RECORDING, Calibration
 from pytest_modelhealth.training import default_settings
 from pytest_modelhealth.training.monitoring.judging import Reaction
@@ -240,7 +240,7 @@ class Inspector(NamesItsAttributes):
         probing = Probing(self._engine, request, settings, conventions)
         if not costs:
             return self._reported(self._settled(probing.after(self._observe(request))), settings)
-        from pytest_modelhealth.capture.costing.further import FurtherRun
+        from pytest_modelhealth.capture.costing.measure import FurtherRun
 
         further = FurtherRun(self._engine, request)
         observation = further.after(probing.after(self._observe(request)))
@@ -265,7 +265,7 @@ class Inspector(NamesItsAttributes):
             InspectionError: `depth` or `max_rows` is no such number.
             Exception: whatever the model raises, untouched.
         """
-        from pytest_modelhealth.capture.costing.further import measured_forward
+        from pytest_modelhealth.capture.costing.measure import measured_forward
 
         self._begin()
         request = Request(self._model, inputs)

@@ -21,13 +21,13 @@ from torch import Tensor, nn
 
 from pytest_modelhealth.capture import Request, find_engine
 from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.capture.step.batch import copied_batch
-from pytest_modelhealth.capture.step.conversion import (
+from pytest_modelhealth.capture.step.bare import (
     converted_batch,
     converted_copy,
     copied,
     default_dtype,
 )
+from pytest_modelhealth.capture.step.batch import copied_batch
 from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.progress import track
 from pytest_modelhealth.report import ROLES, Noises, Observation

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pytest_modelhealth import Inspector
-from pytest_modelhealth.capture.step.conversion import (
+from pytest_modelhealth.capture.step.bare import (
     converted_batch,
     converted_copy,
     default_dtype,

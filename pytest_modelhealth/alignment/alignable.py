@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from pytest_modelhealth.report import UNCALLED, LayerRecord, Status
-from pytest_modelhealth.settings.layer_names import ancestors
+from pytest_modelhealth.settings.setting import ancestors
 from pytest_modelhealth.statistics import TensorStatistics
 
 Fingerprint = tuple[object, ...]

@@ -13,7 +13,7 @@ from functools import cached_property
 from pytest_modelhealth.alignment.alignable import Alignable
 from pytest_modelhealth.alignment.result import Alignment, Pair
 from pytest_modelhealth.report import Status
-from pytest_modelhealth.settings.layer_names import is_inside
+from pytest_modelhealth.settings.setting import is_inside
 
 MOST_CALLS = 3
 """So many layers that are called more or less often are named in a story."""

@@ -19,7 +19,7 @@ from itertools import pairwise
 from pytest_modelhealth.alignment.alignable import Alignable, Fingerprint, Values, containers
 from pytest_modelhealth.alignment.result import Alignment, Change, Fold, Pair, Split, Unseen
 from pytest_modelhealth.report import Status
-from pytest_modelhealth.settings.layer_names import ancestors
+from pytest_modelhealth.settings.setting import ancestors
 
 Layers = Mapping[str, Alignable]
 Places = Sequence[tuple[int, int]]

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from pytest_modelhealth.capture import Inputs
 from pytest_modelhealth.settings import LayerLimit, Limit, SeverityRule
-from pytest_modelhealth.settings.waiver import Waiver
+from pytest_modelhealth.settings.setting import Waiver
 
 _DEEPEST = 50
 _PLAIN = {type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device}

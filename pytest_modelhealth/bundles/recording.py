@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from pytest_modelhealth.bundles.packing import qualified_name
 from pytest_modelhealth.bundles.state import held_tensors, surroundings
 from pytest_modelhealth.capture import Request
-from pytest_modelhealth.capture.observing.collector import Collector
+from pytest_modelhealth.capture.observing.sample_statistics import Collector
 from pytest_modelhealth.capture.observing.tensors import find_tensors, version
-from pytest_modelhealth.capture.step.untouched import random_state
+from pytest_modelhealth.capture.step.isolation import random_state
 from pytest_modelhealth.inspector import Inspector
 from pytest_modelhealth.layers import Selection
 from pytest_modelhealth.report import HealthReport, Observation

@@ -22,10 +22,8 @@ from pytest_modelhealth.bundles.file import Bundle, missing_values, read
 from pytest_modelhealth.bundles.packing import qualified_name
 from pytest_modelhealth.bundles.state import load, under, versions
 from pytest_modelhealth.capture import find_engine
-from pytest_modelhealth.capture.step.apart import Inspection
-from pytest_modelhealth.capture.step.memory import Memory
-from pytest_modelhealth.capture.step.state import State
-from pytest_modelhealth.capture.step.untouched import restore_random_state, untouched
+from pytest_modelhealth.capture.step.isolation import Inspection, restore_random_state, untouched
+from pytest_modelhealth.capture.step.state import Memory, State
 from pytest_modelhealth.checks import Check, with_own_checks
 from pytest_modelhealth.checks.judging import judge
 from pytest_modelhealth.errors import InspectionError

@@ -18,9 +18,8 @@ from typing import Any, ClassVar, Literal, get_args
 
 from torch import Tensor, nn
 
-from pytest_modelhealth.capture.observing.collector import Collector
 from pytest_modelhealth.capture.observing.layer import Held
-from pytest_modelhealth.capture.observing.visitor import Visitor
+from pytest_modelhealth.capture.observing.sample_statistics import Collector, Visitor
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection
 from pytest_modelhealth.report import Observation

@@ -13,8 +13,7 @@ from weakref import WeakKeyDictionary
 from torch import fx, nn
 
 from pytest_modelhealth.capture.engine import Engine, Request
-from pytest_modelhealth.capture.step.forward import observed_eagerly
-from pytest_modelhealth.capture.step.run import Watch, run_step
+from pytest_modelhealth.capture.step.run import Watch, observed_eagerly, run_step
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.report import Observation
 

@@ -21,10 +21,9 @@ from pytest_modelhealth.capture.deployed.program import (
     operator,
 )
 from pytest_modelhealth.capture.graph_settings import of_node
-from pytest_modelhealth.capture.observing.source_lines import source_line
+from pytest_modelhealth.capture.observing.operators import source_line
 from pytest_modelhealth.capture.step.batch import Inputs
-from pytest_modelhealth.statistics.dense import unseen
-from pytest_modelhealth.statistics.quantised import quantised
+from pytest_modelhealth.statistics.dense import quantised, unseen
 
 _NAMESPACE = "quantized_decomposed"
 _QUANTISED = {torch.int8: torch.qint8, torch.uint8: torch.quint8}

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
-from pytest_modelhealth.checks.facts import flow_of, gain, largest_at, leaves
+from pytest_modelhealth.checks.facts import flow_of, gain, largest_at, leaves, linear_maps
 from pytest_modelhealth.checks.paths import (
     NORMALIZATIONS,
     as_given,
@@ -17,7 +17,6 @@ from pytest_modelhealth.checks.paths import (
     way_to,
     way_to_weights,
 )
-from pytest_modelhealth.checks.weights import linear_maps
 from pytest_modelhealth.settings import Limit, Setting, Settings
 
 if TYPE_CHECKING:

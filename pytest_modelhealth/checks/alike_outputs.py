@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_modelhealth.checks.facts import flow_of, leaves
+from pytest_modelhealth.checks.facts import HEALTHY_SPREAD, flow_of, leaves, spread_of, units_of
 from pytest_modelhealth.checks.paths import factors, nearest
-from pytest_modelhealth.checks.spread import HEALTHY_SPREAD, spread_of, units_of
 from pytest_modelhealth.settings import Limit, Settings
 
 if TYPE_CHECKING:

@@ -5,15 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.arithmetic import QUOTIENTS
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.dead_units import DYING_ACTIVATIONS
-from pytest_modelhealth.checks.facts import called, completed, flow_of, innermost, leaves, trainable
-from pytest_modelhealth.checks.paths import nearest
-from pytest_modelhealth.checks.spread import FEWEST_UNITS, HEALTHY_SPREAD, spread_of, units_of
-from pytest_modelhealth.checks.weights import linear_maps
+from pytest_modelhealth.checks.facts import (
+    FEWEST_UNITS,
+    HEALTHY_SPREAD,
+    called,
+    completed,
+    flow_of,
+    innermost,
+    leaves,
+    linear_maps,
+    spread_of,
+    trainable,
+    units_of,
+)
+from pytest_modelhealth.checks.paths import QUOTIENTS, nearest
 from pytest_modelhealth.settings import Limit, Setting, Settings
-from pytest_modelhealth.settings.layer_names import is_inside
+from pytest_modelhealth.settings.setting import is_inside
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation

@@ -7,12 +7,18 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pytest_modelhealth.checks.check import Check, Finding
-from pytest_modelhealth.checks.dropouts import draws
-from pytest_modelhealth.checks.facts import called, completed, flow_of, is_closed, leaves
+from pytest_modelhealth.checks.facts import (
+    called,
+    completed,
+    flow_of,
+    is_closed,
+    leaves,
+    linear_maps,
+)
+from pytest_modelhealth.checks.normalization import draws
 from pytest_modelhealth.checks.paths import maker
-from pytest_modelhealth.checks.weights import linear_maps
 from pytest_modelhealth.settings import Limit, Setting, Settings
-from pytest_modelhealth.settings.layer_names import is_inside
+from pytest_modelhealth.settings.setting import is_inside
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import LayerRecord, Observation

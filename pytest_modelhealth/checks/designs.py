@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
+from pytest_modelhealth.checks.dead_units import DYING_ACTIVATIONS
 from pytest_modelhealth.checks.facts import (
+    IN_PROJECTION,
     called,
     completed,
+    flow_of,
     is_in_an_empty_part,
     learns,
+    seems_trained,
     trainable,
 )
-from pytest_modelhealth.settings.layer_names import is_inside, parent
+from pytest_modelhealth.settings import Settings
+from pytest_modelhealth.settings.setting import is_inside, parent
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Flow, LayerRecord, Observation
@@ -256,4 +262,180 @@ def _detached(part: LayerRecord) -> Design:
         "to learn here",
         f"all of {part.label!r} is cut off from the networks beside it, as a discriminator's step "
         "detaches the generator; if it should learn, take the detach away",
+    )
+
+
+_MATRIX = 2
+
+
+def waiting_factors(check: type[Check], observation: Observation) -> Iterator[Finding]:
+    """Yield layers of zeros that are given zeros, by rows of zeros that nothing else takes.
+
+    Of ``up(down(x))`` the gradient of each is a product with the other. A gradient does come to
+    what the second gives, so that no closed gate behind both explains it; and what the first gives
+    is taken by this layer alone, so that none comes by another way. Where all of the first is zero,
+    what it gives is the same for all samples, and other checks tell. A trained model may have been
+    pruned.
+    """
+    if seems_trained(observation):
+        return
+    for record in called(observation):
+        if not _is_still(record):
+            continue
+        maker = _maker(record, observation)
+        if maker is None or not _has_rows_of_zeros(maker, record):
+            continue
+        yield check.violation(
+            record,
+            "its weight is zero, is given zeros alone, and gets a gradient of exactly zero",
+            value=0.0,
+            limit=ALWAYS,
+            tensor="weight",
+            cause=f"the rows of {maker.label!r} that it takes are zero, too: each gets its "
+            "gradient through the other, so that both stay zero; initialise one at random",
+            affected=(maker.name,),
+        )
+
+
+def _is_still(record: LayerRecord) -> bool:
+    weight, gradient = record.parameters.get("weight"), record.parameter_gradients.get("weight")
+    given, arrived = record.inputs, record.gradients
+    if weight is None or gradient is None or given is None or arrived is None:
+        return False
+    if "weight" in record.frozen or len(weight.shape) < _MATRIX or not given.count:
+        return False
+    is_zero = weight.abs_max == gradient.abs_max == given.abs_max == 0.0
+    return is_zero and arrived.abs_max > 0.0
+
+
+def _maker(record: LayerRecord, observation: Observation) -> LayerRecord | None:
+    """Return the layer of which this one takes a part that no other layer or operation takes."""
+    from pytest_modelhealth.report.flow import AS_IT_IS
+
+    flow = flow_of(observation)
+    if not flow.is_exact or record.name not in flow or len(flow.calls(record.name)) != 1:
+        return None
+    vertices = flow.graph.vertices
+    (call,) = flow.calls(record.name)
+    if len(call.inputs) != 1:
+        return None
+    (number,) = call.inputs
+    is_alone = _takers(flow, number) == 1
+    while is_alone and vertices[number].kind == "operation":
+        vertex = vertices[number]
+        if vertex.function not in AS_IT_IS or len(vertex.operands) != 1:
+            return None
+        (number,) = vertex.operands
+    made = vertices[number]
+    return observation.layers.get(made.name) if is_alone and made.kind == "call" else None
+
+
+def _takers(flow: Flow, number: int) -> int:
+    """Return in how many places a vertex is taken."""
+    taken = sum(vertex.operands.count(number) for vertex in flow.graph.vertices)
+    return taken + flow.graph.outputs.count(number)
+
+
+def _has_rows_of_zeros(maker: LayerRecord, taker: LayerRecord) -> bool:
+    """Whether weights of a layer are zero in as many rows as another takes, and not in all."""
+    weight, wanted = maker.parameters.get("weight"), taker.parameters["weight"]
+    if weight is None or len(weight.shape) < _MATRIX or "weight" in maker.frozen:
+        return False
+    zeros = round(weight.zero_fraction * weight.count)
+    return wanted.shape[1] * (weight.count // weight.shape[0]) <= zeros < weight.count
+
+
+FEWEST_ROWS = 4
+_PROJECTIONS = ("queries", "keys", "values")
+LOOK_UPS = frozenset({"embedding", "embedding_bag", "index", "index_select", "getitem", "gather"})
+"""Operations that take some rows of a table, so that the others get no gradient."""
+
+
+def idle_rows(
+    check: type[Check], observation: Observation, settings: Settings
+) -> Iterator[Finding]:
+    """Yield the matrices of which a part is zero and gets no gradient, while the rest learns.
+
+    What was pruned on purpose looks the same: only a fresh model is judged.
+    """
+    for record in called(observation):
+        for name, slices in record.zero_slices.items():
+            if name in record.frozen or _is_table(record, name, observation):
+                continue
+            sizes = record.parameters[name].shape
+            columns = slices.columns if _is_given_what_learns(record, observation) else ()
+            kinds = (("rows", slices.rows, sizes[0]), ("columns", columns, sizes[1]))
+            what, idle, size = max(kinds, key=lambda kind: len(kind[1]) / kind[2])
+            limit = settings.limit("max_idle_rows", record.name)
+            if len(idle) < FEWEST_ROWS or len(idle) <= limit.value * size:
+                continue
+            text = (
+                f"{len(idle)} of the {size} {what} of its {name} are zero and get a gradient of "
+                f"exactly zero{_which(name, what, idle, size)}"
+            )
+            if seems_trained(observation):
+                doubt = "pruned on purpose they look the same; a freshly made model would tell"
+                yield check.inconclusive(record, f"{text}: {doubt}")
+                continue
+            yield check.violation(
+                record,
+                text,
+                value=len(idle) / size,
+                limit=limit,
+                tensor=name,
+                cause=_cause(record, what, observation),
+            )
+
+
+def _is_table(record: LayerRecord, name: str, observation: Observation) -> bool:
+    """Whether rows of a parameter are looked up: those that are not asked for have no gradient."""
+    flow, full = flow_of(observation), f"{record.name}.{name}".removeprefix(".")
+    if full not in flow:
+        return False
+    takers = flow.consumers(full)
+    taken = {one.function for one in flow.operations(full, *takers)} if takers else set[str]()
+    return not taken.isdisjoint(LOOK_UPS)
+
+
+def _is_given_what_learns(record: LayerRecord, observation: Observation) -> bool:
+    """Whether a gradient goes on to what a layer is given.
+
+    Data that are zero in this batch (words that are not in it) leave no gradient, and wait for
+    nothing.
+    """
+    flow = flow_of(observation)
+    calls = flow.calls(record.name) if record.name in flow else ()
+    given = [flow.graph.vertices[number] for call in calls for number in call.inputs]
+    return not given or any(vertex.live for vertex in given)
+
+
+def _which(name: str, what: str, idle: Collection[int], size: int) -> str:
+    """Return which they are, in brackets, where that can be said in a few words."""
+    if name == IN_PROJECTION and what == "rows":
+        third = size // len(_PROJECTIONS)
+        parts = {place // third for place in idle}
+        if len(parts) * third == len(idle):
+            return f" (those of {' and '.join(_PROJECTIONS[part] for part in sorted(parts))})"
+    is_one_range = max(idle) - min(idle) + 1 == len(idle)
+    return f" ({min(idle)} to {max(idle)})" if is_one_range else ""
+
+
+def _cause(record: LayerRecord, what: str, observation: Observation) -> str:
+    flow = flow_of(observation)
+    if what == "columns":
+        return (
+            "the weights from these units are zero, and so is what the units give: neither can "
+            "begin; initialise one of the two at random"
+        )
+    takers = [observation.layers.get(n) for n in flow.consumers(record.name, as_it_is=True)]
+    dying = [r for r in takers if r is not None and r.activation in DYING_ACTIVATIONS]
+    if dying:
+        return (
+            f"filters that start at zero give {dying[0].label!r} nothing above zero, which passes "
+            "no gradient back: they are dead from the start; initialise them at random"
+        )
+    return (
+        "what these rows give is multiplied by something of the same matrix or another that is "
+        "zero too (queries by keys, a value by its gate), so that neither gets a gradient and both "
+        "stay zero: initialise one of them at random"
     )

@@ -1,15 +1,20 @@
-"""Facts about layers that several checks ask for: what ran, in which order, what lies in what."""
+"""Facts about layers that several checks ask for: what ran, what learns, how wide, how fresh.
+
+`is_fresh` and `looks_trained` each want evidence of their own; of a model that gives neither, both
+are false.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_modelhealth.settings.layer_names import parent
+from pytest_modelhealth.settings.setting import parent
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Flow, LayerRecord, Observation
-    from pytest_modelhealth.statistics import TensorStatistics
+    from pytest_modelhealth.statistics import TensorStatistics, UnitStatistics
 
 
 def called(observation: Observation) -> list[LayerRecord]:
@@ -115,3 +120,230 @@ def gain(record: LayerRecord) -> float | None:
     if given is None or returned is None or not given.finite_count or not given.rms:
         return None
     return returned.rms / given.rms
+
+
+IN_PROJECTION = "in_proj_weight"
+"""What `torch.nn.MultiheadAttention` calls the projections of queries, keys and values in one."""
+
+
+class LinearMap(NamedTuple):
+    """A parameter that multiplies a layer's inputs: of a linear, convolution or recurrent layer.
+
+    Args:
+        tensor: the parameter's own name.
+        weights: its statistics.
+        fan_in: how many inputs each output sums over.
+        fan_out: how many outputs each input reaches.
+    """
+
+    tensor: str
+    weights: TensorStatistics
+    fan_in: int
+    fan_out: int
+
+    @property
+    def scale(self) -> float:
+        """Standard deviation times the root of the fan-in: the gain of independent weights.
+
+        1.41 as He et al. (2015) initialise, 1 as Glorot and Bengio (2010) do, 0.58 by torch's
+        default.
+        """
+        return self.weights.std * math.sqrt(self.fan_in)
+
+    @property
+    def scale_by_fan_out(self) -> float:
+        """The same by the fan-out, which initialisers for the backward pass go by."""
+        return self.weights.std * math.sqrt(self.fan_out)
+
+
+def linear_maps(record: LayerRecord) -> list[LinearMap]:
+    """Return the parameters of a layer that are linear maps.
+
+    They are known by their shape: ``(outputs, inputs)`` or its transpose for a matrix, channels and
+    kernel for a convolution, and by their name (``weight_ih_l0``) in recurrent layers. What can be
+    broadcast over another parameter is a scale of it: the gain of weight standardisation, one for
+    each unit.
+    """
+    maps = []
+    for name, statistics in record.parameters.items():
+        if any(_scales(statistics.shape, other.shape) for other in record.parameters.values()):
+            continue
+        fans = _fans(record, name, statistics.shape)
+        if fans is not None and statistics.count and not statistics.nonfinite_count:
+            maps.append(LinearMap(name, statistics, *fans))
+    return maps
+
+
+def _scales(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether a parameter of `shape` can be broadcast over a larger one of as many dimensions."""
+    if len(shape) < 3 or len(shape) != len(other) or shape == other:
+        return False
+    return all(own in (1, size) for own, size in zip(shape, other, strict=True))
+
+
+def is_scale(shape: tuple[int, ...]) -> bool:
+    """Whether a parameter holds one number a channel, or one for all: ``(C,)``, ``(C, 1, 1)``."""
+    return sum(size > 1 for size in shape) <= 1
+
+
+def _fans(record: LayerRecord, name: str, shape: tuple[int, ...]) -> tuple[int, int] | None:
+    if len(shape) == 2 and name.startswith(("weight_ih", "weight_hh")):
+        return shape[1], shape[0]
+    if len(shape) == 2 and name == IN_PROJECTION and shape[0] == 3 * shape[1]:
+        return shape[1], shape[1]  # queries, keys and values, each a square
+    given, returned = record.inputs, record.activations
+    if given is None or returned is None or not given.shape or not returned.shape:
+        return None
+    if len(shape) == 2 and shape == (returned.shape[-1], given.shape[-1]):
+        return shape[1], shape[0]
+    if len(shape) == 2 and shape == (given.shape[-1], returned.shape[-1]):
+        return shape[0], shape[1]
+    if len(shape) > 2 and "Conv" in record.type_name and not name.startswith("bias"):
+        if len(given.shape) not in (len(shape), len(shape) - 1):
+            return None  # a scale of each channel, (channels, 1, 1), is no kernel
+        kernel = math.prod(shape[2:])
+        transposed = "Transpose" in record.type_name
+        inputs, outputs = (shape[0], shape[1]) if transposed else (shape[1], shape[0])
+        return inputs * kernel, outputs * kernel
+    return None
+
+
+_FEW = 16
+_UNIFORM = 1.8  # largest magnitude over standard deviation; the square root of 3 if it is uniform
+_MOST = 0.8
+
+
+def is_fresh(observation: Observation) -> bool:
+    """Whether the parameters look as initialisers leave them, whatever their scale.
+
+    Training makes biases leave zero, scales of normalisations leave one, and gives a uniform
+    distribution, torch's default for weights, a tail. At least 80 % of the layers that tell must
+    tell of an initialiser, and no normalisation may have counted more than the batch of this run.
+    """
+    votes = []
+    for record in observation.layers.values():
+        batches = record.buffers.get("num_batches_tracked")
+        if batches is not None and batches.max > observation.batches:
+            return False
+        vote = _looks_initialised(record)
+        if vote is not None:
+            votes.append(vote)
+    return bool(votes) and sum(votes) >= _MOST * len(votes)
+
+
+def _looks_initialised(record: LayerRecord) -> bool | None:
+    weight, bias = record.parameters.get("weight"), record.parameters.get("bias")
+    if weight is None or not weight.finite_count or "weight" in record.zero_slices:
+        return None  # a part of zeros hides how the rest is distributed
+    if len(weight.shape) < 2:
+        return weight.std == 0.0 and (bias is None or bias.abs_max == 0.0)
+    if bias is None:
+        return True if _is_uniform(weight) else None
+    return bias.abs_max == 0.0 or _is_uniform(weight)
+
+
+def _is_uniform(weight: TensorStatistics) -> bool:
+    return weight.count >= _FEW and 0.0 < weight.abs_max <= _UNIFORM * weight.std
+
+
+def is_unfitted(record: LayerRecord) -> bool:
+    """Whether a batch normalisation has seen no batch yet, so that it normalises nothing.
+
+    It takes its running mean of 0 and variance of 1 for those of its inputs. In training mode it
+    normalises by the batch, and has counted it by the time its buffers are read.
+    """
+    tracked = record.buffers.get("num_batches_tracked")
+    return has_initial_statistics(record) and (tracked is None or tracked.max == 0.0)
+
+
+def has_initial_statistics(record: LayerRecord) -> bool:
+    """Whether a layer's running mean is 0 and its running variance 1 throughout, as they start."""
+    mean, variance = record.buffers.get("running_mean"), record.buffers.get("running_var")
+    if variance is None or not variance.min == variance.max == 1.0:
+        return False
+    return mean is None or mean.abs_max == 0.0
+
+
+def looks_trained(observation: Observation) -> bool:
+    """Whether parameters are as no initialiser leaves them.
+
+    Initialisers set scales of normalisations to a constant and biases to one or to a uniform
+    distribution that ends at ``1 / sqrt(fan_in)`` (the fan-out in transposed convolutions); the
+    first training steps leave neither.
+    """
+    return any(_is_moved(record) for record in called(observation))
+
+
+def _is_moved(record: LayerRecord) -> bool:
+    bias, scale = record.parameters.get("bias"), record.parameters.get("weight")
+    if scale is not None and len(scale.shape) == 1:
+        return bool(scale.std > 0.0 or (bias is not None and bias.std > 0.0))
+    maps = linear_maps(record)
+    if bias is None or not maps or len(bias.shape) != 1 or not bias.std > 0.0:
+        return False
+    return bias.abs_max > _BIAS_MARGIN / math.sqrt(min(maps[0].fan_in, maps[0].fan_out))
+
+
+def seems_trained(observation: Observation) -> bool:
+    """Whether something tells of training, and not only a batch that this run has counted."""
+    return looks_trained(observation) or (was_trained(observation) and not is_fresh(observation))
+
+
+def was_trained(observation: Observation) -> bool:
+    """Whether parameters or counted batches are as training alone leaves them.
+
+    Some initialisers draw the scales of normalisations, around 1 (DCGAN) or around 0 (MobileViT in
+    transformers), or scales and shifts (RepVGG in timm). A step moves the scales and shifts of all,
+    and every bias.
+    """
+    ran = called(observation)
+    norms = [record for record in ran if _freshness_scales(record) and trainable(record)]
+    return (
+        (bool(norms) and all(map(has_moved, norms)) and not any(map(_has_zero_bias, ran)))
+        or any(t.max > 0.0 for r in ran if (t := r.buffers.get("num_batches_tracked")) is not None)
+        or any(_is_moved(r) for r in ran if linear_maps(r))
+    )
+
+
+def _has_zero_bias(record: LayerRecord) -> bool:
+    bias = trainable(record).get("bias")
+    return bias is not None and bias.abs_max == 0.0
+
+
+def has_moved(record: LayerRecord) -> bool:
+    """Whether both scale and shift of a normalisation vary."""
+    return _freshness_scales(record) and all(
+        record.parameters[n].std > 0.0 for n in ("weight", "bias")
+    )
+
+
+def _freshness_scales(record: LayerRecord) -> bool:
+    """Whether a layer has a scale and a shift of each channel."""
+    shapes = [s.shape for n in ("weight", "bias") if (s := record.parameters.get(n)) is not None]
+    return len(shapes) == 2 and shapes[0] == shapes[1] and len(shapes[0]) == 1
+
+
+_BIAS_MARGIN = 1.01
+"""bfloat16 rounds the bound by up to 0.4 %."""
+
+
+FEWEST_UNITS = 6
+HEALTHY_SPREAD = 1e-2
+
+
+def units_of(statistics: TensorStatistics | None) -> UnitStatistics | None:
+    """Return the units of a tensor, where enough samples were seen, all finite."""
+    units = None if statistics is None or statistics.nonfinite_count else statistics.units
+    if units is None or len(units.minimum) == 0 or units.observations < FEWEST_UNITS:
+        return None
+    return units
+
+
+def spread_of(statistics: TensorStatistics | None) -> float:
+    """Return the largest range of a unit relative to the largest magnitude, 0 to 2."""
+    if statistics is None or statistics.units is None or statistics.nonfinite_count:
+        return 0.0
+    if not statistics.abs_max > 0.0:
+        return 0.0
+    ranges = statistics.units.maximum - statistics.units.minimum
+    return float(ranges.max()) / statistics.abs_max if len(ranges) else 0.0

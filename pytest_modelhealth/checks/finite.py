@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.arithmetic import BREAKING, UNDERIVABLE, first_of, named
 from pytest_modelhealth.checks.check import ALWAYS, Check
 from pytest_modelhealth.checks.facts import called, completed, flow_of, innermost, leaves
+from pytest_modelhealth.checks.paths import BREAKING, UNDERIVABLE, first_of, named
 from pytest_modelhealth.settings import Settings
-from pytest_modelhealth.settings.layer_names import is_inside
+from pytest_modelhealth.settings.setting import is_inside
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation

@@ -10,21 +10,27 @@ from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
-from pytest_modelhealth.checks.contracting_chains import STEEPEST, contracting_chains
 from pytest_modelhealth.checks.facts import (
     called,
     completed,
     enclosing,
     flow_of,
+    is_scale,
     largest_at,
+    linear_maps,
+    looks_trained,
     trainable,
 )
-from pytest_modelhealth.checks.freshness import looks_trained
-from pytest_modelhealth.checks.gradient_extremes import gradient_norm, singular, unmoving
+from pytest_modelhealth.checks.gradient_scale import (
+    STEEPEST,
+    contracting_chains,
+    gradient_norm,
+    singular,
+    unmoving,
+)
 from pytest_modelhealth.checks.paths import factors, is_normalization, nearest, way_to
-from pytest_modelhealth.checks.weights import is_scale, linear_maps
 from pytest_modelhealth.settings import Limit, Setting, Settings, Severity
-from pytest_modelhealth.settings.layer_names import is_inside, parent
+from pytest_modelhealth.settings.setting import is_inside, parent
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.dropouts import DRAWS, draws
 from pytest_modelhealth.checks.facts import called, flow_of, gives_nothing, learns
-from pytest_modelhealth.settings.layer_names import parent
+from pytest_modelhealth.checks.normalization import DRAWS, draws
+from pytest_modelhealth.settings.setting import parent
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import LayerRecord, Observation

@@ -7,10 +7,18 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
-from pytest_modelhealth.checks.facts import called, flow_of, gain, learns, trainable
-from pytest_modelhealth.checks.freshness import looks_trained
+from pytest_modelhealth.checks.facts import (
+    IN_PROJECTION,
+    LinearMap,
+    called,
+    flow_of,
+    gain,
+    learns,
+    linear_maps,
+    looks_trained,
+    trainable,
+)
 from pytest_modelhealth.checks.paths import NORMALIZATIONS, normalizer, way_to_weights
-from pytest_modelhealth.checks.weights import IN_PROJECTION, LinearMap, linear_maps
 from pytest_modelhealth.settings import Setting, Settings
 
 if TYPE_CHECKING:

@@ -8,11 +8,9 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
-from pytest_modelhealth.checks.facts import called, flow_of, innermost
-from pytest_modelhealth.checks.freshness import is_fresh
+from pytest_modelhealth.checks.facts import called, flow_of, innermost, is_fresh, linear_maps
 from pytest_modelhealth.checks.loss_terms import summed_over_batch, weightless_terms
 from pytest_modelhealth.checks.paths import is_floating
-from pytest_modelhealth.checks.weights import linear_maps
 from pytest_modelhealth.settings import Setting, Settings, Severity
 
 if TYPE_CHECKING:

@@ -1,24 +1,88 @@
-"""Trainable parameters that the loss does not reach although it should."""
+"""Trainable parameters that the loss does not reach, or that no optimizer is told of."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
-from pytest_modelhealth.checks.designs import design, dropped, is_meant
-from pytest_modelhealth.checks.detached_states import detached_states
-from pytest_modelhealth.checks.facts import at, completed, flow_of, trainable
-from pytest_modelhealth.checks.idle_rows import idle_rows
+from pytest_modelhealth.checks.designs import design, dropped, idle_rows, is_meant, waiting_factors
+from pytest_modelhealth.checks.facts import at, completed, flow_of, learns, place, trainable
 from pytest_modelhealth.checks.loss import is_switched_off
-from pytest_modelhealth.checks.recurrent_gradients import recurrent_gradients
-from pytest_modelhealth.checks.waiting_factors import waiting_factors
+from pytest_modelhealth.checks.recurrences import recurrent_gradients
 from pytest_modelhealth.checks.zero_gradients import zero_gradients
 from pytest_modelhealth.settings import Setting, Settings
+from pytest_modelhealth.settings.setting import is_inside
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.report import Cut, Flow, LayerRecord, Observation, Violation
+    from pytest_modelhealth.report import (
+        Cut,
+        Flow,
+        LayerRecord,
+        Observation,
+        UnregisteredParameter,
+        Violation,
+    )
+    from pytest_modelhealth.report.flow import Recurrence
+
+
+_FEWEST = 2
+_DETACHES = frozenset({"detach", "data"})
+"""What is written to stop a gradient; a sample, a choice or ``no_grad`` stops it besides."""
+
+
+def detached_states(check: Check, observation: Observation) -> Iterator[Finding]:
+    """Yield, as findings of a check, the layers whose own state comes to them detached each time.
+
+    Where each call takes one step of a sequence, gradients go back a single step. Pieces of several
+    steps are truncated backpropagation. Where each call takes the same again, as in the search for
+    a fixed point, the gradient of the last alone may be meant.
+    """
+    from pytest_modelhealth.report.flow import near
+
+    layers = observation.layers
+    if not any(record.calls > _FEWEST and learns(record) for record in layers.values()):
+        return
+    by_line: dict[str, tuple[Recurrence, list[str]]] = {}
+    for found in flow_of(observation).cut_recurrences():
+        if _is_detached(found) and _learns(found.layer, observation):
+            by_line.setdefault(found.cuts[0].line, (found, []))[1].append(found.layer)
+    for found, names in by_line.values():
+        record, sizes = layers[found.layer], _sizes(layers[found.layer])
+        if found.takes_more and sizes == _STEPS_AND_WIDTH:
+            continue
+        yield check.violation(
+            record,
+            f"its state is detached before each of its {found.calls} calls, so that no gradient "
+            f"goes back further than one: {near(str(found.cuts[0]))}",
+            value=float(found.calls),
+            limit=ALWAYS,
+            cause="the state is cut off at every step, and nothing learns over several: detach it "
+            "before the first step only, or every so many (truncated backpropagation)",
+            affected=names[1:],
+            independent=True,
+            severity="fail" if found.takes_more and sizes == 1 else "warn",
+        )
+
+
+def _is_detached(found: Recurrence) -> bool:
+    return {cut.operation for cut in found.cuts} <= _DETACHES
+
+
+def _learns(layer: str, observation: Observation) -> bool:
+    inside = (r for r in observation.layers.values() if r.name == layer or is_inside(r.name, layer))
+    return any(map(learns, inside))
+
+
+_STEPS_AND_WIDTH = 2
+
+
+def _sizes(record: LayerRecord) -> int:
+    """Return in how many dimensions what it takes of a sample extends."""
+    shape = () if record.inputs is None else record.inputs.shape
+    return sum(size > 1 for size in shape[1:])
 
 
 class MissingGradients(Check):
@@ -284,3 +348,70 @@ _UNSEEN = (
 )
 _LEARN = "if it should learn, take away what cuts; if not, freeze it by requires_grad_(False)"
 _NONE = "the graph is cut in a backward: that of an autograd.Function after it returns None"
+
+
+_SHOWN = 3
+
+
+class UnregisteredParameters(Check):
+    """Everything that gets a gradient is in ``named_parameters()``.
+
+    An optimizer made from ``model.parameters()`` trains nothing else, ``model.to`` moves nothing
+    else and ``state_dict`` saves nothing else. What the batch, the loss or another model owns is
+    theirs.
+    """
+
+    name = "unregistered_parameters"
+    summary = "Every leaf of the model that gets a gradient is one of its parameters."
+    rank = 17
+    role = "parameters"
+    definition = (
+        "No leaf that the backward pass gives a gradient to sits in the model, in a plain list, "
+        "dictionary or attribute, or was made by its forward, without being in "
+        "named_parameters() when the run began."
+    )
+    source = (
+        "torch.nn.Module: only attributes that are modules or parameters are registered; "
+        "torch.nn.ModuleList exists for the others"
+    )
+    minimum_evidence = "one backward pass"
+
+    def run(self, observation: Observation, settings: Settings) -> Iterator[Violation]:
+        """Yield one violation for each layer that keeps such leaves."""
+        from pytest_modelhealth.report.flow import near
+
+        for layer, group in groupby(observation.unregistered, key=lambda one: one.layer):
+            leaves = list(group)
+            paths = [one.path for one in leaves if one.path]
+            if made := len(leaves) - len(paths):
+                lines = dict.fromkeys(near(one.line) for one in leaves if one.line)
+                used = f" (used at {', '.join([*lines][:_SHOWN])})" if lines else ""
+                paths.insert(0, f"{made} that only the graph holds{used}")
+            more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
+            yield self.violation(
+                place(observation, layer),
+                f"{len(leaves)} tensors ({sum(one.count for one in leaves):,} elements) get a "
+                "gradient but are no parameters of the model: "
+                f"{', '.join(paths[:_SHOWN])}{more}",
+                value=float(len(leaves)),
+                limit=ALWAYS,
+                cause=_cause(leaves),
+            )
+
+
+def _cause(leaves: list[UnregisteredParameter]) -> str:
+    kinds = {one.kind for one in leaves}
+    if "module" in kinds:
+        return (
+            "modules in a plain list, dictionary or object are not registered: use nn.ModuleList "
+            "or nn.ModuleDict"
+        )
+    if "attribute" in kinds:
+        return (
+            "a tensor with requires_grad is no parameter: wrap it in nn.Parameter, several in "
+            "nn.ParameterList or nn.ParameterDict"
+        )
+    return (
+        "the forward makes them anew, or what is kept is computed of them (nn.Parameter(...) * 2), "
+        "so that no optimizer holds them: make each nn.Parameter once, in __init__, and keep it"
+    )

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
-from pytest_modelhealth.checks.facts import called, flow_of, gain, trainable
+from pytest_modelhealth.checks.facts import called, flow_of, gain, linear_maps, trainable
 from pytest_modelhealth.checks.paths import maker
-from pytest_modelhealth.checks.recurrent_gradients import parts
-from pytest_modelhealth.checks.weights import linear_maps
+from pytest_modelhealth.checks.recurrences import parts
 from pytest_modelhealth.settings import Limit, Setting, Settings
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.facts import trainable
-from pytest_modelhealth.settings.layer_names import parent
+from pytest_modelhealth.settings.setting import parent
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Flow, LayerRecord, Observation

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_modelhealth.settings.layer_names import parent
+from pytest_modelhealth.settings.setting import parent
 
 if TYPE_CHECKING:
     from pytest_modelhealth.checks.siblings import Siblings

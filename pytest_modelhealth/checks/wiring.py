@@ -8,13 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check
-from pytest_modelhealth.checks.computed_ids import destroyed
 from pytest_modelhealth.checks.facts import at
+from pytest_modelhealth.checks.inputs import destroyed
 from pytest_modelhealth.checks.recurrences import lost_states
 from pytest_modelhealth.checks.siblings import Siblings, without_residual
 from pytest_modelhealth.checks.stand_ins import StandIn, standing_in, taken_for_two
 from pytest_modelhealth.settings import Settings
-from pytest_modelhealth.settings.layer_names import is_inside, parent
+from pytest_modelhealth.settings.setting import is_inside, parent
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation

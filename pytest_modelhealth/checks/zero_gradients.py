@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
-from pytest_modelhealth.checks.dropouts import FEWEST_SAMPLES
 from pytest_modelhealth.checks.facts import (
     at,
     called,
@@ -21,8 +20,9 @@ from pytest_modelhealth.checks.facts import (
     learns,
 )
 from pytest_modelhealth.checks.gradient_stops import FLAT, GradientStops, gives_zeros
+from pytest_modelhealth.checks.normalization import FEWEST_SAMPLES
 from pytest_modelhealth.settings import Severity
-from pytest_modelhealth.settings.layer_names import is_inside, parent
+from pytest_modelhealth.settings.setting import is_inside, parent
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import LayerRecord, Observation

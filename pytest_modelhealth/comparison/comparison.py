@@ -13,7 +13,7 @@ from pytest_modelhealth.alignment.causes import CallChange, TieChange
 from pytest_modelhealth.alignment.result import Alignment, Change, Pair
 from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.errors import LayerNotFoundError, ModelHealthError, suggest
-from pytest_modelhealth.report.asked import HasVerdict, Renderer
+from pytest_modelhealth.report.verdict import HasVerdict, Renderer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,7 +16,7 @@ from pytest_modelhealth.comparison.precision import other_dtypes
 from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.comparison.trace import Key, Trace
 from pytest_modelhealth.report import UNCALLED, Status
-from pytest_modelhealth.settings.layer_names import is_inside
+from pytest_modelhealth.settings.setting import is_inside
 
 _OTHER_BACKWARD = "its backward changed: a detach(), a custom autograd.Function"
 _NO_SETTING = (

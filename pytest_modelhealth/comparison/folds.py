@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from pytest_modelhealth.alignment.result import Alignment, Fold, Pair, Split, Unseen
-from pytest_modelhealth.capture.observing.store import TensorStore
+from pytest_modelhealth.capture.observing.tensors import TensorStore
 from pytest_modelhealth.capture.onnx_graphs.operators import is_rounding
 from pytest_modelhealth.comparison.measures import gap
 from pytest_modelhealth.comparison.trace import Trace
 from pytest_modelhealth.report import Status
-from pytest_modelhealth.settings.layer_names import ancestors
+from pytest_modelhealth.settings.setting import ancestors
 
 
 def with_folds(alignment: Alignment, a: Trace, b: Trace, store: TensorStore) -> Alignment:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pytest_modelhealth.alignment.result import Alignment, Change, Pair, Split
-from pytest_modelhealth.capture.observing.store import TensorStore
+from pytest_modelhealth.capture.observing.tensors import TensorStore
 from pytest_modelhealth.comparison.trace import Key, Trace
 from pytest_modelhealth.report import Status
 

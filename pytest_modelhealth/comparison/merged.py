@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from pytest_modelhealth.alignment.result import Alignment
 from pytest_modelhealth.comparison.model_changes import Changed
-from pytest_modelhealth.settings.layer_names import is_inside
+from pytest_modelhealth.settings.setting import is_inside
 
 
 def merged_layers(alignment: Alignment, changed: Mapping[str, Changed]) -> dict[str, list[str]]:

@@ -15,7 +15,7 @@ from pytest_modelhealth.comparison.links import parameter_names
 from pytest_modelhealth.comparison.quantisation import fitted
 from pytest_modelhealth.comparison.trace import Trace
 from pytest_modelhealth.layers import own_parameters, type_name
-from pytest_modelhealth.statistics.quantised import is_dequantisable, step
+from pytest_modelhealth.statistics.dense import is_dequantisable, step
 from pytest_modelhealth.tolerance import epsilon_of
 
 Modules = Mapping[str, nn.Module]

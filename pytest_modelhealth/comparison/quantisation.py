@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from pytest_modelhealth.alignment.result import Alignment
 from pytest_modelhealth.capture import Request, find_engine
-from pytest_modelhealth.capture.observing.store import TensorStore
-from pytest_modelhealth.capture.step.conversion import copied
+from pytest_modelhealth.capture.observing.tensors import TensorStore
+from pytest_modelhealth.capture.step.bare import copied
 from pytest_modelhealth.comparison.folded_weights import scale_of_folding
 from pytest_modelhealth.comparison.links import Link, parameter_names
 from pytest_modelhealth.comparison.trace import Key, Trace
 from pytest_modelhealth.layers import named_modules, own_parameters
-from pytest_modelhealth.statistics.quantised import step, step_of_grid
+from pytest_modelhealth.statistics.dense import step, step_of_grid
 from pytest_modelhealth.tolerance import perturbed_batch
 
 INSIDE = 2.0**-7

@@ -13,7 +13,7 @@ from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.comparison.sides import Side
 from pytest_modelhealth.comparison.trace import Trace
 from pytest_modelhealth.report import Status
-from pytest_modelhealth.settings.layer_names import ancestors
+from pytest_modelhealth.settings.setting import ancestors
 
 
 def notes_on_runs(ours: Side, theirs: Side, a: Trace, b: Trace) -> list[str]:

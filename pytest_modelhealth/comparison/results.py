@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from pytest_modelhealth.capture import Request
-from pytest_modelhealth.capture.observing.store import TensorStore
-from pytest_modelhealth.capture.step.conversion import copied, default_dtype
+from pytest_modelhealth.capture.observing.tensors import TensorStore
+from pytest_modelhealth.capture.step.bare import copied, default_dtype
 from pytest_modelhealth.comparison.links import FLOWING, Link
 from pytest_modelhealth.comparison.measures import Difference, equal_nans, gap, measure
 from pytest_modelhealth.comparison.precision import carried_epsilons

@@ -16,17 +16,16 @@ from pytest_modelhealth.capture.eager import is_compiled
 from pytest_modelhealth.capture.engine import Engine
 from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.recorder import Recorder
-from pytest_modelhealth.capture.observing.store import TensorStore
-from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.capture.observing.tensors import TensorStore, find_tensors
+from pytest_modelhealth.capture.step.bare import converted_batch
 from pytest_modelhealth.capture.step.company import has_process_group
-from pytest_modelhealth.capture.step.conversion import converted_batch
 from pytest_modelhealth.capture.step.run import run_step
 from pytest_modelhealth.comparison.trace import Keeper, Trace
 from pytest_modelhealth.errors import InspectionError, suggest
 from pytest_modelhealth.layers import is_quantised as is_quantised_module
 from pytest_modelhealth.layers import named_modules, own_parameters
 from pytest_modelhealth.report import Observation
-from pytest_modelhealth.statistics.quantised import is_quantised
+from pytest_modelhealth.statistics.dense import is_quantised
 
 
 @dataclass(frozen=True)

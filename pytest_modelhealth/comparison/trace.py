@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from pytest_modelhealth.alignment.alignable import Alignable
-from pytest_modelhealth.capture.observing.store import TensorStore
 from pytest_modelhealth.capture.observing.tensors import (
     KnownTensors,
+    TensorStore,
     contents,
     find_tensors,
     pairs,
@@ -22,8 +22,7 @@ from pytest_modelhealth.capture.observing.tensors import (
 )
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.statistics import UnsupportedTensorError
-from pytest_modelhealth.statistics.dense import dense_values
-from pytest_modelhealth.statistics.quantised import step
+from pytest_modelhealth.statistics.dense import dense_values, step
 
 
 class Key(NamedTuple):

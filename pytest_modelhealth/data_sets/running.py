@@ -17,12 +17,11 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from pytest_modelhealth.capture import Engine, Request
 from pytest_modelhealth.capture.deployed.model import DeployedModel
-from pytest_modelhealth.capture.observing.collector import Collector
+from pytest_modelhealth.capture.observing.sample_statistics import Collector
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs, batch_size
-from pytest_modelhealth.capture.step.interruption import exited_whole
-from pytest_modelhealth.capture.step.memory import Memory
-from pytest_modelhealth.capture.step.state import State
+from pytest_modelhealth.capture.step.isolation import exited_whole
+from pytest_modelhealth.capture.step.state import Memory, State
 from pytest_modelhealth.data_sets.extremes import Extremes, OddSamples
 from pytest_modelhealth.errors import InspectionError, ModelHealthWarning
 from pytest_modelhealth.layers import type_name

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from pytest_modelhealth.report.asked import Denied
+    from pytest_modelhealth.report.verdict import Denied
 
 _PACKAGE = __name__.partition(".")[0]
 _OWN_ERRORS = (ModelHealthError, InspectionError, SettingsError, ModelHealthWarning)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pytest_modelhealth.inspector import Inspector
     from pytest_modelhealth.report import HealthReport
     from pytest_modelhealth.settings import Settings
-    from pytest_modelhealth.settings.waiver import Waiver
+    from pytest_modelhealth.settings.setting import Waiver
 
 _PACKAGE = __name__.partition(".")[0]
 _NOTED = 3

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pytest_modelhealth.checks import Check
     from pytest_modelhealth.settings import Setting, Settings
-    from pytest_modelhealth.settings.waiver import Waiver
+    from pytest_modelhealth.settings.setting import Waiver
 
 _DECLARED = pytest.StashKey["Settings"]()
 _SETTINGS = pytest.StashKey["Settings"]()
@@ -68,7 +68,7 @@ def _is_asked_for(config: pytest.Config, args: Iterable[str]) -> bool:
 
 def _declared(settings: Settings) -> dict[str, Setting]:
     """Return what may be set by its name: all settings, and `waive`, which calls say otherwise."""
-    from pytest_modelhealth.settings.waiver import WAIVE
+    from pytest_modelhealth.settings.setting import WAIVE
 
     return {setting.name: setting for setting in (*settings.declarations, WAIVE)}
 
@@ -170,7 +170,7 @@ def _given(texts: Iterable[str], declared: dict[str, Setting]) -> dict[str, list
 def _read(settings: Settings, setting: Setting, value: str | list[str], origin: str) -> Settings:
     text = "\n".join(value) if isinstance(value, list) else value
     if setting.name == "waive":
-        from pytest_modelhealth.settings.waiver import parse_waivers
+        from pytest_modelhealth.settings.setting import parse_waivers
 
         return settings.waive(*parse_waivers(text, origin))
     return settings.read(setting.name, text, origin)
@@ -290,7 +290,7 @@ def _waivers(item: pytest.Item) -> Iterable[Waiver]:
 
 
 def _parse_waiver(marker: pytest.Mark, origin: str) -> list[Waiver]:
-    from pytest_modelhealth.settings.waiver import Waiver
+    from pytest_modelhealth.settings.setting import Waiver
 
     unknown = sorted(set(marker.kwargs) - {"check", "reason"})
     if unknown:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_modelhealth.errors import suggest
+from pytest_modelhealth.plugin.several_ranks import Wanted
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -22,13 +23,6 @@ MARKER = "modelhealth_ranks"
 DEFAULT_SECONDS = 120.0
 """Long enough for a model to be built and compiled on a busy machine; a test whose ranks wait for
 each other costs no more than this, where a process group alone waits half an hour."""
-
-
-class Wanted(NamedTuple):
-    """On how many ranks a test runs, and after how many seconds they are ended."""
-
-    size: int
-    seconds: float
 
 
 _WANTED = pytest.StashKey[Wanted]()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from pytest_modelhealth.report import HealthReport
     from pytest_modelhealth.settings import LayerLimit, Settings
-    from pytest_modelhealth.settings.waiver import Waiver
+    from pytest_modelhealth.settings.setting import Waiver
 
 
 _SELECTING = ("keyword", "markexpr", "deselect", "lf", "maxfail")
@@ -74,7 +74,7 @@ def _met(health: HealthReport) -> Iterator[str]:
 
 
 def _describe(shared: Waiver | LayerLimit) -> str:
-    from pytest_modelhealth.settings.waiver import Waiver
+    from pytest_modelhealth.settings.setting import Waiver
 
     if isinstance(shared, Waiver):
         return f"{shared.origin}: the waiver of {shared}"

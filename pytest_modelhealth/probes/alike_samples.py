@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.alike_outputs import alike_outputs
 from pytest_modelhealth.checks.check import Finding
-from pytest_modelhealth.checks.contracting_chains import contracting_chains
-from pytest_modelhealth.checks.facts import flow_of
-from pytest_modelhealth.checks.freshness import seems_trained
-from pytest_modelhealth.checks.spread import HEALTHY_SPREAD, spread_of
+from pytest_modelhealth.checks.facts import HEALTHY_SPREAD, flow_of, seems_trained, spread_of
+from pytest_modelhealth.checks.gradient_scale import contracting_chains
 from pytest_modelhealth.probes.probe import Evidence, Probe
 from pytest_modelhealth.settings import Setting, Settings
 

@@ -26,8 +26,7 @@ from pytest_modelhealth.ranks.layout import Place, described, place_of
 from pytest_modelhealth.ranks.meeting import digest
 from pytest_modelhealth.ranks.placing import Seen
 from pytest_modelhealth.report import Observation
-from pytest_modelhealth.report.data_sets import Extreme
-from pytest_modelhealth.report.probing import Probed
+from pytest_modelhealth.report.parts import Extreme, Probed
 from pytest_modelhealth.tolerance import Run, observed
 
 _companies: dict[tuple[tuple[int, ...], Place], Company] = {}

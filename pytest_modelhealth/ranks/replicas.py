@@ -11,7 +11,7 @@ from pytest_modelhealth.ranks.placing import Gathered, Seen
 from pytest_modelhealth.report import LayerRecord, Observation
 from pytest_modelhealth.report.flow.inferred import with_flow
 from pytest_modelhealth.report.ranks import Disagreement, named_ranks
-from pytest_modelhealth.settings.layer_names import is_inside
+from pytest_modelhealth.settings.setting import is_inside
 
 
 def replicas(of: Gathered) -> Iterator[Disagreement]:

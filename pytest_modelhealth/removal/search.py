@@ -9,7 +9,7 @@ from operator import length_hint
 from typing import Any, NamedTuple
 
 from pytest_modelhealth.capture import Engine, Request
-from pytest_modelhealth.capture.costing.further import measured_forward
+from pytest_modelhealth.capture.costing.measure import measured_forward
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.bare import Beside
 from pytest_modelhealth.capture.step.batch import Inputs, copied_batch

@@ -8,7 +8,7 @@ from typing import cast
 
 from pytest_modelhealth.checks import Check
 from pytest_modelhealth.settings import Setting, Settings
-from pytest_modelhealth.settings.waiver import WAIVE
+from pytest_modelhealth.settings.setting import WAIVE
 
 WIDTH = 80
 _INDENT = 2

@@ -23,7 +23,7 @@ from pytest_modelhealth.rendering.notation import (
 )
 from pytest_modelhealth.rendering.summary import headline
 from pytest_modelhealth.report import ROLES, HealthReport, LayerRecord, Violation
-from pytest_modelhealth.settings.layer_names import is_inside
+from pytest_modelhealth.settings.setting import is_inside
 from pytest_modelhealth.statistics import HIGHEST_EXPONENT, LOWEST_EXPONENT, TensorStatistics
 
 MAX_BINS = 10

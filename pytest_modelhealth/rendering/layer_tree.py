@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from pytest_modelhealth.settings.layer_names import ancestors
+from pytest_modelhealth.settings.setting import ancestors
 
 Row = Mapping[str, Any]
 

@@ -29,7 +29,7 @@ from pytest_modelhealth.report import (
     Violation,
 )
 from pytest_modelhealth.report.ranks import Ranks
-from pytest_modelhealth.settings.layer_names import is_inside
+from pytest_modelhealth.settings.setting import is_inside
 from pytest_modelhealth.snapshot.changes import phrases
 from pytest_modelhealth.snapshot.checked import Outcome, SnapshotCheck
 from pytest_modelhealth.snapshot.drift import Drift

@@ -3,10 +3,6 @@
 This package imports neither torch nor numpy.
 """
 
-from pytest_modelhealth.report.costs import Costs, LayerCosts, Shape, Size
-from pytest_modelhealth.report.course import Course, CourseEvent, LossSummary
-from pytest_modelhealth.report.data_sets import Extreme, Label, Part
-from pytest_modelhealth.report.definition import Definition
 from pytest_modelhealth.report.flow import (
     Call,
     Cut,
@@ -20,15 +16,6 @@ from pytest_modelhealth.report.flow import (
     Vertex,
 )
 from pytest_modelhealth.report.health_report import HealthReport
-from pytest_modelhealth.report.judgement import (
-    BrokenCheck,
-    Inconclusive,
-    Judge,
-    Judgement,
-    Reference,
-    Verdict,
-    Violation,
-)
 from pytest_modelhealth.report.model_summary import ModelSummary
 from pytest_modelhealth.report.observation import (
     MEASURED,
@@ -49,16 +36,41 @@ from pytest_modelhealth.report.observation import (
     UnregisteredParameter,
     ZeroSlices,
 )
-from pytest_modelhealth.report.probing import Outcome, Parting, Probed, ProbeRecord
-from pytest_modelhealth.report.replayed import Replayed
-from pytest_modelhealth.report.stepping import (
+from pytest_modelhealth.report.parts import (
+    Costs,
+    Definition,
+    Extreme,
+    Label,
+    LayerCosts,
+    Outcome,
+    Part,
+    Parting,
+    Probed,
+    ProbeRecord,
+    Replayed,
+    Shape,
+    Size,
+)
+from pytest_modelhealth.report.training import (
+    Course,
+    CourseEvent,
     HalfInfluence,
     LayerMode,
     LeftOver,
     LossSlope,
+    LossSummary,
     Stepped,
     SteppedOptimizer,
     SteppedParameter,
+)
+from pytest_modelhealth.report.verdict import (
+    BrokenCheck,
+    Inconclusive,
+    Judge,
+    Judgement,
+    Reference,
+    Verdict,
+    Violation,
 )
 
 __all__ = [

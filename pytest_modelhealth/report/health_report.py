@@ -16,18 +16,19 @@ from pytest_modelhealth.errors import (
     ModelHealthWarning,
     suggest,
 )
-from pytest_modelhealth.report.asked import HasVerdict, Renderer
 from pytest_modelhealth.report.flow import Flow
-from pytest_modelhealth.report.judgement import (
+from pytest_modelhealth.report.model_summary import ModelSummary
+from pytest_modelhealth.report.observation import LayerRecord, Noises, Observation
+from pytest_modelhealth.report.parts import Probed
+from pytest_modelhealth.report.verdict import (
+    HasVerdict,
     Inconclusive,
     Judge,
     Judgement,
+    Renderer,
     Verdict,
     Violation,
 )
-from pytest_modelhealth.report.model_summary import ModelSummary
-from pytest_modelhealth.report.observation import LayerRecord, Noises, Observation
-from pytest_modelhealth.report.probing import Probed
 from pytest_modelhealth.settings import Settings
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_modelhealth.report.asked import Renderer
+from pytest_modelhealth.report.verdict import Renderer
 
 
 @dataclass(frozen=True, repr=False)

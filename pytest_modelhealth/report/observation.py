@@ -17,22 +17,21 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pytest_modelhealth.errors import LayerNotFoundError, require_kind, suggest
-from pytest_modelhealth.report.costs import Costs
-from pytest_modelhealth.report.course import Course
-from pytest_modelhealth.report.data_sets import (
+from pytest_modelhealth.report.flow import Flow
+from pytest_modelhealth.report.parts import (
+    Costs,
+    Definition,
     Extreme,
     Extremes,
     Part,
+    Probed,
+    Replayed,
     larger_of_each,
     moved,
 )
-from pytest_modelhealth.report.definition import Definition
-from pytest_modelhealth.report.flow import Flow
-from pytest_modelhealth.report.probing import Probed
 from pytest_modelhealth.report.ranks import Assembly, Placement, Ranks
 from pytest_modelhealth.report.removable import Removable
-from pytest_modelhealth.report.replayed import Replayed
-from pytest_modelhealth.report.stepping import Stepped
+from pytest_modelhealth.report.training import Course, Stepped
 
 if TYPE_CHECKING:
     from pytest_modelhealth.statistics import TensorStatistics

@@ -21,7 +21,7 @@ from pytest_modelhealth.settings.choices import (
 from pytest_modelhealth.settings.setting import Limit, Setting, SettingValue
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.settings.waiver import Waiver
+    from pytest_modelhealth.settings.setting import Waiver
 
 Kind = TypeVar("Kind")
 
@@ -265,7 +265,7 @@ class Settings(Mapping[str, Limit]):
             SettingsError: a waiver names a check that does not exist, or is no `Waiver`.
         """
         if waivers:
-            from pytest_modelhealth.settings.waiver import Waiver
+            from pytest_modelhealth.settings.setting import Waiver
 
             _listed(waivers, Waiver, "Settings.waive takes waivers")
         for waiver in waivers if self.checks else ():

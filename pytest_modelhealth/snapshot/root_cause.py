@@ -6,7 +6,7 @@ from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 from pytest_modelhealth.alignment.causes import MOST_CALLS, CallChange, TieChange, retyped
-from pytest_modelhealth.settings.layer_names import is_inside
+from pytest_modelhealth.settings.setting import is_inside
 from pytest_modelhealth.snapshot.changes import SnapshotPair
 from pytest_modelhealth.snapshot.snapshot import is_given
 

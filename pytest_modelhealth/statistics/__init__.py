@@ -1,15 +1,16 @@
 """Mergeable summaries of tensors: the numbers that every check, table and snapshot reads."""
 
 from pytest_modelhealth.statistics.dense import UnsupportedTensorError, unseen
-from pytest_modelhealth.statistics.exponents import (
+from pytest_modelhealth.statistics.ledger import Entry, Ledger, reduce
+from pytest_modelhealth.statistics.tensor_statistics import (
+    DEAD_RATIO,
     HIGHEST_EXPONENT,
     LOWEST_EXPONENT,
     ExponentCounts,
     Histogram,
+    TensorStatistics,
+    UnitStatistics,
 )
-from pytest_modelhealth.statistics.ledger import Entry, Ledger, reduce
-from pytest_modelhealth.statistics.tensor_statistics import TensorStatistics
-from pytest_modelhealth.statistics.units import DEAD_RATIO, UnitStatistics
 
 __all__ = [
     "DEAD_RATIO",

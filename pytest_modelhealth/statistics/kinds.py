@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pytest_modelhealth.statistics import native
 from pytest_modelhealth.statistics.native import Job
-from pytest_modelhealth.statistics.subject import Subject
+from pytest_modelhealth.statistics.tensor_statistics import Subject
 
 EXACT_HISTOGRAM = 1 << 14
 """A tensor of up to this many elements has all of them in its histogram. Counting bins takes three

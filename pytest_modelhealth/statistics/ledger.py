@@ -29,8 +29,7 @@ from pytest_modelhealth.statistics.native import (
     Results,
 )
 from pytest_modelhealth.statistics.queued import Queued
-from pytest_modelhealth.statistics.subject import Subject
-from pytest_modelhealth.statistics.tensor_statistics import TensorStatistics
+from pytest_modelhealth.statistics.tensor_statistics import Subject, TensorStatistics
 
 MOST_QUEUED = 1 << 26
 """Bytes of results that wait on a device before they are fetched, all the same."""

@@ -19,14 +19,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pytest_modelhealth.statistics.exponents import (
+from pytest_modelhealth.statistics.tensor_statistics import (
     HIGHEST_EXPONENT,
     LOWEST_EXPONENT,
     ExponentCounts,
+    Subject,
+    TensorStatistics,
+    UnitStatistics,
 )
-from pytest_modelhealth.statistics.subject import Subject
-from pytest_modelhealth.statistics.tensor_statistics import TensorStatistics
-from pytest_modelhealth.statistics.units import UnitStatistics
 
 CHUNK_ELEMENTS = 1 << 14
 """Elements widened at a time on a CPU: they stay in its cache, and all are in the histogram."""

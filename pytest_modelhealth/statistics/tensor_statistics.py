@@ -1,18 +1,151 @@
-"""`TensorStatistics`: what is kept of a tensor after it was seen, and how two of them combine."""
+"""`TensorStatistics`: what is kept of a tensor after it was seen, and how two of them merge."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+import sys
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+from torch import Tensor
 
 from pytest_modelhealth.errors import require_kind
 
-if TYPE_CHECKING:
-    from pytest_modelhealth.statistics.exponents import ExponentCounts, Histogram
-    from pytest_modelhealth.statistics.units import UnitStatistics
+LOWEST_EXPONENT = -127
+"""The row of everything smaller than 2**-126, which float32 holds as subnormals or not at all."""
+
+HIGHEST_EXPONENT = 128
+"""The row of everything from 2**128 on, which overflows float32."""
+
+_SMALLEST_POSITIVE = 2.0**-1074
+_LARGEST_FINITE = sys.float_info.max
+
+
+class Histogram(NamedTuple):
+    """Counts of finite values in sign and power-of-two bins.
+
+    A positive bin holds ``low <= x < high``, a negative one ``low < x <= high``; the middle bin
+    holds the zeros and nothing else.
+
+    Args:
+        counts: int64, shape ``(bins,)``.
+        edges: float64, shape ``(bins + 1,)``, ascending and symmetric about zero.
+    """
+
+    counts: npt.NDArray[np.int64]
+    edges: npt.NDArray[np.float64]
+
+
+def _no_rows() -> npt.NDArray[np.int64]:
+    return np.zeros((0, 2), dtype=np.int64)
+
+
+@dataclass(eq=False, slots=True)
+class ExponentCounts:
+    """How many non-zero finite values had each sign and each binary exponent.
+
+    A value ``x`` has exponent ``floor(log2(abs(x)))``. Bins without a shared range make any two of
+    them addable. Exponents are clipped to `LOWEST_EXPONENT` and `HIGHEST_EXPONENT`.
+
+    Args:
+        lowest: the exponent of the first row.
+        counts: int64, shape ``(exponents, 2)``; column 0 counts negative values, 1 positive ones.
+            First and last row are not empty.
+    """
+
+    lowest: int = 0
+    counts: npt.NDArray[np.int64] = field(default_factory=_no_rows)
+
+    @classmethod
+    def of_rows(cls, lowest: int, counts: npt.NDArray[np.int64]) -> ExponentCounts:
+        """Return the counts without their empty first and last rows."""
+        filled = np.flatnonzero(counts.any(axis=1))
+        if not len(filled):
+            return cls()
+        first, last = int(filled[0]), int(filled[-1])
+        return cls(lowest + first, counts[first : last + 1].copy())
+
+    @property
+    def highest(self) -> int:
+        """The exponent of the last row."""
+        return self.lowest + len(self.counts) - 1
+
+    def add(self, other: ExponentCounts) -> ExponentCounts:
+        """Return the counts of both."""
+        if not len(self.counts) or not len(other.counts):
+            return self if len(self.counts) else other
+        lowest = min(self.lowest, other.lowest)
+        counts = np.zeros((max(self.highest, other.highest) - lowest + 1, 2), dtype=np.int64)
+        for part in (self, other):
+            start = part.lowest - lowest
+            counts[start : start + len(part.counts)] += part.counts
+        return ExponentCounts(lowest, counts)
+
+    def histogram(self, zero_count: int) -> Histogram:
+        """Return counts and edges in ascending order of value: negatives, the zeros, positives."""
+        magnitudes = np.ldexp(1.0, self.lowest + np.arange(len(self.counts) + 1))
+        if magnitudes[0] < 2.0**-126:
+            magnitudes[0] = _SMALLEST_POSITIVE
+        if magnitudes[-1] > 2.0**HIGHEST_EXPONENT:
+            magnitudes[-1] = _LARGEST_FINITE
+        counts = np.concatenate([self.counts[::-1, 0], [zero_count], self.counts[:, 1]])
+        return Histogram(counts, np.concatenate([-magnitudes[::-1], magnitudes]))
+
+
+DEAD_RATIO = 2.0**-20
+"""A unit that never exceeds this part of its tensor's largest magnitude is dead.
+
+Exact zero alone would miss GELU and SiLU, which die out without reaching it; 2**-20, about 1e-6,
+is eight units in the last place of float32 (docs/decisions/0001-statistics.md).
+"""
+
+
+@dataclass(eq=False, slots=True)
+class UnitStatistics:
+    """What is kept of each unit (channel or feature) of a tensor.
+
+    Args:
+        alive: bool, shape ``(units,)``: the unit was ever more than `DEAD_RATIO` of the largest
+            finite magnitude in its tensor. A unit with a NaN is alive: it is ill, not silent.
+        minimum: float64, shape ``(units,)``; NaN where the unit had one.
+        maximum: float64, shape ``(units,)``; likewise.
+        observations: how many samples of each unit were seen: the elements of the dimensions before
+            the units' own. For channels those are images, for features tokens; the pixels of a
+            channel are neighbours, and together one sample.
+    """
+
+    alive: npt.NDArray[np.bool_]
+    minimum: npt.NDArray[np.float64]
+    maximum: npt.NDArray[np.float64]
+    observations: int
+
+    @classmethod
+    def of_extremes(
+        cls,
+        minimum: npt.NDArray[np.float64],
+        maximum: npt.NDArray[np.float64],
+        observations: int,
+        tensor_abs_max: float,
+    ) -> UnitStatistics:
+        """Return the units of one tensor; `tensor_abs_max` is NaN where nothing is finite."""
+        silent = np.maximum(np.abs(minimum), np.abs(maximum)) <= DEAD_RATIO * tensor_abs_max
+        return cls(~silent, minimum, maximum, observations)
+
+    def merge(self, other: UnitStatistics | None) -> UnitStatistics | None:
+        """Return the units of both, or ``None`` where the numbers of units differ.
+
+        A unit alive in one of them is alive.
+        """
+        if other is None or len(self.alive) != len(other.alive):
+            return None
+        return UnitStatistics(
+            self.alive | other.alive,
+            np.minimum(self.minimum, other.minimum),
+            np.maximum(self.maximum, other.maximum),
+            self.observations + other.observations,
+        )
 
 
 # not frozen, nor are its parts: that takes 1.6 us to make in place of 0.6, four times a layer
@@ -181,3 +314,46 @@ class TensorStatistics:
         if self.dead_fraction is not None:
             parts.append(f"dead={self.dead_fraction:.1%}")
         return f"TensorStatistics({', '.join(parts)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is known of a tensor before any of its values is.
+
+    Args:
+        count: number of its real values, those that a sparse layout leaves out apart.
+        shape, dtype, device: as in `TensorStatistics`.
+        observations: as in `UnitStatistics`; ``None`` for no units.
+    """
+
+    count: int
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    observations: int | None
+
+    @classmethod
+    def of(cls, tensor: Tensor, shape: tuple[int, ...], count: int, dim: int | None) -> Subject:
+        """Return what is known of `tensor`; `dim` is the dimension of its units, from 0."""
+        dtype, device = str(tensor.dtype).removeprefix("torch."), str(tensor.device)
+        return cls(count, shape, dtype, device, None if dim is None else math.prod(shape[:dim]))
+
+    def zeros(self, count: int) -> TensorStatistics:
+        """Return the statistics of `count` zeros, without units; of no value where it is 0."""
+        value = 0.0 if count else math.nan
+        return TensorStatistics(
+            count=count,
+            nan_count=0,
+            positive_inf_count=0,
+            negative_inf_count=0,
+            zero_count=count,
+            mean=value,
+            std=value,
+            min=value,
+            max=value,
+            exponents=ExponentCounts(),
+            units=None,
+            shape=self.shape,
+            dtype=self.dtype,
+            device=self.device,
+        )

@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from corpus.models.hooked import ZOO, make, seeded
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.capture import Request, find_engine
-from pytest_modelhealth.capture.costing.further import FurtherRun, measured_forward
+from pytest_modelhealth.capture.costing.measure import FurtherRun, measured_forward
 from pytest_modelhealth.report import Costs
 from tests.capture.oracle import RUN_SEED, changes, fingerprint
 

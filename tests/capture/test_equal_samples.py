@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_modelhealth import Inspector
-from pytest_modelhealth.capture.observing.equal_samples import equal_samples
+from pytest_modelhealth.capture.observing.sample_statistics import equal_samples
 from pytest_modelhealth.report import LayerRecord
 from pytest_modelhealth.statistics import Ledger, native
 

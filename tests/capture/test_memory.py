@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_modelhealth.capture import Request, find_engine
-from pytest_modelhealth.capture.step.memory import Memory
+from pytest_modelhealth.capture.step.state import Memory
 from pytest_modelhealth.comparing import compare
 from tests.capture.oracle import fingerprint, raw
 

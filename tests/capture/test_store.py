@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_modelhealth.capture.observing.store import TensorStore
+from pytest_modelhealth.capture.observing.tensors import TensorStore
 
 TENSORS = [
     torch.randn(3, 4),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.capture.observing import recorder
-from pytest_modelhealth.capture.observing.zero_slices import zero_slices
+from pytest_modelhealth.capture.observing.sample_statistics import zero_slices
 from pytest_modelhealth.report import ZeroSlices
 from pytest_modelhealth.statistics import Ledger
 

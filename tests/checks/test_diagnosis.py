@@ -9,7 +9,7 @@ from torch import nn
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.checks.judging.diagnosis import diagnose
 from pytest_modelhealth.report import Inconclusive, Reference, Violation
-from pytest_modelhealth.settings.waiver import Waiver
+from pytest_modelhealth.settings.setting import Waiver
 from pytest_modelhealth.training import default_settings
 
 

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from corpus.models.hooked import make
-from pytest_modelhealth.checks.freshness import is_fresh, was_trained
-from pytest_modelhealth.checks.weights import linear_maps
+from pytest_modelhealth.checks.facts import is_fresh, linear_maps, was_trained
 from tests.capture.architectures import ARCHITECTURES
 
 

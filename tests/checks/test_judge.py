@@ -6,7 +6,7 @@ from torch import nn
 
 from pytest_modelhealth import Inspector, LayerNotFoundError, ModelHealthError, SettingsError
 from pytest_modelhealth.checks import Check, all_checks
-from pytest_modelhealth.settings.waiver import Waiver
+from pytest_modelhealth.settings.setting import Waiver
 from pytest_modelhealth.training import default_settings
 
 

@@ -10,7 +10,7 @@ from corpus import Case, cases
 from corpus.models.starts import ClassToken, Faces, Margin, Scaled, StandardisedConv
 from pytest_modelhealth import HealthReport, Inspector
 from pytest_modelhealth.capture.observing.autograd_graph import are_cosines
-from pytest_modelhealth.checks.weights import linear_maps
+from pytest_modelhealth.checks.facts import linear_maps
 from pytest_modelhealth.report import Verdict
 
 # those that take seconds to train are judged with the others of the corpus

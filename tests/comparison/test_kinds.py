@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_modelhealth import compare
-from pytest_modelhealth.capture.observing.store import TensorStore
+from pytest_modelhealth.capture.observing.tensors import TensorStore
 from pytest_modelhealth.comparison.trace import Keeper
 from tests.comparison.models import Cnn, Gpt, Mlp, batch
 from tests.comparison.pairs import twins

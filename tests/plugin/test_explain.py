@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from pytest_modelhealth.settings.waiver import WAIVE
+from pytest_modelhealth.settings.setting import WAIVE
 from pytest_modelhealth.training import default_settings, every_check
 
 

@@ -17,7 +17,7 @@ from pytest_modelhealth.report import (
     Violation,
 )
 from pytest_modelhealth.settings import Settings
-from pytest_modelhealth.settings.waiver import Waiver
+from pytest_modelhealth.settings.setting import Waiver
 from pytest_modelhealth.training import default_settings
 from tests.builders import layer, observation
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytest_modelhealth.statistics.dense import dense_values
-from pytest_modelhealth.statistics.quantised import is_quantised, step
+from pytest_modelhealth.statistics.dense import dense_values, is_quantised, step
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 

@@ -26,7 +26,7 @@ from pytest_modelhealth.statistics import (
     queued,
     reduce,
 )
-from pytest_modelhealth.statistics.subject import Subject
+from pytest_modelhealth.statistics.tensor_statistics import Subject
 from tests.statistics import oracle
 from tests.statistics.tensors import FLOATS, tensors
 

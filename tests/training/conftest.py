@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytest_modelhealth.capture.passive import compiled
+from pytest_modelhealth.capture.passive import hooks as compiled
 
 
 @pytest.fixture(autouse=True)

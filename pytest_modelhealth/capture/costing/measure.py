@@ -5,24 +5,99 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from pytest_modelhealth.capture.costing.hooks import Form, MeteringHooks
 from pytest_modelhealth.capture.costing.meter import Meter
-from pytest_modelhealth.capture.engine import Request
-from pytest_modelhealth.capture.observing.graph_modules import containers_shown
-from pytest_modelhealth.capture.observing.hooks import observed
+from pytest_modelhealth.capture.engine import Engine, Request
+from pytest_modelhealth.capture.observing.function_mode import Call
+from pytest_modelhealth.capture.observing.hooks import Frame, Hooks, guarded, observed
+from pytest_modelhealth.capture.observing.layer import Layer
+from pytest_modelhealth.capture.observing.operators import containers_shown
 from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.capture.step.batch import Inputs
-from pytest_modelhealth.capture.step.forward import eagerly
-from pytest_modelhealth.capture.step.run import Watch
-from pytest_modelhealth.capture.step.tasks import TaskLosses
+from pytest_modelhealth.capture.step.bare import Beside
+from pytest_modelhealth.capture.step.batch import Inputs, copied_batch
+from pytest_modelhealth.capture.step.loss import TaskLosses, no_loss
+from pytest_modelhealth.capture.step.run import Watch, eagerly
 from pytest_modelhealth.layers import Rule, Selection
-from pytest_modelhealth.report import Costs, LayerCosts, Observation, Size
+from pytest_modelhealth.report import Costs, LayerCosts, Observation, Shape, Size
+
+
+class Form:
+    """What goes into and comes out of a layer: attributes as in `LayerCosts`."""
+
+    def __init__(self) -> None:
+        self.input_shape: Shape | None = None
+        self.output_shape: Shape | None = None
+        self.dtype = ""
+        self.activation_bytes = 0
+
+
+class MeteringHooks(Hooks):
+    """Sees the calls of layers in place of what their tensors hold.
+
+    Attributes:
+        forms: by the name of the layer.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
+        recorder.flow.is_on = False
+        self.forms: dict[str, Form] = {}
+        self._function_layer: str | None = None
+
+    def metered_layer(self) -> str | None:
+        """Return the innermost layer whose forward runs, by name; ``None`` outside of it.
+
+        What activation checkpointing runs again in the backward pass is no forward.
+        """
+        if self._function_layer is not None:
+            return self._function_layer
+        if not self._stack or self._stack[-1].is_recomputation:
+            return None
+        return self._stack[-1].layer.name
+
+    def _function(
+        self, name: str | None, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        try:
+            return super()._function(name, call, args, kwargs)
+        finally:
+            self._function_layer = None
+
+    def _see_inputs(self, layer: Layer, frame: Frame, arguments: Any) -> None:
+        super()._see_inputs(layer, frame, arguments)
+        if frame.is_recomputation:
+            return
+        if layer.functional:
+            self._function_layer = layer.name
+        form = self.forms.setdefault(layer.name, Form())
+        if form.input_shape is None and frame.inputs:
+            form.input_shape = _shape(frame.inputs[0][0])
+
+    def _see_output(self, layer: Layer, frame: Frame, output: Any) -> None:
+        super()._see_output(layer, frame, output)
+        form = self.forms.get(layer.name)
+        if frame.is_recomputation or form is None:
+            return
+        for tensor in find_tensors(output):
+            if form.output_shape is None:
+                form.output_shape = _shape(tensor)
+                form.dtype = str(tensor.dtype).removeprefix("torch.")
+            form.activation_bytes += tensor.numel() * tensor.itemsize
+
+    _enter_function = guarded(_see_inputs)  # type: ignore[arg-type]
+    _complete_function = guarded(_see_output)  # type: ignore[arg-type]
+
+
+def _shape(tensor: Tensor) -> Shape:
+    if not tensor.is_nested:
+        return tuple(tensor.shape)
+    return tuple(tensor.values().shape)
 
 
 def measured(request: Request, run: Callable[[Request, Watch], Observation]) -> Observation:
@@ -137,3 +212,59 @@ def _layers(recorder: Recorder, forms: dict[str, Form], meter: Meter) -> dict[st
         )
         for name in dict.fromkeys((*forms, *parameters))
     }
+
+
+class FurtherRun:
+    """One more run of an inspected model, begun before: the inspection may write to its batch.
+
+    Args:
+        engine: runs the model.
+        request: what is inspected.
+    """
+
+    def __init__(self, engine: Engine, request: Request) -> None:
+        self._engine = engine
+        self._request = replace(
+            request, inputs=copied_batch(request.inputs), target=copied_batch(request.target)
+        )
+
+    def after(self, observation: Observation) -> Observation:
+        """Return what the inspection saw, with what the same step costs."""
+        if self._engine.why_not_measured:
+            return replace(observation, costs=Costs(why_not=self._engine.why_not_measured))
+        request = self._request
+        arguments = Inputs.of(request.inputs)
+        batch = arguments.args, arguments.kwargs, request.target
+        try:
+            beside = Beside(self._engine.module(request.model), request.loss)
+            with beside.put_back(batch, evaluation=False, watched=True, fused=True):
+                seen = self._engine.measure(request)
+        except Exception as error:  # noqa: BLE001 - of a model that has just run without a meter
+            return replace(observation, costs=Costs(why_not=_only_measured(error)))
+        return replace(observation, costs=seen.costs)
+
+
+def measured_forward(engine: Engine, request: Request) -> Observation:
+    """Return what a forward without a loss shows, with what it costs.
+
+    Where that cannot be measured it is inspected, and the costs say why.
+
+    Raises:
+        InspectionError: the request cannot be carried out on this model.
+        Exception: whatever the user's model raises, untouched.
+    """
+    request = replace(request, target=None, loss=no_loss, backward=False)
+    why_not = engine.why_not_measured
+    if not why_not:
+        try:
+            return engine.measure(request)
+        except Exception as error:  # noqa: BLE001 - if it is the model's own, it comes again
+            why_not = _only_measured(error)
+    return replace(engine.run(request), costs=Costs(why_not=why_not))
+
+
+def _only_measured(error: Exception) -> str:
+    return (
+        "costs were not measured: while operations and saved tensors are counted, the model raises "
+        f"{type(error).__name__}: {error}".partition("\n")[0]
+    )

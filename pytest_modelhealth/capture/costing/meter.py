@@ -1,22 +1,168 @@
-"""Reads what each operation of a run costs, and puts it down to the layer that makes it."""
+"""Reads what each operation of a run costs, in arithmetic and in storage.
+
+A multiplication and an addition are two operations. Only the matrix products are counted.
+"""
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from torch.utils.module_tracker import ModuleTracker
 
-from pytest_modelhealth.capture.costing.formulas import own_formulas
-from pytest_modelhealth.capture.costing.storages import Storages
-from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.capture.observing.tensors import NEVER_LAZY, find_tensors
+from pytest_modelhealth.capture.step.state import stored_parts
+
+Shape = Sequence[int]
+Formula = Callable[..., int]
+
+
+def _attention(query: Shape, key: Shape, value: Shape, *_: Any, **__: Any) -> int:
+    return int(sdpa_flop_count(query, key, value))
+
+
+def _multihead(query: Shape, key: Shape, value: Shape, width: int, *_: Any, **__: Any) -> int:
+    """Count projections and attention of the path that `nn.MultiheadAttention` has in evaluation.
+
+    Its tensors are of shape (samples, length, features).
+    """
+    samples, length, _width = query
+    projections = 2 * samples * width * width * (length + key[1] + value[1] + length)
+    return projections + 4 * samples * length * key[1] * width
+
+
+def _onednn_recurrence(
+    inputs: Shape, over_input: Shape, over_state: Shape, *_: Any, **__: Any
+) -> int:
+    """Count one layer in one direction: each step is multiplied by both matrices."""
+    return 2 * inputs[0] * inputs[1] * (_elements(over_input) + _elements(over_state))
+
+
+def _cudnn_recurrence(inputs: Shape, weights: Sequence[Shape], *_: Any, **__: Any) -> int:
+    """Count all layers: inputs are (steps, samples, features), or (rows, features) where packed."""
+    rows = _elements(inputs[:-1])
+    return 2 * rows * sum(_elements(weight) for weight in weights if len(weight) == 2)
+
+
+def _elements(shape: Shape) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+_BY_NAME: dict[str, Formula] = {
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "_scaled_dot_product_fused_attention_overrideable": _attention,
+    "_native_multi_head_attention": _multihead,
+    "mkldnn_rnn_layer": _onednn_recurrence,
+    "_cudnn_rnn": _cudnn_recurrence,
+    "miopen_rnn": _cudnn_recurrence,
+}
+
+
+def own_formulas() -> dict[Any, Formula]:
+    """Return the formula of each operator that this version of torch has, for its counter."""
+    aten = torch.ops.aten
+    return {getattr(aten, name): made for name, made in _BY_NAME.items() if hasattr(aten, name)}
+
+
+@dataclass(slots=True, eq=False)
+class _Followed:
+    """A storage that is in use.
+
+    Args:
+        nbytes: its size.
+        reference: tells when it is freed.
+        is_given: whether it was there before the run.
+        is_saved: whether autograd keeps it.
+    """
+
+    nbytes: int
+    reference: weakref.ref[Any]
+    is_given: bool
+    is_saved: bool = False
+
+
+class Storages:
+    """What is in use now, and the most that was: bytes of storages, each counted once.
+
+    Nothing is held: a storage is known by its address until it is freed.
+    """
+
+    def __init__(self) -> None:
+        self.in_use = 0
+        self.peak = 0
+        self._followed: dict[int, _Followed] = {}
+
+    def give(self, tensors: Iterable[Tensor]) -> None:
+        """Take what is there before the run."""
+        for tensor in tensors:
+            self.follow(tensor, is_given=True)
+
+    def follow(self, tensor: Tensor, *, is_given: bool = False) -> None:
+        """Take a tensor that an operation returned."""
+        for storage in _storages(tensor):
+            self._follow(storage, is_given)
+
+    def save(self, tensor: Tensor) -> int:
+        """Take a tensor that autograd keeps; return the bytes that are kept because of it."""
+        saved = 0
+        for storage in _storages(tensor):
+            followed = self._follow(storage, is_given=False)
+            if not (followed.is_given or followed.is_saved):
+                followed.is_saved = True
+                saved += followed.nbytes
+        return saved
+
+    def given(self, device: str) -> int:
+        """Return the bytes that were there before the run, on devices of a kind, ``""`` for all."""
+        found = 0
+        for followed in self._followed.values():
+            storage = followed.reference()
+            if followed.is_given and storage is not None and storage.device.type.startswith(device):
+                found += followed.nbytes
+        return found
+
+    def forget(self) -> None:
+        """Follow nothing any longer."""
+        self._followed.clear()
+
+    def _follow(self, storage: Any, is_given: bool) -> _Followed:
+        key, nbytes = storage._cdata, storage.nbytes()
+        followed = self._followed.get(key)
+        if followed is None:
+            reference = weakref.ref(storage, lambda _: self._free(key))
+            followed = self._followed[key] = _Followed(0, reference, is_given)
+        if followed.nbytes != nbytes:  # a new one, or one that was resized
+            self.in_use += nbytes - followed.nbytes
+            followed.nbytes = nbytes
+            self.peak = max(self.peak, self.in_use)
+        return followed
+
+    def _free(self, key: int) -> None:
+        followed = self._followed.pop(key, None)
+        if followed is not None:
+            self.in_use -= followed.nbytes
+
+
+def _storages(tensor: Tensor) -> list[Any]:
+    """Return the storages that a tensor consists of; none where they are out of reach."""
+    wrapper: Any = tensor
+    if type(tensor) not in NEVER_LAZY and is_traceable_wrapper_subclass(wrapper):
+        inner = (getattr(wrapper, name) for name in wrapper.__tensor_flatten__()[0])
+        return [storage for part in inner for storage in _storages(part)]
+    parts = stored_parts(tensor)
+    return [] if parts is None else [part.untyped_storage() for part in parts]
 
 
 class Meter(TorchDispatchMode):

@@ -20,8 +20,7 @@ from pytest_modelhealth.capture.graph_settings import merged
 from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.step.batch import Inputs
-from pytest_modelhealth.capture.step.forward import observed_eagerly
-from pytest_modelhealth.capture.step.run import run_step
+from pytest_modelhealth.capture.step.run import observed_eagerly, run_step
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import FUNCTIONAL_LAYERS
 from pytest_modelhealth.report import Observation

@@ -20,9 +20,14 @@ from torch.utils.hooks import RemovableHandle
 
 from pytest_modelhealth.capture.observing.flow import OpenCall
 from pytest_modelhealth.capture.observing.function_mode import Call, FunctionalLayers
-from pytest_modelhealth.capture.observing.layer import Given, Layer
+from pytest_modelhealth.capture.observing.layer import (
+    Given,
+    Layer,
+    call_options,
+    dropout_options,
+    most_dropped,
+)
 from pytest_modelhealth.capture.observing.loss_calls import LOSS_FUNCTIONS
-from pytest_modelhealth.capture.observing.options import call_options, dropout_options, most_dropped
 from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.observing.tensors import (
     find_tensors,

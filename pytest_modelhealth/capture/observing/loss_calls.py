@@ -22,8 +22,7 @@ from torch import Tensor
 
 from pytest_modelhealth.capture.observing.autograd_graph import Origin, are_cosines, origin
 from pytest_modelhealth.capture.observing.layer import Layer
-from pytest_modelhealth.capture.observing.reader import Reader
-from pytest_modelhealth.capture.observing.tensors import is_a
+from pytest_modelhealth.capture.observing.tensors import Reader, is_a
 from pytest_modelhealth.report import ClassTargets, LossCall, Option
 from pytest_modelhealth.statistics import Entry
 

@@ -9,18 +9,24 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pytest_modelhealth.capture.observing.collector import Collector
-from pytest_modelhealth.capture.observing.equal_samples import equal_samples
 from pytest_modelhealth.capture.observing.flow import FlowRecorder
-from pytest_modelhealth.capture.observing.layer import Given, Held, Layer
+from pytest_modelhealth.capture.observing.layer import Given, Held, Layer, module_options
 from pytest_modelhealth.capture.observing.loss_calls import LossCalls
-from pytest_modelhealth.capture.observing.options import module_options
-from pytest_modelhealth.capture.observing.reader import Reader
-from pytest_modelhealth.capture.observing.sample_deviation import Deviation, sample_deviations
-from pytest_modelhealth.capture.observing.scaling import NO_SCALE, LossScale
-from pytest_modelhealth.capture.observing.tensors import holds_numbers, version
-from pytest_modelhealth.capture.observing.visitor import Visitor
-from pytest_modelhealth.capture.observing.zero_slices import zero_slices
+from pytest_modelhealth.capture.observing.sample_statistics import (
+    Collector,
+    Deviation,
+    Visitor,
+    equal_samples,
+    sample_deviations,
+    zero_slices,
+)
+from pytest_modelhealth.capture.observing.tensors import (
+    NO_SCALE,
+    LossScale,
+    Reader,
+    holds_numbers,
+    version,
+)
 from pytest_modelhealth.layers import (
     ACTIVATION_MODULES,
     ATTENTION,

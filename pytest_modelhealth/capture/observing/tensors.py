@@ -1,16 +1,22 @@
-"""Finds the tensors in whatever a model takes or returns, and tells whether one was written to."""
+"""Finds the tensors in whatever a model takes or returns, reads each once, and keeps them."""
 
 from __future__ import annotations
 
+import tempfile
 import types
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
-from typing import Any, Generic, TypeGuard, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import IO, Any, Generic, Self, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+
+from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.statistics import Entry, Ledger, UnsupportedTensorError
 
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), type, range, slice)
 _OPAQUE = (nn.Module, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
@@ -155,3 +161,224 @@ class KnownTensors(Generic[_T]):
     def tensors(self) -> list[Tensor]:
         """Return those that live, in the order in which they came."""
         return [tensor for found in self._known.values() if (tensor := found[0]()) is not None]
+
+
+@dataclass(frozen=True)
+class LossScale:
+    """What the loss is multiplied by before the backward pass, so that fp16 holds its gradients."""
+
+    factor: float = 1.0
+
+    @classmethod
+    def of(cls, scaler: Any) -> LossScale:
+        """Return the scale that a `torch.amp.GradScaler` has now; asking does not change it.
+
+        Raises:
+            InspectionError: `scaler` is no scaler.
+        """
+        if scaler is None:
+            return NO_SCALE
+        if not hasattr(scaler, "get_scale"):
+            raise InspectionError(
+                f"scaler={scaler!r} has no get_scale(): pass the torch.amp.GradScaler itself"
+            )
+        return cls(float(scaler.get_scale()))
+
+    def apply(self, loss: Tensor) -> Tensor:
+        """Return the scaled loss, as `GradScaler.scale` does: in float32 where the loss is fp16."""
+        if self.factor == 1.0:
+            return loss
+        return loss * torch.full((), self.factor, dtype=torch.float32, device=loss.device)
+
+    def unscale(self, gradient: Tensor) -> Tensor:
+        """Return `gradient` without the scale, in float32 where fp16 would underflow."""
+        dtype = torch.promote_types(gradient.dtype, torch.float32)
+        return gradient.detach().to(dtype) / self.factor
+
+
+NO_SCALE = LossScale()
+
+
+class Reader:
+    """Finds the statistics of tensors; it keeps none of these.
+
+    Args:
+        ledger: reads them.
+        scale: the scale of the loss, which is taken off gradients.
+        samples: the size of the batch.
+    """
+
+    def __init__(self, ledger: Ledger, scale: LossScale, samples: int) -> None:
+        self.ledger = ledger
+        self._scale = scale
+        self._samples = samples
+        self._known = KnownTensors[Entry]()
+
+    def expect(self, samples: int, scale: LossScale) -> None:
+        """Take the size of the batch that comes now, and the scale of its loss."""
+        self._samples, self._scale = samples, scale
+
+    def forget(self) -> None:
+        """Look at every tensor anew: compiled code writes to memory without a new version."""
+        self._known = KnownTensors()
+
+    def read(self, tensor: Tensor, unit_dimension: int | None) -> Entry:
+        """Return the entry of a tensor, which is read unless it is one seen before, unchanged.
+
+        The output of a layer is usually the input of the next and the output of its container.
+
+        Raises:
+            UnsupportedTensorError: it cannot be read.
+        """
+        entry = self._known.get(tensor)
+        if entry is None or not (unit_dimension is None or entry.has_units):
+            entry = self.ledger.add(tensor, unit_dimension, self._samples)
+            if not tensor.is_inference():  # a write would not show
+                self._known.put(tensor, entry)
+        return entry
+
+    def read_gradient(self, gradient: Tensor, unit_dimension: int | None = None) -> Entry:
+        """Return the entry of a gradient without the scale of the loss.
+
+        Raises:
+            UnsupportedTensorError: it cannot be read.
+        """
+        if self._scale.factor == 1.0:
+            return self.ledger.add(gradient, unit_dimension)
+        unscaled = self._scale.unscale(gradient)
+        return self.ledger.add(unscaled, unit_dimension).of_dtype(gradient.dtype)
+
+    def read_many(self, tensors: Sequence[Tensor], *, gradients: bool) -> list[Entry | None]:
+        """Return the entry of each tensor, ``None`` for one that is to be read by itself."""
+        if not (gradients and self._scale.factor != 1.0):
+            try:
+                return self.ledger.add_many(tensors)
+            except Exception:  # noqa: BLE001 - ours: read by itself, it is of one layer
+                pass
+        return [None] * len(tensors)
+
+    def of_loss(self, value: Any) -> Entry | None:
+        """Return the entry of what a loss function took or gave, if it is a tensor with values.
+
+        A loss is often given a model's output in another shape.
+        """
+        if not isinstance(value, Tensor):
+            return None
+        base = value._base
+        if base is not None and base.dtype is value.dtype and base.numel() == value.numel():
+            entry = self._known.get(base) or self._known_view(base)
+            if entry is not None and base.is_contiguous() and value.is_contiguous():
+                return entry.reshaped(tuple(value.shape))
+        try:
+            return self._known.get(value) or self.ledger.add(value)
+        except UnsupportedTensorError:
+            return None
+
+    def _known_view(self, base: Tensor) -> Entry | None:
+        """Return the entry of an unchanged view of all of `base`: a linear layer returns one."""
+        for tensor in reversed(self._known.tensors()):
+            if (
+                tensor._base is base
+                and tensor.dtype is base.dtype
+                and tensor.numel() == base.numel()
+                and tensor.is_contiguous()
+                and (entry := self._known.get(tensor)) is not None
+            ):
+                return entry
+        return None
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a tensor lies in the file."""
+
+    offset: int
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+class TensorStore:
+    """Copies of tensors by number, on the CPU. A context: the file goes when it ends, however.
+
+    Args:
+        budget: bytes to keep in memory. What comes in beyond them lies in a temporary file without
+            a name, which the system removes even if the process is killed.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self._budget = budget
+        self._kept: list[Tensor | _Place] = []
+        self._file: IO[bytes] | None = None
+        self.in_memory = 0
+        self.on_disk = 0
+
+    def put(self, tensor: Tensor) -> int:
+        """Copy a real, strided tensor and return its number.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        copy = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        size = copy.numel() * copy.element_size()
+        if self.in_memory + size <= self._budget:
+            self.in_memory += size
+            self._kept.append(copy)
+        else:
+            self._kept.append(self._write(copy, size))
+        return len(self._kept) - 1
+
+    def __getitem__(self, number: int) -> Tensor:
+        """Return a tensor, which is not to be changed."""
+        kept = self._kept[number]
+        return kept if isinstance(kept, Tensor) else self._read(kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._kept.clear()
+        if self._file is not None:
+            self._file.close()
+
+    def _write(self, tensor: Tensor, size: int) -> _Place:
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(prefix="modelhealth-")  # noqa: SIM115 - closed in __exit__
+        place = _Place(self.on_disk, tensor.shape, tensor.dtype)
+        self._file.seek(self.on_disk)
+        self._file.write(_bytes(tensor))
+        self.on_disk += size
+        return place
+
+    def _read(self, place: _Place) -> Tensor:
+        assert self._file is not None
+        tensor = torch.empty(place.shape, dtype=place.dtype)
+        if tensor.numel():
+            self._file.seek(place.offset)
+            memory = _bytes(tensor)
+            read = self._file.readinto(memory)  # type: ignore[attr-defined]
+            assert read == len(memory)
+        return tensor
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """Return the memory of a contiguous tensor."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+WHY_NOT_SEEN = (
+    "a CUDA graph was captured in this step: what ran meanwhile was not looked at, as reading a "
+    "tensor ends a capture"
+)
+
+
+def is_capturing() -> bool:
+    """Whether a CUDA graph is being captured on the current stream; it does not start CUDA."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -10,7 +10,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from pytest_modelhealth.capture.deployed.program import Scope
-from pytest_modelhealth.capture.observing.source_lines import source_line
+from pytest_modelhealth.capture.observing.operators import source_line
 from pytest_modelhealth.capture.onnx_graphs.operators import class_of, is_activation, is_rounding
 
 _SCOPES, _CLASSES, _NODE, _TRACE = (

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pytest_modelhealth.capture.onnx_graphs.nodes import VALUES, Read
 from pytest_modelhealth.capture.onnx_graphs.settings import attribute
-from pytest_modelhealth.statistics.quantised import quantised
+from pytest_modelhealth.statistics.dense import quantised
 
 _BY_BITS = {
     name: (bits, getattr(torch, name))

@@ -17,8 +17,8 @@ from torch.optim.optimizer import (
 )
 from torch.utils.hooks import RemovableHandle
 
-from pytest_modelhealth.capture.observing.cuda_graphs import is_capturing
-from pytest_modelhealth.capture.step.apart import is_inspecting
+from pytest_modelhealth.capture.observing.tensors import is_capturing
+from pytest_modelhealth.capture.step.isolation import is_inspecting
 from pytest_modelhealth.statistics import Entry, Ledger
 
 _COPIED = frozenset({Tensor, nn.Parameter})

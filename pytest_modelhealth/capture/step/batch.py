@@ -1,15 +1,28 @@
-"""How a batch goes into a model."""
+"""How a batch goes into a model, and what to pass where it cannot.
+
+A model may take NumPy arrays, iterators and lists, so that none of them is refused. The exception
+passes as it is; where it comes of the kind of value that was passed, it gets a note.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from traceback import walk_tb
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from pytest_modelhealth.capture.engine import Request
 from pytest_modelhealth.capture.observing.tensors import find_tensors, is_a
+from pytest_modelhealth.capture.step.loss import compute_loss, validate_loss
+from pytest_modelhealth.errors import InspectionError
 
 
 class Inputs:
@@ -68,3 +81,255 @@ def _is_plain(tensor: Tensor) -> bool:
 
 def _copied(tensor: Tensor) -> Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+LIGHTNING_MODULES = tuple(
+    f"{package}.core.module" for package in ("lightning.pytorch", "pytorch_lightning")
+)
+"""Where `LightningModule` is defined."""
+
+
+def is_lightning(model: object) -> bool:
+    """Whether `model` is a `LightningModule`; the library is not imported."""
+    return any(kind.__module__ in LIGHTNING_MODULES for kind in type(model).__mro__)
+
+
+def is_own(module: object, method: str) -> bool:
+    """Whether a `LightningModule` defines a method itself."""
+    found = getattr(type(module), method, None)
+    return found is not None and found.__module__ not in LIGHTNING_MODULES
+
+
+def is_run_by_training_step(request: Request) -> bool:
+    """Whether what is inspected is the `training_step` of the model, and not its forward.
+
+    It is where the batch came alone, as Lightning gives it. Where optimization is manual, that step
+    would train.
+    """
+    model = request.model
+    return (
+        request.by_training_step
+        and request.loss is None
+        and request.target is None
+        and is_lightning(model)
+        and is_own(model, "training_step")
+        and bool(model.automatic_optimization)
+    )
+
+
+def loss_in(output: Any) -> Any:
+    """Return the loss in what a `training_step` returned: itself, or what is under ``"loss"``."""
+    return output.get("loss") if isinstance(output, Mapping) else output
+
+
+def arguments_of(module: Any, batch: Any, number: int = 0) -> Inputs:
+    """Return how a batch goes into the `training_step` of a module; `Inputs` go in as they are."""
+    if is_a(batch, Inputs):
+        return batch
+    parameters = inspect.signature(module.training_step).parameters.values()
+    takes_number = len(parameters) > 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    return Inputs(batch, number) if takes_number else Inputs(batch)
+
+
+@contextmanager
+def run_by_training_step(request: Request, *, with_outputs: bool = False) -> Iterator[Request]:
+    """Have a call of the model run its `training_step`, which logs nothing meanwhile.
+
+    A call inside of that, ``self(inputs)``, runs the forward. A copy that is made of the model
+    meanwhile does the same by itself.
+
+    Args:
+        request: what is inspected.
+        with_outputs: whether the call returns what such calls of the forward returned, too.
+
+    Yields:
+        The request with the arguments of that call.
+    """
+    module = request.model
+    attributes = vars(module)
+    if isinstance(attributes.get("forward"), _TrainingStep):
+        yield request
+        return
+    parts = [part for part in module.modules() if is_lightning(part)]
+    before = [(vars(part), _silenced(vars(part))) for part in parts]
+    before.append((attributes, {"forward": attributes.get("forward", _MISSING)}))
+    try:
+        attributes["forward"] = _TrainingStep(module, with_outputs)
+        yield replace(request, inputs=arguments_of(module, request.inputs))
+    finally:
+        for held, saved in reversed(before):
+            _put_back(held, saved)
+
+
+_MISSING = object()
+
+
+def log_nothing(*_: Any, **__: Any) -> None:
+    """Stand in the place of `LightningModule.log`, which asks for the trainer."""
+
+
+def _silenced(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Let a module log nothing; return what it had in those places."""
+    before = {name: attributes.get(name, _MISSING) for name in ("log", "log_dict")}
+    attributes.update(dict.fromkeys(before, log_nothing))
+    return before
+
+
+def _put_back(attributes: dict[str, Any], saved: dict[str, Any]) -> None:
+    for name, value in saved.items():
+        if value is _MISSING:
+            attributes.pop(name, None)
+        else:
+            attributes[name] = value
+
+
+class _TrainingStep:
+    """Runs the `training_step` of a module where its forward is called.
+
+    Args:
+        module: the module, whose attribute this is.
+        with_outputs: whether to return what the forward returned meanwhile, beside the loss.
+    """
+
+    def __init__(self, module: nn.Module, with_outputs: bool) -> None:
+        self._module: Any = module
+        self._forward = vars(module).get("forward")  # the user may have set another
+        self._with_outputs = with_outputs
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what it returns, which must hold a loss."""
+        module, attributes = self._module, vars(self._module)
+        forward = self._forward or partial(type(module).forward, module)
+        outputs: list[Any] = []
+
+        def run_forward(*args: Any, **kwargs: Any) -> Any:
+            outputs.append(forward(*args, **kwargs))
+            return outputs[-1]
+
+        attributes["forward"] = run_forward
+        try:
+            output = module.training_step(*args, **kwargs)
+        finally:
+            attributes["forward"] = self
+        _require_loss(module, output)
+        if not self._with_outputs:
+            return output
+        return {"loss": loss_in(output), "returned": output, "outputs": outputs}
+
+
+def _require_loss(module: nn.Module, output: Any) -> None:
+    """Do nothing if a `training_step` returned a loss that can be differentiated.
+
+    Raises:
+        InspectionError: it did not.
+    """
+    loss, name = loss_in(output), f"training_step of {type(module).__name__}"
+    if loss is None:
+        what = "a mapping without 'loss'" if output is not None else "None"
+        raise InspectionError(
+            f"{name} returned {what}, so there is no loss to inspect: return the loss or "
+            "{'loss': loss}, or give one, run_inspection(inputs, target=..., loss=...)"
+        )
+    validate_loss(loss, None, name)
+    learns = any(parameter.requires_grad for parameter in module.parameters())
+    if learns and torch.is_grad_enabled() and not loss.requires_grad:
+        raise InspectionError(
+            f"the loss that {name} returned has no graph: it was computed from a detached copy "
+            "(.detach(), .data, .numpy(), .argmax() or torch.no_grad())"
+        )
+
+
+_TOO_MANY = re.compile(r"takes .*positional arguments? but (\d+) ")
+
+
+@contextmanager
+def hinted(request: Request) -> Iterator[None]:
+    """Add a note to what the model or the loss raises, if what was passed is why."""
+    try:
+        yield
+    except InspectionError:
+        raise
+    except Exception as error:
+        with suppress(Exception):  # values of the user's own, whose attributes may raise anything
+            for hint in _hints(request, error):
+                error.add_note(hint)
+        raise
+
+
+def _hints(request: Request, error: Exception) -> Iterator[str]:
+    arguments = Inputs.of(request.inputs)
+    passed = (*arguments.args, *arguments.kwargs.values())
+    hints = [_instead(value, "batch") for value in passed if _is_blamed(value, error)]
+    if _is_blamed(request.target, error):
+        hints.append(_instead(request.target, "target"))
+    if _is_raised_by_loss(error):
+        hints += [_of_another_dtype(tensor, error) for tensor in find_tensors(request.target)]
+    yield from dict.fromkeys(hint for hint in hints if hint)
+    too_many = _TOO_MANY.search(str(error)) if isinstance(error, TypeError) else None
+    is_spread = isinstance(request.inputs, list | tuple) and not is_run_by_training_step(request)
+    if too_many and is_spread and len(passed) > 1:
+        yield (
+            f"The batch is a {type(request.inputs).__name__} of {len(passed)}, which go in as "
+            "positional arguments. Of a pair of inputs and target, the target goes in by itself: "
+            "run_inspection(inputs, target=target, loss=...), or run_batches(loader, loss=...)."
+        )
+
+
+def _is_blamed(value: object, error: Exception) -> bool:
+    """Whether `error` names the type of `value`, or torch stumbled over it."""
+    text = str(error)
+    named = type(value).__name__ in text or (type(value).__module__ == "numpy" and "numpy" in text)
+    # F.mse_loss(output, array) says no more than "'int' object is not callable".
+    return named or (isinstance(error, TypeError | AttributeError) and _is_raised_in_torch(error))
+
+
+def _is_raised_in_torch(error: Exception) -> bool:
+    *_, (innermost, _) = walk_tb(error.__traceback__)
+    return str(innermost.f_globals.get("__name__")).partition(".")[0] == "torch"
+
+
+def _is_raised_by_loss(error: Exception) -> bool:
+    """Whether the loss raised it, or the backward pass, in which some losses stumble first."""
+    codes = {frame.f_code for frame, _ in walk_tb(error.__traceback__)}
+    return not codes.isdisjoint((compute_loss.__code__, torch.autograd.backward.__code__))
+
+
+def _of_another_dtype(target: Tensor, error: Exception) -> str | None:
+    """Return what to pass in place of a target whose dtype `error` objects to."""
+    named = set(re.findall(r"[A-Z]\w+|bool", str(error)))
+    dtype = target.type().rpartition(".")[2].removesuffix("Tensor")  # "Float", as torch says it
+    if not named & {dtype, dtype.lower()}:
+        return None
+    takes_indices = dtype != "Long" and ("Long" in named or "_index" in str(error))
+    if takes_indices:
+        return f"The target is of {target.dtype}, and the loss takes class indices: target.long()."
+    if target.is_floating_point():
+        return None
+    return f"The target is of {target.dtype}, and the loss takes floating numbers: target.float()."
+
+
+def _instead(value: Any, role: str) -> str | None:
+    """Return what to pass in place of `value`, if it is nothing that models and losses take."""
+    import numpy as np
+    from torch.utils.data import DataLoader, Dataset
+
+    if isinstance(value, np.ndarray):
+        spelled = f"torch.from_numpy({role})" + (".float()" if value.dtype == np.float64 else "")
+        kind = f"{value.dtype}, {'x'.join(map(str, value.shape)) or 'a scalar'}"
+        return f"The {role} holds a NumPy array ({kind}); {spelled} makes a tensor of it."
+    if isinstance(value, DataLoader):
+        return (
+            f"The {role} is a DataLoader: run_batches(loader, loss=...) runs its batches; "
+            "run_inspection and compare take one: inputs, target = next(iter(loader))."
+        )
+    if isinstance(value, Dataset):
+        return (
+            f"The {role} is a data set of samples: run_batches(DataLoader(dataset, batch_size=64), "
+            "loss=...) runs batches of them."
+        )
+    if isinstance(value, Iterator):
+        return (
+            f"The {role} is an iterator ({type(value).__name__}): run_batches(batches) runs each "
+            "batch that it gives; run_inspection and compare take one: next(batches)."
+        )
+    return None

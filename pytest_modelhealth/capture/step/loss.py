@@ -1,30 +1,369 @@
-"""The loss of an inspected step, and how it is computed from the output."""
+"""What is differentiated: the user's loss, the model's own, a projection, or several tasks."""
 
 from __future__ import annotations
 
+import inspect
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.capture.step.loss_path import LossWatch
-from pytest_modelhealth.capture.step.loss_value import compute_loss
-from pytest_modelhealth.capture.step.prepare import Step
+from pytest_modelhealth.capture.observing.autograd_graph import loss_path
+from pytest_modelhealth.capture.observing.function_mode import ASKS_FOR_FORM
+from pytest_modelhealth.capture.observing.hooks import Hooks
+from pytest_modelhealth.capture.observing.layer import Layer
+from pytest_modelhealth.capture.observing.tensors import LossScale, find_tensors, is_a
+from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.report import LossPath, TaskGradients, TaskPair
+
+_PROJECTION_SEED = 20_240_229
 
 
-def run_loss(step: Step, output: Any) -> tuple[Tensor | None, list[Any]]:
-    """Return the loss, ``None`` where there is none, and the nodes that the output ends in."""
-    function, target, hooks = step.loss, step.request.target, step.hooks
-    if function is None or not hooks.functions.is_on:
-        loss = compute_loss(output, target, function)
-    else:
-        watch = LossWatch(output, target, function)
-        with watch.watching(hooks):
-            loss = compute_loss(output, target, function)
-        step.loss_path = None if loss is None else watch.path(loss)
-    returned = find_tensors(output)
-    is_given = function is not None or any(loss is tensor for tensor in returned)
-    step.recorder.flow.finish(returned, loss, is_given)
-    if loss is not None and not loss.is_meta:
-        step.recorder.add_loss(loss)
-    return loss, [tensor.grad_fn for tensor in returned if tensor.grad_fn is not None]
+def compute_loss(output: Any, target: Any, loss: Callable[..., Any] | None) -> Tensor | None:
+    """Return the scalar to differentiate, or ``None`` where the output has no number to project.
+
+    Raises:
+        InspectionError: the loss cannot be called, is not a scalar tensor, has no graph although
+            the output has one, or a target stands without a loss.
+    """
+    if loss is None:
+        if target is not None:
+            raise InspectionError(
+                "a target was given without a loss: pass loss=..., for example "
+                "loss=torch.nn.functional.cross_entropy"
+            )
+        return _own_loss(output)
+    _refuse_class(loss)
+    if not callable(loss):
+        raise InspectionError(
+            f"loss is {loss!r} and cannot be called: give a function loss(output, target), for "
+            "example torch.nn.functional.cross_entropy"
+        )
+    value = loss(output) if target is None else loss(output, target)
+    validate_loss(value, output)
+    return value.reshape(()) if value.ndim else value  # type: ignore[no-any-return]
+
+
+def no_loss(output: Any) -> Tensor:
+    """A loss that asks nothing of the output."""
+    return torch.zeros((), requires_grad=torch.is_grad_enabled())
+
+
+def _refuse_class(loss: object) -> None:
+    """Do nothing unless `loss` is a class, which makes a module where a number is asked for."""
+    if isinstance(loss, type) and issubclass(loss, nn.Module):
+        name = loss.__name__
+        raise InspectionError(f"loss is the class {name}: give an instance, {name}()")
+
+
+def validate_loss(value: object, output: Any, what: str = "the loss") -> None:
+    """Do nothing if `value` is a real scalar tensor, with a graph where the output has one.
+
+    Raises:
+        InspectionError: it is not; the message calls it `what`.
+    """
+    if not is_a(value, Tensor):
+        raise InspectionError(
+            f"{what} returned {type(value).__name__}, not a tensor: return the tensor itself, "
+            "without .item() or float()"
+        )
+    if value.numel() != 1:
+        raise InspectionError(
+            f"{what} has shape {tuple(value.shape)}, not a scalar: reduce it, for example with "
+            ".mean()"
+        )
+    if value.is_complex():
+        raise InspectionError(
+            f"{what} is complex: return a real one, for example its .abs() or .real"
+        )
+    if (
+        not value.requires_grad
+        and torch.is_grad_enabled()
+        and any(tensor.requires_grad for tensor in find_tensors(output))
+    ):
+        raise InspectionError(
+            f"{what} has no graph although the model's output has one: it was computed from a "
+            "detached copy (.detach(), .data, .numpy(), .argmax() or torch.no_grad())"
+        )
+
+
+def _own_loss(output: Any) -> Tensor | None:
+    for candidate in (_attribute_loss(output), output):
+        if is_a(candidate, Tensor) and candidate.numel() == 1 and _is_real(candidate):
+            return candidate.reshape(()) if candidate.ndim else candidate
+    return _random_projection(output)
+
+
+def _attribute_loss(output: Any) -> Any:
+    is_mapping = issubclass(type(output), Mapping)
+    try:
+        return output.get("loss") if is_mapping else getattr(output, "loss", None)
+    except Exception:  # noqa: BLE001 - the user's own, and it was we who asked for a loss
+        return None
+
+
+def _random_projection(output: Any) -> Tensor | None:
+    """Return the floating outputs times fixed random weights, summed.
+
+    A plain sum has no gradient through softmax and LayerNorm, whose outputs sum to a constant. The
+    weights make the gradient with respect to each output tensor about 1 in L2 norm, whatever its
+    size, so that gradient norms mean the same on every model.
+    """
+    generator = torch.Generator().manual_seed(_PROJECTION_SEED)
+    terms = []
+    for tensor in find_tensors(output):
+        if tensor.is_complex():
+            tensor = torch.view_as_real(tensor)
+        if not (_is_real(tensor) and tensor.numel()):
+            continue
+        if tensor.is_nested:
+            tensor = tensor.values()
+        weights = torch.randn(tensor.shape, generator=generator, device="cpu", dtype=torch.float32)
+        dtype = torch.promote_types(tensor.dtype, torch.float32)
+        weights = (weights / math.sqrt(tensor.numel())).to(tensor.device, dtype)
+        terms.append((tensor.to(dtype) * weights).sum())
+    if not terms:
+        return None
+    device = terms[0].device
+    return torch.stack([term.to(device, torch.float32) for term in terms]).sum()
+
+
+def _is_real(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and not tensor.is_meta
+
+
+Shape = tuple[int, ...]
+
+_ARITHMETIC = frozenset(
+    name for stem in ("add", "sub", "mul", "div") for name in (stem, f"__{stem}__", f"__r{stem}__")
+) | {"rsub", "subtract", "multiply", "divide", "true_divide", "__truediv__", "__rtruediv__"}
+
+
+class LossWatch:
+    """What is learnt while the loss runs; nothing it does changes a value.
+
+    Args:
+        output: what the model returned.
+        target: what the loss compares it with.
+        loss: the loss; it says that it needs no target by the name of that parameter, ``_``.
+    """
+
+    def __init__(self, output: Any, target: Any, loss: Callable[..., Any]) -> None:
+        outputs, targets = list(find_tensors(output)), list(find_tensors(target))
+        with torch._C.DisableTorchFunction():
+            self._ends = [tensor.grad_fn for tensor in outputs]
+            self._shapes = [_shape(tensor) for tensor in outputs if tensor.requires_grad]
+            self._target_shapes = [_shape(tensor) for tensor in targets]
+        self._targets = {id(tensor) for tensor in targets}
+        needed = targets and not _leaves_target_out(loss)
+        self.uses_target: bool | None = False if needed else None
+        self.widened: tuple[Shape, Shape] | None = None
+
+    @contextmanager
+    def watching(self, hooks: Hooks) -> Iterator[None]:
+        """See the calls made inside; an error of ours must not reach the user's loss."""
+
+        def see(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            try:
+                self.see(call, args, kwargs)
+            except Exception as error:  # noqa: BLE001 - ours
+                hooks.recorder.errors.append(f"loss: {type(error).__name__}: {error}")
+
+        hooks.functions.onlooker = see
+        try:
+            yield
+        finally:
+            hooks.functions.onlooker = None
+
+    def see(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take one call of any function of torch."""
+        with torch._C.DisableTorchFunction():
+            name = getattr(call, "__name__", "")
+            if self.uses_target is False and name not in ASKS_FOR_FORM:
+                given = find_tensors((args, kwargs))
+                self.uses_target = any(id(tensor) in self._targets for tensor in given)
+            if name in _ARITHMETIC and len(args) == 2 and self.widened is None:
+                self._see_arithmetic(*args)
+
+    def _see_arithmetic(self, a: Any, b: Any) -> None:
+        """Note (N, 1) against (N,), one from the output and one from the target."""
+        if not (is_a(a, Tensor) and is_a(b, Tensor)):
+            return
+        made, given = (a, b) if a.requires_grad else (b, a)
+        if given.requires_grad or not made.requires_grad:
+            return
+        shapes = _shape(made), _shape(given)
+        known = shapes[0] in self._shapes and shapes[1] in self._target_shapes
+        if known and widens(*shapes) and not self._is_meant(made):
+            self.widened = shapes
+
+    def _is_meant(self, made: Tensor) -> bool:
+        """Whether the loss itself added a dimension to the output: it compares all pairs."""
+        return "unsqueeze" in loss_path(made, self._ends).operations
+
+    def path(self, loss: Tensor) -> LossPath:
+        """Return how `loss` was computed."""
+        with torch._C.DisableTorchFunction():
+            found = loss_path(loss, self._ends)
+        return replace(found, uses_target=self.uses_target, widened=self.widened)
+
+
+def _leaves_target_out(loss: Callable[..., Any]) -> bool:
+    try:
+        names = list(inspect.signature(loss).parameters)
+    except (TypeError, ValueError):  # a builtin
+        return False
+    return len(names) > 1 and names[1].startswith("_")
+
+
+def widens(a: Shape, b: Shape) -> bool:
+    """Whether broadcasting the two gives more elements than either has."""
+    try:
+        together = torch.broadcast_shapes(a, b).numel()
+    except RuntimeError:
+        return False
+    return bool(together > max(torch.Size(a).numel(), torch.Size(b).numel()))
+
+
+def _shape(tensor: Tensor) -> Shape:
+    return () if tensor.is_nested else tuple(tensor.shape)
+
+
+_OPPOSED = -0.9
+
+
+class TaskLosses:
+    """A loss that is the sum of named ones, in their order.
+
+    Args:
+        losses: ``loss(output, target)`` by name; ``loss(output)`` where there is no target. A
+            target that is a mapping with a value for each name is handed out by name.
+
+    Raises:
+        InspectionError: `losses` is empty, or one of them cannot be called.
+    """
+
+    def __init__(self, losses: Mapping[str, Any]) -> None:
+        if not losses:
+            raise InspectionError(
+                "loss={} names no loss: pass loss={'detect': f, 'segment': g}, or one function"
+            )
+        for name, loss in losses.items():
+            if not callable(loss):
+                raise InspectionError(
+                    f"the loss of task {name!r} is of type {type(loss).__name__} and cannot be "
+                    "called: give a function loss(output, target)"
+                )
+        self._losses = {str(name): loss for name, loss in losses.items()}
+        self.values: dict[str, Tensor] = {}
+
+    def __call__(self, output: Any, *target: Any) -> Tensor:
+        """Return the sum, as ``first + second + ...`` gives it, and keep each for its gradient."""
+        self._validate_target(*target)
+        total: Tensor | None = None
+        for name, loss in self._losses.items():
+            value = loss(output, *self._own(name, *target))
+            validate_loss(value, output, f"the loss of task {name!r}")
+            self.values[name] = value.reshape(()) if value.ndim else value
+            total = self.values[name] if total is None else total + self.values[name]
+        assert total is not None
+        return total
+
+    def _validate_target(self, *target: Any) -> None:
+        if not target or not issubclass(type(target[0]), Mapping):
+            return
+        missing = [name for name in self._losses if name not in target[0]]
+        if missing and len(missing) < len(self._losses):
+            raise InspectionError(
+                f"the target has no value for task {missing[0]!r}, and has for others: it is "
+                f"handed out by name; it holds {', '.join(map(repr, target[0]))}"
+            )
+
+    def _own(self, name: str, *target: Any) -> tuple[Any, ...]:
+        if target and issubclass(type(target[0]), Mapping) and name in target[0]:
+            return (target[0][name],)
+        return target
+
+    def gradients(
+        self, parameters: Iterable[tuple[Layer, str, Tensor]], scale: LossScale
+    ) -> tuple[tuple[TaskGradients, ...], list[str]]:
+        """Return what each task asks of each layer, and what a reader should know of it.
+
+        One backward pass a task, on the graph that the pass of the sum uses afterwards; ``.grad``
+        is not touched.
+
+        Raises:
+            InspectionError: a task gives no parameter a gradient.
+        """
+        trained = [(layer, p) for layer, _, p in parameters if p.requires_grad]
+        tensors = [parameter for _, parameter in trained]
+        by_task: dict[str, dict[str, list[Tensor]]] = {}
+        for name, value in self.values.items():
+            try:
+                found = torch.autograd.grad(
+                    scale.apply(value), tensors, retain_graph=True, allow_unused=True
+                )
+            except RuntimeError as error:
+                cause = str(error).partition("\n")[0]
+                return (), [f"no gradients by task: autograd.grad cannot run here: {cause}"]
+            by_task[name] = _by_layer(trained, found, scale)
+            if not by_task[name]:
+                raise InspectionError(
+                    f"task {name!r} gives no parameter a gradient: its loss does not depend on "
+                    "what the model learns"
+                )
+        return self._compared(by_task), []
+
+    def _compared(self, by_task: dict[str, dict[str, list[Tensor]]]) -> tuple[TaskGradients, ...]:
+        tasks = []
+        for name, layers in by_task.items():
+            pairs = tuple(
+                TaskPair(other, {lyr: _cosine(layers[lyr], theirs[lyr]) for lyr in common})
+                for first, other in combinations(by_task, 2)
+                if first == name and (theirs := by_task[other])
+                if (common := [layer for layer in layers if layer in theirs])
+            )
+            norms = {layer: math.sqrt(_dot(g, g)) for layer, g in layers.items()}
+            tasks.append(TaskGradients(name, float(self.values[name].detach()), norms, pairs))
+        return tuple(tasks)
+
+
+def _by_layer(
+    trained: list[tuple[Layer, Tensor]], gradients: Iterable[Tensor | None], scale: LossScale
+) -> dict[str, list[Tensor]]:
+    """Return the gradients that there are, by layer; those of a tensor without one are left out."""
+    found: dict[str, list[Tensor]] = {}
+    pairs = [(layer, p, g) for (layer, p), g in zip(trained, gradients, strict=True)]
+    reached = {layer.name for layer, _, gradient in pairs if gradient is not None}
+    for layer, parameter, gradient in pairs:
+        if layer.name in reached:
+            values = torch.zeros_like(parameter) if gradient is None else gradient.to_dense()
+            found.setdefault(layer.name, []).append(scale.unscale(values))
+    return found
+
+
+def _dot(a: list[Tensor], b: list[Tensor]) -> float:
+    return math.fsum(float((x.double() * y.double()).sum()) for x, y in zip(a, b, strict=True))
+
+
+def _cosine(a: list[Tensor], b: list[Tensor]) -> float:
+    """Return the cosine of the angle between two gradients; 0 where one is zero."""
+    norms = math.sqrt(_dot(a, a) * _dot(b, b))
+    return _dot(a, b) / norms if norms else 0.0
+
+
+def conflicts(tasks: Iterable[TaskGradients]) -> list[str]:
+    """Return a note for each pair of tasks that pull a shared layer in opposite directions."""
+    return [
+        f"tasks {task.name!r} and {pair.other!r} pull against each other on {layer!r}: the cosine "
+        f"of their gradients is {cosine:.2f}"
+        for task in tasks
+        for pair in task.pairs
+        for layer, cosine in [min(pair.cosines.items(), key=lambda item: item[1])]
+        if cosine <= _OPPOSED
+    ]

@@ -5,17 +5,21 @@ from __future__ import annotations
 import random
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Mapping
-from itertools import count
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import count, pairwise
+from math import prod
 from operator import is_
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 from pytest_modelhealth.capture.observing.tensors import NEVER_LAZY
+from pytest_modelhealth.capture.observing.tensors import NEVER_LAZY as _PLAIN
 
 MOMENTS = count(1)
 """Numbers what happens to models in any thread, in order."""
@@ -182,3 +186,205 @@ def _fill(container: Any, items: list[Any]) -> None:
         container.update(items)
     else:
         container.extend(items)
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Memory:
+    """What tensors hold, byte by byte, so that two that share memory are copied once.
+
+    A view may show one element many times (``expand``, ``unfold``) or a little of a storage that is
+    large: copied is the part of the storage that is shown, and each part once.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._aliases: list[tuple[Tensor, Tensor]] = []
+        self._storages: dict[int, _Storage] = {}
+        self._others: list[tuple[Tensor, Tensor]] = []  # without a storage: they are copied whole
+        with _as_stored():
+            for tensor in tensors:
+                self._add(tensor)
+            for storage in self._storages.values():
+                storage.copy()
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that are copied, of tensors that lie in a storage."""
+        copied = (copy for storage in self._storages.values() for _, copy in storage.copies)
+        return sum(copy.nbytes for copy in copied)
+
+    def restore(self) -> None:
+        """Give the tensors their memory back, and the memory its bytes."""
+        for tensor, alias in self._aliases:
+            if _place(tensor) != _place(alias):
+                with _version_kept(tensor):
+                    tensor.data = alias
+        with _as_stored():
+            for storage in self._storages.values():
+                storage.restore()
+        for tensor, value in self._others:
+            with _version_kept(tensor):
+                tensor.copy_(value)
+
+    def _add(self, tensor: Tensor) -> None:
+        wrapper: Any = tensor
+        if type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(wrapper):
+            inner = (getattr(wrapper, name) for name in wrapper.__tensor_flatten__()[0])
+            for part in inner:
+                if isinstance(part, Tensor):  # a DTensor has its mesh there, too
+                    self._add(part)
+            return
+        alias = tensor.detach()
+        parts = stored_parts(alias)
+        if parts is None:
+            self._others.append((tensor, alias.clone()))
+            return
+        self._aliases.append((tensor, alias))
+        for part in parts:
+            if not part.is_meta and (part.is_nested or part.numel()):
+                storage = part.untyped_storage()
+                self._storages.setdefault(storage._cdata, _Storage(storage)).add(part)
+
+
+class _View(NamedTuple):
+    """Elements of a storage that do not lie side by side, each once."""
+
+    itemsize: int
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @property
+    def bytes(self) -> range:
+        """From the first byte to the last."""
+        reach = sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True))
+        return range(self.offset * self.itemsize, (self.offset + reach + 1) * self.itemsize)
+
+    def repeats(self) -> bool:
+        """Whether one element may stand in several places."""
+        return any(
+            step <= (n - 1) * inner
+            for (inner, n), (step, _) in pairwise(zip(self.stride, self.shape, strict=True))
+        )
+
+
+class _Storage:
+    """A storage, and copies of what tensors show of it."""
+
+    def __init__(self, storage: Any) -> None:
+        self._storage = storage
+        self._size = storage.nbytes()
+        self._shown: list[range] = []
+        self._scattered: set[_View] = set()
+        self.copies: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, part: Tensor) -> None:
+        """Take in what a tensor shows."""
+        if part.is_nested:
+            self._shown.append(range(self._size))
+            return
+        view = _view(part)
+        shown = view.bytes
+        if len(shown) <= prod(view.shape) * view.itemsize or view.repeats():
+            self._shown.append(shown)
+        else:
+            self._scattered.add(view)
+
+    def copy(self) -> None:
+        """Copy each byte that is shown, once."""
+        runs = _joined(self._shown)
+        for run in runs:
+            size = next(size for size in (8, 4, 2, 1) if run.start % size == len(run) % size == 0)
+            self._copy(_View(size, run.start // size, (len(run) // size,), (1,)))
+        for view in self._scattered:
+            first, last = view.bytes[0], view.bytes[-1]
+            if not any(first in run and last in run for run in runs):
+                self._copy(view)
+
+    def _copy(self, view: _View) -> None:
+        # as integers, whose copies and comparisons are exact, bit for bit
+        itemsize = min(view.itemsize, 8)
+        factor = view.itemsize // itemsize
+        shown = torch.empty(0, dtype=_INTEGERS[itemsize], device=self._storage.device).set_(
+            self._storage,
+            view.offset * factor,
+            (*view.shape, factor),
+            (*(step * factor for step in view.stride), 1),
+        )
+        self.copies.append((shown, shown.clone()))
+
+    def restore(self) -> None:
+        """Write back what was changed: memory that only can be read was not."""
+        if self._storage.nbytes() != self._size:
+            self._storage.resize_(self._size)
+        for shown, copy in self.copies:
+            # on another device a comparison would wait
+            if not (shown.is_cpu and torch.equal(shown, copy)):
+                shown.copy_(copy)
+
+
+def _view(part: Tensor) -> _View:
+    """Return what a strided tensor shows, the innermost dimension first, without repetitions."""
+    dimensions = sorted(
+        (step, n) for n, step in zip(part.shape, part.stride(), strict=True) if n > 1 and step
+    )
+    shape = tuple(n for _, n in dimensions)
+    stride = tuple(step for step, _ in dimensions)
+    return _View(part.itemsize, int(part.storage_offset()), shape, stride)
+
+
+def _joined(runs: list[range]) -> list[range]:
+    """Return the same numbers in runs that do not touch."""
+    joined: list[range] = []
+    for run in sorted(runs, key=lambda run: run.start):
+        if joined and run.start <= joined[-1].stop:
+            joined[-1] = range(joined[-1].start, max(joined[-1].stop, run.stop))
+        else:
+            joined.append(run)
+    return joined
+
+
+def stored_parts(tensor: Tensor) -> list[Tensor] | None:
+    """Return the tensors with a storage that `tensor` consists of; ``None`` where none are open."""
+    layout = tensor.layout
+    if layout is torch.strided:
+        return [tensor]
+    if layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return None
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    """Return where a tensor's elements lie; of a layout that does not tell, one like no other."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return (object(),)
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+@contextmanager
+def _as_stored() -> Iterator[None]:
+    """Make plain tensors of what is stored, in whatever mode the user is."""
+    with (
+        torch._C.DisableTorchFunction(),
+        _disable_current_modes(),
+        torch.inference_mode(False),
+        torch.no_grad(),
+    ):
+        yield
+
+
+@contextmanager
+def _version_kept(tensor: Tensor) -> Iterator[None]:
+    """Write to `tensor` behind the back of autograd: an outer graph may have saved its version."""
+    with (
+        torch._C.DisableTorchFunction(),
+        torch.inference_mode(tensor.is_inference()),
+        torch.no_grad(),
+        torch.autograd.grad_mode._unsafe_preserve_version_counter(tensor),
+    ):
+        yield

@@ -1,9 +1,12 @@
-"""One fault, one story: violations that follow from an earlier one are folded under it.
+"""One fault, one story: what follows from an earlier violation, from depth alone, from no data.
 
 The order of causes is that of the run: the parameters and buffers that a layer starts with, what
 goes into it, what comes out, the loss, then the gradients from the last layer to the first. Of two
 violations the later is a consequence if the flow leads from the earlier one to it, as values go
 forward and gradients back, and it could be brought about so.
+
+A model in evaluation mode whose batch normalisations have seen no batch is as deep as it looks: its
+activations grow, fade or line up layer by layer, and so do its gradients, with nothing wrong.
 """
 
 from __future__ import annotations
@@ -15,9 +18,18 @@ from enum import IntEnum
 from functools import cached_property
 from typing import NamedTuple
 
-from pytest_modelhealth.checks.check import Finding
-from pytest_modelhealth.checks.facts import completed, flow_of
-from pytest_modelhealth.report import ROLES, Flow, Observation, Reference, Violation
+from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.facts import called, completed, flow_of, is_unfitted, trainable
+from pytest_modelhealth.report import (
+    ROLES,
+    Flow,
+    Inconclusive,
+    LayerRecord,
+    Observation,
+    Reference,
+    Status,
+    Violation,
+)
 
 
 def diagnose(observation: Observation, findings: Iterable[Finding]) -> list[Finding]:
@@ -205,3 +217,118 @@ def _before(layer: str, role: str, observation: Observation, flow: Flow) -> list
     names = flow.producers(layer, as_it_is=True)
     makers = [Reference(name, "activations") for name in names if name in observation.layers]
     return makers[:1] or [Reference(layer, "inputs")]
+
+
+def without_numbers(observation: Observation) -> Inconclusive | None:
+    """Return why no layer that ran returned a number, if none did, or the model no tensor."""
+    ran = [record for record in called(observation) if "activations" in record.watched]
+    if not ran:
+        return None
+    outermost = ran[0]
+    is_silent = outermost.name == "" and outermost.reason.endswith(", no tensor")
+    if not is_silent and not all(map(_returned_nothing, ran)):
+        return None
+    return Inconclusive("observation", outermost.name, _reason(outermost))
+
+
+def without_layers(observation: Observation) -> Inconclusive | None:
+    """Return why nothing inside the model could be judged, if nothing could."""
+    if not observation.outputs_only:
+        return None
+    reason = (
+        f"its inputs and outputs alone were judged, and no layer inside: {observation.outputs_only}"
+    )
+    return Inconclusive("observation", "", reason)
+
+
+def without_gradients(observation: Observation) -> Inconclusive | None:
+    """Return why no gradient could be judged, if none could and nobody left them out.
+
+    They are left out by ``backward=False`` and by a ``watch()`` without them. A model that has no
+    parameters has nothing to learn.
+    """
+    roles = ("gradients", "parameter_gradients")
+    ran = [r for r in called(observation) if not r.watched.isdisjoint(roles)]
+    reason = observation.no_gradients
+    if observation.backward and any(map(trainable, ran)) and not any(map(_got_gradient, ran)):
+        reason = reason or "the backward pass reached no layer; compute the loss from the output"
+    if not ran or not reason:
+        return None
+    text = f"no gradient could be judged: {reason}, or say backward=False"
+    return Inconclusive("observation", "", text)
+
+
+def _got_gradient(record: LayerRecord) -> bool:
+    # The loss that a model returns is an output of it, and has a gradient of one.
+    is_inside = record.name != ""
+    return bool(record.parameter_gradients) or (is_inside and record.gradients is not None)
+
+
+def _returned_nothing(record: LayerRecord) -> bool:
+    if record.activations is None:
+        return record.status is Status.UNSUPPORTED
+    return record.activations.count == 0
+
+
+def _reason(record: LayerRecord) -> str:
+    if record.activations is not None:
+        return "every activation is empty: the batch has no samples; give at least one"
+    if "meta device" in record.reason:
+        move = "move model and batch to a device with values, such as the CPU"
+        return f"no layer that ran returned a number to judge ({record.reason}); {move}"
+    move = "return what it computes, and consume generators, before it is inspected"
+    return f"nothing came of the model ({record.reason}); {move}"
+
+
+class Unfitted:
+    """The batch normalisations of one observation that have seen no batch."""
+
+    def __init__(self, observation: Observation, checks: Iterable[Check]) -> None:
+        self._observation = observation
+        self._checks = frozenset(check.name for check in checks if check.reads_scale)
+
+    def explain(self, violation: Violation) -> bool:
+        """Whether depth behind one of them may have brought a violation about.
+
+        Activations are made behind it; gradients pass it on their way back, or begin behind it.
+        """
+        if violation.check not in self._checks or violation.independent or not self._norms:
+            return False
+        if violation.role in _STATE_ROLES:
+            return False
+        if any(seen.layer in self._behind for seen in violation.evidence):
+            return True  # what began before them passes its limit behind them
+        if violation.role == "inputs":
+            givers = flow_of(self._observation).producers(violation.layer)
+            return not self._behind.isdisjoint(givers)
+        is_before = violation.role in _BACKWARD_ROLES and violation.layer in self._before
+        return is_before or violation.layer in self._behind
+
+    def doubt(self, finding: Inconclusive) -> bool:
+        """Whether a finding was in doubt for other reasons where depth explains it, too."""
+        return finding.check in self._checks and finding.layer in self._behind
+
+    def line(self, explained: list[Violation]) -> Inconclusive:
+        """Return the one line that stands for all that they explain."""
+        first, *others = self._norms
+        so_do = f", as in {len(others)} more" if others else ""
+        every = [violation for root in explained for violation in (root, *root.folded)]
+        checks = ", ".join(dict.fromkeys(violation.check for violation in every))
+        reason = (
+            f"its running mean is 0 and its variance 1, as they start{so_do}, so that evaluation "
+            f"mode normalises nothing, and what depth explains is not judged ({checks}); train "
+            "for a step first, or inspect in training mode"
+        )
+        return Inconclusive("normalization", first, reason)
+
+    @cached_property
+    def _norms(self) -> tuple[str, ...]:
+        return tuple(r.name for r in called(self._observation) if is_unfitted(r))
+
+    @cached_property
+    def _behind(self) -> frozenset[str]:
+        return flow_of(self._observation).reach(*self._norms).union(self._norms)
+
+    @cached_property
+    def _before(self) -> frozenset[str]:
+        return flow_of(self._observation).feeding(*self._norms).union(self._norms)

@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import cast
 
 from pytest_modelhealth.checks.check import Check, Finding
-from pytest_modelhealth.checks.judging.diagnosis import diagnose
-from pytest_modelhealth.checks.judging.empty_runs import (
+from pytest_modelhealth.checks.judging.diagnosis import (
+    Unfitted,
+    diagnose,
     without_gradients,
     without_layers,
     without_numbers,
 )
-from pytest_modelhealth.checks.judging.unfitted import Unfitted
 from pytest_modelhealth.errors import LayerNotFoundError, SettingsError, suggest, suggest_layer
 from pytest_modelhealth.report import BrokenCheck, Inconclusive, Judgement, Observation, Violation
 from pytest_modelhealth.report.flow.inferred import with_flow
 from pytest_modelhealth.settings import Settings
-from pytest_modelhealth.settings.waiver import Waiver
+from pytest_modelhealth.settings.setting import Waiver
 
 
 def judge(observation: Observation, settings: Settings) -> Judgement:

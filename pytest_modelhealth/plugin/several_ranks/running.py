@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -24,14 +23,15 @@ import pytest
 from _pytest.skipping import evaluate_skip_marks
 
 from pytest_modelhealth.plugin.output_files import warn_once
-from pytest_modelhealth.plugin.several_ranks import snapshots, verdict
+from pytest_modelhealth.plugin.several_ranks import Wanted, snapshots, verdict
 from pytest_modelhealth.plugin.several_ranks.processes import LaunchError, wait
+from pytest_modelhealth.plugin.several_ranks.verdict import Ran, Told
 from pytest_modelhealth.ranks import END_OF_TEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pytest_modelhealth.plugin.ranks import Wanted
+    from pytest_modelhealth.plugin.several_ranks import Wanted
     from pytest_modelhealth.plugin.several_ranks.processes import Launcher, Rank
 
 GRACE = 5.0
@@ -135,80 +135,6 @@ def _take_over_files(item: pytest.Item, ran: Ran, reports: list[pytest.TestRepor
         listener.allure_logger.drop_test(listener._cache.pop(item.nodeid))
     for file in files:
         shutil.copy(file, Path(directory))
-
-
-@dataclass
-class Told:
-    """What one rank said until it ended.
-
-    Args:
-        rank: which.
-        reports: one a phase, and more of subtests, as pytest serialises them.
-        warnings: those of the test.
-        problems: why it could not run the test.
-        used: comparisons with snapshots.
-        exit: what ``pytest.exit`` was called with.
-        finished: whether it came to its end.
-        code: its exit code, if it ended by itself.
-        where: what it did when it was asked: ``"where"`` and ``"stack"``.
-        log: what it and its libraries printed outside of pytest's capture.
-    """
-
-    rank: int
-    reports: list[dict[str, Any]] = field(default_factory=list)
-    warnings: list[dict[str, Any]] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    used: list[dict[str, Any]] = field(default_factory=list)
-    exit: dict[str, Any] | None = None
-    finished: bool = False
-    code: int | None = None
-    where: dict[str, str] | None = None
-    log: str = ""
-
-    def take(self, message: dict[str, Any]) -> None:
-        """Add a message."""
-        kind = message.pop("kind")
-        if kind == "report":
-            self.reports.append(message["data"])
-        elif kind == "warning":
-            self.warnings.append(message)
-        elif kind == "problem":
-            self.problems.append(message["text"])
-        elif kind == "snapshots":
-            self.used = message["used"]
-        elif kind == "exit":
-            self.exit = message
-        elif kind == "where":
-            self.where = message
-        else:
-            self.finished = True
-
-    @property
-    def failed(self) -> bool:
-        """Whether something went wrong on it so far."""
-        crashed = self.code is not None and not self.finished
-        return crashed or bool(self.problems) or any(r["outcome"] == "failed" for r in self.reports)
-
-
-@dataclass
-class Ran:
-    """A test that ran.
-
-    Args:
-        told: what each rank said, in order.
-        wanted: what the mark asked for.
-        seconds: how long it took.
-        ended: why ranks were ended before they were through: ``"limit"``, ``"grace"`` or nothing.
-        folder: where allure's files of the ranks are, if it is asked for.
-        grace: how long the others had once a rank failed alone.
-    """
-
-    told: list[Told]
-    wanted: Wanted
-    seconds: float
-    ended: str
-    folder: Path
-    grace: float
 
 
 @contextlib.contextmanager

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from pytest_modelhealth.plugin.ranks import Wanted
-from pytest_modelhealth.plugin.several_ranks import snapshots
+from pytest_modelhealth.plugin.several_ranks import Wanted, snapshots
 from pytest_modelhealth.plugin.several_ranks.rank_process import require_gloo
 from pytest_modelhealth.plugin.several_ranks.running import GRACE
 from pytest_modelhealth.plugin.several_ranks.waiting import report_on

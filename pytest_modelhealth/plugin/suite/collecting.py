@@ -19,7 +19,7 @@ from pytest_modelhealth.plugin.options import session_settings
 from pytest_modelhealth.plugin.suite.making import model_alone, named
 from pytest_modelhealth.plugin.suite.suite import ATTRIBUTES, ModelHealthSuite, modelhealth_suite
 from pytest_modelhealth.plugin.suite.transformers_models import is_pretrained
-from pytest_modelhealth.settings.waiver import parse_waivers
+from pytest_modelhealth.settings.setting import parse_waivers
 
 if TYPE_CHECKING:
     from pytest_modelhealth.settings import Settings

@@ -17,11 +17,9 @@ from torch import Tensor, nn
 
 from pytest_modelhealth.capture import Request, find_engine
 from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.capture.step.batch import Inputs
-from pytest_modelhealth.capture.step.conversion import copied
-from pytest_modelhealth.capture.step.loss_value import compute_loss
-from pytest_modelhealth.capture.step.tasks import TaskLosses
-from pytest_modelhealth.capture.step.training_step import is_run_by_training_step
+from pytest_modelhealth.capture.step.bare import copied
+from pytest_modelhealth.capture.step.batch import Inputs, is_run_by_training_step
+from pytest_modelhealth.capture.step.loss import TaskLosses, compute_loss
 from pytest_modelhealth.comparing import compare
 from pytest_modelhealth.data_sets.running import in_mode
 from pytest_modelhealth.errors import ModelHealthError

@@ -21,8 +21,8 @@ from torch.nn.parameter import is_lazy
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs, copied_batch
-from pytest_modelhealth.capture.step.loss_value import compute_loss
-from pytest_modelhealth.capture.step.untouched import random_state, restore_random_state
+from pytest_modelhealth.capture.step.isolation import random_state, restore_random_state
+from pytest_modelhealth.capture.step.loss import compute_loss
 from pytest_modelhealth.errors import InspectionError, SettingsError, suggest
 from pytest_modelhealth.plugin.suite.suite import ModelHealthSuite
 from pytest_modelhealth.plugin.suite.transformers_models import batch_of, is_pretrained, small_model

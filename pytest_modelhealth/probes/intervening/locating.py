@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_modelhealth.capture.observing.store import TensorStore
-from pytest_modelhealth.capture.observing.tensors import KnownTensors, version
+from pytest_modelhealth.capture.observing.tensors import KnownTensors, TensorStore, version
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.probes.intervening.differences import Apart, least_apart
 from pytest_modelhealth.probes.intervening.running import Runs

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.capture.step.bare import Beside
-from pytest_modelhealth.capture.step.batch import Inputs
-from pytest_modelhealth.capture.step.conversion import (
+from pytest_modelhealth.capture.step.bare import (
+    Beside,
     converted_batch,
     converted_copy,
     default_dtype,
 )
+from pytest_modelhealth.capture.step.batch import Inputs
+from pytest_modelhealth.capture.step.isolation import gradients_set_aside
 from pytest_modelhealth.capture.step.state import graph_leaves
-from pytest_modelhealth.capture.step.untouched import gradients_set_aside
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.probes.intervening.running import Runs, said
 

@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.autograd import Function, gradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_modelhealth.capture.observing.flow.own_functions import is_own
-from pytest_modelhealth.capture.observing.flow.places import line_of, place_of
+from pytest_modelhealth.capture.observing.flow.origins import is_own
+from pytest_modelhealth.capture.observing.flow.rows import line_of, place_of
 from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.capture.step.bare import converted_batch
 from pytest_modelhealth.capture.step.batch import copied_batch
-from pytest_modelhealth.capture.step.conversion import converted_batch
-from pytest_modelhealth.capture.step.interruption import exited_whole
+from pytest_modelhealth.capture.step.isolation import exited_whole
 from pytest_modelhealth.probes.intervening.running import Ran, Runs, said
 from pytest_modelhealth.report import Parting
 from pytest_modelhealth.report.flow import near

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pytest_modelhealth.capture.step.untouched import random_state, restore_random_state
+from pytest_modelhealth.capture.step.isolation import random_state, restore_random_state
 from pytest_modelhealth.layers import named_modules
 from pytest_modelhealth.probes.intervening.batches import rolled
 from pytest_modelhealth.probes.intervening.running import Ran, Runs

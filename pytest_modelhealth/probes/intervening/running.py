@@ -17,8 +17,7 @@ from pytest_modelhealth.capture.engine import Engine, Request
 from pytest_modelhealth.capture.observing.tensors import find_tensors, version
 from pytest_modelhealth.capture.step.bare import Beside
 from pytest_modelhealth.capture.step.batch import Inputs, deep_copy
-from pytest_modelhealth.capture.step.loss_value import compute_loss, no_loss
-from pytest_modelhealth.capture.step.tasks import TaskLosses
+from pytest_modelhealth.capture.step.loss import TaskLosses, compute_loss, no_loss
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.probes.conventions import Conventions
 from pytest_modelhealth.probes.intervening.differences import largest

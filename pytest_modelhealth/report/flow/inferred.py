@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from pytest_modelhealth.report.flow.flow import Flow
 from pytest_modelhealth.report.flow.graph import Call, Graph, Kind, Vertex
-from pytest_modelhealth.settings.layer_names import is_inside
+from pytest_modelhealth.settings.setting import is_inside
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import LayerRecord, Observation

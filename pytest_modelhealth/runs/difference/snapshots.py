@@ -14,7 +14,7 @@ from typing import Any
 from pytest_modelhealth.alignment.alignable import containers
 from pytest_modelhealth.layers import ACTIVATION_MODULES
 from pytest_modelhealth.report import ROLES
-from pytest_modelhealth.settings.layer_names import ancestors
+from pytest_modelhealth.settings.setting import ancestors
 from pytest_modelhealth.snapshot.snapshot import (
     LayerLine,
     Snapshot,

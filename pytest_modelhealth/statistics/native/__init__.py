@@ -21,14 +21,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from pytest_modelhealth.statistics.exponents import (
+from pytest_modelhealth.statistics.tensor_statistics import (
     HIGHEST_EXPONENT,
     LOWEST_EXPONENT,
     ExponentCounts,
+    Subject,
+    TensorStatistics,
+    UnitStatistics,
 )
-from pytest_modelhealth.statistics.subject import Subject
-from pytest_modelhealth.statistics.tensor_statistics import TensorStatistics
-from pytest_modelhealth.statistics.units import UnitStatistics
 
 _SOURCES = ("fused.c", "block.h", "vectors.h", "samples.h")  # as in hatch_build.py
 _SUFFIX = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")  # as in hatch_build.py

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pytest_modelhealth.errors import InspectionError, LayerNotFoundError, suggest, suggest_layer
-from pytest_modelhealth.report.asked import Renderer
+from pytest_modelhealth.report.verdict import Renderer
 from pytest_modelhealth.training.monitoring.row import (
     BINNED,
     BINS,

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from torch import Tensor, nn
 
-from pytest_modelhealth.capture.observing.cuda_graphs import WHY_NOT_SEEN
-from pytest_modelhealth.capture.observing.scaling import LossScale
-from pytest_modelhealth.capture.passive.step import WatchedStep
-from pytest_modelhealth.capture.passive.watch import PassiveWatch
+from pytest_modelhealth.capture.observing.tensors import WHY_NOT_SEEN, LossScale
+from pytest_modelhealth.capture.passive.step import PassiveWatch, WatchedStep
 from pytest_modelhealth.errors import (
     InspectionError,
     ModelHealthWarning,
@@ -25,7 +23,7 @@ from pytest_modelhealth.errors import (
 )
 from pytest_modelhealth.layers import Selection, ensure_match, named_modules
 from pytest_modelhealth.report import HealthReport, Observation, Verdict, Violation
-from pytest_modelhealth.report.asked import Renderer
+from pytest_modelhealth.report.verdict import Renderer
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.training.bridges import callback_of
 from pytest_modelhealth.training.monitoring.history import History

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pytest_modelhealth.capture.passive.updates import parameters_of
 from pytest_modelhealth.probes.intervening.running import said
-from pytest_modelhealth.report.stepping import HalfInfluence, LeftOver, LossSlope
+from pytest_modelhealth.report.training import HalfInfluence, LeftOver, LossSlope
 from pytest_modelhealth.training.stepping.session import Session, loss_in, rows_in
 from pytest_modelhealth.training.stepping.watching import Watched, norm, widened
 

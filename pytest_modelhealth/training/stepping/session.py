@@ -14,14 +14,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.capture.passive.step import PassiveWatch
 from pytest_modelhealth.capture.passive.updates import parameters_of
-from pytest_modelhealth.capture.passive.watch import PassiveWatch
 from pytest_modelhealth.capture.step.batch import deep_copy
-from pytest_modelhealth.capture.step.collection import collected_rarely
 from pytest_modelhealth.capture.step.company import refuse_again_and_again
-from pytest_modelhealth.capture.step.interruption import exited_whole
+from pytest_modelhealth.capture.step.isolation import collected_rarely, exited_whole
+from pytest_modelhealth.capture.step.prepare import places
 from pytest_modelhealth.capture.step.state import State
-from pytest_modelhealth.capture.step.unregistered import places
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection
 from pytest_modelhealth.report import Observation

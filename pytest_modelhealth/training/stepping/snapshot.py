@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pytest_modelhealth.capture.step.memory import Memory
-from pytest_modelhealth.capture.step.state import State, is_generator
-from pytest_modelhealth.capture.step.untouched import (
+from pytest_modelhealth.capture.step.isolation import (
     generator_restorer,
     random_state,
     restore_random_state,
 )
+from pytest_modelhealth.capture.step.state import Memory, State, is_generator
 from pytest_modelhealth.training.stepping.reaching import Reached
 
 

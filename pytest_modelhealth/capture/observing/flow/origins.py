@@ -10,17 +10,24 @@ import torch
 from torch import Tensor
 
 from pytest_modelhealth.capture.observing.autograd_graph import operation, snake_case
-from pytest_modelhealth.capture.observing.flow.exports import Exports
-from pytest_modelhealth.capture.observing.flow.own_functions import is_own
-from pytest_modelhealth.capture.observing.flow.places import Place
 from pytest_modelhealth.capture.observing.flow.rows import (
+    Exports,
     OpenCall,
+    Place,
     Rows,
     counter,
     ensure_room,
 )
 from pytest_modelhealth.capture.observing.tensors import KnownTensors
 from pytest_modelhealth.report.flow import Kind
+
+_TORCH = frozenset({"torch", "functorch"})
+
+
+def is_own(function: type | None) -> bool:
+    """Whether a class of `torch.autograd.Function` is none of torch's own; ``None`` is no class."""
+    return function is not None and function.__module__.partition(".")[0] not in _TORCH
+
 
 _ACCUMULATES = (1 << 64) - 1
 """The number of every node that stands for a leaf."""

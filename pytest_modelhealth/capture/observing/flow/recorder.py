@@ -10,16 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_modelhealth.capture.observing.flow.functions import FunctionCall, Functions, tensors
+from pytest_modelhealth.capture.observing.flow.functions import (
+    SKIP,
+    WRITE,
+    FunctionCall,
+    Functions,
+    tensors,
+    treatment,
+)
 from pytest_modelhealth.capture.observing.flow.origins import Origins, Source
-from pytest_modelhealth.capture.observing.flow.places import place_of
 from pytest_modelhealth.capture.observing.flow.rows import (
     OpenCall,
     Rows,
     TooManyError,
     counter,
+    place_of,
 )
-from pytest_modelhealth.capture.observing.flow.treatments import SKIP, WRITE, treatment
 from pytest_modelhealth.capture.observing.layer import Layer
 from pytest_modelhealth.report.flow import Flow, Graph, Kind
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from pytest_modelhealth.capture.step.training_step import (
+from pytest_modelhealth.capture.step.batch import (
     LIGHTNING_MODULES,
     arguments_of,
     is_lightning,
@@ -19,7 +19,7 @@ from pytest_modelhealth.capture.step.training_step import (
     log_nothing,
     loss_in,
 )
-from pytest_modelhealth.capture.step.untouched import random_state, restore_random_state
+from pytest_modelhealth.capture.step.isolation import random_state, restore_random_state
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.training.libraries import is_of
 from pytest_modelhealth.training.stepping.givers.giver import Given, Giver

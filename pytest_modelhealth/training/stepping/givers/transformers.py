@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from pytest_modelhealth.capture.step.untouched import random_state, restore_random_state
+from pytest_modelhealth.capture.step.isolation import random_state, restore_random_state
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.training.libraries import is_of
 from pytest_modelhealth.training.stepping.givers.giver import Given, Giver

@@ -9,8 +9,7 @@ from typing import Any
 from torch import nn
 
 from pytest_modelhealth.capture.step.batch import Inputs
-from pytest_modelhealth.capture.step.loss_value import compute_loss
-from pytest_modelhealth.capture.step.tasks import TaskLosses
+from pytest_modelhealth.capture.step.loss import TaskLosses, compute_loss
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.training.stepping.givers.giver import Given, Giver
 from pytest_modelhealth.training.stepping.session import (

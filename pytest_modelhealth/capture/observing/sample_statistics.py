@@ -1,0 +1,231 @@
+"""What is taken of tensors beside statistics: over samples, over slices, by whoever asks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from pytest_modelhealth.report import ZeroSlices
+from pytest_modelhealth.statistics import Entry, Ledger, UnsupportedTensorError, unseen
+
+
+class Visitor(Protocol):
+    """Sees every tensor of a run, in the order in which they appear."""
+
+    def see(self, layer: str, role: str, tensor: str, value: Tensor) -> None:
+        """See one tensor of a layer, which is the model's own: to be read now, never changed.
+
+        Args:
+            layer: name of the layer.
+            role: ``inputs``, ``activations``, ``buffers``, ``gradients`` or
+                ``parameter_gradients``.
+            tensor: own name of the tensor, for buffers and gradients of parameters; else ``""``.
+            value: the tensor. Gradients of parameters are still without a loss scale.
+        """
+
+    def see_output(self, output: Any) -> None:
+        """See what the model returned."""
+
+    def forget(self) -> None:
+        """Take no tensor for one seen before: compiled code writes without a new version."""
+
+
+class Collector(Protocol):
+    """Sees activations and their gradients, and what the model was given, as it was read."""
+
+    def see(
+        self, layer: str, role: str, tensor: Tensor, entry: Entry, unit_dimension: int | None
+    ) -> None:
+        """See one tensor, which is the model's own: to be read now, never changed, never kept.
+
+        Args:
+            layer: name of the layer.
+            role: ``activations``, ``gradients``, or ``inputs`` of the model.
+            tensor: the tensor; a gradient is still with the loss scale.
+            entry: what was found in it; of a gradient, without the loss scale.
+            unit_dimension: the dimension of the units; ``None`` for none.
+        """
+
+
+class Deviation(NamedTuple):
+    """What the samples of one output deviate by, and all its numbers.
+
+    Args:
+        between: the mean variance along the dimension of the samples, as the mean of one number.
+        whole: the output's own entry.
+    """
+
+    between: Entry
+    whole: Entry
+
+    @property
+    def ratio(self) -> float:
+        """The one standard deviation over the other; NaN where all numbers are equal."""
+        between, whole = self.between.statistics.mean_of_all, self.whole.statistics
+        is_known = whole.std > 0.0 and not whole.nonfinite_count
+        return math.sqrt(between) / whole.std if is_known else math.nan
+
+
+def sample_deviations(
+    tensors: Sequence[Tensor], entries: Sequence[Entry | None], samples: int, ledger: Ledger
+) -> Iterator[Deviation]:
+    """Yield how far the samples of each output deviate; on another device the figure stays there.
+
+    Args:
+        tensors: the outputs; those without floating-point numbers, without `samples` in dimension 0
+            or with a single value a sample are left out.
+        entries: what was found in each, ``None`` where nothing was.
+        samples: the size of the batch.
+        ledger: keeps the figures.
+    """
+    for tensor, whole in zip(tensors, entries, strict=True):
+        if whole is None or not _is_wanted(tensor, samples):
+            continue
+        with unseen():
+            between = _some(tensor.detach(), samples).var(dim=0, correction=0).mean()
+        try:
+            yield Deviation(ledger.add(between), whole)
+        except UnsupportedTensorError:
+            continue
+
+
+def _some(tensor: Tensor, samples: int) -> Tensor:
+    """Return the values of a sample at evenly spread places, where there are many of them.
+
+    The spacing is odd, so that it does not fall in step with rows of an even length.
+    """
+    step = tensor.numel() // samples // _MOST
+    if step < 2 or not tensor.is_contiguous():
+        return tensor
+    return tensor.view(samples, -1)[:, :: step | 1]
+
+
+_MOST = 1 << 15
+"""Values of a sample, of which the variance between samples is taken: its mean is known to 1 %."""
+
+
+def _is_wanted(tensor: Tensor, samples: int) -> bool:
+    if samples < 2 or type(tensor) is not Tensor or tensor.layout is not torch.strided:
+        return False
+    if tensor.dtype not in _FLOATING or tensor.is_meta or tensor.is_nested:
+        return False
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return False
+    return tensor.ndim > 0 and tensor.shape[0] == samples and tensor.numel() >= 2 * samples
+
+
+_FLOATING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+
+
+def equal_samples(tensors: list[Tensor], samples: int, known: list[Entry | None]) -> bool | None:
+    """Return whether in each tensor with a batch dimension all samples have equal values.
+
+    A tensor has one if its dimension 0 is as large as the batch, `samples`.
+
+    Args:
+        tensors: the tensors.
+        samples: the size of the batch.
+        known: the entry of each, ``None`` for a tensor without one.
+
+    Returns:
+        ``None`` where there are fewer than two samples, no such tensor, or one that cannot be read
+        at once: on another device a look would wait for it.
+    """
+    if samples < 2:
+        return None
+    if len(known) == 1 and known[0] is not None and known[0].samples_equal is not None:
+        return known[0].samples_equal  # most layers give one tensor
+    equal = None
+    for tensor, entry in zip(tensors, known, strict=True):
+        settled = None if entry is None else entry.samples_equal
+        if settled is None:
+            if not _has_samples(tensor, samples):
+                continue
+            if (entry is not None and entry.waits) or not _is_readable(tensor):
+                return None
+            settled = _rows_are_equal(tensor)
+        if not settled:
+            return False
+        equal = True
+    return equal
+
+
+def _has_samples(tensor: Tensor, samples: int) -> bool:
+    if type(tensor) is not Tensor and _keeps_its_values(tensor):
+        return False
+    return not tensor.is_nested and tensor.ndim > 0 and tensor.shape[0] == samples
+
+
+def _keeps_its_values(tensor: Tensor) -> bool:
+    return type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
+
+
+def _is_readable(tensor: Tensor) -> bool:
+    return bool(
+        tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and tensor.numel() > 0
+        and torch._C._data_address(tensor) != 0  # type: ignore[attr-defined]  # FSDP frees it
+    )
+
+
+def _rows_are_equal(tensor: Tensor) -> bool:
+    """Compare two samples, which nearly always differ, before the rest."""
+    with torch.no_grad():
+        return torch.equal(tensor[0], tensor[1]) and torch.equal(tensor[1:], tensor[:-1])
+
+
+_MATRIX = 2
+_FEWEST = 4
+"""Of fewer slices nothing is said."""
+
+
+def zero_slices(parameter: Tensor, weights: Entry, gradients: Entry) -> ZeroSlices | None:
+    """Return the rows and columns of `parameter` that hold nothing but zeros, as their gradients.
+
+    Args:
+        parameter: it has a gradient; of a kernel, rows are filters and columns its channels.
+        weights, gradients: what was found in it and its gradient: nothing is looked at where these
+            count too few zeros for four slices, where all of one is zero, or on another device,
+            which a look would wait for.
+    """
+    gradient = parameter.grad
+    if gradient is None or gradient.ndim < _MATRIX or not gradient.is_cpu or not parameter.is_cpu:
+        return None
+    count, least = gradient.numel(), _fewest_zeros(gradient)
+    if not least or not _is_within(gradients.zero_count, least, count):
+        return None
+    if not _is_within(weights.zero_count, least, count) or not _are_alike(parameter, gradient):
+        return None
+    with unseen():
+        zero = (parameter == 0).logical_and_(gradient == 0)
+        found = ZeroSlices(_whole(zero), _whole(zero.transpose(0, 1)))
+    return found if found.rows or found.columns else None
+
+
+def _fewest_zeros(gradient: Tensor) -> int:
+    """Return how many zeros there are at least where four rows or columns hold nothing else."""
+    sizes = [size for size in gradient.shape[:_MATRIX] if size > _FEWEST]
+    return _FEWEST * gradient.numel() // max(sizes) if sizes else 0
+
+
+def _is_within(zeros: int | None, least: int, count: int) -> bool:
+    return zeros is not None and least <= zeros < count
+
+
+def _are_alike(parameter: Tensor, gradient: Tensor) -> bool:
+    """Whether both lie in memory as plain tensors of one shape."""
+    plain = (torch.Tensor, torch.nn.Parameter)
+    is_plain = type(parameter) in plain and type(gradient) in plain
+    is_strided = parameter.layout is gradient.layout is torch.strided
+    return is_plain and is_strided and parameter.shape == gradient.shape
+
+
+def _whole(zero: Tensor) -> frozenset[int]:
+    """Return the indices along dimension 0 at which everything is true."""
+    return frozenset(zero.flatten(1).all(1).nonzero().flatten().tolist())

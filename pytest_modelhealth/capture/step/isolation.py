@@ -1,0 +1,333 @@
+"""Keeps inspections apart, and puts back what a run touched, whatever ends it."""
+
+from __future__ import annotations
+
+import gc
+import random
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pytest_modelhealth.capture.observing.flow import counter
+from pytest_modelhealth.capture.observing.hooks import Hooks
+from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.capture.step.state import MOMENTS, Memory, State
+from pytest_modelhealth.errors import InspectionError
+
+_lock = threading.Lock()
+_running: list[Inspection] = []
+_last_end = 0
+
+
+class Inspection:
+    """An inspection that has begun, in the thread that makes it.
+
+    Attributes:
+        state: what its model holds.
+        doing: what of the user's runs now.
+        hooks: what sees it, once there is something to see.
+        random_state: that of all random generators when the first of those that run now, in
+            whatever threads, began: what they all put back.
+    """
+
+    def __init__(self, state: State, model: nn.Module) -> None:
+        self.state = state
+        self.doing = "forward"
+        self.hooks: Hooks | None = None
+        self.random_state: dict[str, Any] | None = None
+        self._model = model
+        self._thread = threading.current_thread()
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Run apart from all others, those that this one runs inside among them.
+
+        Raises:
+            InspectionError: one that runs has modules or tensors in common with this.
+        """
+        global _last_end
+        with _lock:
+            here = [other for other in _running if other._thread is self._thread]
+            for other in _running:
+                self._refuse_beside(other)
+            if self.state.moment < _last_end and not self.state.is_as_it_was():
+                raise InspectionError(
+                    f"cannot inspect {self._label}: it was inspected in another thread until now, "
+                    f"and was looked at meanwhile; {_NEXT_MOVE}"
+                )
+            if _running and not here:
+                self.random_state = _running[0].random_state
+            _running.append(self)
+        try:
+            with ExitStack() as stack:
+                if here and here[-1].hooks is not None:
+                    stack.enter_context(here[-1].hooks.blind())
+                yield
+        finally:
+            with _lock:
+                _running.remove(self)
+                _last_end = next(MOMENTS)
+
+    @property
+    def _label(self) -> str:
+        return type(self._model).__name__
+
+    def _refuse_beside(self, other: Inspection) -> None:
+        common = _common(self.state, other.state)
+        if common is None:
+            return
+        if self._model is other._model:
+            whole = f"{self._label} is being inspected already"
+        else:
+            whole = f"{other._label}, with which it shares {common}, is being inspected already"
+        place = f"in the thread {other._thread.name!r}"
+        if other._thread is self._thread:
+            layer = other.hooks.running_layer if other.hooks is not None else None
+            inside = f", in the layer {layer!r}" if layer and other.doing == "forward" else ""
+            place = f"and this call comes from its {other.doing}{inside}"
+        raise InspectionError(f"cannot inspect {self._label}: {whole}, {place}; {_NEXT_MOVE}")
+
+
+def is_inspecting() -> bool:
+    """Whether an inspection is running in this thread."""
+    if not _running:
+        return False
+    here = threading.current_thread()
+    return any(inspection._thread is here for inspection in _running)
+
+
+_NEXT_MOVE = (
+    "one inspection of a model at a time: make the other one before or after it, or on a copy, "
+    "copy.deepcopy(model)"
+)
+
+
+def _common(a: State, b: State) -> str | None:
+    """Return what two models have in common, if anything; a module before tensors."""
+    held = {id(thing) for thing in _things(b)}
+    shared = next((thing for thing in _things(a) if id(thing) in held), None)
+    if shared is None:
+        return None
+    if isinstance(shared, nn.Module):
+        return f"a module ({type(shared).__name__})"
+    kind = "parameter" if isinstance(shared, nn.Parameter) else "tensor"
+    return f"a {kind} of shape {tuple(shared.shape)}"
+
+
+def _things(state: State) -> list[nn.Module | Tensor]:
+    return [*state.modules, *state.leaves, *state.tensors]
+
+
+@contextmanager
+def untouched(inspection: Inspection, batch: Any) -> Iterator[None]:
+    """Leave no trace on the model of what happens inside, however it ends.
+
+    Attributes get their objects and values back, buffers among them, parameters and the batch's
+    leaf tensors their ``.grad``, modules their training mode and hooks, and random generators their
+    state: those of Python, NumPy and torch, and those that the model holds. Hooks that run an
+    optimizer inside backward are set aside meanwhile, since they would train the model. Values of
+    parameters are not copied, which would double the model's memory; `Versions` tells of a forward
+    that writes to one.
+    """
+    state = inspection.state
+    if inspection.random_state is None:
+        inspection.random_state = random_state()
+    leaves = [*state.leaves, *(t for t in find_tensors(batch) if t.is_leaf and t.requires_grad)]
+    with ExitStack() as stack:
+        stack.callback(restore_random_state, inspection.random_state)
+        for generator in state.generators:
+            stack.callback(generator_restorer(generator))
+        stack.callback(state.restore_containers)
+        stack.callback(Memory(state.tensors).restore)
+        stack.enter_context(gradients_set_aside(leaves))
+        yield
+
+
+@contextmanager
+def gradients_set_aside(leaves: Iterable[Tensor]) -> Iterator[None]:
+    """Start from no gradient on `leaves`, and put theirs back: the same objects, untouched."""
+    leaves = list({id(leaf): leaf for leaf in leaves}.values())
+    gradients = [leaf.grad for leaf in leaves]
+    required = [leaf.requires_grad for leaf in leaves]
+    hooks = [(h, h.copy()) for leaf in leaves if (h := leaf._post_accumulate_grad_hooks)]
+    try:
+        for leaf, gradient in zip(leaves, gradients, strict=True):
+            if gradient is not None:
+                leaf.grad = None
+        for registered, _ in hooks:
+            # in place: autograd holds this dictionary, and runs what is in it even after the
+            # attribute was set to None
+            registered.clear()
+        yield
+    finally:
+        for registered, copies in hooks:
+            registered.update(copies)
+        for leaf, gradient, requires_grad in zip(leaves, gradients, required, strict=True):
+            if leaf.requires_grad != requires_grad:
+                leaf.requires_grad = requires_grad
+            leaf.grad = gradient
+
+
+def random_state() -> dict[str, Any]:
+    """Return the state of all random generators that are not the model's own."""
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if "numpy" in sys.modules:
+        state["numpy"] = sys.modules["numpy"].random.get_state()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    if torch.backends.mps.is_available():
+        state["mps"] = torch.mps.get_rng_state()
+    return state
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Put all random generators back to a state of `random_state`."""
+    random.setstate(state["python"])
+    torch.set_rng_state(state["torch"])
+    if "numpy" in state:
+        sys.modules["numpy"].random.set_state(state["numpy"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state_all(state["cuda"])
+    if "mps" in state:
+        torch.mps.set_rng_state(state["mps"])
+
+
+def generator_restorer(generator: Any) -> Callable[[], Any]:
+    """Return a function that puts a generator back where it stands now."""
+    if isinstance(generator, torch.Generator):
+        return partial(generator.set_state, generator.get_state())
+    if isinstance(generator, random.Random):
+        return partial(generator.setstate, generator.getstate())
+    generator = getattr(generator, "bit_generator", generator)  # of a numpy.random.Generator
+    if hasattr(generator, "set_state"):  # numpy.random.RandomState
+        return partial(generator.set_state, generator.get_state())
+    return partial(setattr, generator, "state", generator.state)
+
+
+_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGALRM") if hasattr(signal, name)]
+
+
+@contextmanager
+def exited_whole(*managers: AbstractContextManager[Any]) -> Iterator[Any]:
+    """Enter all of `managers` and give the last one's value; no signal interrupts their exits.
+
+    One that arrives meanwhile is handled, by KeyboardInterrupt as a rule, once all have exited.
+    """
+    with ExitStack() as stack:
+        signals = _Signals()
+        stack.callback(signals.deliver)
+        entered = [stack.enter_context(manager) for manager in managers]
+        stack.callback(signals.hold)
+        yield entered[-1]
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Have a signal that arrives inside handled when this is left."""
+    signals = _Signals()
+    try:
+        signals.hold()
+        yield
+    finally:
+        signals.deliver()
+
+
+class _Signals:
+    """Those that arrive between `hold` and `deliver`.
+
+    Only in the main thread does Python call handlers, and allow them to be set.
+    """
+
+    def __init__(self) -> None:
+        self._handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
+        self._arrived: list[tuple[int, FrameType | None]] = []
+
+    def hold(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in _SIGNALS:
+            handler = signal.getsignal(number)
+            if callable(handler):
+                self._handlers[number] = handler
+                signal.signal(number, lambda *call: self._arrived.append(call))
+
+    def deliver(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        for number, frame in self._arrived:
+            self._handlers[number](number, frame)
+
+
+_FACTOR = 100
+_holders = 0
+_usual: tuple[int, int, int] = (0, 0, 0)
+
+
+@contextmanager
+def collected_rarely() -> Iterator[None]:
+    """Let the collector wait for a hundred times as many new objects.
+
+    What a run keeps of a layer is a dozen objects, and none of it is garbage before its report is;
+    at the usual thresholds the collector looks through them again and again, and now and then
+    through everything in the process. Garbage of the user's own is still collected, later.
+
+    The thresholds are one for the process: the first to enter sets them, and the last to leave puts
+    them back, unless somebody has set others meanwhile.
+    """
+    global _holders, _usual
+    with _lock:
+        _holders += 1
+        is_first = _holders == 1
+    try:
+        if is_first:  # in here, so that Ctrl-C finds a way out
+            _usual = gc.get_threshold()
+            gc.set_threshold(*_rare())
+        yield
+    finally:
+        with _lock:
+            _holders -= 1
+            if _holders == 0 and gc.get_threshold() == _rare():
+                gc.set_threshold(*_usual)
+
+
+def _rare() -> tuple[int, int, int]:
+    return (_usual[0] * _FACTOR, *_usual[1:])
+
+
+_SHALLOW = 10_000
+"""Graphs of fewer nodes are freed where they are."""
+
+_STACK = 1 << 29
+"""Bytes of stack to free others on; what is not touched takes no memory."""
+
+
+@contextmanager
+def deep_graphs_freed() -> Iterator[list[Any]]:
+    """Free the graph of a run, whose last nodes are put into the list that is given.
+
+    In torch 2.13 nodes that Python has looked at are freed one inside the other. Some 50,000 in a
+    row overflow a stack of 8 MiB, whether or not they are watched. Whoever else holds a part of the
+    graph must have let go of it when the context ends.
+    """
+    first = counter()
+    nodes: list[Any] = []
+    yield nodes
+    if counter() - first < _SHALLOW:
+        return
+    size = threading.stack_size(_STACK)
+    try:
+        thread = threading.Thread(target=nodes.clear)
+        thread.start()
+        thread.join()
+    except RuntimeError:  # no room for such a stack: it is freed here, as without us
+        nodes.clear()
+    finally:
+        threading.stack_size(size)
