@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from pytest_modelhealth.snapshot.changes import LayerChange, MatchedTensor, SnapshotPair
 from pytest_modelhealth.snapshot.drift import LOSS, Drift, DriftReport
-from pytest_modelhealth.snapshot.file_format import percentage
 from pytest_modelhealth.snapshot.root_cause import FirstDrift, RootCause
 from pytest_modelhealth.snapshot.snapshot import FRACTIONS, Snapshot, is_judged_whole, shape_text
 from pytest_modelhealth.snapshot.tolerances import Allowance, Tolerances
@@ -186,19 +186,16 @@ def _loss_drift(tolerances: Tolerances, before: Snapshot, now: float | None) -> 
     return [Drift(LOSS, "", LOSS, "value", *_spelled("value", a, now), distance, allowance)]
 
 
-def _spelled(statistic: str, a: object, b: object) -> tuple[str, str]:
+def _spelled(statistic: str, a: Any, b: Any) -> tuple[str, str]:
     """Return two values with as many digits as show that they differ, and at least five."""
     if statistic in FRACTIONS:
-        return _fraction(a), _fraction(b)
+        a, b = ("-" if one is None else f"{100 * one:.2f}%" for one in (a, b))
+        return a, b
     for digits in (5, 7, 9, 17):
         texts = _spell(a, digits), _spell(b, digits)
         if texts[0] != texts[1]:
             break
     return texts
-
-
-def _fraction(value: object) -> str:
-    return percentage(value if isinstance(value, float) else None)
 
 
 def _spell(value: object, digits: int) -> str:

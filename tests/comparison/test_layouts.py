@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from corpus.models.paired import seeded
 from pytest_modelhealth import compare
 from pytest_modelhealth.comparison.results import TensorResult, without_effect
 from pytest_modelhealth.comparison.trace import Key
-from tests.comparison.models import seeded
 
 
 class Tagger(nn.Module):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from corpus.models.paired import seeded
 from pytest_modelhealth import Comparison, compare
-from tests.comparison.models import seeded
 
 
 class Scored(nn.Module):
