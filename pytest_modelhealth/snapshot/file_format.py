@@ -19,10 +19,10 @@
 
 Layers stand in the order in which they returned, so those inside a layer come before it. A line is
 cells of ``key=value`` between blanks; what has a blank in it is quoted as in a URL (``%20``). A
-number is rounded by no more than a tenth of its tolerance. Its noise is in the file only where it is
-more than usual (`noise.Noise`): ``~4`` is four times that. ``~0`` is a zero with noise, ``0`` an
-exact one. What is usual is not written (dtype, calls, zeros); what differs is a ``key:value``. The
-last line tells a whole file from a truncated one. Reading executes nothing.
+number is rounded by no more than a tenth of its tolerance. Its noise is in the file only where it
+is more than usual (`tolerances.Noise`): ``~4`` is four times that. ``~0`` is a zero with noise,
+``0`` an exact one. What is usual is not written (dtype, calls, zeros); what differs is a
+``key:value``. The last line tells a whole file from a truncated one. Reading executes nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from pytest_modelhealth.snapshot.tolerances import Tolerances
 VERSION = 4
 
 _TITLE = "modelhealth snapshot, format "
-_LEGEND = "# in, out, grad, .weight, ...: shape,mean,std,min..max; ~4: 4 times the usual noise of a number"
+_LEGEND = "# in, out, grad, .weight, ...: shape,mean,std,min..max; ~4: 4 times the usual noise"
 _PROFILE = re.compile(r"=== (.+) ===")
 _HEADER = ("model", "recorded", "noise", "loss")
 _NOISE = re.compile(r"(not )?measured, epsilon (?:0|2\^(-?\d+))")
@@ -314,7 +314,8 @@ def _snapshot(lines: list[str], start: int) -> Snapshot:
 
 def _read_line(text: str, row: int, profile: str) -> tuple[str, LayerLine]:
     """Return the name of a layer, and what its line says of it."""
-    cells = dict(map(unquote, cell.partition("=")[::2]) for cell in text.split())
+    parts = (cell.partition("=") for cell in text.split())
+    cells = {unquote(key): unquote(value) for key, _, value in parts}
     if list(cells)[:2] != ["layer", "type"]:
         raise _expected("'layer=' and 'type='", text, row)
     name, kind = cells.pop("layer"), cells.pop("type")
@@ -364,8 +365,8 @@ def _read_tensor(profile: str, role: str, cell: str) -> TensorLine:
             other[key] = value if key == "dtype" else _count(value)
         else:
             raise ValueError(option)
-    reals = {name: value for name, (value, _) in found.items()}
-    return TensorLine(shape=shape, noise=noise, **reals, **other)
+    other |= {name: value for name, (value, _) in found.items()}
+    return TensorLine(shape=shape, noise=noise, **other)
 
 
 def _read_number(cell: str) -> tuple[float, float | None]:

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_modelhealth.report import Observation, Status
-from pytest_modelhealth.snapshot import content
 from pytest_modelhealth.snapshot.file_format import (
     PART,
     SnapshotFormatError,
@@ -19,7 +18,7 @@ from pytest_modelhealth.snapshot.file_format import (
     load,
     load_sound,
 )
-from pytest_modelhealth.snapshot.noise import coarse
+from pytest_modelhealth.snapshot.recording import from_observation
 from pytest_modelhealth.snapshot.snapshot import (
     OWN_NAMES,
     REAL,
@@ -30,7 +29,7 @@ from pytest_modelhealth.snapshot.snapshot import (
     is_judged_whole,
     judges_zeros,
 )
-from pytest_modelhealth.snapshot.tolerances import Tolerances
+from pytest_modelhealth.snapshot.tolerances import Tolerances, coarse
 from tests.builders import layer, observation
 
 
@@ -49,11 +48,6 @@ def small_observation() -> Observation:
         layer("head", status=Status.NOT_CALLED),
         loss=0.25,
     )
-
-
-def from_observation(seen: Observation) -> Snapshot:
-    """What a snapshot keeps of an observation without measured noise."""
-    return content.from_observation(seen)
 
 
 def text_of(*snapshots: Snapshot) -> str:

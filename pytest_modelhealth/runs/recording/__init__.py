@@ -10,7 +10,7 @@ from pytest_modelhealth.report import HealthReport
 from pytest_modelhealth.runs.recording.comparison import of_comparison
 from pytest_modelhealth.runs.recording.drift import of_drift
 from pytest_modelhealth.runs.recording.inspection import of_inspection
-from pytest_modelhealth.snapshot.checked import SnapshotCheck
+from pytest_modelhealth.snapshot.drift import SnapshotCheck
 
 Result = HealthReport | Comparison | SnapshotCheck
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pytest_modelhealth.snapshot.changes import phrases
-from pytest_modelhealth.snapshot.checked import Outcome, SnapshotCheck
-from pytest_modelhealth.snapshot.drift import Drift, summary
+from pytest_modelhealth.snapshot.drift import Drift, Outcome, SnapshotCheck, summary
 from pytest_modelhealth.snapshot.snapshot import LayerLine, Snapshot
 
 
