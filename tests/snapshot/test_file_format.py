@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pytest_modelhealth.report import Observation, Status
@@ -148,6 +148,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     )
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(snapshots())
 def test_what_is_written_is_read_back(snapshot: Snapshot) -> None:
     """Any names and counts as they are, any number to a tenth of its tolerance, its noise whole."""
