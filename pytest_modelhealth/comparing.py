@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,18 +12,12 @@ from pytest_modelhealth.alignment.result import Alignment
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.engine import Backward, Loss
 from pytest_modelhealth.capture.observing.tensors import TensorStore
-from pytest_modelhealth.comparison.calls import with_calls
-from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, Divergence
+from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison
 from pytest_modelhealth.comparison.first_divergence import Search
-from pytest_modelhealth.comparison.folds import with_folds
 from pytest_modelhealth.comparison.links import (
-    Link,
     link,
-    missing_gradients,
     trains_nothing,
 )
-from pytest_modelhealth.comparison.merged import merged_layers
-from pytest_modelhealth.comparison.model_changes import Changed, changed_values
 from pytest_modelhealth.comparison.precision import (
     coarser_dtype,
     layer_epsilons,
@@ -33,6 +26,7 @@ from pytest_modelhealth.comparison.precision import (
     parameter_epsilon,
 )
 from pytest_modelhealth.comparison.quantisation import quantisation
+from pytest_modelhealth.comparison.refined import with_calls, with_folds
 from pytest_modelhealth.comparison.remarks import (
     notes_on_runs,
     notes_on_settings,
@@ -42,12 +36,11 @@ from pytest_modelhealth.comparison.remarks import (
     remarks,
 )
 from pytest_modelhealth.comparison.results import (
-    BACKWARD,
     FACTOR,
     Further,
+    Judge,
     TensorResult,
     are_one_function,
-    compare_tensors,
     without_effect,
 )
 from pytest_modelhealth.comparison.sides import (
@@ -57,7 +50,8 @@ from pytest_modelhealth.comparison.sides import (
     reference_side,
     run,
 )
-from pytest_modelhealth.comparison.trace import Trace, container
+from pytest_modelhealth.comparison.trace import Trace
+from pytest_modelhealth.comparison.weights import Changed, changed_values, merged_layers
 from pytest_modelhealth.errors import checked_call
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.settings import Setting
@@ -137,7 +131,8 @@ def compare(
         changed |= dict.fromkeys(merged, Changed())
         if merged and trains_nothing(b):
             b = replace(b, observation=replace(b.observation, backward=False))
-        links = _links(alignment, a, b, changed, merged)
+        other_buffers = {name for name, found in changed.items() if found.others}
+        links = link(alignment, a, b, other_buffers, merged)
         modules = ours.modules, theirs.modules
         rounding = (
             quantisation(alignment, links, a, b, store, modules) if theirs.quantised else None
@@ -145,10 +140,8 @@ def compare(
         lower = coarser_dtype(ours, theirs)
         further = Further(replace(request, model=ours.module), noise_runs, notes)
         coarser = {} if rounding else layer_epsilons(alignment, a, b, max(epsilons))
-        results = compare_tensors(
-            links, a, b, store, further, epsilons, lower, factor, coarser, modules, rounding
-        )
-        results += _missing(alignment, a, b, factor)
+        judge = Judge(a, b, store, further, epsilons, lower, factor, coarser, modules[0], rounding)
+        results = judge.results(links) + judge.missing(alignment)
         results.sort(key=lambda result: a.entries[result.key].moment)
         set_aside = without_effect(results)
         notes += notes_without_effect(set_aside, a, alignment)
@@ -165,8 +158,6 @@ def compare(
 def _comparison(search: Search, notes: list[str], strict_names: bool, spilled: int) -> Comparison:
     a, b, results = search.a, search.b, search.results
     divergence = search.first_divergence()
-    if divergence is None or divergence.kind in ("backward", "buffers"):  # after outputs
-        divergence = _other_structure(a, b, results) or divergence
     if divergence is None:
         notes = [*notes_on_settings(search), *notes]
     notes = [*notes_on_dtypes(search.alignment, a, b), *notes, *remarks(search, divergence)]
@@ -207,23 +198,6 @@ def _changed(
     }
 
 
-def _links(
-    alignment: Alignment,
-    a: Trace,
-    b: Trace,
-    changed: Mapping[str, Changed],
-    merged: Container[str],
-) -> list[Link]:
-    """Return what is compared: all but what layers give that are compared with others together."""
-    given = {name for name, found in changed.items() if found.others}
-    return [
-        one
-        for one in link(alignment, a, b, given)
-        if one.reference.layer not in merged
-        and (b.observation.backward or one.reference.role not in BACKWARD)
-    ]
-
-
 def _layers(search: Search) -> dict[tuple[str | None, str | None], AlignedLayer]:
     of_layer: dict[str | None, list[TensorResult]] = defaultdict(list)
     for result in search.results:
@@ -240,36 +214,6 @@ def _layers(search: Search) -> dict[tuple[str | None, str | None], AlignedLayer]
             changed_parameters=search.changed[name].phrases if name is not None else (),
         )
     return layers
-
-
-def _missing(alignment: Alignment, a: Trace, b: Trace, factor: float) -> list[TensorResult]:
-    """Return the gradients that the candidate does not have."""
-    return [
-        TensorResult(
-            key=key,
-            candidate=(alignment.to_candidate.get(key.layer, ""),),
-            difference=None,
-            ratio=math.inf,
-            source="none",
-            noise=0.0,
-            limit=factor,
-            problem=f"there is no gradient in the candidate: {why}",
-            unseen=why if key.role == "gradients" and not a.layers[key.layer].parameters else "",
-        )
-        for key, why in missing_gradients(alignment, a, b)
-    ]
-
-
-def _other_structure(a: Trace, b: Trace, results: Sequence[TensorResult]) -> Divergence | None:
-    """Return the divergence of outputs that are built in another way."""
-    counts = len(a.of_role["", "outputs"]), len(b.of_role["", "outputs"])
-    if counts[0] == counts[1] and (b.is_flat or container(a.output) == container(b.output)):
-        return None
-    story = f"the reference returns {a.output}, the candidate {b.output}"
-    first = next((result for result in results if result.key.role == "outputs"), None)
-    return Divergence(
-        "", "", a.observation.model_type, "structure", first, story, "another output structure"
-    )
 
 
 def _basis(results: Sequence[TensorResult]) -> str:

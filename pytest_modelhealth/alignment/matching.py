@@ -16,7 +16,7 @@ from dataclasses import replace
 from difflib import SequenceMatcher
 from itertools import pairwise
 
-from pytest_modelhealth.alignment.alignable import Alignable, Fingerprint, Values, containers
+from pytest_modelhealth.alignment.alignable import Alignable, Fingerprint, containers
 from pytest_modelhealth.alignment.result import Alignment, Change, Fold, Pair, Split, Unseen
 from pytest_modelhealth.report import Status
 from pytest_modelhealth.settings.setting import ancestors
@@ -146,7 +146,7 @@ class _Matcher:
         self._match_merged()
         anchors = self._anchors()
         self.add_all(anchors)
-        self._match_called_by_one()
+        self._match_called_by_one(by_form=True)  # as where heads changed
         backbone = _rising(sorted((a.place[x], b.place[y]) for x, y in anchors))
         for left, right in list(self._gaps(self._add_names(backbone))):
             self.add_all(_aligned_sequences(left, right))
@@ -154,15 +154,8 @@ class _Matcher:
 
     def match_idle(self) -> None:
         """Match layers that one side or both never called, by name, then by their parameters."""
-        a, b = self.a, self.b
-        for name in (*a.idle, *b.idle):
-            if name in a.own and name in b.own and name not in a.taken and name not in b.taken:
-                self.add(name, name)
-        theirs = b.by_fingerprint(b.free(b.idle))
-        for name in a.free(a.idle):
-            same = theirs.get(a.layers[name].fingerprint, [])
-            if same:
-                self.add(name, same.pop(0))
+        self._match_called_by_one(by_form=False)
+        self._match_values(self.a.idle, self.b.idle)
 
     def match_containers(self) -> None:
         """Match containers by the layers in them; of those that hold the same, by type and name."""
@@ -236,14 +229,24 @@ class _Matcher:
         b = self.b
         return name in b.place and self.a.layers[name].functional == b.layers[name].functional
 
-    def _match_called_by_one(self) -> None:
-        """Match layers of one name and form that one side never called, as where heads changed."""
+    def _match_called_by_one(self, *, by_form: bool) -> None:
+        """Match layers of one name that one side or both never called, of one form if need be."""
         a, b = self.a, self.b
         for name in (*a.idle, *b.idle):
-            if name in a.own and name in b.own and name not in a.taken and name not in b.taken:
-                ours, theirs = a.layers[name], b.layers[name]
-                if ours.parameters and ours.has_form_of(theirs):
-                    self.add(name, name)
+            if name not in a.own or name not in b.own or name in a.taken or name in b.taken:
+                continue
+            ours = a.layers[name]
+            if not by_form or (ours.parameters and ours.has_form_of(b.layers[name])):
+                self.add(name, name)
+
+    def _match_values(self, ours: list[str], theirs: list[str]) -> None:
+        """Match layers with parameters of the same values, in order."""
+        a, b = self.a, self.b
+        known = b.by_fingerprint(b.free(theirs))
+        for name in a.free(ours):
+            same = known.get(a.layers[name].fingerprint)
+            if same:
+                self.add(name, same.pop(0))
 
     def _add_names(self, backbone: Places) -> Places:
         """Match layers of one name and form that keep the order of the backbone, and extend it."""
@@ -274,11 +277,7 @@ class _Matcher:
         for name in a.free(a.leaves):
             if name not in b.taken and self._has_name(name):
                 self.add(name, name)
-        theirs = b.by_fingerprint(b.free(b.leaves))
-        for name in a.free(a.leaves):
-            same = theirs.get(a.layers[name].fingerprint)
-            if same:
-                self.add(name, same.pop(0))
+        self._match_values(a.leaves, b.leaves)
 
 
 def _uncrossed(pairs: Places) -> list[tuple[int, int]]:
@@ -480,14 +479,11 @@ def _splits(found: _Matcher) -> Iterator[Split]:
 
 def _parts_of(whole: Alignable, layers: Sequence[Alignable]) -> tuple[str, ...]:
     """Return the names of the neighbouring layers whose parameters together are those of one."""
+    own = whole.parameters
     for start in range(len(layers)):
         for length in range(2, min(MOST_PARTS, len(layers) - start) + 1):
             group = layers[start : start + length]
-            if all(_is_joined(values, name, group) for name, values in whole.parameters.items()):
+            parts = {n: [p.parameters[n] for p in group if n in p.parameters] for n in own}
+            if all(len(parts[n]) == length and own[n].equals_joined(parts[n]) for n in own):
                 return tuple(layer.name for layer in group)
     return ()
-
-
-def _is_joined(values: Values, name: str, parts: Sequence[Alignable]) -> bool:
-    found = [part.parameters[name] for part in parts if name in part.parameters]
-    return len(found) == len(parts) and values.equals_joined(found)

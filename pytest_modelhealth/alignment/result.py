@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -11,6 +11,12 @@ from pytest_modelhealth.alignment.alignable import Alignable
 
 MOST_PARTS = 8
 """So many parts of a layer are named."""
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """Spell names in a row: ``a, b, c and 2 more``."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 class Change(StrEnum):
@@ -71,9 +77,8 @@ class Split:
         """Return what it means for the one layer, or for one of the several."""
         if self.has_part(pair):
             return f"is a part of {self.whole}"
-        more = f" and {len(self.parts) - MOST_PARTS} more" if len(self.parts) > MOST_PARTS else ""
-        parts = ", ".join(self.parts[:MOST_PARTS])
-        return f"is {'fused from' if self.fused else 'split into'} {parts}{more}"
+        parts = listed(self.parts, MOST_PARTS)
+        return f"is {'fused from' if self.fused else 'split into'} {parts}"
 
 
 @dataclass(frozen=True)

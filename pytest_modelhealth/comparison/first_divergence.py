@@ -7,16 +7,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from pytest_modelhealth.alignment.causes import MOST_CALLS, CallChange, Causes, TieChange, retyped
-from pytest_modelhealth.alignment.result import Alignment, Change, Pair
+from pytest_modelhealth.alignment.result import Alignment, Change, Pair, listed
 from pytest_modelhealth.comparison.comparison import FORWARD, Divergence
-from pytest_modelhealth.comparison.layer_settings import are_known, other_settings
-from pytest_modelhealth.comparison.model_changes import Changed, Modules
-from pytest_modelhealth.comparison.operations import Operations
+from pytest_modelhealth.comparison.layer_differences import Operations, are_known, other_settings
 from pytest_modelhealth.comparison.precision import other_dtypes
 from pytest_modelhealth.comparison.results import TensorResult
-from pytest_modelhealth.comparison.trace import Key, Trace
+from pytest_modelhealth.comparison.trace import Key, Trace, container
+from pytest_modelhealth.comparison.weights import Changed, Modules
 from pytest_modelhealth.report import UNCALLED, Status
-from pytest_modelhealth.settings.setting import is_inside
+from pytest_modelhealth.settings.setting import is_inside, parent
 
 _OTHER_BACKWARD = "its backward changed: a detach(), a custom autograd.Function"
 _NO_SETTING = (
@@ -62,6 +61,22 @@ class Search:
 
     def first_divergence(self) -> Divergence | None:
         """Return where the two first differ: forward, in what a step leaves behind, or backward."""
+        found = self._first_number()
+        is_after_outputs = found is None or found.kind in ("backward", "buffers")
+        return (self._other_structure() if is_after_outputs else None) or found
+
+    def _other_structure(self) -> Divergence | None:
+        """Return the divergence of outputs that are built in another way."""
+        a, b = self.a, self.b
+        counts = len(a.of_role["", "outputs"]), len(b.of_role["", "outputs"])
+        if counts[0] == counts[1] and (b.is_flat or container(a.output) == container(b.output)):
+            return None
+        story = f"the reference returns {a.output}, the candidate {b.output}"
+        first = next((result for result in self.results if result.key.role == "outputs"), None)
+        label, cause = a.observation.model_type, "another output structure"
+        return Divergence("", "", label, "structure", first, story, cause)
+
+    def _first_number(self) -> Divergence | None:
         forward = next((one for one in self.diverged if one.key.role in FORWARD), None)
         weights = self._other_weights()
         if weights is not None and not (forward and self._moment(forward) < self._moment(weights)):
@@ -100,7 +115,9 @@ class Search:
             give = "together give" if len(first.candidate) > 1 else "gives"
             story = f"same input, and {together} {give} another output"
             return self._made(_stand_in(name), "computation", first, story)
-        if self._runs_others(pair.reference) and not self._is_merged(pair):
+        ours, theirs = self.a.layers[pair.reference], self.b.layers[pair.candidate or ""]
+        is_merged = theirs.parameters and not ours.parameters  # a container is one layer now
+        if self._runs_others(pair.reference) and not is_merged:
             return self._between(first, pair.reference, "")
         return self._own(pair, first)
 
@@ -124,7 +141,7 @@ class Search:
         if pair is not None and is_moved and not self._unmatched_before(first)[2]:
             story = "it runs at another place among the layers, on another input"
             return self._made(pair, "moved", first, story)
-        return self._between(first, _parent(name), what)
+        return self._between(first, parent(name), what)
 
     def _other_weights(self) -> TensorResult | None:
         """Return the first output of a layer whose parameters differ, whether or not it diverged.
@@ -173,12 +190,12 @@ class Search:
             pair, "computation", first, f"{same}, other output", first.coarse or cause
         )
 
-    def _between(self, first: TensorResult, parent: str, seen: str) -> Divergence:
+    def _between(self, first: TensorResult, around: str, seen: str) -> Divergence:
         """Return the divergence where all aligned layers before are right."""
         added, lost, called = self._unmatched_before(first)
-        named, seen = seen or f"the output of {self._label(parent)}", seen or "its output"
-        parent = self._with_code(parent)
-        pair = self._pair_or_stand_in(parent)
+        named, seen = seen or f"the output of {self._label(around)}", seen or "its output"
+        around = self._with_code(around)
+        pair = self._pair_or_stand_in(around)
         if added or lost:
             parts = [
                 f"{what} {', '.join(self._label(pair.name) for pair in pairs)}"
@@ -198,14 +215,15 @@ class Search:
         if first.problem:
             story = f"{seen} has another form"
             return self._made(pair, "structure", first, story, first.problem)
-        before = self._last_good(first)
+        good = self._right_before(first)
+        before = good[-1].key.layer if good else ""
         after = f" after {self._label(before)}" if before else ""
         what = self._operations(pair) or f"its own code{after} changed"
         story = (
             f"{'every layer before' if before else 'all before'} is right, {seen} is not: {what}"
         )
-        changed = self._values(parent)
-        cause = _joined(changed, self._settings(pair), self._why_unseen(parent))
+        changed = self._values(around)
+        cause = _joined(changed, self._settings(pair), self._why_unseen(around))
         return self._made(pair, "parameters" if changed else "computation", first, story, cause)
 
     def _backward(self, first: TensorResult) -> Divergence:
@@ -215,7 +233,7 @@ class Search:
         story = (
             f"forward is right; the gradient that reaches the output of {self._label(name)} is not"
         )
-        around = self._pair(self._with_code(_parent(name)))
+        around = self._pair(self._with_code(parent(name)))
         consumer = self._consumer(name)
         if consumer is not None:
             story += f", while the one that reaches {self._label(consumer)}, which follows it, is"
@@ -257,14 +275,13 @@ class Search:
             if y.status in unseen and x.status not in unseen
         }
 
-    def _why_unseen(self, parent: str) -> str:
+    def _why_unseen(self, around: str) -> str:
         """Return which layers in one around them are not seen in the candidate, and why."""
-        names = [name for name in self._unseen if is_inside(name, parent)]
-        more = f" and {len(names) - MOST_CALLS} more" if len(names) > MOST_CALLS else ""
-        named = ", ".join(map(self._label, names[:MOST_CALLS]))
-        return (
-            f"{named}{more}: not seen in the candidate, {self._unseen[names[0]]}" if names else ""
-        )
+        names = [name for name in self._unseen if is_inside(name, around)]
+        if not names:
+            return ""
+        named = listed([self._label(name) for name in names], MOST_CALLS)
+        return f"{named}: not seen in the candidate, {self._unseen[names[0]]}"
 
     def _calls_of(self, name: str) -> CallChange | None:
         """Return what became of the calls of a layer, or of one around it."""
@@ -319,7 +336,7 @@ class Search:
         """
         layers = self.a.layers
         while name and (self._pair(name) is None or layers[name].status in UNCALLED):
-            name = _parent(name)
+            name = parent(name)
         return name
 
     def _pair(self, name: str, call: int = 0) -> Pair | None:
@@ -341,11 +358,6 @@ class Search:
     def _label(self, name: str) -> str:
         return name or self.a.observation.model_type
 
-    def _is_merged(self, pair: Pair) -> bool:
-        """Whether a container has become one layer with parameters."""
-        ours, theirs = self.a.layers[pair.reference or ""], self.b.layers[pair.candidate or ""]
-        return bool(theirs.parameters) and not ours.parameters
-
     def _runs_others(self, name: str) -> bool:
         """Whether other layers ran inside this one."""
         return any(one.calls and is_inside(one.name, name) for one in self.a.layers.values())
@@ -354,11 +366,6 @@ class Search:
         """Return the outputs of layers that were right before `first`."""
         before = self.results[: self.results.index(first)]
         return [one for one in before if one.key.role == "activations" and not one.diverged]
-
-    def _last_good(self, first: TensorResult) -> str | None:
-        """Return the layer whose output was the last to be right before `first`."""
-        good = self._right_before(first)
-        return good[-1].key.layer if good else None
 
     def _unmatched_before(
         self, first: TensorResult
@@ -394,8 +401,8 @@ class Search:
 
         It is not missed by an aligned layer that takes what it gave: all before `first` is right.
         """
-        parent = _parent(first.key.layer)
-        is_beside = bool(parent) and is_inside(pair.name, parent)
+        around = parent(first.key.layer)
+        is_beside = bool(around) and is_inside(pair.name, around)
         earlier = -1, self._moment(first)
         return (
             is_beside
@@ -467,10 +474,6 @@ def _joined(*phrases: str) -> str:
 def _stand_in(name: str) -> Pair:
     """Return a pair for a layer that has no counterpart of its own."""
     return Pair(name, None, Change.REMOVED)
-
-
-def _parent(name: str) -> str:
-    return name.rpartition(".")[0]
 
 
 def _ran(trace: Trace, layer: str, span: tuple[int, int]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Container, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from pytest_modelhealth.comparison.trace import Key, Trace
 from pytest_modelhealth.report import Status
 
 FLOWING = ("inputs", "activations", "gradients")
+BACKWARD = ("gradients", "parameter_gradients")
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,10 @@ class Link:
 
 def _joined(tensors: list[Tensor], shape: torch.Size) -> Tensor:
     for dim in range(tensors[0].ndim - 1, -1, -1):
-        if _size(tensors, dim) == shape[dim : dim + 1].numel() and len(shape) == tensors[0].ndim:
+        size = sum(tensor.shape[dim] for tensor in tensors)
+        if size == shape[dim : dim + 1].numel() and len(shape) == tensors[0].ndim:
             return torch.cat(tensors, dim)
     return tensors[0]
-
-
-def _size(tensors: list[Tensor], dim: int) -> int:
-    return sum(tensor.shape[dim] for tensor in tensors)
 
 
 def _narrowed(tensor: Tensor, shape: torch.Size, start: int, stop: int) -> Tensor:
@@ -79,7 +77,9 @@ def _narrowed(tensor: Tensor, shape: torch.Size, start: int, stop: int) -> Tenso
     return tensor
 
 
-def link(alignment: Alignment, a: Trace, b: Trace, given: Set[str]) -> list[Link]:
+def link(
+    alignment: Alignment, a: Trace, b: Trace, given: Set[str], merged: Container[str]
+) -> list[Link]:
     """Return every tensor of the reference that has a counterpart, in order of appearance.
 
     Args:
@@ -87,6 +87,7 @@ def link(alignment: Alignment, a: Trace, b: Trace, given: Set[str]) -> list[Link
         a: the reference's run.
         b: the candidate's run.
         given: layers of the reference whose buffers differ before the step already.
+        merged: layers that are compared together with others, by the module around them.
     """
     links = [*_outputs(a, b), *_of_calls(alignment, a, b)]
     told = {layer for layer, _ in alignment.calls}
@@ -102,8 +103,13 @@ def link(alignment: Alignment, a: Trace, b: Trace, given: Set[str]) -> list[Link
                 links += _buffers(pair.reference, pair.candidate, a, b)
     for split in alignment.splits:
         links += _of_fusion(split, a, b) if split.fused else _of_split(split, a, b)
-    links.sort(key=lambda one: a.entries[one.reference].moment)
-    return links
+    kept = (
+        one
+        for one in links
+        if one.reference.layer not in merged
+        and (b.observation.backward or one.reference.role not in BACKWARD)
+    )
+    return sorted(kept, key=lambda one: a.entries[one.reference].moment)
 
 
 def _outputs(a: Trace, b: Trace) -> Iterator[Link]:

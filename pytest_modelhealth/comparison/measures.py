@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -123,7 +124,7 @@ def measure(reference: Tensor, candidate: Tensor) -> Difference:
         odd_place = start + odd if odd is not None and odd_place is None else odd_place
     place = odd_place if odd_place is not None else place
     if place is not None:
-        sums.at = _index(place, tuple(reference.shape))
+        sums.at = tuple(map(int, np.unravel_index(place, reference.shape)))
         sums.expected, sums.found = float(flat[place]), float(other[place])
     return sums
 
@@ -163,35 +164,21 @@ def _wide_gap(a: Tensor, b: Tensor) -> tuple[float, float]:
 def _add(sums: Difference, reference: Tensor, candidate: Tensor) -> tuple[int | None, int | None]:
     """Add the elements of a chunk; return where its error is the largest yet, or not finite."""
     a, b = reference.double(), candidate.double()
-    error = b - a
-    if math.isfinite(float(error @ error)):  # then so are all elements
-        sums.unequal += int(error.count_nonzero())
-        sums.max_ulp = max(sums.max_ulp, _max_ulp(reference, candidate))
-        return _add_finite(sums, a, b, error), None
-    odd = _count_nonfinite(sums, a, b)
-    finite = a.isfinite() & b.isfinite()
-    if not bool(finite.any()):
-        return None, odd
-    sums.max_ulp = max(sums.max_ulp, _max_ulp(reference[finite], candidate[finite]))
-    largest = _add_finite(sums, a[finite], b[finite], error[finite])
-    return None if largest is None else int(finite.nonzero()[largest]), odd
-
-
-def _count_nonfinite(sums: Difference, a: Tensor, b: Tensor) -> int | None:
-    """Count what is no number; return where the first is of one side only."""
-    nan_a, nan_b = a.isnan(), b.isnan()
-    same = (a == b) | (nan_a & nan_b)
-    one_sided = ~same & ~(a.isfinite() & b.isfinite())
-    sums.unequal += int((~same).sum())
-    sums.nan_both += int((nan_a & nan_b).sum())
-    sums.nan_reference += int((nan_a & ~nan_b).sum())
-    sums.nan_candidate += int((nan_b & ~nan_a).sum())
-    sums.other_infinities += int((one_sided & ~nan_a & ~nan_b).sum())
-    return int(one_sided.int().argmax()) if bool(one_sided.any()) else None
-
-
-def _add_finite(sums: Difference, a: Tensor, b: Tensor, error: Tensor) -> int | None:
-    """Add finite elements; return where their error is the largest yet, if it is."""
+    error, odd = b - a, None
+    if not math.isfinite(float(error @ error)):  # else all elements are finite
+        nan_a, nan_b, same = a.isnan(), b.isnan(), a == b
+        finite = a.isfinite() & b.isfinite()
+        apart = ~(finite | same | (nan_a & nan_b))
+        sums.nan_both += int((nan_a & nan_b).sum())
+        sums.nan_reference += int((nan_a & ~nan_b).sum())
+        sums.nan_candidate += int((nan_b & ~nan_a).sum())
+        sums.other_infinities += int((apart & ~nan_a & ~nan_b).sum())
+        sums.unequal += int(apart.sum())
+        odd = int(apart.int().argmax()) if bool(apart.any()) else None
+        a, b, error = (torch.where(finite, one, 0.0) for one in (a, b, error))
+        reference, candidate = (torch.where(finite, one, 0) for one in (reference, candidate))
+    sums.unequal += int(error.count_nonzero())
+    sums.max_ulp = max(sums.max_ulp, _max_ulp(reference, candidate))
     sums.error_squares += float(error @ error)
     sums.squares += float(a @ a)
     sums.other_squares += float(b @ b)
@@ -204,7 +191,7 @@ def _add_finite(sums: Difference, a: Tensor, b: Tensor, error: Tensor) -> int | 
     sums.abs_max = max(sums.abs_max, float(magnitude.max()))
     relative = torch.where(magnitude > 0, error.div_(magnitude), 0.0)
     sums.max_rel = max(sums.max_rel, float(relative.max()))
-    return place
+    return place, odd
 
 
 _INTEGERS = {
@@ -243,11 +230,3 @@ def coarser(a: torch.dtype, b: torch.dtype) -> torch.dtype:
     if not b.is_floating_point:
         return a
     return a if torch.finfo(a).eps >= torch.finfo(b).eps else b
-
-
-def _index(place: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    index: list[int] = []
-    for size in reversed(shape):
-        index.append(place % size)
-        place //= size
-    return tuple(reversed(index))

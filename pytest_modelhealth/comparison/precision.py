@@ -7,7 +7,7 @@ from collections.abc import Container, Iterator, Mapping
 
 import torch
 
-from pytest_modelhealth.alignment.result import Alignment, Pair
+from pytest_modelhealth.alignment.result import Alignment, Pair, listed
 from pytest_modelhealth.comparison.measures import coarser
 from pytest_modelhealth.comparison.sides import Side
 from pytest_modelhealth.comparison.trace import Trace
@@ -31,7 +31,8 @@ def _epsilon_of_whole(trace: Trace) -> float:
     products = [
         trace.entries[key].dtype
         for name, layer in layers
-        if any(len(p.shape) > 1 for p in layer.parameters.values()) and _takes_floats(trace, name)
+        if any(len(p.shape) > 1 for p in layer.parameters.values())
+        if any(trace.entries[k].dtype.is_floating_point for k in trace.of_role[name, "inputs"])
         for key in trace.of_role[name, "activations"]
     ]
     found = [epsilon for dtype in kept if (epsilon := _epsilon_of(dtype))]
@@ -102,8 +103,7 @@ def notes_on_dtypes(alignment: Alignment, a: Trace, b: Trace) -> Iterator[str]:
         if phrase := other_dtypes(pair, a, b):
             found[phrase].append(pair.name or a.observation.model_type)
     for phrase, names in found.items():
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        yield f"{', '.join(names[:3])}{more}: {phrase}"
+        yield f"{listed(names)}: {phrase}"
 
 
 def other_dtypes(pair: Pair, a: Trace, b: Trace) -> str:
@@ -132,11 +132,6 @@ def _epsilon_of(dtype: str | torch.dtype) -> float:
     """Return the machine epsilon of a dtype; none for quantised ones, whose steps are measured."""
     name = str(dtype).removeprefix("torch.")
     return 0.0 if name in ("qint8", "quint8") else epsilon_of(name)
-
-
-def _takes_floats(trace: Trace, layer: str) -> bool:
-    keys = trace.of_role[layer, "inputs"]
-    return any(trace.entries[key].dtype.is_floating_point for key in keys)
 
 
 def _epsilon(side: Side, seen: float) -> float:

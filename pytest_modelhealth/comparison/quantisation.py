@@ -17,9 +17,9 @@ from pytest_modelhealth.alignment.result import Alignment
 from pytest_modelhealth.capture import Request, find_engine
 from pytest_modelhealth.capture.observing.tensors import TensorStore
 from pytest_modelhealth.capture.step.bare import copied
-from pytest_modelhealth.comparison.folded_weights import scale_of_folding
 from pytest_modelhealth.comparison.links import Link, parameter_names
 from pytest_modelhealth.comparison.trace import Key, Trace
+from pytest_modelhealth.comparison.weights import fitted, scale_of_folding
 from pytest_modelhealth.layers import named_modules, own_parameters
 from pytest_modelhealth.statistics.dense import step, step_of_grid
 from pytest_modelhealth.tolerance import perturbed_batch
@@ -150,17 +150,6 @@ def _step_of_grid(expected: Tensor, found: Tensor) -> float:
         return 0.0
     distance = step_of_grid(found)
     return 0.0 if distance and step_of_grid(expected) else distance
-
-
-def fitted(distance: Tensor, found: Tensor, own: Tensor) -> Tensor:
-    """Return the steps of a weight in the shape of the reference's."""
-    if found.shape == own.shape:
-        return distance
-    if found.ndim == own.ndim == 2 and found.shape == own.shape[::-1]:
-        return distance.expand(found.shape).T
-    if found.numel() == own.numel():
-        return distance.expand(found.shape).reshape(own.shape)
-    return distance.max()
 
 
 def _rows(scale: Tensor, like: Tensor) -> Tensor:

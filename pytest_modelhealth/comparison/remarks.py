@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pytest_modelhealth.alignment.causes import called
-from pytest_modelhealth.alignment.result import Alignment
+from pytest_modelhealth.alignment.result import Alignment, listed
 from pytest_modelhealth.comparison.comparison import Divergence
 from pytest_modelhealth.comparison.first_divergence import Search
 from pytest_modelhealth.comparison.links import is_adapted
@@ -62,7 +62,7 @@ def remarks(search: Search, divergence: Divergence | None) -> Iterator[str]:
     both_nan = [r for r in results if r.difference is not None and r.difference.nan_both]
     if both_nan:
         layers = list(dict.fromkeys(r.key.layer or a.observation.model_type for r in both_nan))
-        yield f"equal, but NaN on both sides: {_listed(layers)}"
+        yield f"equal, but NaN on both sides: {listed(layers)}"
     folded = {pair.reference for pair in search.alignment.pairs if pair.output_of is not None}
     changed = [name for name, found in search.changed.items() if found.phrases]
     unused = [name for name in changed if name not in folded]
@@ -90,16 +90,11 @@ def _without_numbers(search: Search, divergence: Divergence | None) -> Iterator[
             yield f"{ours.name}: {times}, on as many numbers; {those} compared"
 
 
-def _listed(names: list[str], most: int = 3) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
-
-
 def notes_on_structure(inside: list[TensorResult], a: Trace) -> list[str]:
     """Return what to say of tensors that differ between models that are one function."""
     layers = dict.fromkeys(one.key.layer or a.observation.model_type for one in inside)
     why = "built otherwise in the candidate; all outputs and gradients are equal bit for bit"
-    return [f"{_listed(list(layers))}: {why}"] if layers else []
+    return [f"{listed(list(layers))}: {why}"] if layers else []
 
 
 def notes_without_effect(
@@ -144,4 +139,4 @@ def _difference_of(result: TensorResult, a: Trace) -> str:
 def notes_on_settings(search: Search) -> Iterator[str]:
     """Yield how layers that give the same are set up differently: another batch may show it."""
     for phrase, layers in search.other_settings().items():
-        yield f"{_listed(layers)}: {phrase}; no number of this batch shows it"
+        yield f"{listed(layers)}: {phrase}; no number of this batch shows it"

@@ -21,15 +21,17 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
+from pytest_modelhealth.alignment.result import Alignment
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.observing.tensors import TensorStore
 from pytest_modelhealth.capture.step.bare import copied, default_dtype
-from pytest_modelhealth.comparison.links import FLOWING, Link
+from pytest_modelhealth.comparison.links import BACKWARD, FLOWING, Link, missing_gradients
 from pytest_modelhealth.comparison.measures import Difference, equal_nans, gap, measure
 from pytest_modelhealth.comparison.precision import carried_epsilons
 from pytest_modelhealth.comparison.quantisation import Quantisation, move
 from pytest_modelhealth.comparison.trace import Key, Trace, Watcher
 from pytest_modelhealth.progress import track
+from pytest_modelhealth.settings.setting import is_inside
 from pytest_modelhealth.statistics.dense import dense_values
 from pytest_modelhealth.tolerance import (
     QUANTISED,
@@ -42,8 +44,6 @@ from pytest_modelhealth.tolerance import (
 
 FACTOR = 10.0
 """How many times the natural noise a difference may be."""
-
-BACKWARD = ("gradients", "parameter_gradients")
 
 DROWNED = 0.5
 """A model whose outputs rounding moves by this much of their size computes something else."""
@@ -118,12 +118,19 @@ class _Case:
         norm, largest = (max(x) for x in zip(self.floor, own, self.noise, strict=True))
         return norm, largest
 
-    def take_noise(self, expected: Tensor, seen: Tensor) -> bool:
-        """Take the noise of a further run; return whether its tensor is of the shape expected."""
-        if seen.shape != expected.shape:
-            return False
-        self.noise = tuple(map(max, self.noise, gap(expected, seen)))  # type: ignore[assignment]
-        return True
+    def take_noise(self, expected: Tensor, seen: Tensor) -> None:
+        """Take the noise of a further run."""
+        norm, largest = gap(expected, seen)
+        self.noise = max(self.noise[0], norm), max(self.noise[1], largest)
+
+    def is_open(self, factor: float) -> bool:
+        """Whether further runs may tell."""
+        return factor < self.ratio() < math.inf
+
+    def is_implausible(self, epsilon: float) -> bool:
+        """Whether the truth is so far from the reference that it may be none."""
+        is_told = self.difference is not None and self.source == "float64"
+        return is_told and self.own[0] > math.sqrt(epsilon) * self.difference.norm  # type: ignore[union-attr]
 
     def is_trusted(self, times: float = TRUSTED) -> bool:
         """Whether the reference's own error is no more than so many times what rounding does."""
@@ -180,23 +187,11 @@ class Further:
         return errors[0] if errors else ""
 
 
-def compare_tensors(
-    links: Iterable[Link],
-    a: Trace,
-    b: Trace,
-    store: TensorStore,
-    further: Further,
-    epsilons: tuple[float, float],
-    lower: torch.dtype | None,
-    factor: float,
-    coarser: Mapping[str, float],
-    modules: tuple[Mapping[str, nn.Module], Mapping[str, nn.Module]],
-    rounding: Quantisation | None = None,
-) -> list[TensorResult]:
-    """Return what became of each linked tensor.
+@dataclass
+class Judge:
+    """Tells of each linked tensor whether it differs by more than rounding explains.
 
     Args:
-        links: the tensors to compare.
         a: the reference's run.
         b: the candidate's run.
         store: holds the tensors of both.
@@ -205,51 +200,234 @@ def compare_tensors(
         lower: the dtype of the candidate's parameters, if it is less precise than the reference's.
         factor: how many times the noise a difference may be.
         coarser: machine epsilon of the layers of the reference that are coarser than the rest.
-        modules: the modules of both, by name.
+        modules: the modules of the reference, by name.
         rounding: the steps of a quantised candidate.
     """
-    cases = [_Case(one) for one in links]
-    _measure(cases, a, b, store)
-    _set_floors(cases, a, max(epsilons), coarser)
-    open_ = [case for case in cases if _is_open(case, factor)]
-    if open_:  # the runs are made, so what is near the limit may be told its true noise too
-        open_ = [case for case in cases if _is_open(case, factor / 3)]
-    if open_ and rounding is not None:
-        _measure_rounding(open_, a, store, further, epsilons[0], rounding)
-        _note_drowned(open_)
-    elif open_ and epsilons[1] > epsilons[0]:
-        _measure_lower(open_, a, store, further, lower)
-    elif open_:
-        _measure_truth(open_, a, b, store, further)
-    rest = [case for case in open_ if _is_open(case, factor)]
-    if rounding is None and (rest or any(_is_implausible(case, epsilons[0]) for case in open_)):
-        doubtful = [case for case in open_ if _is_open(case, factor / 3) or not case.is_trusted()]
-        _measure_noise(doubtful, a, store, further, max(epsilons), coarser, factor)
-    if coarser:
-        _replay(cases, a, b, store, modules, max(epsilons), coarser, factor)
-    return [_result(case, a, b, factor) for case in cases]
 
+    a: Trace
+    b: Trace
+    store: TensorStore
+    further: Further
+    epsilons: tuple[float, float]
+    lower: torch.dtype | None
+    factor: float
+    coarser: Mapping[str, float]
+    modules: Mapping[str, nn.Module]
+    rounding: Quantisation | None = None
 
-def _result(case: _Case, a: Trace, b: Trace, factor: float) -> TensorResult:
-    other = b.entries[case.link.candidate[0]].shape
-    layers = tuple(dict.fromkeys(key.layer for key in case.link.candidate))
-    difference = case.difference
-    equal = difference is not None and not difference.unequal
-    norm = difference.norm if difference is not None else 0.0
-    is_flowing = case.link.reference.role in FLOWING
-    unfit = case.link.is_laid_out_otherwise(a, b) or (is_flowing and difference is None)
-    return TensorResult(
-        key=case.link.reference,
-        candidate=layers,
-        difference=difference,
-        ratio=0.0 if equal else case.ratio(),
-        source="equal" if equal else "none" if math.isinf(case.ratio()) else case.source,
-        noise=case.scale()[0] / norm if norm else 0.0,
-        limit=factor,
-        problem=case.problem,
-        shape=_shape(other) if unfit else "",
-        coarse=case.coarse,
-    )
+    def results(self, links: Iterable[Link]) -> list[TensorResult]:
+        """Return what became of each linked tensor."""
+        cases, factor = [_Case(one) for one in links], self.factor
+        self._measure(cases)
+        self._set_floors(cases, max(self.epsilons))
+        open_ = [case for case in cases if case.is_open(factor)]
+        if open_:  # the runs are made, so what is near the limit may be told its true noise too
+            open_ = [case for case in cases if case.is_open(factor / 3)]
+        if open_ and self.rounding is not None:
+            self._measure_rounding(open_, self.rounding)
+            _note_drowned(open_)
+        elif open_ and self.epsilons[1] > self.epsilons[0]:
+            self._measure_lower(open_)
+        elif open_:
+            self._measure_truth(open_)
+        if self.rounding is None and any(
+            case.is_open(factor) or case.is_implausible(self.epsilons[0]) for case in open_
+        ):
+            doubtful = [one for one in open_ if one.is_open(factor / 3) or not one.is_trusted()]
+            self._measure_noise(doubtful)
+        if self.coarser:
+            self._replay(cases)
+        return [self._result(case) for case in cases]
+
+    def missing(self, alignment: Alignment) -> list[TensorResult]:
+        """Return the gradients that the candidate does not have."""
+        return [
+            TensorResult(
+                key=key,
+                candidate=(alignment.to_candidate.get(key.layer, ""),),
+                difference=None,
+                ratio=math.inf,
+                source="none",
+                noise=0.0,
+                limit=self.factor,
+                problem=f"there is no gradient in the candidate: {why}",
+                unseen=why * (key.role == "gradients" and not self.a.layers[key.layer].parameters),
+            )
+            for key, why in missing_gradients(alignment, self.a, self.b)
+        ]
+
+    def _result(self, case: _Case) -> TensorResult:
+        key, difference, ratio = case.link.reference, case.difference, case.ratio()
+        equal, norm = case.is_equal(), difference.norm if difference is not None else 0.0
+        unfit = case.link.is_laid_out_otherwise(self.a, self.b)
+        unfit |= key.role in FLOWING and difference is None
+        return TensorResult(
+            key=key,
+            candidate=tuple(dict.fromkeys(one.layer for one in case.link.candidate)),
+            difference=difference,
+            ratio=0.0 if equal else ratio,
+            source="equal" if equal else "none" if math.isinf(ratio) else case.source,
+            noise=case.scale()[0] / norm if norm else 0.0,
+            limit=self.factor,
+            problem=case.problem,
+            shape=_shape(self.b.entries[case.link.candidate[0]].shape) if unfit else "",
+            coarse=case.coarse,
+        )
+
+    def _measure(self, cases: list[_Case]) -> None:
+        """Measure each difference, once for tensors that are seen several times."""
+        known: dict[tuple[object, ...], tuple[Difference | None, str]] = {}
+        for case in cases:
+            link = case.link
+            slot = self.a.entries[link.reference].slot
+            identity = slot, link.slots(self.b), link.part, link.transposed
+            if identity not in known:
+                known[identity] = _difference(*link.read(self.store, self.a, self.b))
+            case.difference, case.problem = known[identity]
+            if case.difference is not None:
+                case.error = case.difference.error_norm, case.difference.max_abs
+
+    def _set_floors(self, cases: list[_Case], epsilon: float) -> None:
+        """Set the least noise of each tensor; gradients of a layer's parameters share a scale.
+
+        In a model of several dtypes a tensor has the epsilon of its layer and of those before it, a
+        gradient that of them all.
+        """
+        a, before = self.a, dict[str, float]()
+        if self.coarser:
+            given = [case for case in cases if case.link.reference.role == "activations"]
+            unequal = {case.link.reference.layer for case in given if not case.is_equal()}
+            equal = {case.link.reference.layer for case in given} - unequal
+            before = carried_epsilons(self.coarser, a, equal, epsilon)
+        coarsest = max(self.coarser.values(), default=epsilon)
+        for case in cases:
+            key, difference = case.link.reference, case.difference
+            if difference is None:
+                continue
+            norm, most, width = difference.norm, difference.abs_max, math.sqrt(difference.count)
+            roundings = a.depths[a.entries[key].moment]
+            if key.role == "parameter_gradients":
+                (rms, abs_max), (terms, term) = _largest_gradient(a, key.layer), _terms(a, key)
+                roundings *= terms
+                norm = max(norm, rms * width, term * math.sqrt(terms) * width)
+                most = max(most, abs_max, term * math.sqrt(terms))
+            elif key.role == "buffers":
+                rms = _size_of_inputs(a, key.layer)
+                norm, most = max(norm, rms * width), max(most, rms)
+            own = coarsest if key.role in BACKWARD else before.get(key.layer, epsilon)
+            relative = floor(own, roundings)
+            case.floor = relative * norm, relative * most
+
+    def _run(
+        self,
+        what: str,
+        cases: list[_Case],
+        made: Callable[[Request], Request],
+        see: Callable[[_Case, Tensor, Tensor], None],
+        changed: Callable[[Key, Tensor], None] | None = None,
+    ) -> bool:
+        """Show each case its tensors of the reference and a further run; note why that failed."""
+
+        def beside(case: _Case, value: Tensor) -> None:
+            expected = self.store[self.a.entries[case.link.reference].slot]
+            if value.shape == expected.shape:
+                see(case, expected, value)
+
+        failure = self.further.run(made, _Beside(cases, beside, changed))
+        if failure:
+            self.further.notes.append(f"{what}: {failure}")
+        return not failure
+
+    def _measure_truth(self, cases: list[_Case]) -> None:
+        found: list[tuple[_Case, tuple[float, float], tuple[float, float]]] = []
+
+        def see(case: _Case, expected: Tensor, truth: Tensor) -> None:
+            candidate = case.link.read(self.store, self.a, self.b)[1]
+            found.append((case, gap(expected, truth), gap(candidate, truth)))
+
+        what = "the reference has no float64 run to compare with"
+        with default_dtype(torch.float64):
+            if self._run(what, cases, lambda given: converted(given, torch.float64), see):
+                for case, own, error in found:
+                    case.own, case.error, case.source = own, error, "float64"
+
+    def _measure_lower(self, cases: list[_Case]) -> None:
+        lower = self.lower
+        if lower is None:
+            return
+
+        def see(case: _Case, expected: Tensor, value: Tensor) -> None:
+            case.own, case.source = gap(expected, value), "lower precision"
+
+        what = f"the reference does not run in {lower}"
+        self._run(what, cases, lambda given: converted(given, lower, target=False), see)
+
+    def _measure_rounding(self, cases: list[_Case], rounding: Quantisation) -> None:
+        """Measure the noise of a quantised candidate by runs that are rounded as it is."""
+
+        def see(case: _Case, expected: Tensor, value: Tensor) -> None:
+            case.take_noise(expected, value)
+            case.source = "quantised"
+
+        for seed in track(range(self.further.runs), "running the reference rounded"):
+            made = partial(rounding.rounded, epsilon=self.epsilons[0], seed=seed)
+
+            def changed(key: Key, value: Tensor, seed: int = seed) -> None:
+                move(value, rounding.step_of(key, value), crc32(repr((seed, *key)).encode()))
+
+            what = "the noise of quantisation could not be measured"
+            if not self._run(what, cases, made, see, changed):
+                self._set_floors(cases, QUANTISED)
+                return
+
+    def _measure_noise(self, cases: list[_Case]) -> None:
+        """Measure the noise by perturbed runs, until the first case is far beyond its limit."""
+
+        def see(case: _Case, expected: Tensor, value: Tensor) -> None:
+            case.take_noise(expected, value)
+            if case.source == "floor":
+                case.source = "perturbed"
+
+        for seed in track(range(self.further.runs), "running the reference perturbed"):
+            epsilon = max(self.epsilons)
+            made = partial(perturbed, epsilon=epsilon, seed=seed, coarser=self.coarser)
+            if not self._run("the noise could not be measured", cases, made, see):
+                return
+            first = next((case for case in cases if case.ratio() > self.factor), None)
+            if first is None or first.is_settled(self.factor):
+                return
+
+    def _replay(self, cases: list[_Case]) -> None:
+        """Hold what each layer of a model of several dtypes gives to what it takes.
+
+        What a coarse layer before it does to its input hides what it does itself: so the
+        reference's layer is given the candidate's input, where its own gives its own output again.
+        """
+        a, b, store = self.a, self.b, self.store
+        for case in cases:
+            key, (other, *more) = case.link.reference, case.link.candidate
+            module = self.modules.get(key.layer)
+            given, taken = key._replace(role="inputs"), other._replace(role="inputs")
+            is_told = key.role != "activations" or case.difference is None or case.is_equal()
+            if is_told or more or module is None or any(module.children()):
+                continue
+            if case.ratio() > self.factor or given not in a.entries or taken not in b.entries:
+                continue
+            x, y = store[a.entries[given].slot], store[b.entries[taken].slot]
+            again = _called(module, x)
+            if again is None or not torch.equal(again, store[a.entries[key].slot]):
+                continue
+            expected, truth = _called(module, y.to(x.dtype)), _called(module, y.double())
+            found = store[b.entries[other].slot]
+            if expected is None or truth is None or expected.shape != found.shape:
+                continue
+            least = floor(self.coarser.get(key.layer, max(self.epsilons)), 1)
+            norm, most = (torch.linalg.vector_norm(expected.double(), p) for p in (2, math.inf))
+            alone = _Case(case.link, error=gap(expected, found), own=gap(expected, truth))
+            alone.floor = least * float(norm), least * float(most)
+            if alone.ratio() > self.factor:
+                case.error, case.floor, case.own = alone.error, alone.floor, alone.own
+                case.noise = 0.0, 0.0
 
 
 def without_effect(results: Iterable[TensorResult]) -> list[TensorResult]:
@@ -322,12 +500,8 @@ def _returned_without_effect(results: list[TensorResult], known: set[int]) -> li
     wrong = [one for one in backward if one.diverged]
     layers = {one.key.layer for one in wrong if one.key.role == "gradients"}
     is_all = all(one.key.role == "gradients" and not one.problem for one in wrong)
-    inside = (any(_is_inside(name, layer) for name in right) for layer in layers)
+    inside = (any(is_inside(name, layer) for name in right) for layer in layers)
     return wrong if is_all and all(inside) else []
-
-
-def _is_inside(name: str, layer: str) -> bool:
-    return name.startswith(f"{layer}.") if layer else bool(name)
 
 
 def _inputs_without_effect(results: list[TensorResult]) -> list[TensorResult]:
@@ -356,30 +530,6 @@ def _inputs_without_effect(results: list[TensorResult]) -> list[TensorResult]:
     ]
 
 
-def _is_open(case: _Case, factor: float) -> bool:
-    return factor < case.ratio() < math.inf
-
-
-def _is_implausible(case: _Case, epsilon: float) -> bool:
-    """Whether the truth is so far from the reference that it may be none."""
-    if case.difference is None or case.source != "float64":
-        return False
-    return case.own[0] > math.sqrt(epsilon) * case.difference.norm
-
-
-def _measure(cases: list[_Case], a: Trace, b: Trace, store: TensorStore) -> None:
-    """Measure each difference, once for tensors that are seen several times."""
-    known: dict[tuple[object, ...], tuple[Difference | None, str]] = {}
-    for case in cases:
-        slot, slots = a.entries[case.link.reference].slot, case.link.slots(b)
-        identity = (slot, slots, case.link.part, case.link.transposed)
-        if identity not in known:
-            known[identity] = _difference(*case.link.read(store, a, b))
-        case.difference, case.problem = known[identity]
-        if case.difference is not None:
-            case.error = case.difference.error_norm, case.difference.max_abs
-
-
 def _difference(expected: Tensor, found: Tensor) -> tuple[Difference | None, str]:
     if expected.shape != found.shape:
         return None, f"shape {_shape(found.shape)} instead of {_shape(expected.shape)}"
@@ -396,44 +546,12 @@ def _shape(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape)) or "scalar"
 
 
-def _set_floors(
-    cases: list[_Case], a: Trace, epsilon: float, coarser: Mapping[str, float] | None = None
-) -> None:
-    """Set the least noise of each tensor; a layer's parameter gradients share the largest scale.
-
-    In a model of several dtypes a tensor has the epsilon of its layer and of those before it, a
-    gradient that of them all.
-    """
-    before: Mapping[str, float] = {}
-    if coarser:
-        given = [case for case in cases if case.link.reference.role == "activations"]
-        unequal = {case.link.reference.layer for case in given if not case.is_equal()}
-        equal = {case.link.reference.layer for case in given} - unequal
-        before = carried_epsilons(coarser, a, equal, epsilon)
-    coarsest = max((coarser or {}).values(), default=epsilon)
-    largest: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
-    for layer, record in a.observation.layers.items():
-        for statistics in record.parameter_gradients.values():
-            rms, most = largest[layer]
-            if math.isfinite(statistics.rms):
-                largest[layer] = max(rms, statistics.rms), max(most, statistics.abs_max)
-    for case in cases:
-        key, difference = case.link.reference, case.difference
-        if difference is None:
-            continue
-        norm, most, width = difference.norm, difference.abs_max, math.sqrt(difference.count)
-        roundings = a.depths[a.entries[key].moment]
-        if key.role == "parameter_gradients":
-            (rms, abs_max), (terms, term) = largest[key.layer], _terms(a, key)
-            roundings *= terms
-            norm = max(norm, rms * width, term * math.sqrt(terms) * width)
-            most = max(most, abs_max, term * math.sqrt(terms))
-        elif key.role == "buffers":
-            rms = _size_of_inputs(a, key.layer)
-            norm, most = max(norm, rms * width), max(most, rms)
-        own = coarsest if key.role in BACKWARD else before.get(key.layer, epsilon)
-        relative = floor(own, roundings)
-        case.floor = relative * norm, relative * most
+def _largest_gradient(a: Trace, layer: str) -> tuple[float, float]:
+    """Return the largest rms and magnitude among the gradients of a layer's parameters."""
+    gradients = a.observation.layers[layer].parameter_gradients.values()
+    finite = [one for one in gradients if math.isfinite(one.rms)]
+    rms = max((one.rms for one in finite), default=0.0)
+    return rms, max((one.abs_max for one in finite), default=0.0)
 
 
 def _terms(a: Trace, key: Key) -> tuple[int, float]:
@@ -464,99 +582,24 @@ def _size_of_inputs(a: Trace, layer: str) -> float:
 class _Beside(Watcher):
     """Shows each tensor of a further run to the cases of the tensor of its name."""
 
-    def __init__(self, cases: list[_Case], see: Callable[[_Case, Tensor], None]) -> None:
+    def __init__(
+        self,
+        cases: list[_Case],
+        see: Callable[[_Case, Tensor], None],
+        changed: Callable[[Key, Tensor], None] | None,
+    ) -> None:
         super().__init__()
-        self._see_case = see
+        self._see_case, self._changed = see, changed
         self._cases: dict[Key, list[_Case]] = defaultdict(list)
         for case in cases:
             self._cases[case.link.reference].append(case)
 
     def take(self, key: Key, value: Tensor) -> None:
-        """Measure a tensor against those that were kept."""
+        """Change a tensor in place if asked, then measure it against those that were kept."""
+        if self._changed is not None:
+            self._changed(key, value)
         for case in self._cases.get(key, ()):
             self._see_case(case, dense_values(value).values.cpu())
-
-
-def _measure_truth(
-    cases: list[_Case], a: Trace, b: Trace, store: TensorStore, further: Further
-) -> None:
-    found: list[tuple[_Case, tuple[float, float], tuple[float, float]]] = []
-
-    def see(case: _Case, truth: Tensor) -> None:
-        expected, candidate = case.link.read(store, a, b)
-        if truth.shape == expected.shape:
-            found.append((case, gap(expected, truth), gap(candidate, truth)))
-
-    with default_dtype(torch.float64):
-        failure = further.run(lambda given: converted(given, torch.float64), _Beside(cases, see))
-    if failure:
-        further.notes.append(f"the reference has no float64 run to compare with: {failure}")
-        return
-    for case, own, error in found:
-        case.own, case.error, case.source = own, error, "float64"
-
-
-def _measure_lower(
-    cases: list[_Case],
-    a: Trace,
-    store: TensorStore,
-    further: Further,
-    lower: torch.dtype | None,
-) -> None:
-    if lower is None:
-        return
-
-    def see(case: _Case, value: Tensor) -> None:
-        expected = store[a.entries[case.link.reference].slot]
-        if value.shape == expected.shape:
-            case.own, case.source = gap(expected, value), "lower precision"
-
-    failure = further.run(lambda given: converted(given, lower, target=False), _Beside(cases, see))
-    if failure:
-        further.notes.append(f"the reference does not run in {lower}: {failure}")
-
-
-class _Rounding(_Beside):
-    """Moves each tensor of a copy that the candidate rounds, before it is measured and used."""
-
-    def __init__(
-        self,
-        cases: list[_Case],
-        see: Callable[[_Case, Tensor], None],
-        rounding: Quantisation,
-        seed: int,
-    ) -> None:
-        super().__init__(cases, see)
-        self._rounding = rounding
-        self._seed = seed
-
-    def take(self, key: Key, value: Tensor) -> None:
-        """Move a tensor in place, then measure it."""
-        move(value, self._rounding.step_of(key, value), crc32(repr((self._seed, *key)).encode()))
-        super().take(key, value)
-
-
-def _measure_rounding(
-    cases: list[_Case],
-    a: Trace,
-    store: TensorStore,
-    further: Further,
-    epsilon: float,
-    rounding: Quantisation,
-) -> None:
-    """Measure the noise of a quantised candidate by runs that are rounded as it is."""
-
-    def see(case: _Case, value: Tensor) -> None:
-        if case.take_noise(store[a.entries[case.link.reference].slot], value):
-            case.source = "quantised"
-
-    for seed in track(range(further.runs), "running the reference rounded"):
-        made = partial(rounding.rounded, epsilon=epsilon, seed=seed)
-        failure = further.run(made, _Rounding(cases, see, rounding, seed))
-        if failure:
-            further.notes.append(f"the noise of quantisation could not be measured: {failure}")
-            _set_floors(cases, a, QUANTISED)
-            return
 
 
 def _note_drowned(cases: list[_Case]) -> None:
@@ -567,74 +610,6 @@ def _note_drowned(cases: list[_Case]) -> None:
             size = case.difference.norm if case.difference is not None else 0.0
             moved = f"{case.noise[0] / size:.0%} of its size" if size else "more than its size"
             case.coarse = f"quantised so coarsely that rounding alone moves it by {moved}"
-
-
-def _measure_noise(
-    cases: list[_Case],
-    a: Trace,
-    store: TensorStore,
-    further: Further,
-    epsilon: float,
-    coarser: Mapping[str, float],
-    factor: float,
-) -> None:
-    """Measure the noise by perturbed runs, until the first case beyond its limit is far beyond."""
-
-    def see(case: _Case, value: Tensor) -> None:
-        expected = store[a.entries[case.link.reference].slot]
-        if case.take_noise(expected, value) and case.source == "floor":
-            case.source = "perturbed"
-
-    for seed in track(range(further.runs), "running the reference perturbed"):
-        made = partial(perturbed, epsilon=epsilon, seed=seed, coarser=coarser)
-        failure = further.run(made, _Beside(cases, see))
-        if failure:
-            further.notes.append(f"the noise could not be measured: {failure}")
-            return
-        first = next((case for case in cases if case.ratio() > factor), None)
-        if first is None or first.is_settled(factor):
-            return
-
-
-def _replay(
-    cases: list[_Case],
-    a: Trace,
-    b: Trace,
-    store: TensorStore,
-    modules: tuple[Mapping[str, nn.Module], Mapping[str, nn.Module]],
-    epsilon: float,
-    coarser: Mapping[str, float],
-    factor: float,
-) -> None:
-    """Hold what each layer of a model of several dtypes gives to what it takes.
-
-    What a coarse layer before it does to its input hides what it does itself: so the reference's
-    layer is given the candidate's input, where its own gives its own output again.
-    """
-    for case in cases:
-        key, (other, *more) = case.link.reference, case.link.candidate
-        module = modules[0].get(key.layer)
-        given, taken = key._replace(role="inputs"), other._replace(role="inputs")
-        is_told = key.role != "activations" or case.difference is None or case.is_equal()
-        if is_told or more or module is None or any(module.children()) or case.ratio() > factor:
-            continue
-        if given not in a.entries or taken not in b.entries:
-            continue
-        x, y = store[a.entries[given].slot], store[b.entries[taken].slot]
-        again = _called(module, x)
-        if again is None or not torch.equal(again, store[a.entries[key].slot]):
-            continue
-        expected, truth = _called(module, y.to(x.dtype)), _called(module, y.double())
-        found = store[b.entries[other].slot]
-        if expected is None or truth is None or expected.shape != found.shape:
-            continue
-        least = floor(coarser.get(key.layer, epsilon), 1)
-        norm, most = (float(torch.linalg.vector_norm(expected.double(), p)) for p in (2, math.inf))
-        alone = _Case(case.link, error=gap(expected, found), own=gap(expected, truth))
-        alone.floor = least * norm, least * most
-        if alone.ratio() > factor:
-            case.error, case.floor, case.own = alone.error, alone.floor, alone.own
-            case.noise = 0.0, 0.0
 
 
 def _called(module: nn.Module, value: Tensor) -> Tensor | None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pytest_modelhealth.alignment.result import listed
 from pytest_modelhealth.capture import Inputs, Request, find_engine, hinted
 from pytest_modelhealth.capture.eager import is_compiled
 from pytest_modelhealth.capture.engine import Engine
@@ -140,10 +141,18 @@ def _ensure_fits(state: Mapping[Any, Any], own: Mapping[str, Any]) -> None:
     missing = [key for key in own if key not in state]
     unexpected = [str(key) for key in state if key not in own]
     if missing or unexpected:
-        what = (("missing", missing), ("not in the reference", unexpected))
-        listed = "; ".join(_listed(*keys) for keys in what if keys[1])
-        advice = _advice(missing, unexpected)
-        raise InspectionError(f"the state_dict does not fit the reference: {listed}{advice}")
+        what = (
+            ("missing", list(map(repr, missing))),
+            ("not in the reference", list(map(repr, unexpected))),
+        )
+        said = (f"{len(keys)} keys {why}: {listed(keys)}" for why, keys in what if keys)
+        advice = suggest(unexpected[0], missing) if unexpected and missing else ""
+        for prefix in ("module.", "_orig_mod.", "model."):
+            if unexpected and all(key.startswith(prefix) for key in unexpected):
+                advice = f"; strip {prefix!r} from its keys"
+        raise InspectionError(
+            f"the state_dict does not fit the reference: {'; '.join(said)}{advice}"
+        )
     for key, value in state.items():
         shape = getattr(value, "shape", None)
         if isinstance(own[key], Tensor) and shape != own[key].shape:
@@ -151,18 +160,6 @@ def _ensure_fits(state: Mapping[Any, Any], own: Mapping[str, Any]) -> None:
                 f"the state_dict does not fit the reference: {key!r} has shape "
                 f"{tuple(shape) if shape is not None else None}, expected {tuple(own[key].shape)}"
             )
-
-
-def _listed(what: str, keys: list[str]) -> str:
-    more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
-    return f"{len(keys)} keys {what}: {', '.join(map(repr, keys[:3]))}{more}"
-
-
-def _advice(missing: list[str], unexpected: list[str]) -> str:
-    for prefix in ("module.", "_orig_mod.", "model."):
-        if unexpected and all(key.startswith(prefix) for key in unexpected):
-            return f"; strip {prefix!r} from its keys"
-    return suggest(unexpected[0], missing) if unexpected and missing else ""
 
 
 def run(
@@ -191,7 +188,7 @@ def run(
         if side.quantised or (side.is_frozen and request.backward is None):
             own = replace(own, backward=False)
         if side.engine.flat_outputs:  # which the loss was not written for
-            own = replace(own, loss=_no_loss)
+            own = replace(own, loss=lambda *_: torch.zeros(()))
         if has_process_group():
             from pytest_modelhealth.capture.parallel.placements import gathered
 
@@ -218,10 +215,6 @@ def run(
         is_ordered=engine.runs_in_torch,
         shows_functions=engine.shows_functions,
     )
-
-
-def _no_loss(*_: Any) -> Tensor:
-    return torch.zeros(())
 
 
 def _with_compiled_outputs(

@@ -31,8 +31,7 @@ from pytest_modelhealth.report import (
 from pytest_modelhealth.report.ranks import Ranks
 from pytest_modelhealth.settings.setting import is_inside
 from pytest_modelhealth.snapshot.changes import phrases
-from pytest_modelhealth.snapshot.checked import Outcome, SnapshotCheck
-from pytest_modelhealth.snapshot.drift import Drift
+from pytest_modelhealth.snapshot.drift import Drift, Outcome, SnapshotCheck
 from pytest_modelhealth.snapshot.drift import summary as drift_summary
 from pytest_modelhealth.snapshot.snapshot import Snapshot
 from pytest_modelhealth.statistics import TensorStatistics

@@ -1,9 +1,9 @@
 """Snapshots: a report as a file that people review, and drift from it judged by its noise.
 
-`record` and `check` need no pytest. `snapshot` is what is kept, `content` takes it from reports,
-`file_format` writes and reads it, `noise` is how far rounding moves a statistic, `tolerances` how
-far it may move. `changes` puts two snapshots side by side, `detection` finds what drifted,
-`root_cause` what began it, and `drift` is the result in words. `extension` is what syrupy calls.
+`recording` takes what is kept from reports, without pytest; `snapshot` is what that is,
+`file_format` writes and reads it, `tolerances` is how far a statistic may move. `changes` puts two
+snapshots side by side, `detection` finds what drifted and what began it, and `drift` is the result
+in words. `extension` is what syrupy calls.
 """
 
 from __future__ import annotations

@@ -120,7 +120,11 @@ class SnapshotPair:
         if before.type != now.type:
             rest = f": type {before.type} is now {now.type}"
             yield LayerChange("changed", label, rest, harmless=True)
-        altered = self.causes.phrases[reference] or ", ".join(_form_changes(before, now))
+        altered = self.causes.phrases[reference] or ", ".join(
+            f"{name} {getattr(before, name)} is now {getattr(now, name)}"
+            for name in ("status", "calls")
+            if getattr(before, name) != getattr(now, name)
+        )
         lost = list(self._tensors_come_and_gone(reference, candidate))
         if altered and not isinstance(pair.reason, Fold):
             sides = ((self.old, reference), (self.new, candidate))
@@ -220,13 +224,6 @@ def _alignable(name: str, line: LayerLine, place: int) -> Alignable:
 def _values(line: TensorLine) -> Values:
     zeros = round(line.zeros * line.count) if line.zeros == line.zeros else 0
     return Values(line.shape, line.count, zeros, line.min, line.max, line.rms)
-
-
-def _form_changes(before: LayerLine, now: LayerLine) -> Iterator[str]:
-    if before.status != now.status:
-        yield f"status {before.status} is now {now.status}"
-    if before.calls != now.calls:
-        yield f"calls {before.calls} is now {now.calls}"
 
 
 def _has_more(one: Snapshot, other: Snapshot, counterparts: Mapping[str, str]) -> bool:

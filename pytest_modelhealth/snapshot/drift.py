@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from pytest_modelhealth.snapshot.changes import LayerChange, phrases
-from pytest_modelhealth.snapshot.snapshot import TensorKey, TensorLine
+from pytest_modelhealth.snapshot.snapshot import Snapshot, TensorKey, TensorLine
 from pytest_modelhealth.snapshot.tolerances import Allowance
 
 LOSS = "loss"
@@ -115,6 +116,36 @@ class DriftReport:
 
     def __str__(self) -> str:
         return "\n".join(explain(self)) or f"no drift in {self.tensors} tensors"
+
+
+class Outcome(StrEnum):
+    """What came of it."""
+
+    UNCHANGED = "unchanged"
+    DRIFTED = "drifted"
+    RECORDED = "recorded"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True)
+class SnapshotCheck:
+    """One comparison of a report with its snapshot.
+
+    Args:
+        file: the snapshot's.
+        outcome: what came of it.
+        text: what the failure says; ``""`` where there is none.
+        now: what the report has.
+        before: what was recorded; ``None`` where nothing was that could be compared.
+        found: what separates the two, where both are there.
+    """
+
+    file: str
+    outcome: Outcome
+    text: str
+    now: Snapshot
+    before: Snapshot | None = None
+    found: DriftReport | None = None
 
 
 def explain(report: DriftReport) -> list[str]:

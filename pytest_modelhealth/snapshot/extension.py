@@ -18,10 +18,15 @@ from syrupy.location import PyTestLocation
 
 from pytest_modelhealth.errors import ModelHealthError, ModelHealthWarning
 from pytest_modelhealth.report import HealthReport, Verdict
-from pytest_modelhealth.snapshot.checked import Outcome, SnapshotCheck
-from pytest_modelhealth.snapshot.content import profile_of_observation
 from pytest_modelhealth.snapshot.detection import detect_drift
-from pytest_modelhealth.snapshot.drift import DriftReport, explain, note, summary
+from pytest_modelhealth.snapshot.drift import (
+    DriftReport,
+    Outcome,
+    SnapshotCheck,
+    explain,
+    note,
+    summary,
+)
 from pytest_modelhealth.snapshot.file_format import UNKNOWN_TEST, SnapshotFormatError, load
 from pytest_modelhealth.snapshot.recording import (
     another_test,
@@ -29,10 +34,11 @@ from pytest_modelhealth.snapshot.recording import (
     is_of_another_test,
     merge,
     missing_profile,
+    profile_of_observation,
     record,
 )
 from pytest_modelhealth.snapshot.snapshot import Snapshot
-from pytest_modelhealth.snapshot.unfinished import UNFINISHED, own_id
+from pytest_modelhealth.snapshot.unfinished import keeps, own_id
 
 
 class HealthSnapshotExtension(SingleFileSnapshotExtension):
@@ -171,7 +177,7 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
             test = load(_read(path)).test
         except SnapshotFormatError:  # its name is all there is to go by
             test = f"{path.parent.name}.py::{path.stem}"
-        if not UNFINISHED.get().keeps(test):
+        if not keeps(test):
             super().delete_snapshots(
                 snapshot_location=snapshot_location, snapshot_names=snapshot_names
             )

@@ -2,9 +2,9 @@
 
 ::
 
-    modelhealth snapshot, format 3
+    modelhealth snapshot, format 4
     test: test_model.py::test_no_drift
-    # shape mean std min..max, or shape value; ~4: 4 times the usual noise; ...
+    # in, out, grad, .weight, ...: shape,mean,std,min..max; ~4: 4 times the usual noise
 
     === cpu float32 ===
     model: Classifier
@@ -12,64 +12,52 @@
     noise: measured, epsilon 2^-23
     loss: 2.302585
 
-    fc1 Linear | in =out | out 64x10 0.0123456 0.5772157 -1.732051~4..1.618034 | .bias 10 0
-    fc2 Linear | ...
+    layer=fc1 type=Linear out=64x10,0.0123456,0.5772157,-1.732051~4..1.618034 .bias=10,0,0,0..0
+    layer=fc2 type=Linear ...
 
     end
 
-Layers stand in the order in which they returned, so those inside a layer come before it. A number
-is rounded by no more than a tenth of its tolerance. Its noise is in the file only where it is more
-than usual (`noise.Noise`): ``~4`` is four times that. ``~0`` is a zero with noise, ``0`` an exact
-one. A parameter that is one of another layer is ``.weight tied embedding.weight``. What is usual is
-not written (dtype, calls, zeros); what differs is a ``key:value``. The last line tells a whole file
-from a truncated one. Reading executes nothing.
+Layers stand in the order in which they returned, so those inside a layer come before it. A line is
+cells of ``key=value`` between blanks; what has a blank in it is quoted as in a URL (``%20``). A
+number is rounded by no more than a tenth of its tolerance. Its noise is in the file only where it
+is more than usual (`tolerances.Noise`): ``~4`` is four times that. ``~0`` is a zero with noise,
+``0`` an exact one. What is usual is not written (dtype, calls, zeros); what differs is a
+``key:value``. The last line tells a whole file from a truncated one. Reading executes nothing.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote, unquote
 
 from pytest_modelhealth import __version__
 from pytest_modelhealth.report import UNCALLED, Status
 from pytest_modelhealth.snapshot.snapshot import (
     FRACTIONS,
-    OWN_NAMES,
     REAL,
     LayerLine,
     Snapshot,
     SnapshotFile,
     TensorKey,
     TensorLine,
-    judges_zeros,
     shape_text,
 )
 from pytest_modelhealth.snapshot.tolerances import Tolerances
 
-VERSION = 3
+VERSION = 4
 
 _TITLE = "modelhealth snapshot, format "
-_LEGEND = (
-    "# shape mean std min..max, or shape value; ~4: 4 times the usual noise; "
-    "=: as above; =out: the output above"
-)
+_LEGEND = "# in, out, grad, .weight, ...: shape,mean,std,min..max; ~4: 4 times the usual noise"
 _PROFILE = re.compile(r"=== (.+) ===")
 _HEADER = ("model", "recorded", "noise", "loss")
-_NOISE = re.compile(r"(not )?measured, epsilon (0|2\^-?\d+)")
+_NOISE = re.compile(r"(not )?measured, epsilon (?:0|2\^(-?\d+))")
 _END = "end"
-_CELL = re.compile(r'(?:[a-z]+:)?"(?:[^"\\]|\\.)*"|\S+')
-_KEY = re.compile(r"[A-Za-z0-9_.-]+")
-_PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
-_OPTION = re.compile(r"([a-z]+):(.+)")
-_SHAPE = re.compile(r"\(\)|\d+(x\d+)*")
-_NUMBER = re.compile(r"(nan|-?inf|~0|-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?:~(\d+(?:\.5)?))?")
-_PERCENTAGE = re.compile(r"(nan|\d+(?:\.\d+)?)%(?:~(\d+(?:\.\d+)?)%)?")
 _CONFLICT = ("<<<<<<<", "|||||||", "=======", ">>>>>>>")
-_DIGITS = 17
-_TIED = "tied"
+_UNQUOTED = "/:;,()[]<>{}@!$&*+?|'#^"
+_TIED = "tied{}"
 
 UNKNOWN_TEST = "-"
 """Stands in a snapshot that no test recorded; it fits every test."""
@@ -78,12 +66,12 @@ PART = 10
 """A number is rounded by no more than its tolerance by this."""
 
 _ROLES = {
+    "parameter_gradients": ".{}.grad",
+    "parameters": ".{}",
+    "buffers": "buffer.{}",
     "inputs": "in",
     "activations": "out",
     "gradients": "grad",
-    "parameters": ".{}",
-    "parameter_gradients": ".{}.grad",
-    "buffers": "buffer.{}",
 }
 """How a line names the tensors of each role."""
 
@@ -113,26 +101,6 @@ class FutureFormatError(SnapshotFormatError):
     """A snapshot was written by a later version of the plugin."""
 
 
-def percentage(fraction: float | None) -> str:
-    """Spell a fraction for people."""
-    return "-" if fraction is None else f"{100 * fraction:.2f}%"
-
-
-def _quote(text: str) -> str:
-    return text if _PLAIN.fullmatch(text) else json.dumps(text)
-
-
-def _unquote(cell: str) -> str:
-    return str(json.loads(cell)) if cell.startswith('"') else cell
-
-
-def _on_one_line(text: str) -> str:
-    return text if text.isprintable() else json.dumps(text)
-
-
-# Writing.
-
-
 def dump(file: SnapshotFile) -> str:
     """Return the text of a snapshot file."""
     lines = [f"{_TITLE}{VERSION}", f"test: {_on_one_line(file.test)}", _LEGEND]
@@ -141,31 +109,45 @@ def dump(file: SnapshotFile) -> str:
     return "\n".join([*lines, "", _END, ""])
 
 
+def _on_one_line(text: str) -> str:
+    return text if text.isprintable() else repr(text)
+
+
 def _section(snapshot: Snapshot) -> Iterator[str]:
     epsilon = f"2^{math.log2(snapshot.epsilon):.0f}" if snapshot.epsilon else "0"
+    tolerances = Tolerances(snapshot)
+    loss, times = snapshot.loss, snapshot.loss_noise
     yield f"=== {snapshot.profile} ==="
     yield f"model: {_on_one_line(snapshot.model)}"
     yield f"recorded: {snapshot.recorded}"
     yield f"noise: {'' if snapshot.calibrated else 'not '}measured, epsilon {epsilon}"
-    yield f"loss: {_loss(snapshot)}"
+    allowed = 0.0 if loss is None else tolerances.loss(loss, times).distance
+    yield f"loss: {'none' if loss is None else _number(loss, allowed, times)}"
     yield ""
-    writer = _Writer(snapshot)
     for name, line in snapshot.layers.items():
-        yield writer.line(name, line)
+        cells = {"layer": name, "type": line.type}
+        if line.activation:
+            cells["fn"] = line.activation
+        if line.status != Status.OBSERVED:
+            cells["status"] = line.status
+        if line.calls != _usual_calls(line.status):
+            cells["calls"] = str(line.calls)
+        for (role, own), tensor in line.tensors.items():
+            key = _ROLES[role].format(own)
+            cells[key] = _tensor(snapshot.profile, tolerances, name, role, tensor)
+        cells |= {_TIED.format(f".{own}"): full for own, full in line.tied.items()}
+        yield " ".join(f"{_quoted(key)}={_quoted(value)}" for key, value in cells.items())
 
 
-def _loss(snapshot: Snapshot) -> str:
-    loss, times = snapshot.loss, snapshot.loss_noise
-    if loss is None:
-        return "none"
-    return _number(loss, Tolerances(snapshot).loss(loss, times).distance, times)
+def _quoted(text: str) -> str:
+    return quote(text, safe=_UNQUOTED)
 
 
 def _number(value: float, tolerance: float, times: float | None) -> str:
     """Spell a number to the digits that its tolerance can tell, and its multiple of the noise."""
     suffix = f"~{_without_zeros(f'{times:.1f}')}" if times and times > 1 else ""
     if not math.isfinite(value) or not 0 < tolerance < math.inf:
-        return format(value + 0.0, f".{_DIGITS}g") + suffix
+        return format(value + 0.0, ".17g") + suffix
     place = math.floor(math.log10(2 * tolerance / PART))
     rounded = round(value, -place)
     if not rounded:
@@ -181,143 +163,42 @@ def _without_zeros(digits: str) -> str:
     return digits.rstrip("0").rstrip(".") if "." in digits else digits
 
 
-def _percent(fraction: float | None) -> str:
-    return "-" if fraction is None else _without_zeros(f"{100 * fraction:.2f}") + "%"
-
-
-class _Writer:
-    """Writes the lines of one section, each with what it has in common with the one above."""
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._dtype = snapshot.profile.rpartition(" ")[2]
-        self._tolerances = Tolerances(snapshot)
-        self._last: dict[str, TensorLine] = {}
-
-    def line(self, name: str, line: LayerLine) -> str:
-        head = [_quote(name), _quote(line.type)]
-        if line.activation:
-            head.append(f"fn:{_quote(line.activation)}")
-        if line.status != Status.OBSERVED:
-            head.append(f"status:{_quote(line.status)}")
-        if line.calls != _usual_calls(line.status):
-            head.append(f"calls:{line.calls}")
-        groups = [self._group(name, line.tensors, key, one) for key, one in line.tensors.items()]
-        self._last |= {role: t for (role, _), t in line.tensors.items() if role not in OWN_NAMES}
-        ties = [f"{_key('parameters', own)} {_TIED} {_quote(to)}" for own, to in line.tied.items()]
-        return " | ".join([" ".join(head), *groups, *ties])
-
-    def _group(self, layer: str, line: Line, of: TensorKey, tensor: TensorLine) -> str:
-        role, own_name = of
-        key = _key(role, own_name)
-        for word, other in _above(self._last, role, layer).items():
-            if other is not None and _is_same(tensor, _reshaped(other, tensor.shape)):
-                shape = [] if other.shape == tensor.shape else [shape_text(tensor.shape)]
-                return " ".join([key, *shape, word])
-        return " ".join([key, *self._cells(role, layer, own_name, line, tensor)])
-
-    def _cells(
-        self, role: str, layer: str, own_name: str, line: Line, tensor: TensorLine
-    ) -> Iterator[str]:
-        usual = _usual(role, own_name, self._dtype, line)
-        if tensor.dtype != usual.dtype:
-            yield f"dtype:{tensor.dtype}"
-        if tensor.shape != usual.shape:
-            yield shape_text(tensor.shape)
-        if tensor.count != math.prod(tensor.shape):
-            yield f"count:{tensor.count}"
-        mean, std, least, most = (self._cell(role, layer, tensor, name) for name in REAL)
-        constant = _is_constant(tensor)
-        yield from (mean,) if constant else (mean, std, f"{least}..{most}")
-        zeros = _usual_zeros(role, layer, mean) if constant else 0.0
-        for name, nothing in (("zeros", zeros), ("dead", usual.dead)):
-            value, noise = getattr(tensor, name), tensor.noise.get(name)
-            if value != nothing or noise:
-                yield f"{name}:{_percent(value)}" + (f"~{_percent(noise)}" if noise else "")
-        for name in ("nan", "inf"):
-            if getattr(tensor, name):
-                yield f"{name}:{getattr(tensor, name)}"
-
-    def _cell(self, role: str, layer: str, tensor: TensorLine, name: str) -> str:
+def _tensor(profile: str, tolerances: Tolerances, layer: str, role: str, tensor: TensorLine) -> str:
+    numbers = []
+    for name in REAL:
         value = getattr(tensor, name)
-        allowance = self._tolerances.of(role, layer, tensor, name, value)
+        allowance = tolerances.of(role, layer, tensor, name, value)
         # A noise that the tolerance does not hang on tells nobody anything.
         times = tensor.noise.get(name) if allowance.noise else None
-        return _number(value, allowance.distance, times)
+        numbers.append(_number(value, allowance.distance, times))
+    mean, std, least, most = numbers
+    parts = [shape_text(tensor.shape), mean, std, f"{least}..{most}"]
+    usual = _usual(profile, role, tensor.shape)
+    for name in FRACTIONS:
+        value, noise = getattr(tensor, name), tensor.noise.get(name)
+        if value != usual[name] or noise:
+            parts.append(f"{name}:{_fraction(value)}" + (f"~{_fraction(noise)}" if noise else ""))
+    exact = ("dtype", "count", "nan", "inf")
+    parts += [
+        f"{key}:{getattr(tensor, key)}" for key in exact if getattr(tensor, key) != usual[key]
+    ]
+    return ",".join(parts)
 
 
-def _key(role: str, own_name: str) -> str:
-    key = _ROLES[role].format(own_name)
-    return key if _KEY.fullmatch(key) else json.dumps(key)
+def _fraction(value: float | None) -> str:
+    return "-" if value is None else _without_zeros(f"{value:.4f}")
 
 
-# What is usual, and so not written.
-
-
-@dataclass(frozen=True)
-class _Usual:
-    """What a tensor is unless its line says otherwise."""
-
-    dtype: str
-    shape: tuple[int, ...] | None
-    dead: float | None
-
-
-Line = Mapping[TensorKey, TensorLine]
-"""The tensors of a layer."""
-
-
-def _usual(role: str, own_name: str, dtype: str, line: Line) -> _Usual:
-    """Return what is usual of a tensor: a gradient is like what it is the gradient of."""
-    of = {"gradients": "activations", "parameter_gradients": "parameters"}.get(role, "")
-    like = line.get((of, own_name))
+def _usual(profile: str, role: str, shape: tuple[int, ...]) -> dict[str, Any]:
+    """Return what a tensor is unless its cell says otherwise."""
     dead = 0.0 if role in ("activations", "gradients") else None
-    return _Usual(like.dtype if like else dtype, like.shape if like else None, dead)
+    dtype = profile.rpartition(" ")[2]
+    count = math.prod(shape)
+    return {"zeros": 0.0, "dead": dead, "dtype": dtype, "count": count, "nan": 0, "inf": 0}
 
 
 def _usual_calls(status: str) -> int:
     return 0 if status in UNCALLED else 1
-
-
-def _usual_zeros(role: str, layer: str, value: str) -> float:
-    """Return the zero fraction that is usual of a constant tensor, from its value as spelled."""
-    return 1.0 if value == "0" and judges_zeros(role, layer) else 0.0
-
-
-def _as_input(tensor: TensorLine | None, layer: str) -> TensorLine | None:
-    """Return the line of a tensor where it goes into a layer within the model."""
-    if tensor is None or not layer:
-        return None
-    noise = {name: tensor.noise[name] for name in REAL if name in tensor.noise}
-    return replace(tensor, zeros=0.0, dead=None, noise=noise)
-
-
-def _above(last: Mapping[str, TensorLine], role: str, layer: str) -> dict[str, TensorLine | None]:
-    """Return the tensors of the line above that a tensor may be equal to, each by its word."""
-    if role in OWN_NAMES:
-        return {}
-    output = _as_input(last.get("activations"), layer) if role == "inputs" else None
-    return {"=": last.get(role), "=out": output}
-
-
-def _reshaped(tensor: TensorLine, shape: tuple[int, ...]) -> TensorLine:
-    """Return a tensor with as many elements in another shape, or as it is."""
-    return replace(tensor, shape=shape) if math.prod(shape) == tensor.count else tensor
-
-
-def _is_same(tensor: TensorLine, other: TensorLine) -> bool:
-    """Whether two lines have the same numbers, whose noise then is the same too."""
-    return replace(tensor, noise={}) == replace(other, noise={})
-
-
-def _is_constant(tensor: TensorLine) -> bool:
-    numbers = [getattr(tensor, name) for name in REAL]
-    if tensor.noise.keys() & REAL:
-        return False
-    equal = tensor.mean == tensor.min == tensor.max and tensor.std == 0
-    return equal or all(map(math.isnan, numbers))
-
-
-# Reading.
 
 
 def load(text: str) -> SnapshotFile:
@@ -348,17 +229,21 @@ def load_sound(text: str) -> tuple[SnapshotFile, list[SnapshotFormatError]]:
         return SnapshotFile(UNKNOWN_TEST, {}), [SnapshotFormatError(message, conflict + 1)]
     _check_version(lines[0])
     test = _header_value(lines, 1, "test")
+    starts = [row for row, line in enumerate(lines) if _PROFILE.fullmatch(line)]
+    rows = (row for row, line in enumerate(lines) if row > 1 and line and not line.startswith("#"))
+    first = next(rows, len(lines))
+    if first not in starts:
+        raise _expected("'=== device dtype ==='", "".join(lines[first : first + 1]), first)
     problems: list[SnapshotFormatError] = []
     whole = lines[-1] == _END
     if not whole:
         message = f"the file is truncated: {_END!r} should be its last line"
         problems.append(SnapshotFormatError(message, len(lines)))
-    body = lines[:-1] if whole else lines
     snapshots: dict[str, Snapshot] = {}
     profiles = profiles_in(text)
-    for start, stop in _spans(body):
+    for start, stop in zip(starts, [*starts[1:], len(lines) - whole], strict=True):
         try:
-            snapshot = _Reader(body, start, stop).snapshot()
+            snapshot = _snapshot(lines[:stop], start)
         except SnapshotFormatError as error:
             problems.append(error)
             continue
@@ -377,30 +262,19 @@ def profiles_in(text: str) -> list[str]:
     return [found[1] for line in text.split("\n") if (found := _PROFILE.fullmatch(line))]
 
 
-def _spans(lines: list[str]) -> Iterator[tuple[int, int]]:
-    """Yield the first row of each section, and the row after its last."""
-    starts = [row for row, line in enumerate(lines) if _PROFILE.fullmatch(line)]
-    for row in range(2, starts[0] if starts else len(lines) + 1):
-        text = lines[row] if row < len(lines) else ""
-        if row == len(lines) or (text and not text.startswith("#")):
-            raise _expected("'=== device dtype ==='", text, row)
-    yield from zip(starts, [*starts[1:], len(lines)], strict=True)
-
-
 def _check_version(line: str) -> None:
     version = line.removeprefix(_TITLE)
     if version == line:
         raise _expected(f"'{_TITLE}{VERSION}'", line, 0)
-    if version == str(VERSION):
-        return
     if version.isdecimal() and int(version) < VERSION:
-        message = f"format {version} is that of an earlier version of the plugin"
+        message = f"written by an older format ({version}); run with --snapshot-update"
         raise SnapshotFormatError(message, 1)
-    message = (
-        f"format {_excerpt(version)} is that of a later version of the plugin; "
-        f"pytest-modelhealth {__version__} reads format {VERSION}"
-    )
-    raise FutureFormatError(message, 1)
+    if version != str(VERSION):
+        message = (
+            f"format {_excerpt(version)} is that of a later version of the plugin; "
+            f"pytest-modelhealth {__version__} reads format {VERSION}"
+        )
+        raise FutureFormatError(message, 1)
 
 
 def _header_value(lines: list[str], row: int, key: str) -> str:
@@ -411,184 +285,102 @@ def _header_value(lines: list[str], row: int, key: str) -> str:
     return value
 
 
-class _Reader:
-    """Reads one section: the rows from `start` up to `stop`."""
+def _snapshot(lines: list[str], start: int) -> Snapshot:
+    """Return the section that begins in the row `start` and goes to the last line."""
+    model, recorded, noise, loss = (
+        _header_value(lines, row, key) for row, key in enumerate(_HEADER, start=start + 1)
+    )
+    measured = _NOISE.fullmatch(noise)
+    if measured is None:
+        expected = "'noise: measured, epsilon 2^-23' or 'not measured'"
+        raise _expected(expected, noise, start + 3)
+    try:
+        value, times = (None, None) if loss == "none" else _read_number(loss)
+    except ValueError:
+        raise _expected(
+            "a number such as 0.25, or 0.25~4 with its noise", loss, start + 4
+        ) from None
+    profile = lines[start].strip("= ")
+    layers: dict[str, LayerLine] = {}
+    for row in range(start + len(_HEADER) + 1, len(lines)):
+        if lines[row]:
+            name, layer = _read_line(lines[row], row, profile)
+            if name in layers:
+                raise _expected("another layer", name, row)
+            layers[name] = layer
+    epsilon = 2.0 ** int(measured[2]) if measured[2] else 0.0
+    return Snapshot(profile, model, recorded, not measured[1], epsilon, value, layers, times)
 
-    def __init__(self, lines: list[str], start: int, stop: int) -> None:
-        self._lines = lines[:stop]
-        self._start = start
-        self._row = start
-        self._profile = lines[start].strip("= ")
-        self._dtype = self._profile.rpartition(" ")[2]
-        self._last: dict[str, TensorLine] = {}
 
-    def snapshot(self) -> Snapshot:
-        """Return the section."""
-        header = {
-            key: _header_value(self._lines, self._start + row, key)
-            for row, key in enumerate(_HEADER, start=1)
-        }
-        self._row = self._start + 3
-        measured = _NOISE.fullmatch(header["noise"])
-        if measured is None:
-            raise self._wrong("'noise: measured, epsilon 2^-23' or 'not measured'", header["noise"])
-        self._row = self._start + 4
-        loss, times = None, None
-        if header["loss"] != "none":
-            loss, times = self._number(header["loss"])
-        layers = {}
-        for row in range(self._start + len(_HEADER) + 1, len(self._lines)):
-            self._row = row
-            if self._lines[row]:
-                name, line = self._line(self._lines[row])
-                if name in layers:
-                    raise self._wrong("another layer", name)
-                layers[name] = line
-        return Snapshot(
-            profile=self._profile,
-            model=header["model"],
-            recorded=header["recorded"],
-            calibrated=not measured[1],
-            epsilon=2.0 ** int(measured[2][2:]) if measured[2] != "0" else 0.0,
-            loss=loss,
-            loss_noise=times,
-            layers=layers,
-        )
-
-    def _line(self, text: str) -> tuple[str, LayerLine]:
-        groups: list[list[str]] = [[]]
-        for cell in _CELL.findall(text):
-            if cell == "|":
-                groups.append([])
-            else:
-                groups[-1].append(cell)
-        plain, options = self._split(groups[0], ("fn", "status", "calls"))
-        if len(plain) != 2:
-            raise self._wrong("a name and a type", " ".join(plain))
-        name, kind = map(self._unquoted, plain)
-        status = self._unquoted(options.get("status", Status.OBSERVED.value))
-        tensors: dict[TensorKey, TensorLine] = {}
-        tied = {}
-        for group in groups[1:]:
-            role, own_name = self._key(group)
-            if group[1:2] == [_TIED] and role == "parameters" and len(group) == 3:
-                tied[own_name] = self._unquoted(group[2])
-                continue
-            tensors[role, own_name] = self._tensor(role, name, own_name, group[1:], tensors)
-        self._last |= {role: t for (role, _), t in tensors.items() if role not in OWN_NAMES}
-        calls = self._count(options.get("calls", str(_usual_calls(status))))
-        activation = self._unquoted(options.get("fn", '""'))
-        return name, LayerLine(kind, status, calls, activation, tied, tensors)
-
-    def _key(self, group: list[str]) -> tuple[str, str]:
-        key = self._unquoted(group[0]) if group else ""
-        for role in ("parameter_gradients", "parameters", "buffers"):
-            before, after = _ROLES[role].split("{}")
-            own_name = key[len(before) : len(key) - len(after)]
-            if key == f"{before}{own_name}{after}" and own_name:
-                return role, own_name
-        for role, word in _ROLES.items():
-            if key == word:
-                return role, ""
-        raise self._wrong("'in', 'out', 'grad', '.weight', '.weight.grad' or 'buffer.mean'", key)
-
-    def _tensor(
-        self, role: str, layer: str, own_name: str, cells: list[str], line: Line
-    ) -> TensorLine:
-        if cells and cells[-1] in ("=", "=out"):
-            above = _above(self._last, role, layer).get(cells[-1])
-            if above is None or len(cells) > 2:
-                raise self._wrong("numbers, as no line above has such a tensor,", " ".join(cells))
-            return above if len(cells) == 1 else _reshaped(above, self._shape(cells[0]))
-        plain, options = self._split(cells, ("dtype", "count", *FRACTIONS, "nan", "inf"))
-        usual = _usual(role, own_name, self._dtype, line)
-        shape = self._shape(plain.pop(0)) if len(plain) in (2, 4) else usual.shape
-        if len(plain) not in (1, 3) or shape is None:
-            raise self._wrong(
-                "'64x10 0.1 0.9 -2..2' (shape, mean, std, min..max) or '10 0' (shape, value)",
-                " ".join(cells),
-            )
-        numbers, noise = self._numbers(plain)
-        zeros = _usual_zeros(role, layer, plain[0]) if len(plain) == 1 else 0.0
-        fractions = {"zeros": zeros, "dead": usual.dead}
-        for name in FRACTIONS:
-            if name in options:
-                fractions[name], uncertain = self._fraction(options[name])
-                if uncertain is not None:
-                    noise[name] = uncertain
-        return TensorLine(
-            dtype=options.get("dtype", usual.dtype),
-            shape=shape,
-            count=self._count(options.get("count", str(math.prod(shape)))),
-            zeros=fractions["zeros"] or 0.0,
-            dead=fractions["dead"],
-            nan=self._count(options.get("nan", "0")),
-            inf=self._count(options.get("inf", "0")),
-            noise=noise,
-            **numbers,
-        )
-
-    def _numbers(self, cells: list[str]) -> tuple[dict[str, float], dict[str, float]]:
-        """Return the real statistics that one or three cells spell, and their noise."""
-        if len(cells) == 1:
-            value, _ = self._number(cells[0])
-            spread = value if math.isnan(value) else 0.0
-            return {"mean": value, "std": spread, "min": value, "max": value}, {}
-        *moments, extremes = cells
-        least, dots, most = extremes.partition("..")
-        if not dots:
-            raise self._wrong("min..max", extremes)
-        found = {
-            name: self._number(cell)
-            for name, cell in zip(REAL, (*moments, least, most), strict=True)
-        }
-        noise = {name: times for name, (_, times) in found.items() if times is not None}
-        return {name: value for name, (value, _) in found.items()}, noise
-
-    def _split(self, cells: list[str], keys: tuple[str, ...]) -> tuple[list[str], dict[str, str]]:
-        """Return the cells without a key, and the others by their keys."""
-        found = [_OPTION.fullmatch(cell) for cell in cells]
-        for option in found:
-            if option and option[1] not in keys:
-                raise self._wrong(" or ".join(f"'{key}:'" for key in keys), option[0])
-        plain = [cell for cell, option in zip(cells, found, strict=True) if not option]
-        return plain, {option[1]: option[2] for option in found if option}
-
-    def _number(self, cell: str) -> tuple[float, float | None]:
-        """Return a number, and how many times the usual noise it has where that is spelled."""
-        found = _NUMBER.fullmatch(cell)
-        if found is None:
-            raise self._wrong("a number such as 0.25, or 0.25~4 with its noise", cell)
-        if found[1] == "~0":
-            return 0.0, float(found[2] or 1)
-        return float(found[1]), float(found[2]) if found[2] else None
-
-    def _fraction(self, cell: str) -> tuple[float | None, float | None]:
-        if cell == "-":
-            return None, None
-        found = _PERCENTAGE.fullmatch(cell)
-        if found is None:
-            raise self._wrong("a percentage such as 12.5%", cell)
-        return float(found[1]) / 100, float(found[2]) / 100 if found[2] else None
-
-    def _count(self, cell: str) -> int:
-        if not cell.isdecimal():
-            raise self._wrong("a whole number", cell)
-        return int(cell)
-
-    def _shape(self, cell: str) -> tuple[int, ...]:
-        if not _SHAPE.fullmatch(cell):
-            raise self._wrong("a shape such as 64x10, or ()", cell)
-        return () if cell == "()" else tuple(map(int, cell.split("x")))
-
-    def _unquoted(self, cell: str) -> str:
+def _read_line(text: str, row: int, profile: str) -> tuple[str, LayerLine]:
+    """Return the name of a layer, and what its line says of it."""
+    parts = (cell.partition("=") for cell in text.split())
+    cells = {unquote(key): unquote(value) for key, _, value in parts}
+    if list(cells)[:2] != ["layer", "type"]:
+        raise _expected("'layer=' and 'type='", text, row)
+    name, kind = cells.pop("layer"), cells.pop("type")
+    status = cells.pop("status", Status.OBSERVED.value)
+    calls, activation = cells.pop("calls", str(_usual_calls(status))), cells.pop("fn", "")
+    if not calls.isdecimal():
+        raise _expected("a whole number", calls, row)
+    tensors: dict[TensorKey, TensorLine] = {}
+    tied: dict[str, str] = {}
+    for key, cell in cells.items():
+        if key.startswith(_TIED.format(".")):
+            tied[key.removeprefix(_TIED.format("."))] = cell
+            continue
+        role, own_name = _read_key(key, row)
         try:
-            return _unquote(cell)
+            tensors[role, own_name] = _read_tensor(profile, role, cell)
         except ValueError:
-            raise self._wrong("a quoted name", cell) from None
+            expected = "'64x10,0.1,0.9,-2..2' (shape, mean, std, min..max)"
+            raise _expected(expected, f"{key}={cell}", row) from None
+    return name, LayerLine(kind, status, int(calls), activation, tied, tensors)
 
-    def _wrong(self, expected: str, found: str) -> SnapshotFormatError:
-        return _expected(expected, found, self._row)
+
+def _read_key(key: str, row: int) -> TensorKey:
+    for role, form in _ROLES.items():
+        before, braces, after = form.partition("{}")
+        own_name = key[len(before) : len(key) - len(after)] if braces else ""
+        if key == form.format(own_name) and (own_name or not braces):
+            return role, own_name
+    raise _expected("'in', 'out', 'grad', '.weight', '.weight.grad' or 'buffer.mean'", key, row)
+
+
+def _read_tensor(profile: str, role: str, cell: str) -> TensorLine:
+    """Return what a cell says of a tensor; a `ValueError` where it is none."""
+    shape_cell, mean, std, extremes, *options = cell.split(",")
+    shape = () if shape_cell == "()" else tuple(map(_count, shape_cell.split("x")))
+    least, _, most = extremes.partition("..")
+    found = dict(zip(REAL, map(_read_number, (mean, std, least, most)), strict=True))
+    noise = {name: times for name, (_, times) in found.items() if times is not None}
+    other = _usual(profile, role, shape)
+    for option in options:
+        key, _, value = option.partition(":")
+        if key in FRACTIONS:
+            part, _, uncertain = value.partition("~")
+            other[key] = None if part == "-" else float(part)
+            noise |= {key: float(uncertain)} if uncertain else {}
+        elif key in other:
+            other[key] = value if key == "dtype" else _count(value)
+        else:
+            raise ValueError(option)
+    other |= {name: value for name, (value, _) in found.items()}
+    return TensorLine(shape=shape, noise=noise, **other)
+
+
+def _read_number(cell: str) -> tuple[float, float | None]:
+    """Return a number, and how many times the usual noise it has where that is spelled."""
+    if cell.startswith("~0"):
+        return 0.0, float(cell[3:] or 1)
+    value, tilde, times = cell.partition("~")
+    return float(value), float(times) if tilde else None
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError(text)
+    return int(text)
 
 
 def _expected(what: str, found: str, row: int) -> SnapshotFormatError:

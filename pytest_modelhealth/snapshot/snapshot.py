@@ -34,7 +34,7 @@ class TensorLine:
         nan: number of NaNs.
         inf: number of infinities of either sign.
         noise: of real statistics that rounding moves further than usual, how many times as far, as
-            `noise.Noise` has it; of fractions, how far; of a zero, 1 unless it is exact.
+            `tolerances.Noise` has it; of fractions, how far; of a zero, 1 unless it is exact.
     """
 
     dtype: str

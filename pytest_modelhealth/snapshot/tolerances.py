@@ -1,8 +1,10 @@
-"""How far a statistic may move from its snapshot: every number of it stands here.
+"""How far a statistic may move from its snapshot, and how far rounding alone moves it.
 
-Where the noise of a statistic is known, it is a multiple of that noise. Where it was not measured,
-it is a fixed part of the statistic's scale: the root mean square of the tensor, or the value itself
-where that is larger.
+The usual noise of a number follows from the machine epsilon and the roundings in a row, which are
+those of the layers before, and for gradients of those behind too. It is not in the file. What is,
+are the numbers that were measured to move further, as multiples of it. A statistic may move by a
+multiple of its noise; where that was not measured, by a fixed part of its scale: the root mean
+square of the tensor, or the value itself where that is larger.
 ``docs/decisions/0003-snapshot-format.md`` has the measurements behind the fixed parts,
 ``docs/decisions/0008-calibrated-snapshots.md`` those behind the multiple.
 """
@@ -12,8 +14,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from pytest_modelhealth.snapshot.noise import Noise
-from pytest_modelhealth.snapshot.snapshot import FRACTIONS, GRADIENTS, Snapshot, TensorLine
+from pytest_modelhealth.report import Noises
+from pytest_modelhealth.snapshot.snapshot import (
+    FRACTIONS,
+    GRADIENTS,
+    REAL,
+    Snapshot,
+    TensorKey,
+    TensorLine,
+    is_given,
+    is_judged_whole,
+    judges_zeros,
+)
+from pytest_modelhealth.tolerance import LOSS, epsilon_of, floor
 
 FACTOR = 20.0
 """How many times its noise a statistic may move."""
@@ -40,6 +53,113 @@ FRACTION = 1e-3
 LOW_PRECISION = {"forward": 4, "backward": 8, "fraction": 2}
 """In half precision these multiples of the machine epsilon (0.0078 for bfloat16) take the place of
 the fixed tolerances that are smaller."""
+
+KEPT_FRACTION = 1e-4
+"""A noise of a zero or dead fraction that is smaller is far within the fixed tolerance."""
+
+
+class Noise:
+    """The noise of each number of a snapshot."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._calibrated = snapshot.calibrated
+        self._epsilon = snapshot.epsilon
+        called = [name for name, line in snapshot.layers.items() if line.calls]
+        self._place = {name: place for place, name in enumerate(called, start=1)}
+        self._layers = snapshot.layers
+
+    def of(self, role: str, layer: str, tensor: TensorLine, statistic: str) -> float | None:
+        """Return how far rounding moves a statistic; ``None`` where that is not known."""
+        if statistic in FRACTIONS:
+            return tensor.noise.get(statistic)
+        if statistic == "rms":
+            return self._of_rms(role, layer, tensor)
+        # A zero that no perturbation moves is exact: the least of a ReLU.
+        times = tensor.noise.get(statistic, 1.0 if getattr(tensor, statistic) else 0.0)
+        return times * self.usual(role, layer, tensor, statistic) or None
+
+    def _of_rms(self, role: str, layer: str, tensor: TensorLine) -> float | None:
+        parts = [
+            getattr(tensor, name) / tensor.rms * (self.of(role, layer, tensor, name) or 0.0)
+            for name in ("mean", "std")
+            if tensor.rms
+        ]
+        return math.hypot(*parts) or None
+
+    def usual(self, role: str, layer: str, tensor: TensorLine, statistic: str) -> float:
+        """Return the usual noise: a part of the rms or of the value, where that is larger."""
+        value: float = getattr(tensor, statistic)
+        if not (math.isfinite(value) and math.isfinite(tensor.rms)):
+            return 0.0
+        scale = max(tensor.rms, abs(value))
+        if is_given(role, layer):  # random numbers differ by an epsilon between sets of kernels
+            return epsilon_of(tensor.dtype) * scale
+        if not self._calibrated:
+            return 0.0
+        if role == "parameter_gradients":
+            scale += self._sum_scale(layer, tensor)
+        depth = len(self._place)
+        place = self._place.get(layer, depth)
+        roundings = 2 * depth - place if role in GRADIENTS else place
+        return floor(self._epsilon, roundings) * scale
+
+    def of_loss(self, loss: float, times: float | None) -> float | None:
+        """Return how far rounding moves the loss; ``None`` where that is not known."""
+        return (times or (1.0 if loss else 0.0)) * self._usual_of_loss(loss) or None
+
+    def multiples(
+        self, layer: str, key: TensorKey, tensor: TensorLine, measured: Noises
+    ) -> dict[str, float]:
+        """Return what a line keeps of the noise that was measured."""
+        role, own_name = key
+        if is_given(role, layer):
+            return {}
+        moved = measured.get((layer, role, own_name), {})
+        found = {}
+        for name in REAL:
+            usual, noise = self.usual(role, layer, tensor, name), moved.get(name, 0.0)
+            if usual and (noise > usual or (noise and not getattr(tensor, name))):
+                found[name] = coarse(noise / usual)
+        fractions = {
+            "zeros": moved.get("zero_fraction", 0.0) * judges_zeros(role, layer),
+            "dead": moved.get("dead_fraction", 0.0) * is_judged_whole(role, layer),
+        }
+        found |= {name: noise for name, noise in fractions.items() if noise > KEPT_FRACTION}
+        return found
+
+    def multiple_of_loss(self, loss: float | None, measured: Noises) -> float | None:
+        """Return the same of the loss."""
+        noise = measured.get(LOSS, {}).get("value", 0.0)
+        usual = self._usual_of_loss(loss or 0.0)
+        return coarse(noise / usual) if usual and noise > (usual if loss else 0.0) else None
+
+    def _usual_of_loss(self, loss: float) -> float:
+        if not self._calibrated or not math.isfinite(loss):
+            return 0.0
+        return floor(self._epsilon, len(self._place)) * (abs(loss) or 1.0)
+
+    def _sum_scale(self, layer: str, tensor: TensorLine) -> float:
+        """Return what the terms that sum to a parameter's gradient let it be, if they cancel.
+
+        The gradient of a bias before a batch norm, or of an attention key's bias, is zero but for
+        rounding: its scale is that of the other gradients of its layer, and of the terms
+        themselves.
+        """
+        line = self._layers[layer]
+        scale, seen = line.largest_gradient, line.tensors.get(("gradients", ""))
+        if seen is not None and len(tensor.shape) == 1 and math.isfinite(seen.rms):
+            terms = max(seen.count // max(tensor.count, 1), 1)
+            scale = max(scale, math.sqrt(terms) * seen.rms)
+        return scale
+
+
+def coarse(times: float) -> float:
+    """Return the least of 1, 1.5, 2, 3, 4, 6, 8, ... that is not below `times`.
+
+    So coarse that measuring again mostly gives the same.
+    """
+    power = 2.0 ** max(math.floor(math.log2(times)), 0)
+    return next(power * step for step in (1, 1.5, 2) if times <= power * step * (1 + 1e-6))
 
 
 @dataclass(frozen=True)

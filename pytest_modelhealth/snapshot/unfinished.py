@@ -9,39 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
+_UNFINISHED: ContextVar[tuple[frozenset[str], list[str]]] = ContextVar("UNFINISHED")
+"""The tests of the run that is about to end, and the snapshots that were kept for them."""
 
-@dataclass(frozen=True)
-class Unfinished:
-    """Tests that did not pass.
+
+def keeps(test: str) -> bool:
+    """Return whether a snapshot is of one of these tests, and remember it then.
 
     Args:
-        tests: their ids, as their snapshots hold them.
-        kept: what was not deleted, since it is theirs.
+        test: what its file says: the id, and which of several snapshots of the test it is.
     """
-
-    tests: frozenset[str] = frozenset()
-    kept: list[str] = field(default_factory=list)
-
-    def keeps(self, test: str) -> bool:
-        """Return whether a snapshot is of one of these tests, and remember it then.
-
-        Args:
-            test: what its file says: the id, and which of several snapshots of the test it is.
-        """
-        found = any(
-            test.removeprefix(one)[:1] in ("", " ") for one in self.tests if test.startswith(one)
-        )
-        if found:
-            self.kept.append(test)
-        return found
-
-
-NONE = Unfinished()
-UNFINISHED: ContextVar[Unfinished] = ContextVar("UNFINISHED", default=NONE)
-"""The tests of the run that is about to end."""
+    tests, kept_ones = _UNFINISHED.get((frozenset(), []))
+    found = any(test == one or test.startswith(f"{one} ") for one in tests)
+    if found:
+        kept_ones.append(test)
+    return found
 
 
 def own_id(node_id: str) -> str:
@@ -53,9 +37,9 @@ def own_id(node_id: str) -> str:
 @contextmanager
 def kept(node_ids: Iterable[str]) -> Iterator[list[str]]:
     """Keep the snapshots of these tests while the context lasts; give what was kept."""
-    unfinished = Unfinished(frozenset(map(own_id, node_ids)))
-    token = UNFINISHED.set(unfinished)
+    found: list[str] = []
+    token = _UNFINISHED.set((frozenset(map(own_id, node_ids)), found))
     try:
-        yield unfinished.kept
+        yield found
     finally:
-        UNFINISHED.reset(token)
+        _UNFINISHED.reset(token)

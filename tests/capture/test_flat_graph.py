@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from corpus.models.quantised import batch, fresh, pt2e
 from pytest_modelhealth import Inspector, compare
 from pytest_modelhealth.report import Status
-from tests.comparison.quantising import batch, fresh, pt2e
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -17,6 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.fixture(scope="module")
 def graph() -> nn.Module:
     """Return a small CNN, quantised."""
+    pytest.importorskip("torchao.quantization.pt2e.quantize_pt2e")
     return pt2e(fresh(), batch())
 
 

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from corpus.models.paired import Cnn, Gpt, Mlp, batch, seeded
+from corpus.pairs import twins
 from pytest_modelhealth import InspectionError, SettingsError, compare
-from tests.comparison.models import Cnn, Gpt, Mlp, batch, seeded
-from tests.comparison.pairs import twins
 
 
 @pytest.mark.parametrize("side", ["reference", "candidate"])

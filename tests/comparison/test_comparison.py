@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from corpus.models.paired import Cnn, Gpt, Mlp, batch, seeded
+from corpus.pairs import BENIGN, HARMFUL, twins
 from pytest_modelhealth import Comparison, LayerNotFoundError, ModelHealthError, compare
 from pytest_modelhealth.alignment.result import Change
-from tests.comparison.models import Cnn, Gpt, Mlp, batch, seeded
-from tests.comparison.pairs import BENIGN, HARMFUL, twins
 
 
 def broken() -> Comparison:

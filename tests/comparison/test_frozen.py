@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from corpus.models.rewritten import Several, Text
 from pytest_modelhealth import InspectionError
 from pytest_modelhealth.comparing import compare
 from pytest_modelhealth.comparison.comparison import Comparison
@@ -26,68 +26,6 @@ from tests.capture.test_frozen import (
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-class Attention(nn.Module):
-    """A block with projections that have no bias, whose names an optimisation loses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.out = nn.LayerNorm(8), nn.Linear(8, 8)
-        self.q, self.k, self.v = (nn.Linear(8, 8, bias=False) for _ in range(3))
-        self.mlp = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.norm(x)
-        x = x + self.out(F.scaled_dot_product_attention(self.q(h), self.k(h), self.v(h)))
-        return x + self.mlp(x)
-
-
-class Text(nn.Module):
-    """Blocks in a list, an encoder of torch's, a tied head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(12, 8)
-        self.blocks = nn.ModuleList([Attention() for _ in range(2)])
-        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.head = nn.Linear(8, 12, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.embed(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.encoder(x))
-
-
-class Several(nn.Module):
-    """Layers with several inputs and outputs of one shape, some of which nothing uses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.one, self.two = nn.Linear(6, 6), Three(), Three()
-        self.rnn = nn.GRU(6, 6, batch_first=True)
-        self.scale = nn.Parameter(torch.randn(6, 6))
-
-    def forward(self, x: Tensor) -> Tensor:
-        a, b, c = self.one(x, self.embed(x), x + 1)
-        _, h = self.rnn(torch.stack([a, b, c], 1))
-        d, e, _ = self.two(h[0], c, a)
-        return F.linear(d + e, self.scale)
-
-
-class Three(nn.Module):
-    """Takes three tensors in another order than it uses them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
-
-    def forward(self, a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        y, z = self.first(b), self.second(c)
-        return a * 2, y + a, z
 
 
 KINDS: dict[str, Callable[[nn.Module, Tensor], nn.Module]] = {

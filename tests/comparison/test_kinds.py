@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from corpus.models.paired import Cnn, Gpt, Mlp, batch
+from corpus.pairs import twins
 from pytest_modelhealth import compare
 from pytest_modelhealth.capture.observing.tensors import TensorStore
 from pytest_modelhealth.comparison.trace import Keeper
-from tests.comparison.models import Cnn, Gpt, Mlp, batch
-from tests.comparison.pairs import twins
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -2,66 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from corpus.models.paired import seeded
+from corpus.models.rewritten import Tagger, TimeFirst, step_by_step, time_first
 from pytest_modelhealth import compare
 from pytest_modelhealth.comparison.results import TensorResult, without_effect
 from pytest_modelhealth.comparison.trace import Key
-from tests.comparison.models import seeded
-
-
-class Tagger(nn.Module):
-    """A recurrent layer over samples first, and a head on its last step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.into, self.lstm = nn.Linear(6, 5), nn.LSTM(5, 7, batch_first=True)
-        self.head = nn.Linear(7, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.lstm(self.into(x))[0][:, -1])
-
-
-class TimeFirst(Tagger):
-    """The same with steps before samples."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.lstm(self.into(x).transpose(0, 1))[0][-1])
-
-
-class StepByStep(nn.Module):
-    """The same with a cell in a loop."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.into, self.cell, self.head = nn.Linear(6, 5), nn.LSTMCell(5, 7), nn.Linear(7, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        state = None
-        for step in self.into(x).unbind(1):
-            state = self.cell(step, state)
-        return self.head(state[0])
-
-
-def time_first(tagger: Tagger) -> nn.Module:
-    """Return the same model with steps before samples."""
-    made = TimeFirst()
-    made.load_state_dict(tagger.state_dict())
-    made.lstm.batch_first = False
-    return made
-
-
-def step_by_step(tagger: Tagger) -> nn.Module:
-    """Return the same model with a cell in a loop."""
-    made = StepByStep()
-    made.into, made.head = copy.deepcopy(tagger.into), copy.deepcopy(tagger.head)
-    state = tagger.lstm.state_dict().items()
-    made.cell.load_state_dict({key.removesuffix("_l0"): value for key, value in state})
-    return made
 
 
 @pytest.mark.parametrize("rewrite", [time_first, step_by_step])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -10,16 +11,25 @@ from torch import nn
 from torch.ao import quantization
 from torch.nn.utils import prune
 
+from corpus.models.quantised import WAYS, adapted, batch, fresh, pruned, static
 from pytest_modelhealth import Inspector, compare
-from tests.comparison.quantising import WAYS, Net, batch, fresh, static
 
+OF_TORCHAO = () if find_spec("torchao") else ("torchao", "pt2e")
 pytestmark = pytest.mark.filterwarnings("ignore")
+
+ways = pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(way, marks=pytest.mark.skipif(way in OF_TORCHAO, reason="needs torchao"))
+        for way in WAYS
+    ],
+)
 
 ENDS = {"conv1": "relu1", "conv2": "relu2", "block.fc": "block.relu"}
 """What fused layers give the output of."""
 
 
-@pytest.mark.parametrize("way", WAYS)
+@ways
 def test_rounding_is_told_by_the_steps_of_the_candidate(way):
     """Every layer is about as far off as the reference rounded alike: neither 10 times, nor 0.1."""
     comparison = compare(fresh(), WAYS[way](fresh(), batch()), batch())
@@ -36,7 +46,7 @@ def test_rounding_is_told_by_the_steps_of_the_candidate(way):
     Inspector(WAYS[way](fresh(), batch())).run_inspection(batch()).assert_healthy()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@ways
 def test_other_weights_are_more_than_rounding(way):
     """A layer quantised with weights of another training is named in every way of quantising."""
     other = fresh()
@@ -121,13 +131,6 @@ def test_a_candidate_that_trains_nothing_is_compared_forward():
     assert compare(fresh(), one, batch()).first_divergence.layer == "block.fc"
 
 
-def pruned() -> Net:
-    """Return a net with a quarter of the channels of a layer masked."""
-    net = fresh()
-    prune.ln_structured(net.conv2, "weight", amount=0.25, n=2, dim=0)
-    return net
-
-
 def test_a_mask_made_permanent_is_the_same_weight():
     """The weight is compared, not what the mask hides; a mask that is lost is named."""
     permanent = pruned()
@@ -138,36 +141,6 @@ def test_a_mask_made_permanent_is_the_same_weight():
     lost.conv2.weight_mask.fill_(1)
     prune.remove(lost.conv2, "weight")
     assert compare(pruned(), lost, batch()).first_divergence.layer == "conv2"
-
-
-class Adapted(nn.Module):
-    """A linear layer with an adapter of rank two beside it, which may be merged."""
-
-    def __init__(self, base: nn.Linear) -> None:
-        super().__init__()
-        self.base = base
-        self.down = nn.Linear(base.in_features, 2, bias=False)
-        self.up = nn.Linear(2, base.out_features, bias=False)
-        self.merged = False
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = self.base(x)
-        return out if self.merged else out + self.up(self.down(x))
-
-    def merge(self) -> nn.Linear:
-        with torch.no_grad():
-            self.base.weight += self.up.weight @ self.down.weight
-        self.merged = True
-        return self.base
-
-
-def adapted() -> Net:
-    """Return a frozen net with an adapter at one layer."""
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        net = fresh().requires_grad_(False)
-        net.block.fc = Adapted(net.block.fc)
-    return net
 
 
 def test_adapters_are_the_same_live_and_merged():

@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 import copy
-import math
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
+from corpus.models.paired import seeded
+from corpus.models.rewritten import (
+    Beside,
+    Conv1D,
+    Normed,
+    OneTable,
+    Scored,
+    Thirds,
+    Twice,
+    TwoTables,
+)
 from pytest_modelhealth import Comparison, compare
-from tests.comparison.models import seeded
-
-
-class Scored(nn.Module):
-    """Scores with a causal mask, a softmax, and a head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.q, self.k, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
-        self.lowest, self.scale, self.shift = -math.inf, 1.0, 0.0
-        self.reentrant = False
-
-    def attend(self, x: Tensor) -> Tensor:
-        future = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
-        scores = self.scale * self.q(x) @ self.k(x).mT + self.shift
-        return torch.softmax(scores.masked_fill(future, self.lowest), -1) @ x
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.reentrant:
-            return self.head(checkpoint(self.attend, x, use_reentrant=True))
-        return self.head(self.attend(x))
 
 
 def against(reference: nn.Module, batch: Tensor, **attributes: object) -> Comparison:
@@ -64,20 +52,6 @@ def test_a_shift_of_all_scores_is_no_divergence_and_a_scale_is_one():
     assert scaled.first_divergence.result.key[:2] == ("softmax", "inputs")
 
 
-class Normed(nn.Module):
-    """A gain between a linear layer and a norm."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.into, self.norm, self.head = nn.Linear(6, 8), nn.LayerNorm(8, eps=0.0), nn.Linear(8, 3)
-        self.gain, self.backward_gain = 1.0, 1.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.into(x)
-        scaled = self.gain * x + (self.backward_gain - 1) * (x - x.detach())
-        return self.head(self.norm(scaled))
-
-
 def test_a_scale_that_a_norm_cancels_both_ways_is_a_note():
     """Neither what the norm gives nor the gradient of a weight knows of it."""
     comparison = against(seeded(Normed), torch.randn(16, 6), gain=0.9)
@@ -97,18 +71,6 @@ def test_a_gradient_that_a_reentrant_checkpoint_hides_is_a_note():
     comparison = against(seeded(Scored), batch, reentrant=True)
     assert comparison.equivalent, str(comparison)
     assert "its gradient was not seen in the candidate" in note_on(comparison, "softmax")
-
-
-class Beside(nn.Module):
-    """A linear layer with a product of low rank beside it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.base = nn.Linear(6, 8)
-        self.a, self.b = nn.Linear(6, 2, bias=False), nn.Linear(2, 8, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + self.b(self.a(x))
 
 
 def adapted() -> nn.Module:
@@ -131,31 +93,6 @@ def test_a_merged_adapter_is_judged_by_what_it_gives(scale):
         assert comparison.first_divergence.layer == "0"
 
 
-class Conv1D(nn.Module):
-    """A linear layer that keeps its weight transposed, as GPT-2 does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.randn(4, 12)), nn.Parameter(torch.randn(12))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.weight + self.bias
-
-
-class Thirds(nn.Module):
-    """The same as three linear layers."""
-
-    def __init__(self, whole: Conv1D) -> None:
-        super().__init__()
-        self.q, self.k, self.v = (nn.Linear(4, 4) for _ in range(3))
-        parts = zip(whole.weight.chunk(3, 1), whole.bias.chunk(3), strict=True)
-        for linear, (weight, bias) in zip(self.children(), parts, strict=True):
-            linear.weight.data, linear.bias.data = weight.data.T.clone(), bias.data.clone()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([self.q(x), self.k(x), self.v(x)], -1)
-
-
 @pytest.mark.parametrize("fused_first", [True, False])
 def test_a_transposed_projection_is_split_and_fused_by_its_columns(fused_first):
     """Gradients of its weight stand side by side, those of its parts one below the other."""
@@ -167,31 +104,6 @@ def test_a_transposed_projection_is_split_and_fused_by_its_columns(fused_first):
     assert comparison.equivalent, str(comparison)
     apart[1].k.weight.data[0] *= 1.01
     assert not compare(*pair, torch.randn(16, 4)).equivalent
-
-
-class TwoTables(nn.Module):
-    """Two embeddings."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.user, self.item = nn.Embedding(5, 4), nn.Embedding(7, 4)
-        self.head = nn.Linear(8, 1)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.head(torch.cat([self.user(ids[:, 0]), self.item(ids[:, 1])], -1))
-
-
-class OneTable(nn.Module):
-    """The same with one, whose rows come one below the other."""
-
-    def __init__(self, model: TwoTables, offset: int) -> None:
-        super().__init__()
-        self.table, self.head, self.offset = nn.Embedding(12, 4), model.head, offset
-        self.table.weight.data = torch.cat([model.user.weight.data, model.item.weight.data])
-
-    def forward(self, ids: Tensor) -> Tensor:
-        both = self.table(torch.stack([ids[:, 0], ids[:, 1] + self.offset]))
-        return self.head(torch.cat([*both], -1))
 
 
 @pytest.mark.parametrize("offset", [5, 4])
@@ -216,18 +128,6 @@ def test_settings_that_differ_and_change_no_number_are_a_note():
     told = compare(reference, candidate, torch.randn(16, 6))
     assert not told.equivalent
     assert not any("no number of this batch" in note for note in told.notes)
-
-
-class Twice(nn.Module):
-    """Returns what its head reads as well."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head, self.stopped = nn.Linear(6, 6), nn.Linear(6, 3), False
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        hidden = torch.relu(self.body(x))
-        return self.head(hidden.detach() if self.stopped else hidden), hidden
 
 
 def test_an_output_that_is_read_inside_has_another_gradient_in_compiled_code():

@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from corpus.models.recorded import Bare, Tower, Wrapped
 from pytest_modelhealth import HealthReport, Inspector
 from pytest_modelhealth.report import LayerRecord
 from pytest_modelhealth.snapshot.changes import phrases
-from pytest_modelhealth.snapshot.content import from_observation
 from pytest_modelhealth.snapshot.detection import detect_drift
 from pytest_modelhealth.snapshot.drift import DriftReport, explain, note
 from pytest_modelhealth.snapshot.file_format import dump, load
-from pytest_modelhealth.snapshot.noise import Noise
+from pytest_modelhealth.snapshot.recording import from_observation
 from pytest_modelhealth.snapshot.snapshot import Snapshot, SnapshotFile, TensorLine
-from pytest_modelhealth.snapshot.tolerances import Tolerances
+from pytest_modelhealth.snapshot.tolerances import Noise, Tolerances
 from tests.builders import layer, observation
 
 
@@ -366,24 +366,6 @@ def test_a_large_drift_fits_on_a_screen() -> None:
 # Calibrated snapshots of a real model.
 
 
-class Tower(nn.Module):
-    """Two layers with a norm and a residual, whose parts the tests change."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first = nn.Linear(16, 16)
-        self.norm = nn.LayerNorm(16)
-        self.second = nn.Linear(16, 16)
-        self.head = nn.Linear(16, 4)
-        self.residual = 1.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        x = self.residual * x + self.second(torch.relu(self.norm(x)))
-        return self.head(x)
-
-
 def tower(model: nn.Module | None = None, *, calibrate: bool = False, shift: float = 0) -> Snapshot:
     """The snapshot of a run of a `Tower`, or of what became of it."""
     inspector = Inspector(Tower() if model is None else model, calibrate=calibrate)
@@ -454,18 +436,6 @@ def test_a_changed_batch_loss_and_backward_are_told_apart() -> None:
     model.second.register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * 2,))
     story = explain(detect_drift(before, tower(model)))[1]
     assert "the forward pass agrees" in story
-
-
-class Wrapped(nn.Module):
-    """A model around another, with an Identity in front."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.front = nn.Identity()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(self.front(x))
 
 
 def test_a_wrapped_model_agrees_with_a_note() -> None:
@@ -552,17 +522,6 @@ def test_single_gradients_may_move_by_a_thousandth(role: str, part: float) -> No
     factor = 50 if role == "gradients" else 20
     assert allowance.distance == pytest.approx(max(factor * noise, part * abs(tensor.max)))
     assert (allowance.noise is None) == (part > 0)
-
-
-class Bare(nn.Module):
-    """A model of no layers, which computes `function` of its input."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
 
 
 def test_a_model_without_layers_may_return_its_input() -> None:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, parametrize
 
+from corpus.models.recorded import (
+    Branch,
+    Recurrent,
+    finite_mask,
+    time_first,
+    two_activations,
+    without_statistics,
+    without_weight_norm,
+    zero_bias,
+)
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.snapshot import check, record
 from pytest_modelhealth.snapshot.drift import DriftReport, explain, note
@@ -24,27 +32,6 @@ def read(
     return check(text, Inspector(candidate).run_inspection(batch), strict_names=strict_names)
 
 
-class Recurrent(nn.Module):
-    """A recurrent layer, twice the same activation, a norm of weights, and a head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(6, 8, batch_first=True)
-        self.relu, self.relu_again = nn.ReLU(), None
-        self.fc = parametrizations.weight_norm(nn.Linear(8, 8))
-        self.norm, self.head = nn.BatchNorm1d(8), nn.Linear(8, 3)
-        self.lowest = -math.inf
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x if self.lstm.batch_first else x.transpose(0, 1)
-        states = self.lstm(x)[0]
-        states = states if self.lstm.batch_first else states.transpose(0, 1)
-        future = torch.ones(states.shape[1], states.shape[1], dtype=torch.bool).triu(1)
-        scores = (states @ states.mT).masked_fill(future, self.lowest)
-        x = self.fc(self.relu((torch.softmax(scores, -1) @ states)[:, -1]))
-        return self.head(self.norm((self.relu_again or self.relu)(x)))
-
-
 def recurrent() -> Recurrent:
     """Return one with its weights seeded."""
     torch.manual_seed(0)
@@ -54,26 +41,6 @@ def recurrent() -> Recurrent:
 def batch() -> Tensor:
     """Return sequences of five steps."""
     return torch.randn(32, 5, 6, generator=torch.Generator().manual_seed(1))
-
-
-def time_first(model: Recurrent) -> None:
-    """Let the recurrent layer take steps before samples."""
-    model.lstm.batch_first = False
-
-
-def two_activations(model: Recurrent) -> None:
-    """Let a second module compute the second activation."""
-    model.relu_again = nn.ReLU()
-
-
-def without_weight_norm(model: Recurrent) -> None:
-    """Keep the weight itself."""
-    parametrize.remove_parametrizations(model.fc, "weight")
-
-
-def finite_mask(model: Recurrent) -> None:
-    """Mask by a large number."""
-    model.lowest = -1e9
 
 
 FORMS = [
@@ -120,27 +87,6 @@ def test_a_parametrisation_that_is_removed_wrongly_drifts() -> None:
     assert found.drifts[0].layer == "fc"
 
 
-def zero_bias() -> nn.Sequential:
-    """Return a net whose head starts without an offset."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.Linear(8, 3))
-    nn.init.zeros_(model[2].weight)
-    nn.init.zeros_(model[2].bias)
-    return model
-
-
-class Branch(nn.Module):
-    """A net with a branch that adds nothing yet."""
-
-    def __init__(self, model: nn.Sequential) -> None:
-        super().__init__()
-        self.stem, self.norm, self.branch, self.head = model
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(self.stem(x))
-        return self.head(x if self.branch is None else x + self.branch(x))
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -164,13 +110,6 @@ def test_what_only_training_or_another_batch_would_show_still_fails(
     found = read(reference, candidate, batch()[:, 0])
     assert found.drifted
     assert message in str(found)
-
-
-def without_statistics(norm: nn.BatchNorm1d) -> nn.BatchNorm1d:
-    """Return the norm without running statistics, which training does not show."""
-    made = nn.BatchNorm1d(8, track_running_stats=False)
-    made.load_state_dict({"weight": norm.weight, "bias": norm.bias})
-    return made
 
 
 def test_another_shape_of_the_model_s_own_output_is_no_matter_of_form() -> None:

@@ -364,25 +364,25 @@ def test_many_files(project: Project, workers: tuple[str, ...]) -> None:
 
 # what is done to a file, and what the failure says of it
 DAMAGES: dict[str, tuple[Callable[[str], str], str]] = {
-    "empty": (lambda text: "", "1: 'modelhealth snapshot, format 3' should be here, not ''"),
+    "empty": (lambda text: "", "1: 'modelhealth snapshot, format 4' should be here, not ''"),
     "truncated": (lambda text: text[: len(text) // 2], "the file is truncated"),
     "foreign": (
         lambda text: '{"a": 1}',
-        "1: 'modelhealth snapshot, format 3' should be here, not",
+        "1: 'modelhealth snapshot, format 4' should be here, not",
     ),
     "format": (
-        lambda text: text.replace("format 3", "format 2"),
-        "1: format 2 is that of an earlier",
+        lambda text: text.replace("format 4", "format 3"),
+        "1: written by an older format (3); run with --snapshot-update",
     ),
     "merge": (
-        lambda text: text.replace("2 Linear", "<<<<<<< HEAD\n2 Linear", 1),
+        lambda text: text.replace("layer=2 ", "<<<<<<< HEAD\nlayer=2 ", 1),
         "13: a merge was not resolved, there is the marker '<<<<<<< HEAD'",
     ),
     "shape": (
         lambda text: text.replace("16x8", "16xx8"),
-        "11: a shape such as 64x10, or () should be",
+        "11: *mean, std, min..max*",
     ),
-    "edited": (lambda text: text.replace("64x16", "64x16 1"), "11: *mean, std, min..max*"),
+    "edited": (lambda text: text.replace("64x16", "64x16,1"), "11: *mean, std, min..max*"),
     "binary": (lambda text: text, "1: "),  # its bytes are written below
 }
 DAMAGED = f"""
@@ -419,7 +419,7 @@ def test_a_file_that_is_not_as_recorded_is_explained(project: Project) -> None:
             bytes(range(256)) if how == "binary" else damage(whole[path.name]).encode()
         )
     future = project.file("test_of_the_future.health")
-    future.write_text(whole[future.name].replace("format 3", "format 7", 1))
+    future.write_text(whole[future.name].replace("format 4", "format 7", 1))
     windows = project.file("test_with_line_ends_of_windows.health")
     windows.write_bytes(windows.read_bytes().replace(b"\n", b"\r\n"))
     broken = project.files()

@@ -109,7 +109,7 @@ def test_only_what_drifted_is_rewritten() -> None:
     ("damage", "message"),
     [
         (
-            lambda text: text.replace("format 3", "format 9"),
+            lambda text: text.replace("format 4", "format 9"),
             "format '9' is that of a later version",
         ),
         (lambda text: text.replace("test: a", "test: b"), "the snapshot is of another test: b"),
@@ -132,11 +132,11 @@ def test_a_damaged_section_of_its_own_is_replaced() -> None:
     """What would be overwritten anyway may be damaged; the other section is kept."""
     both = merge(record(inspected(torch.float64)), record(inspected()))
     start = both.index("=== cpu float32")
-    broken = both[:start] + both[start:].replace("Linear", "<<<<<<< Linear", 1)
+    broken = both[:start] + both[start:].replace("layer=", "layers=", 1)
     assert merge(broken, record(inspected())) == both
 
 
 def test_a_file_of_an_earlier_format_is_replaced() -> None:
     """Recording anew over an old file gives a file of the present format."""
     new = record(inspected())
-    assert merge(new.replace("format 3", "format 2"), new) == new
+    assert merge(new.replace("format 4", "format 3"), new) == new

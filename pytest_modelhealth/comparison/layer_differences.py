@@ -1,10 +1,11 @@
-"""How two layers that are the same differ in their mode and settings."""
+"""How two layers differ in their mode, their settings, and the operations of their code."""
 
 from __future__ import annotations
 
 import math
 import types
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +15,16 @@ from pytest_modelhealth.alignment.result import Pair
 from pytest_modelhealth.capture.graph_settings import IMPLIED, defaults_of, graph_settings
 from pytest_modelhealth.comparison.trace import Trace
 from pytest_modelhealth.layers import has_forward, is_quantised
-from pytest_modelhealth.report import MEASURED, LayerRecord
+from pytest_modelhealth.report import MEASURED, Flow, LayerRecord
+from pytest_modelhealth.report.flow.differences import (
+    function,
+    near_line,
+    phrase,
+    rewired,
+    spelt,
+    taken,
+    without,
+)
 
 Modules = Mapping[str, nn.Module]
 
@@ -81,12 +91,9 @@ def _of_graph(
         now |= {name: getattr(theirs, name) for name in before if hasattr(theirs._c, name)}
     if isinstance(before.get("padding"), str) and not isinstance(now.get("padding"), str):
         ends = vars(ours)["_reversed_padding_repeated_twice"][::-1]
-        before["padding"] = _of_both_ends(ends[1::2], ends[::2])
+        begin, end = ends[1::2], ends[::2]
+        before["padding"] = tuple(begin) if begin == end else (*begin, *end)
     yield from _differences(before, now, x, exact=False)
-
-
-def _of_both_ends(begin: list[int], end: list[int]) -> tuple[int, ...]:
-    return tuple(begin) if begin == end else (*begin, *end)
 
 
 def _settings(record: LayerRecord, module: nn.Module | None) -> dict[str, Any]:
@@ -163,3 +170,58 @@ def _named(value: Any) -> str:
     if issubclass(type(value), types.FunctionType | types.BuiltinFunctionType):
         return str(value.__qualname__)
     return ""
+
+
+MOST = 2
+"""So many operations that are new or gone are named; more are a rewrite."""
+
+
+@dataclass(frozen=True)
+class Operations:
+    """The operations of both models, layer by layer.
+
+    Args:
+        reference: the flow of the reference; ``None`` where none was recorded.
+        candidate: that of the candidate.
+        names: the name in the reference of each aligned layer of the candidate.
+    """
+
+    reference: Flow | None
+    candidate: Flow | None
+    names: Mapping[str, str]
+
+    def change(self, ours: str, theirs: str, label: str, *, backward: bool = False) -> str:
+        """Return what became of the operations of a layer's own code, ``""`` where nothing did.
+
+        Args:
+            ours: name of the layer in the reference.
+            theirs: name of the layer in the candidate.
+            label: what to call it.
+            backward: whether only what passes no gradient is of interest.
+        """
+        if self.reference is None or self.candidate is None:
+            return ""
+        if ours not in self.reference or theirs not in self.candidate:
+            return ""
+        whose = f"`{label}`'s"
+        before = [spelt(one) for one in self.reference.own_operations(ours)]
+        renamed = (
+            replace(one, operands=tuple(self.names.get(name, name) for name in one.operands))
+            for one in self.candidate.own_operations(theirs)
+        )
+        now = list(map(spelt, renamed))
+        if backward:
+            before, now = ([one for one in side if one.cuts] for side in (before, now))
+        gone, new = without(before, now), without(now, before)
+        if not gone and not new:
+            pair = rewired(before, now)
+            if not pair:
+                return ""
+            was, is_ = pair
+            takes = f"takes {taken(is_, was, whose)}, was {taken(was, is_, whose)}"
+            return f"{function(is_)} {takes}{near_line(is_.line)}"
+        if len(gone) > MOST or len(new) > MOST:
+            return ""
+        changes = [f"{phrase(one, whose)} is gone" for one in gone]
+        changes += [f"{phrase(one, whose)} is new{near_line(one.line)}" for one in new]
+        return ", ".join(changes)

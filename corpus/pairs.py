@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.comparison import models
-from tests.comparison.models import (
+from corpus.models import paired as models
+from corpus.models.paired import (
     Attention,
     Block,
     Branches,

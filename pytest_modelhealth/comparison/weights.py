@@ -1,20 +1,22 @@
-"""How two layers that are the same differ in their values."""
+"""How the values of two layers that are the same differ, and what was folded into them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 from torch.nn.utils.parametrize import is_parametrized
 
-from pytest_modelhealth.alignment.result import Pair
-from pytest_modelhealth.comparison.folded_weights import folded_parameters
+from pytest_modelhealth.alignment.result import Alignment, Fold, Pair
 from pytest_modelhealth.comparison.links import parameter_names
-from pytest_modelhealth.comparison.quantisation import fitted
 from pytest_modelhealth.comparison.trace import Trace
 from pytest_modelhealth.layers import own_parameters, type_name
+from pytest_modelhealth.settings.setting import is_inside
 from pytest_modelhealth.statistics.dense import is_dequantisable, step
 from pytest_modelhealth.tolerance import epsilon_of
 
@@ -159,3 +161,99 @@ def _values_difference(
             f"{name} differs in {count:,} of {x.numel():,} values: "
             f"{name}{at} is {y[place].item() + 0:.6g}, was {x[place].item() + 0:.6g}"
         )
+
+
+def fitted(distance: Tensor, found: Tensor, own: Tensor) -> Tensor:
+    """Return the steps of a weight in the shape of the reference's."""
+    if found.shape == own.shape:
+        return distance
+    if found.ndim == own.ndim == 2 and found.shape == own.shape[::-1]:
+        return distance.expand(found.shape).T
+    if found.numel() == own.numel():
+        return distance.expand(found.shape).reshape(own.shape)
+    return distance.max()
+
+
+def scale_of_folding(pair: Pair, reference: Mapping[str, nn.Module]) -> Tensor | None:
+    """Return what each output channel of a layer is multiplied by where a batch norm is folded in.
+
+    Args:
+        pair: the layer.
+        reference: the modules of the reference by name.
+    """
+    norm = _only_norm(_folded(pair, reference))
+    if norm is None:
+        return None
+    scale: Tensor = (norm.running_var.detach() + norm.eps).rsqrt()
+    return scale * norm.weight.detach() if norm.affine else scale
+
+
+def folded_parameters(
+    pair: Pair, reference: Mapping[str, nn.Module]
+) -> Mapping[str, Tensor] | None:
+    """Return the weight and bias that a layer has with a batch norm folded in.
+
+    Returns:
+        Nothing where what is folded in has no parameters; ``None`` where it is not known.
+    """
+    host: Any = reference.get(pair.reference or "")
+    norms = _folded(pair, reference)
+    if not norms:
+        return {}
+    norm, is_linear = _only_norm(norms), isinstance(host, nn.Linear)
+    if norm is None or not (is_linear or isinstance(host, nn.modules.conv._ConvNd)):
+        return None
+    mean, variance = norm.running_mean, norm.running_var
+    weight = norm.weight if norm.affine else torch.ones_like(mean)
+    bias = norm.bias if norm.affine else torch.zeros_like(mean)
+    args = host.weight, host.bias, mean, variance, norm.eps, weight, bias
+    with torch.no_grad():
+        if is_linear:
+            folded = fuse_linear_bn_weights(*args)
+        else:
+            folded = fuse_conv_bn_weights(*args, host.transposed)
+    return {name: one.detach() for name, one in zip(("weight", "bias"), folded, strict=True)}
+
+
+def _only_norm(folded: list[nn.Module]) -> Any:
+    """Return the one batch norm with statistics that is folded in, ``None`` for anything else."""
+    is_norm = len(folded) == 1 and isinstance(folded[0], _BatchNorm)
+    return folded[0] if is_norm and folded[0].running_var is not None else None
+
+
+def _folded(pair: Pair, reference: Mapping[str, nn.Module]) -> list[nn.Module]:
+    """Return the modules with parameters or buffers that are folded into a layer."""
+    if not isinstance(pair.reason, Fold) or pair.is_folded:
+        return []
+    modules = [reference[name] for name in pair.reason.layers if name in reference]
+    return [module for module in modules if module._parameters or module._buffers]
+
+
+def merged_layers(alignment: Alignment, changed: Mapping[str, Changed]) -> dict[str, list[str]]:
+    """Return the layers with other weights beside which layers with weights are no longer called.
+
+    What such a layer gives by itself is another thing than it was; what the module around gives is
+    what the two gave together.
+
+    Args:
+        alignment: which layer is which.
+        changed: the parameters and buffers of each layer of the reference whose values differ.
+
+    Returns:
+        The names of the layers that are no longer called, by that of the layer, in the reference.
+    """
+    layers = alignment.reference
+    idle = [
+        ours.name
+        for _, ours, theirs in alignment.aligned
+        if ours.parameters and ours.calls and not theirs.calls
+    ]
+    found = {}
+    for _, ours, _ in alignment.aligned:
+        around = ours.name.rpartition(".")[0]
+        if ours.name not in changed or not changed[ours.name].parameters or around not in layers:
+            continue
+        beside = [name for name in idle if around and is_inside(name, around)]
+        if beside and ours.name not in idle and layers[around].calls:
+            found[ours.name] = beside
+    return found

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 from torch.ao import quantization
 from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
+from torch.nn.utils import prune
 
 
 class Block(nn.Module):
@@ -76,7 +77,7 @@ def eager(net: Net, inputs: torch.Tensor) -> nn.Module:
 
 def torchao(net: Net, inputs: torch.Tensor) -> nn.Module:
     """Quantise the linear layers with tensors of torchao."""
-    library: Any = pytest.importorskip("torchao.quantization")
+    library: Any = import_module("torchao.quantization")
     made = copy.deepcopy(net)
     library.quantize_(made, library.Int8DynamicActivationInt8WeightConfig())
     return made
@@ -84,7 +85,7 @@ def torchao(net: Net, inputs: torch.Tensor) -> nn.Module:
 
 def pt2e(net: Net, inputs: torch.Tensor) -> nn.Module:
     """Export and quantise for inductor, calibrated on `inputs`."""
-    library: Any = pytest.importorskip("torchao.quantization.pt2e.quantize_pt2e")
+    library: Any = import_module("torchao.quantization.pt2e.quantize_pt2e")
     from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
     quantizer = x86.X86InductorQuantizer()
@@ -98,3 +99,40 @@ def pt2e(net: Net, inputs: torch.Tensor) -> nn.Module:
 WAYS: dict[str, Callable[[Net, torch.Tensor], nn.Module]] = {
     way.__name__: way for way in (dynamic, static, eager, torchao, pt2e)
 }
+
+
+def pruned() -> Net:
+    """Return a net with a quarter of the channels of a layer masked."""
+    net = fresh()
+    prune.ln_structured(net.conv2, "weight", amount=0.25, n=2, dim=0)
+    return net
+
+
+class Adapted(nn.Module):
+    """A linear layer with an adapter of rank two beside it, which may be merged."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+        self.down = nn.Linear(base.in_features, 2, bias=False)
+        self.up = nn.Linear(2, base.out_features, bias=False)
+        self.merged = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.base(x)
+        return out if self.merged else out + self.up(self.down(x))
+
+    def merge(self) -> nn.Linear:
+        with torch.no_grad():
+            self.base.weight += self.up.weight @ self.down.weight
+        self.merged = True
+        return self.base
+
+
+def adapted() -> Net:
+    """Return a frozen net with an adapter at one layer."""
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        net = fresh().requires_grad_(False)
+        net.block.fc = Adapted(net.block.fc)
+    return net

@@ -1,0 +1,231 @@
+"""Models written anew that compute the same: other axes, masks, merged and split layers."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+
+class Scored(nn.Module):
+    """Scores with a causal mask, a softmax, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.lowest, self.scale, self.shift = -math.inf, 1.0, 0.0
+        self.reentrant = False
+
+    def attend(self, x: Tensor) -> Tensor:
+        future = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        scores = self.scale * self.q(x) @ self.k(x).mT + self.shift
+        return torch.softmax(scores.masked_fill(future, self.lowest), -1) @ x
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.reentrant:
+            return self.head(checkpoint(self.attend, x, use_reentrant=True))
+        return self.head(self.attend(x))
+
+
+class Normed(nn.Module):
+    """A gain between a linear layer and a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.norm, self.head = nn.Linear(6, 8), nn.LayerNorm(8, eps=0.0), nn.Linear(8, 3)
+        self.gain, self.backward_gain = 1.0, 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.into(x)
+        scaled = self.gain * x + (self.backward_gain - 1) * (x - x.detach())
+        return self.head(self.norm(scaled))
+
+
+class Beside(nn.Module):
+    """A linear layer with a product of low rank beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(6, 8)
+        self.a, self.b = nn.Linear(6, 2, bias=False), nn.Linear(2, 8, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.b(self.a(x))
+
+
+class Conv1D(nn.Module):
+    """A linear layer that keeps its weight transposed, as GPT-2 does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(4, 12)), nn.Parameter(torch.randn(12))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight + self.bias
+
+
+class Thirds(nn.Module):
+    """The same as three linear layers."""
+
+    def __init__(self, whole: Conv1D) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(4, 4) for _ in range(3))
+        parts = zip(whole.weight.chunk(3, 1), whole.bias.chunk(3), strict=True)
+        for linear, (weight, bias) in zip(self.children(), parts, strict=True):
+            linear.weight.data, linear.bias.data = weight.data.T.clone(), bias.data.clone()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.q(x), self.k(x), self.v(x)], -1)
+
+
+class TwoTables(nn.Module):
+    """Two embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.user, self.item = nn.Embedding(5, 4), nn.Embedding(7, 4)
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(torch.cat([self.user(ids[:, 0]), self.item(ids[:, 1])], -1))
+
+
+class OneTable(nn.Module):
+    """The same with one, whose rows come one below the other."""
+
+    def __init__(self, model: TwoTables, offset: int) -> None:
+        super().__init__()
+        self.table, self.head, self.offset = nn.Embedding(12, 4), model.head, offset
+        self.table.weight.data = torch.cat([model.user.weight.data, model.item.weight.data])
+
+    def forward(self, ids: Tensor) -> Tensor:
+        both = self.table(torch.stack([ids[:, 0], ids[:, 1] + self.offset]))
+        return self.head(torch.cat([*both], -1))
+
+
+class Twice(nn.Module):
+    """Returns what its head reads as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head, self.stopped = nn.Linear(6, 6), nn.Linear(6, 3), False
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = torch.relu(self.body(x))
+        return self.head(hidden.detach() if self.stopped else hidden), hidden
+
+
+class Tagger(nn.Module):
+    """A recurrent layer over samples first, and a head on its last step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.lstm = nn.Linear(6, 5), nn.LSTM(5, 7, batch_first=True)
+        self.head = nn.Linear(7, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(self.into(x))[0][:, -1])
+
+
+class TimeFirst(Tagger):
+    """The same with steps before samples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(self.into(x).transpose(0, 1))[0][-1])
+
+
+class StepByStep(nn.Module):
+    """The same with a cell in a loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.cell, self.head = nn.Linear(6, 5), nn.LSTMCell(5, 7), nn.Linear(7, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = None
+        for step in self.into(x).unbind(1):
+            state = self.cell(step, state)
+        return self.head(state[0])
+
+
+def time_first(tagger: Tagger) -> nn.Module:
+    """Return the same model with steps before samples."""
+    made = TimeFirst()
+    made.load_state_dict(tagger.state_dict())
+    made.lstm.batch_first = False
+    return made
+
+
+def step_by_step(tagger: Tagger) -> nn.Module:
+    """Return the same model with a cell in a loop."""
+    made = StepByStep()
+    made.into, made.head = copy.deepcopy(tagger.into), copy.deepcopy(tagger.head)
+    state = tagger.lstm.state_dict().items()
+    made.cell.load_state_dict({key.removesuffix("_l0"): value for key, value in state})
+    return made
+
+
+class Attention(nn.Module):
+    """A block with projections that have no bias, whose names an optimisation loses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.out = nn.LayerNorm(8), nn.Linear(8, 8)
+        self.q, self.k, self.v = (nn.Linear(8, 8, bias=False) for _ in range(3))
+        self.mlp = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        x = x + self.out(F.scaled_dot_product_attention(self.q(h), self.k(h), self.v(h)))
+        return x + self.mlp(x)
+
+
+class Text(nn.Module):
+    """Blocks in a list, an encoder of torch's, a tied head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(12, 8)
+        self.blocks = nn.ModuleList([Attention() for _ in range(2)])
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(8, 12, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.encoder(x))
+
+
+class Several(nn.Module):
+    """Layers with several inputs and outputs of one shape, some of which nothing uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.one, self.two = nn.Linear(6, 6), Three(), Three()
+        self.rnn = nn.GRU(6, 6, batch_first=True)
+        self.scale = nn.Parameter(torch.randn(6, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b, c = self.one(x, self.embed(x), x + 1)
+        _, h = self.rnn(torch.stack([a, b, c], 1))
+        d, e, _ = self.two(h[0], c, a)
+        return F.linear(d + e, self.scale)
+
+
+class Three(nn.Module):
+    """Takes three tensors in another order than it uses them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y, z = self.first(b), self.second(c)
+        return a * 2, y + a, z
