@@ -17,6 +17,7 @@ from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, d
 from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.rendering.diagram import Diagram, diagram
 from pytest_modelhealth.rendering.json import plain
+from pytest_modelhealth.rendering.margins import margins
 from pytest_modelhealth.rendering.model_summary import summarised
 from pytest_modelhealth.rendering.places import called_at, defined_at
 from pytest_modelhealth.rendering.summary import headline, label
@@ -98,6 +99,16 @@ def _inspection(report: HealthReport) -> dict[str, Any]:
                 "reason": waiver.reason,
             }
             for found, waiver in judgement.waived
+        ],
+        "margins": [
+            {
+                **_where(report, near.violation.check, near.violation.layer),
+                "role": near.violation.role,
+                "value": float(near.violation.value),
+                **_fields(near, "limit", "setting", "used"),
+                "least": near.is_least,
+            }
+            for near in margins(report)
         ],
         "totals": {key: summary.totals[key] for key in TOTALS},
         "layers": layers,
