@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.colorbar import Colorbar
 from matplotlib.colors import Colormap, Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from pytest_modelhealth.rendering.figure import ALARM, INK, HealthFigure, drawable
 from pytest_modelhealth.rendering.notation import shorten
@@ -89,9 +89,13 @@ def step_edges(steps: npt.NDArray[np.int64]) -> Reals:
 
 
 def draw_heat(
-    axes: Axes, side: Axes, borders: Reals, values: Reals, colors: Colormap,
-    limits: tuple[float, float], form: FuncFormatter,
-) -> Colorbar:  # fmt: skip
+    axes: Axes,
+    side: Axes,
+    borders: Reals,
+    values: Reals,
+    colors: Colormap,
+    limits: tuple[float, float],
+) -> Colorbar:
     """Draw a row of cells for each of `values`, and return the scale of the colours beside it."""
     rows = np.arange(len(values) + 1) - 0.5
     mesh = axes.pcolormesh(
@@ -102,7 +106,6 @@ def draw_heat(
     bar = axes.figure.colorbar(mesh, cax=side, extend="neither")
     bar.outline.set_visible(False)
     bar.ax.tick_params(colors=INK, labelsize=8, length=2)
-    bar.ax.yaxis.set_major_formatter(form)
     return bar
 
 

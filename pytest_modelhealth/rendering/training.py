@@ -74,7 +74,8 @@ def plot_training(
     listed = sorted_events(events)
     maps = [_fold(each) for each in (_gradients(history), _dead(history), _updates(history))]
     drawn = [each for each in maps if each.names or not each.is_log]
-    heights = [1.1, *(_height(each) for each in drawn)]
+    heights = [1.1]
+    heights += [min(_MOST, max(_LEAST, _ROW * len(m.names))) if m.names else 0.1 for m in drawn]
     name = shorten(drawable(history.model_type), NAME_WIDTH)
     figure, panels, sides = new_timeline(history, f"training of {name}", heights)
     _draw_loss(panels[0], history)
@@ -94,10 +95,6 @@ def plot_training(
         panels[-1].set_xlabel(f"step; a column is {every} watched steps, the worst shown")
     draw_events(figure, panels, listed)
     return figure
-
-
-def _height(each: _Map) -> float:
-    return min(_MOST, max(_LEAST, _ROW * len(each.names))) if each.names else 0.1
 
 
 def _draw_loss(axes: Axes, history: History) -> None:
@@ -285,9 +282,15 @@ def _fold(given: _Map) -> _Map:
             values[row, column] = given.values[block].flat[worst]
             badness[row, column] = given.badness[block].flat[worst]
             bad[row, column] = given.bad[block].any()
+    names = (
+        given.names[first]
+        if not others
+        else f"{layer_label(keys[first])} ({plural(1 + len(others), 'layer')})"
+        for first, *others in groups
+    )
     return replace(
         given,
-        names=tuple(_group_name(keys[group[0]], group, given) for group in groups),
+        names=tuple(names),
         members=tuple(tuple(given.members[row][0] for row in group) for group in groups),
         values=values, bad=bad, badness=badness, every=every,
     )  # fmt: skip
@@ -306,12 +309,6 @@ def _row_keys(layers: Sequence[str]) -> list[str]:
     return keys
 
 
-def _group_name(key: str, group: Sequence[int], given: _Map) -> str:
-    if len(group) == 1:
-        return given.names[group[0]]
-    return f"{layer_label(key)} ({plural(len(group), 'layer')})"
-
-
 # Drawing.
 
 
@@ -326,19 +323,18 @@ def _draw(axes: Axes, side: Axes, each: _Map, edges: Reals) -> None:
     coded = np.where(np.isneginf(values), low - beyond, values)
     coded = np.where(each.bad, high + beyond, coded)
     borders = np.append(edges[:-1][:: each.every], edges[-1])
-    form = FuncFormatter(_power_of_ten if each.is_log else lambda part, _: f"{part:.0%}")
-    bar = draw_heat(axes, side, borders, coded, each.colors, (low, high), form)
+    bar = draw_heat(axes, side, borders, coded, each.colors, (low, high))
     axes.set_ylim(len(each.names) - 0.5, -0.5)
     set_subtitle(axes, each.title)
     _key(axes, each)
+    bar.formatter = FuncFormatter(lambda part, _: f"{part:.0%}")
     if each.is_log:
-        bar.ax.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
+        bar.locator = MaxNLocator(nbins=6, steps=[1, 2, 5, 10])
+        bar.formatter = FuncFormatter(
+            lambda power, _: f"1e{power:.0f}" if power == round(power) else number(10.0**power)
+        )
     for limit in each.band or ():
         bar.ax.axhline(math.log10(limit), color=INK, linewidth=1.2)
-
-
-def _power_of_ten(power: float, _: object) -> str:
-    return f"1e{power:.0f}" if power == round(power) else number(10.0**power)
 
 
 def _key(axes: Axes, each: _Map) -> None:
@@ -372,9 +368,8 @@ def _name_rows(axes: Axes, each: _Map, height: float, marked: set[str]) -> None:
     step = max(1, math.ceil(rows * _NAME / height))
     groups = [range(start, min(start + step, rows)) for start in range(0, rows, step)]
     named = [max(group, key=lambda row: (is_marked[row], bool(wrong[row]))) for group in groups]
-    after = [*named[1:], named[-1] + rows]
-    least = max(1, step // 2) if step > 1 else 0  # rows between two names
-    named = [row for row, other in zip(named, after, strict=True) if other - row >= least]
+    after = [*named[1:], named[-1] + rows]  # a name near the next one would overlap it
+    named = [row for row, other in zip(named, after, strict=True) if other - row >= step // 2]
     names = [abbreviate(drawable(each.names[row]), NAME_WIDTH) for row in named]
     axes.set_yticks(named, labels=names, parse_math=False, fontsize=7.5)
     for row, label in zip(named, axes.get_yticklabels(), strict=True):
@@ -389,10 +384,8 @@ def _ring(axes: Axes, each: _Map, events: Sequence[Event]) -> None:
         for row, members in enumerate(each.members)
         if event.layer in members
     ]
-    if at:
-        steps, rows = zip(*at, strict=True)
-        for color, width in (("white", 3.2), (ALARM, 1.6)):
-            axes.plot(
-                steps, rows, "o", markerfacecolor="none", markeredgecolor=color,
-                markeredgewidth=width, markersize=8, clip_on=False, zorder=4,
-            )  # fmt: skip
+    for color, width in (("white", 3.2), (ALARM, 1.6)) if at else ():
+        axes.plot(
+            *zip(*at, strict=True), "o", markerfacecolor="none", markeredgecolor=color,
+            markeredgewidth=width, markersize=8, clip_on=False, zorder=4,
+        )  # fmt: skip

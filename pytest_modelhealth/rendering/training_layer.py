@@ -90,7 +90,9 @@ def plot_layer(history: History, layer: str, events: Iterable[tuple[int, str, st
         part[has_bad_values] = math.nan
     values[_PARTS] = {n: part for n, part in values[_PARTS].items() if (part > 0).any()}
     for lines in values.values():
-        lines |= {name: _drawable(line) for name, line in lines.items()}
+        for name, line in lines.items():  # none so large that matplotlib would overflow
+            usual = np.clip(line, -_LARGEST, _LARGEST)
+            lines[name] = np.where(np.isfinite(line), usual, math.nan)
     is_bad = nonfinite(history)[:, history.layers.index(layer)]
     for line in (values[_GRADIENT] | values[_SCALE]).values():
         line[is_bad & (line == 0)] = math.nan  # of no finite value
@@ -99,7 +101,9 @@ def plot_layer(history: History, layer: str, events: Iterable[tuple[int, str, st
         for panel, lines in values.items()
         if any(np.isfinite(line).any() for line in lines.values())
     ]
-    spread = _histograms(history, layer)
+    roles = BINNED if history.has_histograms else ()
+    kept = {role: history.histograms(layer, role) for role in roles}
+    spread = {role: seen for role, seen in kept.items() if np.isfinite(seen).any()}
     heights = [_LINE] * len(drawn) + [_HISTOGRAM] * len(spread)
     name = shorten(drawable(history.model_type), NAME_WIDTH)
     title = f"{drawable(layer_label(layer))} in the training of {name}"
@@ -121,11 +125,6 @@ def plot_layer(history: History, layer: str, events: Iterable[tuple[int, str, st
         set_subtitle(panels[0], f"{said[0]}\n\n{panels[0].get_title(loc='left')}")
     draw_events(figure, panels, [event for event in sorted_events(events) if event.layer == layer])
     return figure
-
-
-def _drawable(line: Reals) -> Reals:
-    """Return the finite values, none so large that matplotlib would overflow."""
-    return np.where(np.isfinite(line), np.clip(line, -_LARGEST, _LARGEST), math.nan)
 
 
 def _draw(axes: Axes, history: History, panel: str, values: dict[str, Reals]) -> None:
@@ -186,13 +185,6 @@ def _compress(axes: Axes, mean: Reals, std: Reals) -> None:
         axes.set_yticks([0.0, *(sign * 10.0 ** math.floor(power) for sign in (-1, 1))])
 
 
-def _histograms(history: History, layer: str) -> dict[str, Fractions]:
-    if not history.has_histograms:
-        return {}
-    kept = {role: history.histograms(layer, role) for role in BINNED}
-    return {role: seen for role, seen in kept.items() if np.isfinite(seen).any()}
-
-
 def _draw_histograms(
     axes: Axes, side: Axes, history: History, role: str, fractions: Fractions
 ) -> None:
@@ -205,31 +197,25 @@ def _draw_histograms(
     shown = fractions[:, keep].T.astype(float)
     with np.errstate(divide="ignore"):
         powers = np.maximum(np.log10(shown), _SMALLEST - 1)
-    form = FuncFormatter(lambda power, _: f"{100 * 10.0**power:g}%")
-    limits = (_SMALLEST, 0)
-    bar = draw_heat(axes, side, step_edges(history.steps), powers, _COLORS, limits, form)
-    bar.set_ticks(list(range(_SMALLEST, 1)))
+    edges = step_edges(history.steps)
+    bar = draw_heat(axes, side, edges, powers, _COLORS, (_SMALLEST, 0))
+    ticks = range(_SMALLEST, 1)
+    bar.set_ticks(list(ticks), labels=[f"{100 * 10.0**power:g}%" for power in ticks])
     axes.set_ylim(-0.5, len(keep) - 0.5)
     set_subtitle(axes, f"{role}: which part of the values, by sign and power of four")
-    borders = _borders(keep, middle)
+    powers_of_two = np.log2(EDGES).astype(int)
+    borders = [  # the outer ones of bins, and the value there
+        (
+            place + (0.5 if number > middle else -0.5),
+            "-" * (number < middle) + power_of_two(int(powers_of_two[abs(number - middle)])),
+        )
+        for place, number in enumerate(keep)
+        if number != middle
+    ]
     step = max(1, math.ceil(len(borders) / 9))
-    ticks = dict(borders[::-step])
+    named = dict(borders[::-step])
     if middle in keep:
-        ticks = {
-            y: text for y, text in ticks.items() if abs(y - keep.index(middle)) > len(keep) / 18
-        }
-        ticks[keep.index(middle)] = "0"
-    axes.set_yticks(list(ticks), labels=list(ticks.values()), fontsize=8)
-
-
-def _borders(keep: list[int], middle: int) -> list[tuple[float, str]]:
-    """Return where outer borders of bins stand on the axis, and the value there."""
-    powers = np.log2(EDGES).astype(int)
-    made = []
-    for place, bin_ in enumerate(keep):
-        distance = abs(bin_ - middle)
-        if distance:
-            sign = "" if bin_ > middle else "-"
-            at = place + 0.5 if bin_ > middle else place - 0.5
-            made.append((at, sign + power_of_two(int(powers[distance]))))
-    return made
+        zero = keep.index(middle)
+        named = {y: text for y, text in named.items() if abs(y - zero) > len(keep) / 18}
+        named[zero] = "0"
+    axes.set_yticks(list(named), labels=list(named.values()), fontsize=8)
