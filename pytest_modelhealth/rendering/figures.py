@@ -1,19 +1,16 @@
-"""The figures of a report, a comparison and a training: the charts of the page, in matplotlib."""
+"""The figures of a report and a comparison: the charts of the page, in matplotlib."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from pytest_modelhealth.comparison.comparison import Comparison
 from pytest_modelhealth.errors import InspectionError, LayerNotFoundError, suggest_layer
 from pytest_modelhealth.removal.result import RemovableUnits
 from pytest_modelhealth.rendering.charts import flow as flow_chart
-from pytest_modelhealth.rendering.charts.course import course
 from pytest_modelhealth.rendering.charts.rows import depth, errors
 from pytest_modelhealth.rendering.charts.values import histogram, histograms, units
 from pytest_modelhealth.rendering.diagram import NO_FLOW
@@ -21,10 +18,8 @@ from pytest_modelhealth.rendering.evidence import culprit_and_predecessor
 from pytest_modelhealth.rendering.figure import figure_of
 from pytest_modelhealth.rendering.json import plain
 from pytest_modelhealth.rendering.notation import number, percent, plural, printable, shape
-from pytest_modelhealth.rendering.progress import headline, layer_label, remarks, shown
 from pytest_modelhealth.rendering.recorded import (
     comparison_data,
-    course_data,
     findings_data,
     flow_data,
     tensor_data,
@@ -34,11 +29,8 @@ from pytest_modelhealth.rendering.removable import line
 from pytest_modelhealth.rendering.summary import label
 from pytest_modelhealth.report import HealthReport, LayerRecord
 from pytest_modelhealth.statistics import TensorStatistics
-from pytest_modelhealth.training.monitoring.history import History
-from pytest_modelhealth.training.monitoring.row import BINNED, Event
 
 FLOWING = ("activations", "gradients", "parameter_gradients")
-MOST_STEPS = 1024
 MOST_ALARMS = 4
 """Findings that are written above a figure."""
 
@@ -196,73 +188,6 @@ def plot_errors(comparison: Comparison) -> Figure:
     verdict = "equivalent" if comparison.equivalent else "not equivalent"
     title = f"{verdict}: {comparison.reference} and {comparison.candidate}"
     return figure_of(errors(plain(comparison_data(comparison)), ""), title)
-
-
-OF_LAYER = (
-    "activation_mean",
-    "activation_std",
-    "activation_abs_max",
-    "dead_fraction",
-    "zero_fraction",
-    "gradient_norm",
-    "parameter_gradient_norm",
-    "update_ratio",
-)
-
-
-def plot_training(
-    history: History, events: Iterable[tuple[int, str, str]] = (), worst: Event | None = None
-) -> Figure:
-    """Return a figure of a training: the loss, and each statistic of its layers, over steps.
-
-    Of many layers, a band spans from the least to the greatest. Those that an event names have a
-    line of their own, and a name; without events, those that end highest and lowest.
-
-    Args:
-        history: the watched steps; there is at least one.
-        events: what went wrong, each a step, a layer and a text: a line through all panels, a
-            number beside it, the text below.
-        worst: the gravest of them, for the line at the top; ``None`` looks at the latest step.
-    """
-    listed = sorted(events, key=lambda event: event[0])
-    names = [n for n, is_shown in zip(history.layers, shown(history), strict=True) if is_shown]
-    data = course_data(history, names, most_steps=MOST_STEPS) | {
-        "events": [tuple(event) for event in listed]
-    }
-    said = headline(history, worst).partition(": ")[2]
-    return figure_of(course(plain(data), ""), f"training of {history.model_type}", [said])
-
-
-def plot_layer(history: History, layer: str, events: Iterable[tuple[int, str, str]] = ()) -> Figure:
-    """Return a figure of one layer through time; only panels that have something to show.
-
-    Histograms, where they were kept, are columns: the darker a bin, the more of the values are in
-    it.
-
-    Args:
-        history: the watched steps; there is at least one.
-        layer: the layer's name.
-        events: what went wrong, each a step, a layer and a text; those of this layer are marked.
-
-    Raises:
-        LayerNotFoundError: there is no such layer.
-    """
-    listed = sorted((e for e in events if e[1] == layer), key=lambda event: event[0])
-    data = course_data(history, [layer], OF_LAYER, MOST_STEPS) | {
-        "events": [tuple(e) for e in listed]
-    }
-    if history.has_histograms:
-        places = [history.steps.tolist().index(step) for step in data["steps"]]
-        kept = {role: history.histograms(layer, role)[places] for role in BINNED}
-        known = {
-            role: np.nan_to_num(bins).tolist() for role, bins in kept.items() if (bins > 0).any()
-        }
-        data["spread"] = known
-    said = [f"{r.text} since step {r.since}" for r in remarks(history) if r.layer == layer]
-    if not any(np.isfinite(history[layer, name]).any() for name in OF_LAYER):
-        said = ["nothing finite was seen of this layer"]
-    title = f"{layer_label(layer)} in the training of {history.model_type}"
-    return figure_of(course(plain(data), ""), title, said)
 
 
 def plot_removable(result: RemovableUnits) -> Figure:

@@ -6,7 +6,7 @@ Charts are drawn of the same data, on the page of a run as in a figure.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, d
 from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.rendering.diagram import Diagram, diagram
 from pytest_modelhealth.rendering.json import plain
+from pytest_modelhealth.rendering.margins import margins
 from pytest_modelhealth.rendering.model_summary import summarised
 from pytest_modelhealth.rendering.places import called_at, defined_at
 from pytest_modelhealth.rendering.summary import headline, label
@@ -98,6 +99,16 @@ def _inspection(report: HealthReport) -> dict[str, Any]:
                 "reason": waiver.reason,
             }
             for found, waiver in judgement.waived
+        ],
+        "margins": [
+            {
+                **_where(report, near.violation.check, near.violation.layer),
+                "role": near.violation.role,
+                "value": float(near.violation.value),
+                **_fields(near, "limit", "setting", "used"),
+                "least": near.is_least,
+            }
+            for near in margins(report)
         ],
         "totals": {key: summary.totals[key] for key in TOTALS},
         "layers": layers,
@@ -283,24 +294,14 @@ def _course(report: HealthReport) -> dict[str, Any] | None:
     judgement = report._judgement
     accused = [found.layer for found in (*judgement.violations, *judgement.warned)]
     names = list(dict.fromkeys((*(n for n in accused if n in history.layers), *history.layers)))
-    return course_data(history, names[:MOST_LAYERS])
-
-
-def course_data(
-    history: History,
-    names: Iterable[str],
-    statistics: Collection[str] = SHOWN,
-    most_steps: int = MOST_STEPS,
-) -> dict[str, Any]:
-    """Return statistics of these layers: of many steps, at evenly spaced ones and the last."""
-    every = -(-len(history) // most_steps)
+    every = -(-len(history) // MOST_STEPS)
     taken = sorted({*range(0, len(history), every), len(history) - 1})
     return {
         "steps": history.steps[taken].tolist(),
         "loss": history.loss[taken].tolist(),
         "layers": {
-            name: {statistic: _values(history, name, statistic, taken) for statistic in statistics}
-            for name in names
+            name: {statistic: _values(history, name, statistic, taken) for statistic in SHOWN}
+            for name in names[:MOST_LAYERS]
         },
     }
 

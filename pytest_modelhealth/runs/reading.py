@@ -135,6 +135,15 @@ _FINDING = {
     "affected": Optional([str]),
     "consequences": Optional([_each("check layer", str)]),
 }
+_MARGIN = {
+    "check": str,
+    "layer": str,
+    "label": str,
+    "value": OPTIONAL_NUMBER,
+    "limit": OPTIONAL_NUMBER,
+    "used": OPTIONAL_NUMBER,
+    "setting": Optional(str),
+}
 _FLOW = {"edges": [list], "way": [str]}
 _COURSE = {"steps": [int], "loss": [OPTIONAL_NUMBER], "layers": Named(Named([OPTIONAL_NUMBER]))}
 _COMPARED_TENSOR = {
@@ -159,6 +168,7 @@ _KINDS: dict[str, dict[str, Any]] = {
         **_each("violations warnings", [_FINDING]),
         "inconclusive": [_each("check layer label reason", str)],
         "waived": [{**_FINDING, "reason": str}],
+        "margins": [_MARGIN],
         "totals": Named(OPTIONAL_NUMBER),
         "layers": [_LAYER],
         "flow": Optional(Nullable(_FLOW)),

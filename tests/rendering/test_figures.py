@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
-import pickle
 import warnings
 
 import numpy as np
@@ -19,9 +17,8 @@ from pytest_modelhealth.errors import InspectionError, LayerNotFoundError
 from pytest_modelhealth.rendering.charts.svg import STYLE
 from pytest_modelhealth.rendering.figure import figure_of, path_of
 from pytest_modelhealth.rendering.figures import figures
-from pytest_modelhealth.training.monitoring.row import Event
 from tests.builders import layer, observation
-from tests.rendering import histories, reports
+from tests.rendering import reports
 
 
 def png(figure: Figure) -> bytes:
@@ -175,94 +172,3 @@ def test_every_report_gives_the_figures_it_can_without_a_warning(case) -> None:
         assert all(png(figure).startswith(b"\x89PNG") for figure in made.values())
     unhealthy = bool(report.violations) and case is not reports.absent_culprit
     assert ("culprit" in made) == unhealthy
-
-
-# A training
-
-
-def test_a_reader_sees_which_layer_died_when() -> None:
-    """The line at the top says it; events are numbered, written out and name their layers."""
-    assert "worst: relu: all units dead since step 12" in said(histories.dying().plot())
-    events = [(30, "fc2", "later"), Event(12, "relu", "all units dead"), (12, "fc1", "no gradient")]
-    drawn = texts(histories.dying().plot(events=events))
-    assert "1  step 12, relu: all units dead" in drawn
-    assert "3  step 30, fc2: later" in drawn
-    assert {"1", "2", "3", "relu", "fc1"} <= set(drawn)
-    assert {"dead fraction", "update ratio", "parameter gradient norm"} <= set(drawn)
-    many = texts(histories.dying().plot(events=[(12, "relu", f"event {i}") for i in range(30)]))
-    assert "and 22 more" in many
-
-
-def test_a_loss_that_is_no_number_is_said() -> None:
-    """From which step on; where no loss was given the panel says so."""
-    assert "NaN or inf from step 15" in texts(histories.exploding().plot())
-    assert "no finite loss was given to step_end()" in texts(histories.without_loss().plot())
-
-
-def test_one_bad_cell_of_half_a_million_is_drawn() -> None:
-    """A band spans from the least to the greatest of all layers, in every step."""
-    history = histories.large()
-    figure = history.plot()
-    assert "600 layers" in texts(figure)
-    (bad,) = history.steps[(history["dead_fraction"] > 0.5).any(axis=1)]
-    right = max(patch.get_path().vertices[:, 0].max() for patch in figure.axes[0].patches)
-    assert 0 < bad / history.steps[-1] < right
-    title = next(t for t in figure.axes[0].texts if t.get_text() == "dead fraction")
-    top = title.get_position()[1]
-    spikes = [
-        patch
-        for patch in figure.axes[0].patches
-        if isinstance(patch, PathPatch)
-        and len(patch.get_path()) > 500
-        and np.ptp(patch.get_path().vertices[:, 1]) > 50
-        and patch.get_path().vertices[:, 1].min() > top
-    ]
-    assert spikes
-
-
-@pytest.mark.parametrize("case", histories.CASES, ids=lambda case: case.__name__)
-def test_every_history_is_shown_without_a_warning(case) -> None:
-    """One step, no loss, nothing seen, hostile names: all figures, twice the same."""
-    made = case()
-    before = pickle.dumps(made)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        first = png(made.plot())
-        assert first.startswith(b"\x89PNG")
-        if case is not histories.large:
-            assert png(made.plot()) == first
-        for each in made.layers[1:2]:
-            assert png(made.plot_layer(each)).startswith(b"\x89PNG")
-    assert pickle.dumps(made) == before
-
-
-def test_a_layer_through_time() -> None:
-    """Only panels with something to show, the finding at the top, events of this layer alone."""
-    made = histories.dying()
-    shown = said(made.plot_layer("relu", events=[(12, "relu", "dead"), (12, "fc1", "mute")]))
-    assert "all units dead since step 12" in shown
-    assert "1  step 12, relu: dead" in shown
-    assert "mute" not in shown
-    assert "update ratio" not in shown
-    assert "update ratio" in said(made.plot_layer("fc2"))
-    with pytest.raises(LayerNotFoundError, match="did you mean 'fc1'"):
-        made.plot_layer("fc_1")
-
-
-def test_histograms_are_columns() -> None:
-    """Three filled bins of the kept ones, in each step; without histograms there are none."""
-    figure = histories.with_histograms().plot_layer("fc1")
-    assert "activations: which part of the values" in said(figure)
-    cells = [p.get_path() for p in figure.axes[0].patches if isinstance(p, PathPatch)]
-    filled = [len(path) for path in cells if len(path) and not len(path) % (5 * 20)]
-    assert sum(filled) == 2 * 3 * 20 * 5
-    assert not math.isnan(cells[0].vertices.max())
-    assert "which part" not in said(histories.healthy().plot_layer("fc1"))
-
-
-def test_what_cannot_be_drawn_is_refused() -> None:
-    """No step yet, and a path that is none."""
-    with pytest.raises(InspectionError, match="no step was watched yet"):
-        histories.history(("a",), range(0)).plot()
-    with pytest.raises(InspectionError, match="path of a file"):
-        histories.healthy().plot(3)

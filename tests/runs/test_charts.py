@@ -19,6 +19,7 @@ from pytest_modelhealth.rendering.charts.flow import flow
 from pytest_modelhealth.rendering.charts.rows import depth, errors
 from pytest_modelhealth.rendering.charts.svg import link_to
 from pytest_modelhealth.rendering.charts.values import drift, histogram
+from pytest_modelhealth.runs.page.panels import MOST_MARGINS
 from pytest_modelhealth.runs.page.panels import drawn as drawn_of
 from tests.runs.charted import (
     DENSE,
@@ -441,7 +442,7 @@ def test_drift() -> None:
     assert "1 tensor drifted; first fc activations: std 1 → 2" in finding(svg)
 
 
-# Training
+# Training and margins
 
 
 def test_course() -> None:
@@ -468,6 +469,25 @@ def test_course() -> None:
     assert "loss falls from 2 at step 0 to 1; NaN or infinity from step 30" in finding(svg)
     norms = of_class(of_class(svg, "panel", "statistic")[0], "line")
     assert [path.get("d", "").count("M") for path in norms] == [2, 2, 2]
+
+
+def test_margins() -> None:
+    """Bars are as long as the part of the limit that is used; what is over it stands out."""
+    given = [(9.6, 0.8, 12.0), (1e-8, 1.1e-8, 1.1), (0.72, 0.8, 0.9), (0.31, 0.8, 0.3875)]
+    given += [(3e-5, 1e-6, 0.033), (0.0, None, None)]
+    margins = [
+        {"check": "dead_units", "layer": f"l{i}", "label": f"l{i}", "setting": "max"}
+        | {"value": value, "limit": limit, "used": used, "least": limit in (1.1e-8, 1e-6)}
+        for i, (value, limit, used) in enumerate(given)
+    ]
+    table = panel({"margins": [{}] * MOST_MARGINS + margins}, "Other limits")
+    bars = [float(bar.get("style", "")[4:-1]) for bar in of_class(table, "bar")]
+    assert bars == [100, 100, 90, 38.8, 3.3, 0]
+    assert len(of_class(table, "bad")) == 2
+    assert ["".join(cell.itertext()) for cell in of_class(table, "n")[1:]] == [
+        "9.6 of 0.8", "1e-8 of at least 1.1e-8", "0.72 of 0.8", "0.31 of 0.8",
+        "3e-5 of at least 1e-6", "0 of NaN",
+    ]  # fmt: skip
 
 
 # All of them

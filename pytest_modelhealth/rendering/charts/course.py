@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from markupsafe import Markup
 
 from pytest_modelhealth.rendering.charts import svg
-from pytest_modelhealth.rendering.notation import plural, power_of_two, shorten
-from pytest_modelhealth.training.monitoring.row import LOWEST, WIDTH
+from pytest_modelhealth.rendering.notation import plural
 
 _LOSS, _SMALL, _GAP, _ABOVE, _BELOW, _LEFT, _LABEL = 120, 96, 26, 24, 24, 44, 96
 _LOG_FROM = 30
@@ -21,9 +19,6 @@ _LOG_FROM = 30
 
 _MOST_LINES = 12
 """Of more layers, the band from the least to the greatest is drawn."""
-
-_MOST_EVENTS = 8
-"""Events that are written out."""
 
 _Line = tuple[str, Sequence["float | None"]]
 
@@ -37,11 +32,7 @@ class _Frame:
 
 
 def course(found: Mapping[str, Any], anchor: str) -> Markup:
-    """Return the loss of a training, and each statistic of its layers, over steps.
-
-    In a figure `found` has two parts more: ``events``, each a step, a layer and a text, which are
-    marked in all panels, and ``spread``, which part of a layer's values was in which bin.
-    """
+    """Return the loss of a training, and each statistic of its layers, over steps."""
     steps, loss = found["steps"], found["loss"]
     if not steps:
         return svg.nothing("course", "No step was recorded.")
@@ -50,36 +41,19 @@ def course(found: Mapping[str, Any], anchor: str) -> Markup:
         for statistic, values in statistics.items():
             if any(map(svg.finite, values)):
                 by_statistic[statistic].append((name, values))
-    events = found.get("events", ())
     top = _ABOVE + _LOSS + _BELOW
     row = _ABOVE + _SMALL + _BELOW
     marks: list[str] = []
     frame = _Frame(0, 0, svg.WIDTH, _LOSS)
-    body = [_over_steps("loss", frame, steps, [("", loss)], marks, None, events)]
+    body = [_over_steps("loss", frame, steps, [("", loss)], marks, None)]
     width = (svg.WIDTH - _GAP) / 2
     for index, (statistic, lines) in enumerate(by_statistic.items()):
         frame = _Frame(index % 2 * (width + _GAP), top + index // 2 * row, width, _SMALL)
-        body.append(_over_steps(svg.words(statistic), frame, steps, lines, marks, anchor, events))
+        body.append(_over_steps(svg.words(statistic), frame, steps, lines, marks, anchor))
     height = top + math.ceil(len(by_statistic) / 2) * row
-    for role, parts in found.get("spread", {}).items():
-        body.append(_spread(role, _Frame(0, height, svg.WIDTH, 2 * _SMALL), steps, parts))
-        height += _ABOVE + 2 * _SMALL + _BELOW
-    texts = [
-        f"{n}  step {step}, {name or 'model'}: {what}"
-        for n, (step, name, what) in _numbered(events)
-    ]
-    texts[_MOST_EVENTS:] = [f"and {len(events) - _MOST_EVENTS} more"] * (len(texts) > _MOST_EVENTS)
-    body += [
-        svg.write(0, height + 15 * n, shorten(each, 120), "alarm") for n, each in _numbered(texts)
-    ]
-    height += 15 * len(texts) + 8 * bool(texts)
     return svg.chart(
         "course", (svg.WIDTH, height), _course_told(steps, loss), "".join(body), "".join(marks)
     )
-
-
-def _numbered(items: Sequence[Any]) -> list[tuple[int, Any]]:
-    return list(enumerate(items, start=1))
 
 
 def _over_steps(
@@ -89,7 +63,6 @@ def _over_steps(
     lines: Sequence[_Line],
     marks: list[str],
     anchor: str | None,
-    events: Sequence[tuple[int, str, str]],
 ) -> str:
     """Return a panel of one statistic; `anchor` is ``None`` for the loss."""
     top, bottom = frame.y + _ABOVE, frame.y + _ABOVE + frame.height
@@ -112,11 +85,7 @@ def _over_steps(
     ended = sorted(
         (_last(own), at) for at, (_, own) in enumerate(lines) if any(map(svg.finite, own))
     )
-    accused = {layer for _, layer, _ in events}
-    of_events = [item for item in ended if lines[item[1]][0] in accused]
-    # those that an event names, else those that end highest and lowest
-    first = [*of_events[-1:], *of_events[:1], *ended[-1:], *ended[:1]]
-    chosen = list(dict.fromkeys(at for _, at in first))[:2]
+    chosen = list(dict.fromkeys(at for _, at in (*ended[-1:], *ended[:1])))
     named = [lines[at] for at in chosen]
     if len(lines) > _MOST_LINES:
         parts.append(_band(steps, lines, place))
@@ -126,19 +95,12 @@ def _over_steps(
     for (_, values), style in zip(named, ("first", "second"), strict=False):
         parts.append(_line(steps, values, place, f"line chosen {style}"))
     if anchor is not None and len(lines) > 1:
-        parts.append(_line_names(named, place, right, marks, anchor, accused))
-    parts += [
-        svg.path(f"M{svg.plain(across.at(step))} {svg.plain(top)}V{svg.plain(bottom)}", "event")
-        for step in {min(max(step, steps[0]), steps[-1]): None for step, _, _ in events}
-    ]
+        parts.append(_line_names(named, place, right, marks, anchor))
     if anchor is None and not known:
         parts.append(
             svg.write(left + 8, top + 40, "no finite loss was given to step_end()", "quiet")
         )
     bad = _first_bad(steps, lines[0][1]) if anchor is None and known else None
-    for number, (step, _, _) in _numbered(events[:_MOST_EVENTS]) if anchor is None else ():
-        x = across.at(min(max(step, steps[0]), steps[-1]))
-        parts.append(svg.write(x + 3 + 8 * ((number - 1) % 4), bottom - 4, number, "alarm small"))
     if bad is not None:
         x = across.at(bad)
         is_late = x > svg.WIDTH - 160
@@ -206,7 +168,6 @@ def _line_names(
     right: float,
     marks: list[str],
     anchor: str,
-    accused: Collection[str],
 ) -> str:
     """Return the names of lines at their ends, apart from each other."""
     parts, above = [], -math.inf
@@ -217,8 +178,8 @@ def _line_names(
     for y, style, name, end in sorted(ends):
         above = max(y + 3.5, above + 12.5)
         label = name or "model"
-        kind = "alarm" if name in accused else f"coloured {style}"
-        parts.append(svg.write(right + 5, above, svg.fitted(label, 14), f"small {kind}"))
+        text = svg.fitted(label, 14)
+        parts.append(svg.write(right + 5, above, text, f"small coloured {style}"))
         shape = svg.area(right + 2, above - 10, _LABEL - 4, 13)
         marks.append(
             svg.mark(f"{label}: ends at {svg.brief(end)}", shape, svg.link_to(anchor, name))
@@ -247,42 +208,3 @@ def _course_told(steps: Sequence[int], loss: Sequence[float | None]) -> str:
     bad = _first_bad(steps, loss)
     end = f" at step {steps[-1]}" if bad is None else f"; NaN or infinity from step {bad}"
     return f"loss {verb} from {svg.brief(first)} at step {steps[0]} to {svg.brief(last)}{end}"
-
-
-def _spread(
-    role: str, frame: _Frame, steps: Sequence[int], columns: Sequence[Sequence[float]]
-) -> str:
-    """Return a column of bins for each step, the darker the larger the part of the values.
-
-    Bins are those of a monitor: a sign and a power of four each, the zeros between.
-    """
-    middle = len(columns[0]) // 2
-    filled = [n for n in range(2 * middle + 1) if any(column[n] > 0 for column in columns)]
-    inner = min((abs(n - middle) for n in filled if n != middle), default=1)
-    bins = range(filled[0], filled[-1] + 1)
-    kept = [n for n in bins if n == middle or abs(n - middle) >= inner][::-1]
-    top, left, right = frame.y + _ABOVE, frame.x + _LEFT, frame.x + frame.width - 8
-    pitch = frame.height / len(kept)
-    across = svg.linear_scale(steps, left + 3, right - 3, 8)
-    places = [across.at(step) for step in steps]
-    borders = [left, *((a + b) / 2 for a, b in pairwise(places)), right]
-    cells: dict[int, list[str]] = defaultdict(list)
-    for (start, end), column in zip(pairwise(borders), columns, strict=True):
-        for row, number in enumerate(kept):
-            if column[number] > 0:
-                y, height = svg.plain(top + row * pitch), svg.plain(pitch)
-                cell = f"M{svg.plain(start)} {y}H{svg.plain(end)}v{height}H{svg.plain(start)}z"
-                cells[min(3, int(-math.log10(column[number])))].append(cell)
-    parts = [svg.path("".join(drawn), f"part part-{level}") for level, drawn in cells.items()]
-    parts += _grid(svg.Scale(lambda y: y, []), across, frame, right, 1)
-    for row in range(0, len(kept), max(1, math.ceil(len(kept) / 12))):
-        distance = abs(kept[row] - middle)
-        power = power_of_two(LOWEST + WIDTH * (distance - 1)) if distance else "0"
-        text = f"{'-' * (kept[row] < middle)}{power}"
-        parts.append(svg.write(left - 5, top + (row + 0.5) * pitch + 3.5, text, "quiet small end"))
-    title = (
-        f"{role}: which part of the values, by sign and power of four: all, a tenth, a hundredth"
-    )
-    return svg.write(frame.x, frame.y + 12, title, "strong") + svg.tag(
-        "g", *parts, class_="panel spread"
-    )

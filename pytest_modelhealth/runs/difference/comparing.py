@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.rendering.notation import plural, printable, shorten
+from pytest_modelhealth.rendering.notation import number, percent, plural, printable, shorten
 from pytest_modelhealth.runs.difference.result import (
     Change,
     Difference,
@@ -28,6 +28,9 @@ Key = tuple[str, str]
 """Check and layer, by its name in the head."""
 
 _ORDER = [Grade.WORSE, Grade.CHANGED, Grade.BETTER, Grade.SAME]
+_FAR, _NEAR = 0.5, 0.8
+"""A margin is told that was under `_FAR` of its limit and is over `_NEAR` of it."""
+
 _INTERRUPTED = (2, 3)
 """Exit statuses with which pytest ends before its last test."""
 
@@ -228,6 +231,7 @@ def _compare_inspections(before: Data, now: Data) -> ResultDifference:
             *_finding_changes(before, now, names),
             *statistics.changes,
             *Structure(pair, before, now).changes(),
+            *_margin_changes(before, now, names),
         ),
         cause=statistics.cause,
         remarks=statistics.remarks,
@@ -313,3 +317,27 @@ def _shown(result: Data, names: Mapping[str, str]) -> set[Key]:
         also += [(one["check"], one["layer"]) for one in finding.get("consequences", ())]
         found |= {(check, names.get(layer, layer)) for check, layer in also}
     return found
+
+
+def _margin_changes(before: Data, now: Data, names: Mapping[str, str]) -> Iterator[Change]:
+    """Yield what came much nearer to its limit and has not reached it."""
+    old, new = _margins(before, names), _margins(now, {})
+    places = [
+        Place(
+            margin["label"],
+            f"{margin['check']}: {percent(old[key]['used'])} of the limit",
+            f"{percent(margin['used'])}, {number(margin['value'])} of {number(margin['limit'])}",
+        )
+        for key, margin in new.items()
+        if key in old and old[key]["used"] < _FAR and _NEAR < margin["used"] <= 1
+    ]
+    if places:
+        yield Change("margin", "near its limit", tuple(places))
+
+
+def _margins(result: Data, names: Mapping[str, str]) -> dict[tuple[str, ...], Data]:
+    return {
+        (one["check"], one.get("setting", ""), names.get(one["layer"], one["layer"])): one
+        for one in result["margins"]
+        if one["used"] is not None
+    }

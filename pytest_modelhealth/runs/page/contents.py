@@ -10,7 +10,7 @@ from typing import Any
 
 from pytest_modelhealth.rendering.model_summary_text import in_bytes
 from pytest_modelhealth.rendering.notation import number, plural, printable
-from pytest_modelhealth.runs.page.panels import Drawn, drawn
+from pytest_modelhealth.runs.page.panels import MOST_MARGINS, Drawn, drawn, margin
 from pytest_modelhealth.runs.run import FAILED, Run, Test
 
 FULLY_TOLD = 300
@@ -55,6 +55,7 @@ class Result:
     facts: list[str]
     story: str
     story_left_out: bool
+    margins: list[dict[str, Any]]
     drawn: Drawn
     remarks: list[str]
 
@@ -202,6 +203,7 @@ def _result(
     if charts.size > room["charts"]:
         charts = Drawn()
     room["charts"] -= charts.size
+    margins = result.get("margins") or []
     headline = printable(result["headline"])
     return Result(
         anchor=own,
@@ -212,6 +214,7 @@ def _result(
         facts=_facts(result),
         story="" if left_out else story,
         story_left_out=left_out,
+        margins=[margin(one) for one in margins[:MOST_MARGINS]],
         drawn=charts,
         remarks=_remarks(result),
     )

@@ -155,7 +155,7 @@ class History:
         events: Iterable[tuple[int, str, str]] = (),
         worst: Event | None = None,
     ) -> Figure:
-        """Return a figure of the training: the loss, and each statistic of the layers, over steps.
+        """Return a figure of the training: the loss, below it all layers through time.
 
         Args:
             path: a file to save it to.
@@ -166,7 +166,7 @@ class History:
             InspectionError: no step was watched yet, or `path` is no path.
             OSError: the file cannot be written.
         """
-        return self._drawn("figures", "plot_training", path, events, worst)
+        return self._drawn("training", "plot_training", path, events, worst)
 
     def plot_layer(
         self,
@@ -187,7 +187,7 @@ class History:
             InspectionError: no step was watched yet, or `path` is no path.
             OSError: the file cannot be written.
         """
-        return self._drawn("figures", "plot_layer", path, layer, events)
+        return self._drawn("training_layer", "plot_layer", path, layer, events)
 
     def summary(self, k: int = 10, *, worst: Event | None = None) -> str:
         """Return the training as text: a line on all of it, and the `k` layers to look at first.

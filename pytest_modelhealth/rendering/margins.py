@@ -1,0 +1,92 @@
+"""How near a report came to each limit.
+
+A check says what it measured only where a limit is broken. So each is asked again under the
+tightest limit that there is: the value furthest on is how near it came.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import NamedTuple, cast
+
+from pytest_modelhealth.checks import Check
+from pytest_modelhealth.report import HealthReport, Observation, Violation
+from pytest_modelhealth.report.flow.inferred import with_flow
+from pytest_modelhealth.settings import LAYERS, Setting, Settings
+
+
+class Margin(NamedTuple):
+    """The value of a report that came nearest to a limit.
+
+    Args:
+        setting: the setting that holds the limit.
+        violation: what a check says of it under a tighter limit.
+        limit: the limit in force for the layer.
+        used: the part of the limit that is used up, 1 at the limit.
+        is_least: whether the value may not fall below the limit, rather than rise above it.
+    """
+
+    setting: str
+    violation: Violation
+    limit: float
+    used: float
+    is_least: bool
+
+
+def margins(report: HealthReport) -> list[Margin]:
+    """Return how near a report came to each limit, the nearest first; it asks for no verdict.
+
+    A value beyond its limit that nothing was found for is one that the judge explains otherwise.
+    """
+    settings, observation = report._settings, report.observation
+    if not observation.is_of_own_step:
+        observation = with_flow(observation)
+    judgement = report._judgement
+    waived = [violation for violation, _ in judgement.waived]
+    grave = [*judgement.violations, *judgement.warned, *waived]
+    objected = {(one.check, one.layer) for each in grave for one in (each, *each.folded)}
+    found = []
+    for check in cast("tuple[Check, ...]", settings.checks):
+        if settings.chooses(check.name) and (check.judges_steps or not observation.is_of_own_step):
+            for setting in check.settings:
+                measured = _measured(check, setting, settings, observation)
+                found += [max(measured, key=lambda m: m.used)] if measured else []
+    kept = [m for m in found if m.used <= 1 or (m.violation.check, m.violation.layer) in objected]
+    return sorted(kept, key=lambda margin: -margin.used)
+
+
+def _measured(
+    check: Check, setting: Setting, settings: Settings, observation: Observation
+) -> list[Margin]:
+    """Return what a check measures beside a limit: one from above, else one from below."""
+    if setting.type is not float or settings[setting.name].value is None:
+        return []
+    least = 0.0 if setting.minimum is None else setting.minimum
+    most = 1e300 if setting.maximum is None else setting.maximum
+    for tightest in (least, most):
+        limits = {setting.name: tightest}
+        everywhere = {"thresholds": {"*": limits}} if setting.per_layer else {}
+        tightened = settings.override({**limits, **everywhere}, "margins")
+        try:
+            found = list(check.run(observation, tightened))
+        except Exception:  # noqa: BLE001 - no check is written for such limits, and a project's least of all
+            continue
+        met = [one for one in found if isinstance(one, Violation) and one.limit == tightest]
+        if beside := list(_beside(met, setting.name, settings)):
+            return beside
+    return []
+
+
+def _beside(found: list[Violation], name: str, settings: Settings) -> Iterator[Margin]:
+    """Yield the values that were found under a tighter limit beside the limit in force."""
+    for one in found:
+        limit = settings.limit(name, one.layer).value
+        is_judged = any(fnmatchcase(one.layer, each) for each in settings[LAYERS.name].value)
+        if limit is None or not is_judged or not math.isfinite(one.value):
+            continue
+        is_least = one.limit is not None and one.value < one.limit
+        above, below = (limit, one.value) if is_least else (one.value, limit)
+        used = above / below if below else math.inf if above else 1.0
+        yield Margin(name, one, limit, used, is_least)
