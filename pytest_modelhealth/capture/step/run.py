@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from pytest_modelhealth.capture.observing.tensors import (
 )
 from pytest_modelhealth.capture.step.company import Company, in_company
 from pytest_modelhealth.capture.step.isolation import (
+    Switch,
     collected_rarely,
     deep_graphs_freed,
     exited_whole,
@@ -72,34 +72,19 @@ def observed_eagerly(recorder: Recorder) -> Iterator[Hooks]:
         yield hooks
 
 
-_stance_lock = threading.Lock()
-_stance: list[Any] = []
-_stance_holders = 0
-
-
-@contextmanager
-def eagerly() -> Iterator[None]:
+def eagerly() -> AbstractContextManager[None]:
     """Run compiled models eagerly: a warm one ignores hooks that were added later.
 
-    The stance is one for the whole process, so the first to enter sets it and the last to leave
-    resets it. Without torch._dynamo, which takes a second to import, nothing is compiled yet.
+    Without torch._dynamo, which takes a second to import, nothing is compiled yet.
     """
-    global _stance_holders
-    if "torch._dynamo" not in sys.modules:
+    return _forced_eager() if "torch._dynamo" in sys.modules else nullcontext()
+
+
+@Switch
+@contextmanager
+def _forced_eager() -> Iterator[None]:
+    with torch.compiler.set_stance("force_eager"):
         yield
-        return
-    with _stance_lock:
-        _stance_holders += 1
-        if _stance_holders == 1:
-            _stance.append(torch.compiler.set_stance("force_eager"))
-            _stance[-1].__enter__()
-    try:
-        yield
-    finally:
-        with _stance_lock:
-            _stance_holders -= 1
-            if _stance_holders == 0:
-                _stance.pop().__exit__(None, None, None)
 
 
 def run_loss(step: Step, output: Any) -> tuple[Tensor | None, list[Any]]:

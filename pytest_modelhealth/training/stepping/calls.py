@@ -17,8 +17,8 @@ from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.probes.intervening.running import said
 from pytest_modelhealth.progress import track
 from pytest_modelhealth.report import LayerMode, Observation
-from pytest_modelhealth.training.stepping.reaching import named_lists
 from pytest_modelhealth.training.stepping.session import Session, loss_in
+from pytest_modelhealth.training.stepping.snapshot import named_lists
 from pytest_modelhealth.training.stepping.watching import Watched, norm, rate_of, widened
 
 

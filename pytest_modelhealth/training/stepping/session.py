@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.passive.step import PassiveWatch
 from pytest_modelhealth.capture.passive.updates import parameters_of
-from pytest_modelhealth.capture.step.batch import deep_copy
+from pytest_modelhealth.capture.step.batch import copied_batch, deep_copy
 from pytest_modelhealth.capture.step.company import refuse_again_and_again
 from pytest_modelhealth.capture.step.isolation import collected_rarely, exited_whole
 from pytest_modelhealth.capture.step.prepare import places
@@ -239,20 +239,13 @@ class Session:
     def call(self, batch: Any = None) -> Any:
         """Call the step once, on a copy of the batch unless another is given."""
         self.called += 1
-        batch = self.batch() if batch is None else batch
+        batch = copied_batch(self.given.batch) if batch is None else batch
         try:
             return self.given.step(self.model, self.given.optimizer, batch)
         except AttributeError as error:
             if self.given.optimizer is None and "'NoneType'" in str(error):
                 raise InspectionError(f"{NEEDS_OPTIMIZER} ({error})") from error
             raise
-
-    def batch(self) -> Any:
-        """Return a copy of the batch; the batch itself where it cannot be copied."""
-        try:
-            return deep_copy(self.given.batch)
-        except Exception:  # noqa: BLE001 - an object of the user's
-            return self.given.batch
 
     def changed_batch(self, order: list[int]) -> Any:
         """Return a copy of the batch whose samples are others of it, by their numbers."""

@@ -19,10 +19,10 @@ from pytest_modelhealth.capture.step.batch import (
     log_nothing,
     loss_in,
 )
-from pytest_modelhealth.capture.step.isolation import random_state, restore_random_state
+from pytest_modelhealth.capture.step.isolation import random_numbers_kept
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.training.libraries import is_of
-from pytest_modelhealth.training.stepping.givers.giver import Given, Giver
+from pytest_modelhealth.training.stepping.givers import Given, Giver
 from pytest_modelhealth.training.stepping.session import TrainingStep
 
 _FABRICS = {"lightning": "lightning.fabric", "pytorch_lightning": "lightning_fabric"}
@@ -208,12 +208,8 @@ def _plan(module: Any, optimizer: Any) -> _Plan:
     if optimizer is not None:
         several = isinstance(optimizer, tuple | list)
         return _Plan(list(optimizer) if several else [optimizer], [])
-    before = random_state()
-    try:
-        with _needing_no_trainer(module):
-            configured = module.configure_optimizers()
-    finally:
-        restore_random_state(before)
+    with random_numbers_kept(), _needing_no_trainer(module):
+        configured = module.configure_optimizers()
     plan = _Plan([], [])
     if isinstance(configured, tuple | list) and _is_pair_of_lists(configured):
         plan.optimizers.extend(configured[0])
