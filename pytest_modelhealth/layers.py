@@ -17,35 +17,12 @@ from torch import nn
 from pytest_modelhealth.errors import InspectionError, LayerNotFoundError, suggest
 from pytest_modelhealth.report import ROLES
 
+_SPELLED = {"LeakyReLU": "leaky_relu", "LogSoftmax": "log_softmax", "Softmax2d": "softmax"}
+
 ACTIVATION_MODULES: dict[type[nn.Module], str] = {
-    nn.CELU: "celu",
-    nn.ELU: "elu",
-    nn.GELU: "gelu",
-    nn.GLU: "glu",
-    nn.Hardshrink: "hardshrink",
-    nn.Hardsigmoid: "hardsigmoid",
-    nn.Hardswish: "hardswish",
-    nn.Hardtanh: "hardtanh",
-    nn.LeakyReLU: "leaky_relu",
-    nn.LogSigmoid: "logsigmoid",
-    nn.LogSoftmax: "log_softmax",
-    nn.Mish: "mish",
-    nn.PReLU: "prelu",
-    nn.RReLU: "rrelu",
-    nn.ReLU: "relu",
-    nn.ReLU6: "relu6",
-    nn.SELU: "selu",
-    nn.SiLU: "silu",
-    nn.Sigmoid: "sigmoid",
-    nn.Softmax: "softmax",
-    nn.Softmax2d: "softmax",
-    nn.Softmin: "softmin",
-    nn.Softplus: "softplus",
-    nn.Softshrink: "softshrink",
-    nn.Softsign: "softsign",
-    nn.Tanh: "tanh",
-    nn.Tanhshrink: "tanhshrink",
-    nn.Threshold: "threshold",
+    getattr(nn, name): _SPELLED.get(name, name.lower())
+    for name in nn.modules.activation.__all__
+    if name != "MultiheadAttention"
 }
 """The activation modules of torch and the canonical name of what each computes."""
 

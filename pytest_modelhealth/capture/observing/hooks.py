@@ -190,7 +190,10 @@ class Hooks:
         elif _changes_under_a_mode(module):
             frame.resume = self.functions.suspend()
             if frame.resume is not None:
-                self.recorder.note_blind_spot(layer)
+                self.recorder.note(
+                    f"functional layers inside {layer.label!r} were not looked at: without "
+                    "gradients its fused path gives other numbers while it is watched"
+                )
         self._see_inputs(layer, frame, arguments)
 
     def _is_recomputation(self) -> bool:
@@ -217,7 +220,8 @@ class Hooks:
         if frame is None:
             return
         if output is None and sys.exception() is not frame.handling:
-            self.recorder.note_raised(layer, sys.exception())
+            raised = type(sys.exception()).__name__
+            layer.why_empty = f"it raised {raised}, which the model caught"
             self.flow.complete(frame.call, [], is_one_vertex=False)
         else:
             self._see_output(layer, frame, output)
@@ -252,7 +256,8 @@ class Hooks:
         if name is None:
             if not isinstance(caller.layer.module, nn.modules.dropout._DropoutNd):
                 said = dropout_options(call, args, kwargs)
-                self.recorder.add_options(caller.layer, most_dropped(caller.layer.options, said))
+                known = caller.layer.options
+                caller.layer.options = {**known, **most_dropped(known, said)}
             return self.flow.run_function(call, args, kwargs)
         functions = caller.functions = caller.functions or {}
         number, options = functions.get(name, 0), call_options(name, args, kwargs)
@@ -428,7 +433,7 @@ class _EnterHook(_ModuleHook):
         if not is_traced():
             self._hooks.enter(self._layer, (args, kwargs) if kwargs else args)
         elif not is_compiling():
-            self._hooks.recorder.note_traced(self._layer)
+            self._layer.traced = True
 
 
 class _CompleteHook(_ModuleHook):

@@ -26,31 +26,12 @@ from pytest_modelhealth.capture.observing.tensors import Reader, is_a
 from pytest_modelhealth.report import ClassTargets, LossCall, Option
 from pytest_modelhealth.statistics import Entry
 
-_NAMES = (
-    "binary_cross_entropy",
-    "binary_cross_entropy_with_logits",
-    "cosine_embedding_loss",
-    "cross_entropy",
-    "ctc_loss",
-    "gaussian_nll_loss",
-    "hinge_embedding_loss",
-    "huber_loss",
-    "kl_div",
-    "l1_loss",
-    "margin_ranking_loss",
-    "mse_loss",
-    "multi_margin_loss",
-    "multilabel_margin_loss",
-    "multilabel_soft_margin_loss",
-    "nll_loss",
-    "poisson_nll_loss",
-    "smooth_l1_loss",
-    "soft_margin_loss",
-    "triplet_margin_loss",
-    "triplet_margin_with_distance_loss",
-)
-
-LOSS_FUNCTIONS: dict[Callable[..., Any], str] = {getattr(F, name): name for name in _NAMES}
+LOSS_FUNCTIONS: dict[Callable[..., Any], str] = {
+    getattr(F, name): name
+    for name in dir(F)
+    if name.endswith(("_loss", "cross_entropy", "_with_logits", "kl_div"))
+    and name != "linear_cross_entropy"  # which takes the layer's input and weight
+}
 """torch's loss functions; those in `torch.nn` call them."""
 
 _PLAIN = frozenset({bool, int, float, str})

@@ -153,7 +153,7 @@ def note_source_lines(recorder: Recorder) -> None:
     root: nn.Module | None = None  # of a program, whose parts tell paths from there
     for module, layer in list(recorder.by_module.items()):
         if isinstance(line := vars(module).get("_source"), str):  # of a deployed model
-            recorder.note_source(layer, line)
+            layer.source = layer.source or line
         graph = _graph(module)
         if graph is None:
             continue
@@ -161,7 +161,7 @@ def note_source_lines(recorder: Recorder) -> None:
             root = module
         for node in graph.nodes:
             for called, line in _calls(node, module, root, recorder):
-                recorder.note_source(called, line)
+                called.source = called.source or line
         for call, line in _functional_calls(graph, module, layer, recorder):
             recorder.note_source_of_function(call, line)
 
@@ -292,15 +292,15 @@ class Listener:
         """Say of each layer that was called, and whose output never showed, why it did not."""
         for layer in self._layers:
             if layer.calls and not layer.returned_own and not layer.unsupported:
-                self._hooks.recorder.note_unsupported(
-                    layer,
+                layer.unsupported = (
                     "its output holds no floating-point tensor, or nothing uses it and the "
-                    "optimised code does not compute it",
+                    "optimised code does not compute it"
                 )
 
     def line(self, index: int, line: str) -> None:
         """Take the line of the user's code that calls a layer."""
-        self._hooks.recorder.note_source(self._layers[index], line)
+        layer = self._layers[index]
+        layer.source = layer.source or line
 
     def fail(self, index: int, error: Exception) -> None:
         """Note an error of ours."""

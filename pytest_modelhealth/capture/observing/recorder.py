@@ -186,14 +186,6 @@ class Recorder:
         layer.kind, layer.type_name = kind, kind.__name__
         layer.activation = ACTIVATION_MODULES.get(kind)
 
-    def note_opaque(self, layer: Layer, why: str) -> None:
-        """Note why a layer cannot be observed, if it cannot."""
-        layer.opaque = why
-
-    def note_source(self, layer: Layer, line: str) -> None:
-        """Take down which line of the user's code calls a layer: the first that is given."""
-        layer.source = layer.source or line
-
     def note_source_of_function(self, call: FunctionalCall, line: str) -> None:
         """Take down which line of the user's code makes a functional call."""
         self._lines.setdefault(call, line)
@@ -202,10 +194,6 @@ class Recorder:
         """Take down how every module is set up."""
         for module, layer in self.by_module.items():
             layer.options = {**module_options(module), **layer.options}
-
-    def add_options(self, layer: Layer, options: Mapping[str, Option]) -> None:
-        """Take down what a call inside a layer says of how that is set up."""
-        layer.options = {**layer.options, **options}
 
     def note_ties(self) -> None:
         """Take down which parameters are those of an earlier layer, where `held` has them."""
@@ -261,31 +249,10 @@ class Recorder:
         what = "None" if output is None else f"a value of type {type(output).__name__}"
         layer.why_empty = layer.why_empty or f"it returned {what}, no tensor"
 
-    def note_raised(self, layer: Layer, error: BaseException | None) -> None:
-        """Note that a call of `layer` raised."""
-        layer.why_empty = f"it raised {type(error).__name__}, which the model caught"
-
-    def note_traced(self, layer: Layer) -> None:
-        """Note that `layer` is called while a trace is made."""
-        layer.traced = True
-
     def note_pass_with_graph(self, layers: Iterable[Layer]) -> None:
         """Note that gradients of `layers` came in a pass that builds a graph."""
         for layer in layers:
             layer.passed_with_graph = True
-
-    def note_unsupported(self, layer: Layer, why: str) -> None:
-        """Note why a tensor of `layer` could not be read."""
-        layer.unsupported = why
-
-    def note_blind_spot(self, layer: Layer) -> None:
-        """Note that functional layers inside `layer` were left alone."""
-        note = (
-            f"functional layers inside {layer.label!r} were not looked at: without gradients its "
-            "fused path gives other numbers while it is watched"
-        )
-        if note not in self.notes:
-            self.notes.append(note)
 
     def fail(self, layer: Layer, error: Exception) -> None:
         """Note that an error of ours cost what could have been seen of `layer`."""

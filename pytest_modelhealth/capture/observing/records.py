@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import fields
 from functools import partial
 from types import FunctionType
 
@@ -84,37 +85,28 @@ def _record(
         for role in ("parameters", "parameter_gradients", "buffers")
     }
     return LayerRecord(
-        name=layer.name,
-        type_name=layer.type_name,
+        **{name: getattr(layer, name) for name in _AS_THEY_ARE},
         status=status,
         reason=reason,
-        functional=layer.functional,
-        activation=layer.activation,
-        entered=layer.entered,
-        completed=layer.completed,
-        calls=layer.calls,
-        aliases=layer.aliases,
         inputs=merged_entries(seen.get("inputs", ())),
         activations=merged_entries(seen.get("activations", ())),
         gradients=merged_entries(seen.get("gradients", ())),
         parameters=statistics["parameters"],
         parameter_gradients=statistics["parameter_gradients"],
         buffers=statistics["buffers"],
-        frozen=layer.frozen,
         unreached=frozenset(layer.unreached),
         read_in_vain=frozenset(name for name, is_read in layer.unreached.items() if is_read),
-        tied=layer.tied,
-        grad_off=layer.grad_off,
         nonfinite_calls=_nonfinite_calls(layer),
         watched=layer.roles,
         source=layer.source or line_of(layer.place),
         options={**layer.options, **_scores(layer)} if layer.functional else layer.options,
-        equal_samples=layer.equal_samples,
-        equal_input_samples=layer.equal_input_samples,
-        zero_slices=layer.zero_slices,
         definitions=places,
-        placements=layer.placements,
     )
+
+
+_OWN = {"options", "source", "unreached"}
+_AS_THEY_ARE = {f.name for f in fields(Layer)} & {f.name for f in fields(LayerRecord)} - _OWN
+"""What is known of a layer under the same name while it runs and after."""
 
 
 def _nonfinite_calls(layer: Layer) -> dict[str, int]:

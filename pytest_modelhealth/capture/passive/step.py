@@ -104,7 +104,7 @@ class PassiveStep:
         self._compiled = Compiled.of(model, compiled)
         self._recorder = recorder = Recorder(named_modules(model), selection, compare_outputs=False)
         for module in self._compiled.hidden.intersection(recorder.by_module):
-            recorder.note_opaque(recorder.by_module[module], WHY_OPAQUE)
+            recorder.by_module[module].opaque = WHY_OPAQUE
         self._held = {id(held[2]): held for held in recorder.held("_parameters")}
         self._before = KnownTensors[bool]()  # gradients of earlier steps
         for _, _, parameter in self._held.values():

@@ -209,21 +209,16 @@ def _why_no_halves(session: Session, first: Watched) -> str:
 
 
 def _difference(a: Watched, b: Watched) -> float:
-    return max((difference for difference, _ in _differences(a, b)), default=0.0)
-
-
-def _differences(a: Watched, b: Watched) -> list[tuple[float, int]]:
-    """Return by how much each gradient differs, by the norm of the first one's, with its key."""
-    found = []
+    """Return by how much a gradient differs, the most of all, by the norm of the first one's."""
+    found = [0.0]
     for key in {*a.gradients, *b.gradients}:
         one, other = a.gradients.get(key), b.gradients.get(key)
-        if one is None or other is None:
+        if one is not None and other is not None:
+            found.append(_relative(one, other))
+        else:
             left = one if other is None else other
-            found.append((1.0 if left is not None and bool(left.any()) else 0.0, key))
-        elif not torch.equal(one, other):
-            size = norm(one) or 1.0
-            found.append((norm(widened(one) - widened(other)) / size, key))
-    return found
+            found.append(float(left is not None and bool(left.any())))
+    return max(found)
 
 
 # ---- gradients of the call before

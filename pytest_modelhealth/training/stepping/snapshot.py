@@ -118,6 +118,13 @@ class Snapshot:
             if array.flags.writeable:
                 array[...] = values
         self._memory.restore()
+        self._put_back_flags()
+        for (read, write), mode in zip(_MODES, self._modes, strict=True):
+            if read() != mode:
+                write(mode)
+        self.restore_random_numbers()
+
+    def _put_back_flags(self) -> None:
         for leaf, required, hooks in self._flags:
             if leaf.requires_grad != required:
                 leaf.requires_grad = required
@@ -128,10 +135,6 @@ class Snapshot:
                     now.update(before or {})
                 if before is None and now is not None:
                     setattr(leaf, name, None)
-        for (read, write), mode in zip(_MODES, self._modes, strict=True):
-            if read() != mode:
-                write(mode)
-        self.restore_random_numbers()
 
 
 def _set_cudnn(modes: tuple[bool, bool]) -> None:
