@@ -248,15 +248,15 @@ def _packed_parameters(module: Any) -> dict[str, torch.Tensor | None]:
     if hasattr(module, "get_weight"):  # a recurrent layer
         held = {**module.get_weight(), **module.get_bias()}
     else:
-        held = {n: getattr(module, n)() for n in ("weight", "bias") if _is_method(module, n)}
+        held = {
+            n: getattr(module, n)()
+            for n in ("weight", "bias")
+            if callable(getattr(type(module), n, None))
+        }
     packed = getattr(module, "_packed_params", None)
     if getattr(packed, "dtype", None) is torch.float16:  # unpacked as float32
         held["weight"] = held["weight"].half()
     return {name: None if one is None else one.detach() for name, one in held.items()}
-
-
-def _is_method(module: nn.Module, name: str) -> bool:
-    return callable(getattr(type(module), name, None))
 
 
 def named_modules(model: nn.Module) -> list[NamedModule]:

@@ -275,7 +275,8 @@ class Hooks:
         self.flow.complete(frame.call, tensors, is_one_vertex)
         recorder, is_new = self.recorder, not frame.is_recomputation
         if not tensors:
-            recorder.note_no_tensor(layer, output)
+            what = "None" if output is None else f"a value of type {type(output).__name__}"
+            layer.why_empty = layer.why_empty or f"it returned {what}, no tensor"
         if is_new:
             recorder.complete(layer)
         returned: list[Tensor] = []
@@ -400,20 +401,23 @@ class _UnnamedError(InspectionError, AttributeError):
     """Our hooks have no name, and torch.jit.script asks each hook for one."""
 
 
-class _ModuleHook:
-    """A forward hook that knows its layer.
+class OurHook:
+    """A hook on a module; it pickles and copies to one that does nothing and needs only Python."""
 
-    It pickles and copies to one that does nothing, and that needs nothing but Python.
-    """
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return getattr, (nullcontext(), "__exit__")
+
+
+class _ModuleHook(OurHook):
+    """A forward hook that knows its layer."""
 
     __slots__ = ("_hooks", "_layer")
 
     def __init__(self, hooks: Hooks, layer: Layer) -> None:
         self._hooks = hooks
         self._layer = layer
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return getattr, (nullcontext(), "__exit__")
 
     @property
     def __name__(self) -> str:

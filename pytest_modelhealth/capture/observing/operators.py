@@ -22,7 +22,7 @@ from pytest_modelhealth.capture.observing.hooks import Hooks, is_traced
 from pytest_modelhealth.capture.observing.layer import Layer
 from pytest_modelhealth.capture.observing.recorder import FunctionalCall, Recorder
 from pytest_modelhealth.capture.observing.tensors import holds_numbers, is_a
-from pytest_modelhealth.layers import FUNCTIONAL_LAYERS
+from pytest_modelhealth.layers import ACTIVATION_MODULES, FUNCTIONAL_LAYERS
 
 
 @contextmanager
@@ -52,7 +52,9 @@ def _shown(module: fx.GraphModule, hooks: Hooks) -> Iterator[None]:
         yield
         return
     for call, layer in calls:
-        hooks.recorder.note_container(layer, call.type)
+        layer.opaque = ""  # it is seen all the same
+        layer.kind, layer.type_name = call.type, call.type.__name__
+        layer.activation = ACTIVATION_MODULES.get(call.type)
         _insert(graph, call, layer, hooks)
     kind = type(module)
     original = kind.forward
@@ -163,7 +165,7 @@ def note_source_lines(recorder: Recorder) -> None:
             for called, line in _calls(node, module, root, recorder):
                 called.source = called.source or line
         for call, line in _functional_calls(graph, module, layer, recorder):
-            recorder.note_source_of_function(call, line)
+            recorder.lines.setdefault(call, line)
 
 
 def _graph(module: nn.Module) -> fx.Graph | None:
@@ -380,19 +382,9 @@ def see_gradient(gradient: Tensor, layer: int) -> Tensor:
     return gradient.clone()
 
 
-@see_input.register_fake
-def _(value: Tensor, clock: Tensor, layer: int, begins: bool) -> None:
-    return None
-
-
-@see_output.register_fake
-def _(value: Tensor, layer: int, begins: bool, requires_grad: bool) -> Tensor:
-    return torch.empty_like(value)
-
-
-@see_gradient.register_fake
-def _(gradient: Tensor, layer: int) -> Tensor:
-    return torch.empty_like(gradient)
+see_input.register_fake(lambda value, clock, layer, begins: None)
+see_output.register_fake(lambda value, layer, begins, requires_grad: torch.empty_like(value))
+see_gradient.register_fake(lambda gradient, layer: torch.empty_like(gradient))
 
 
 def _remember_layer(ctx: Any, inputs: tuple[Tensor, int, bool, bool], output: Tensor) -> None:

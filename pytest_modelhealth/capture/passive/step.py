@@ -32,6 +32,7 @@ from pytest_modelhealth.capture.passive.hooks import (
     PassiveHooks,
 )
 from pytest_modelhealth.capture.passive.updates import OptimizerSteps
+from pytest_modelhealth.capture.step.batch import batch_size
 from pytest_modelhealth.capture.step.company import notes_on_ranks
 from pytest_modelhealth.capture.step.isolation import is_inspecting, uninterrupted
 from pytest_modelhealth.errors import InspectionError
@@ -146,7 +147,7 @@ class PassiveStep:
     def _begin_pass(self, arguments: Any) -> None:
         with torch._C.DisableTorchFunction():
             tensors = find_tensors(arguments)
-            self._batch = next((len(t) for t in tensors if t.ndim and not t.is_nested), 0)
+            self._batch = batch_size(tensors)
         self._samples += self._batch
         if not self._modes:
             self._modes = {

@@ -78,7 +78,7 @@ class OptimizerSteps:
         self._on_step = self._on_error = None
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if is_compiling() or not self._is_here():
+        if is_compiling() or is_inspecting() or is_capturing() or get_ident() != self._thread:
             return
         try:
             with torch._C.DisableTorchFunction():
@@ -94,9 +94,6 @@ class OptimizerSteps:
                 self._end(optimizer, self._open.pop(id(optimizer)))
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(error)
-
-    def _is_here(self) -> bool:
-        return get_ident() == self._thread and not is_inspecting() and not is_capturing()
 
     def _begin(self, optimizer: Optimizer) -> None:
         held = [id(p) for p in parameters_of(optimizer) if id(p) in self._parameters]

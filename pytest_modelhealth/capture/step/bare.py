@@ -35,18 +35,14 @@ def copied(model: nn.Module) -> nn.Module:
     Raises:
         InspectionError: it cannot be copied.
     """
+    held = [value for module in model.modules() for value in vars(module).values()]
+    computed = [value for value in held if type(value) is Tensor and not value.is_leaf]
     try:
-        return copy.deepcopy(model, {id(t): t.detach().clone() for t in _computed(model)})
+        return copy.deepcopy(model, {id(t): t.detach().clone() for t in computed})
     except Exception as error:
         raise InspectionError(
             f"{type(model).__name__} cannot be copied, and so not be run in another way: {error}"
         ) from error
-
-
-def _computed(model: nn.Module) -> list[Tensor]:
-    """Return the tensors in attributes that have a graph, which torch does not copy."""
-    held = (value for module in model.modules() for value in vars(module).values())
-    return [value for value in held if type(value) is Tensor and not value.is_leaf]
 
 
 def converted_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:

@@ -70,17 +70,13 @@ def deep_copy(batch: Any) -> Any:
     Raises:
         Exception: whatever an object of the user's raises where it is copied.
     """
-    copies = {id(t): _copied(t) for t in find_tensors(batch) if not t.is_leaf or not _is_plain(t)}
+    copies = {
+        id(t): t.detach().clone().requires_grad_(t.requires_grad)
+        for t in find_tensors(batch)
+        # of sparse and nested ones torch cannot make a deep copy of all
+        if not t.is_leaf or t.layout is not torch.strided or t.is_nested
+    }
     return copy.deepcopy(batch, copies)
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    """Whether torch can make a deep copy of it: of sparse and nested ones it cannot of all."""
-    return tensor.layout is torch.strided and not tensor.is_nested
-
-
-def _copied(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 LIGHTNING_MODULES = tuple(

@@ -179,6 +179,7 @@ def gradients_set_aside(leaves: Iterable[Tensor]) -> Iterator[None]:
 @contextmanager
 def values_kept(state: State, values: Memory) -> Iterator[None]:
     """Put values back, what requires a gradient, and the modes of modules, in scripts too."""
+    flags: list[tuple[Any, str, bool]]
     flags = [(one, "training", one.training) for one in state.modules if hasattr(one, "training")]
     flags += [(leaf, "requires_grad", leaf.requires_grad) for leaf in state.leaves]
     try:

@@ -56,7 +56,7 @@ def read_state(step: Step) -> list[Held]:
         The parameters.
     """
     recorder = step.recorder
-    with step.parameters_shown():
+    with step.company.parameters_shown():
         recorder.note_options()
         recorder.note_ties()
         recorder.add_state("buffers", recorder.held("_buffers"))
@@ -134,14 +134,16 @@ def run_backward(
         _differentiate(step, step.scale.apply(loss), parameters)
     if loss.requires_grad or step.loss_path is not None:
         read = step.hooks.functions.read
-        with step.parameters_shown():
-            step.recorder.note_unreached(parameters, lambda: step.known(graph_leaves(ends)), read)
+        with step.company.parameters_shown():
+            step.recorder.note_unreached(
+                parameters, lambda: step.company.known(graph_leaves(ends)), read
+            )
 
 
 def _differentiate(step: Step, loss: Tensor, parameters: list[Held]) -> None:
     """Run the backward pass; take gradients, and the leaves it reached that are no parameters."""
     backward, recorder = step.request.backward, step.recorder
-    known = {id(leaf) for leaf in step.state.leaves}
+    known = {id(leaf) for leaf in step.company.state.leaves}
     leaves = graph_leaves([loss.grad_fn])
     unknown = [leaf for leaf in leaves if id(leaf) not in known]
     with gradients_set_aside(unknown), step.hooks.differentiating():
@@ -151,7 +153,7 @@ def _differentiate(step: Step, loss: Tensor, parameters: list[Held]) -> None:
             loss.backward()
         del unknown
         # a function mode would see each attribute
-        with torch._C.DisableTorchFunction(), step.parameters_shown():
+        with torch._C.DisableTorchFunction(), step.company.parameters_shown():
             gradients = [(lyr, n, p.grad) for lyr, n, p in parameters if p.grad is not None]
             gradients = _over_ranks(step, gradients)
             recorder.add_state("parameter_gradients", gradients)
@@ -169,7 +171,7 @@ def _over_ranks(step: Step, gradients: list[Held]) -> list[Held]:
     """Return the gradients to report, where other ranks have a share in them."""
     if step.request.averager is not None:
         return step.request.averager(gradients)
-    if step.company is not None and step.company.on_ranks:
+    if step.company.on_ranks:
         from pytest_modelhealth.capture.parallel.placements import summed
 
         gradients = [(layer, name, summed(gradient)) for layer, name, gradient in gradients]
@@ -248,7 +250,10 @@ def settle(step: Step) -> Observation:
     recorder, notes = step.recorder, step.notes
     for name, tensor, before in step.versions:
         if before is not None and version(tensor) != before:
-            notes.append(f"the forward wrote to {_described(name)}, which is not undone")
+            # the number of a tensor of the batch, or the names of a layer and its parameter
+            own = ".".join(filter(None, name))
+            what = f"tensor {own} of the batch" if len(name) == 1 else f"the parameter {own!r}"
+            notes.append(f"the forward wrote to {what}, which is not undone")
     named = [(layer.name, layer.module) for layer in recorder.layers.values()]
     ensure_match(step.request.selection.rules, named, step.request.model)
     layers = layer_records(
@@ -277,13 +282,6 @@ def settle(step: Step) -> Observation:
         flow=recorder.flow.flow(),
         given=step.given,
     )
-
-
-def _described(name: Sequence[str]) -> str:
-    """Return a name of `Step.versions` for people."""
-    if len(name) == 1:
-        return f"tensor {name[0]} of the batch"
-    return f"the parameter {'.'.join(filter(None, name))!r}"
 
 
 def _overflow(layers: Iterable[LayerRecord], scale: LossScale) -> list[str]:
@@ -342,7 +340,7 @@ def _run(
     company: Company,
     graph: list[Any],
 ) -> Observation:
-    step = prepare(request, model, [*notes, *company.notes], company.state, company)
+    step = prepare(request, model, [*notes, *company.notes], company)
     inspection = step.inspection
     with exited_whole(
         inspection.apart(), untouched(inspection, step.batch), watch(step.recorder)

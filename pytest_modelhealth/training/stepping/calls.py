@@ -91,7 +91,10 @@ def call_step(session: Session, calls: int, lists: Lists) -> Calls:
         ends.append(torch.get_rng_state())
         counting.add(seen)
         lists.look()
-        _let_go(seen, keep=number < _COMPARED)
+        # keep no graph of a call, and gradients only of those that others are held against
+        seen.result, seen.at_first = loss_in(seen.result), {}
+        if number >= _COMPARED:
+            seen.gradients = {key: g.new_zeros(()) for key, g in seen.gradients.items()}
     made.swallowed = counting.shares()
     made.advances = any(_state(one) != state for one, state in reached)
     made.idle_schedules = tuple(type(one).__name__ for one, state in given if _state(one) == state)
@@ -139,13 +142,6 @@ def _schedules(objects: Iterable[Any]) -> list[tuple[LRScheduler, str]]:
 def _state(schedule: LRScheduler) -> str:
     # an epoch's count stands still in a schedule that goes on by parts of one; a chain has none
     return repr(schedule.state_dict())
-
-
-def _let_go(seen: Watched, *, keep: bool) -> None:
-    """Keep no graph of a call, and gradients only of those that others are held against."""
-    seen.result, seen.at_first = loss_in(seen.result), {}
-    if not keep:
-        seen.gradients = {key: g.new_zeros(()) for key, g in seen.gradients.items()}
 
 
 def _require_loss(session: Session, result: Any) -> None:

@@ -83,7 +83,9 @@ class TrainingStep(NamedTuple):
                 "batch of it, such as next(iterator)"
             )
         for optimizer in self.optimizers:
-            if not isinstance(optimizer, torch.optim.Optimizer) and not _acts_as_one(optimizer):
+            # or it wraps one, as sharpness-aware ones and accelerators do
+            acts_as_one = hasattr(optimizer, "param_groups") and hasattr(optimizer, "step")
+            if not isinstance(optimizer, torch.optim.Optimizer) and not acts_as_one:
                 raise InspectionError(
                     "optimizer must be a torch.optim.Optimizer, or a tuple of several, not "
                     f"{_described(optimizer)}"
@@ -131,11 +133,6 @@ def _named(step: Any) -> str:
     """Return what a step is called: a function, a part of one, or an object."""
     step = step.func if isinstance(step, functools.partial) else step
     return str(getattr(step, "__name__", type(step).__name__))
-
-
-def _acts_as_one(optimizer: Any) -> bool:
-    """Whether an object wraps an optimizer, as sharpness-aware ones and accelerators do."""
-    return hasattr(optimizer, "param_groups") and hasattr(optimizer, "step")
 
 
 def _described(value: object) -> str:
@@ -317,14 +314,11 @@ def loss_in(result: Any) -> float | None:
         return _summed(result)
     if hasattr(result, "loss"):
         return loss_in(result.loss)
-    return float(result) if hasattr(result, "__float__") and _is_scalar(result) else None
+    is_scalar = getattr(result, "shape", ()) == ()
+    return float(result) if hasattr(result, "__float__") and is_scalar else None
 
 
 def _summed(values: Any) -> float | None:
     numbers = [loss_in(value) for value in values]
     known = [number for number in numbers if number is not None]
     return math.fsum(known) if known and len(known) == len(numbers) else None
-
-
-def _is_scalar(value: Any) -> bool:
-    return getattr(value, "shape", ()) == ()
