@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from pytest_modelhealth.capture.observing.autograd_graph import Origin, are_cosines, origin
 from pytest_modelhealth.capture.observing.layer import Layer
-from pytest_modelhealth.capture.observing.tensors import Reader, is_a
+from pytest_modelhealth.capture.observing.tensors import Reader, is_a, noted
 from pytest_modelhealth.report import ClassTargets, LossCall, Option
 from pytest_modelhealth.statistics import Entry
 
@@ -113,7 +112,7 @@ class LossCalls:
         value: Any,
     ) -> None:
         """Take what a loss function was given and gave; it was called by `layer`, if by any."""
-        with self._noted(LOSS_FUNCTIONS[call]), torch._C.DisableTorchFunction():
+        with noted(self._errors, f"loss {LOSS_FUNCTIONS[call]}: "), torch._C.DisableTorchFunction():
             name, read = None if layer is None else layer.name, self._reader.of_loss
             seen = see_loss(call, args, kwargs, value, layer=name, samples=self._samples, read=read)
             self._waiting.append(seen)
@@ -125,16 +124,8 @@ class LossCalls:
         """Work out what was seen."""
         seen, self._waiting = self._waiting, []
         for loss in seen:
-            with self._noted(loss.call.function):
+            with noted(self._errors, f"loss {loss.call.function}: "):
                 self.settled.append(loss.settled())
-
-    @contextmanager
-    def _noted(self, function: str) -> Iterator[None]:
-        """Put an error of ours on the record, as in a hook."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001
-            self._errors.append(f"loss {function}: {type(error).__name__}: {error}")
 
 
 _MOST_WAITING = 64
@@ -318,18 +309,13 @@ def _targets(
     if target.is_floating_point() or not target.numel():
         return None
     is_ignored = target == int(given.get("ignore_index", -100))
-    ends = _ends(target, is_ignored)
+    info = torch.iinfo(target.dtype)  # to find both ends waits for no device
+    least = target.masked_fill(is_ignored, info.max).amin()
+    ends = torch.stack([least, target.masked_fill(is_ignored, info.min).amax()])
     count, sequences = target.numel(), None
     if samples > 1 and count % samples == 0 and count // samples >= _SHORTEST_SEQUENCE:
         sequences = _sample(target.reshape(samples, -1), 1)
     return _Targets(count, is_ignored.sum(), ends, sequences)
-
-
-def _ends(target: Tensor, is_ignored: Tensor) -> Tensor:
-    """Return the least and the largest class that is not ignored; it waits for no device."""
-    info = torch.iinfo(target.dtype)
-    least = target.masked_fill(is_ignored, info.max).amin()
-    return torch.stack([least, target.masked_fill(is_ignored, info.min).amax()])
 
 
 _SHORTEST_SEQUENCE = 4

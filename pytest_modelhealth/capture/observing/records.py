@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
@@ -48,6 +49,11 @@ def _definition(kind: type) -> Definition:
     return Definition(kind.__module__, kind.__qualname__, path or "", 0)
 
 
+def in_order(layers: Iterable[Layer]) -> list[Layer]:
+    """Return layers in execution order, those never called last."""
+    return sorted(layers, key=lambda lyr: math.inf if lyr.entered is None else lyr.entered)
+
+
 def layer_records(
     layers: Iterable[Layer], *, backward: bool, functions: FunctionalLayers | None = None
 ) -> LayerRecords:
@@ -58,8 +64,7 @@ def layer_records(
         backward: whether a backward pass ran.
         functions: saw which parameters functions were given, where those are seen.
     """
-    never = float("inf")
-    ordered = sorted(layers, key=lambda lyr: never if lyr.entered is None else lyr.entered)
+    ordered = in_order(layers)
     reasons = _reasons_why_not_called(ordered, functions)
     return LayerRecords(partial(_records, ordered, reasons, backward))
 

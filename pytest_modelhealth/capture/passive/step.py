@@ -16,13 +16,14 @@ from torch.optim import Optimizer
 
 from pytest_modelhealth.capture.observing.layer import Held, Layer
 from pytest_modelhealth.capture.observing.recorder import Recorder, merged_entries
-from pytest_modelhealth.capture.observing.records import layer_records
+from pytest_modelhealth.capture.observing.records import in_order, layer_records
 from pytest_modelhealth.capture.observing.tensors import (
     NO_SCALE,
     KnownTensors,
     LossScale,
     find_tensors,
     is_capturing,
+    noted,
 )
 from pytest_modelhealth.capture.passive.hooks import (
     PASSES_A_PAGE,
@@ -72,11 +73,7 @@ class WatchedStep:
     @cached_property
     def layers(self) -> dict[str, Layer]:
         """Every layer by name, in execution order, those never called last."""
-        never = float("inf")
-        ordered = sorted(
-            self._layers, key=lambda lyr: never if lyr.entered is None else lyr.entered
-        )
-        return {layer.name: layer for layer in ordered}
+        return {layer.name: layer for layer in in_order(self._layers)}
 
     def statistics(self, layer: Layer, role: str) -> TensorStatistics | None:
         """Return what was seen of a layer in a role, merged over its tensors."""
@@ -123,7 +120,7 @@ class PassiveStep:
         self._hooks = PassiveHooks(recorder, is_functional, self._begin_pass, self._end_backward)
         wanted = {n: (p, "parameters" in lyr.roles) for n, (lyr, _, p) in self._held.items()}
         ledger = recorder.reader.ledger
-        self._steps = OptimizerSteps(wanted, ledger, self._see_update, self._fail)
+        self._steps = OptimizerSteps(wanted, ledger, self._see_update, recorder.errors)
 
     def register(self) -> None:
         """Put hooks on the model, and have torch tell of optimizers."""
@@ -163,11 +160,8 @@ class PassiveStep:
         self._recorder.expect(self._batch, self._scale)
 
     def _end_backward(self) -> None:
-        try:
-            with torch._C.DisableTorchFunction():
-                self._read_gradients(filter(self._is_new, self._held.values()))
-        except Exception as error:  # noqa: BLE001 - ours: it must not reach the user's backward
-            self._fail(error)
+        with noted(self._recorder.errors), torch._C.DisableTorchFunction():
+            self._read_gradients(filter(self._is_new, self._held.values()))
 
     def _is_new(self, held: Held) -> bool:
         """Whether a parameter has a gradient that is not from before this step."""
@@ -214,9 +208,6 @@ class PassiveStep:
         if not self._is_state_read:
             self._is_state_read = True
             self._recorder.add_state("parameters", self._held.values())
-
-    def _fail(self, error: Exception) -> None:
-        self._recorder.errors.append(f"{type(error).__name__}: {error}")
 
     # What was seen.
 

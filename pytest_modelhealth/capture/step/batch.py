@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from pytest_modelhealth.capture.engine import Request
 from pytest_modelhealth.capture.observing.tensors import find_tensors, is_a
 from pytest_modelhealth.capture.step.loss import compute_loss, validate_loss
+from pytest_modelhealth.capture.step.state import contents_kept
 from pytest_modelhealth.errors import InspectionError
 
 
@@ -147,36 +148,15 @@ def run_by_training_step(request: Request, *, with_outputs: bool = False) -> Ite
         yield request
         return
     parts = [part for part in module.modules() if is_lightning(part)]
-    before = [(vars(part), _silenced(vars(part))) for part in parts]
-    before.append((attributes, {"forward": attributes.get("forward", _MISSING)}))
-    try:
+    with contents_kept([attributes, *map(vars, parts)]):
+        for part in parts:
+            vars(part).update(log=log_nothing, log_dict=log_nothing)
         attributes["forward"] = _TrainingStep(module, with_outputs)
         yield replace(request, inputs=arguments_of(module, request.inputs))
-    finally:
-        for held, saved in reversed(before):
-            _put_back(held, saved)
-
-
-_MISSING = object()
 
 
 def log_nothing(*_: Any, **__: Any) -> None:
     """Stand in the place of `LightningModule.log`, which asks for the trainer."""
-
-
-def _silenced(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Let a module log nothing; return what it had in those places."""
-    before = {name: attributes.get(name, _MISSING) for name in ("log", "log_dict")}
-    attributes.update(dict.fromkeys(before, log_nothing))
-    return before
-
-
-def _put_back(attributes: dict[str, Any], saved: dict[str, Any]) -> None:
-    for name, value in saved.items():
-        if value is _MISSING:
-            attributes.pop(name, None)
-        else:
-            attributes[name] = value
 
 
 class _TrainingStep:

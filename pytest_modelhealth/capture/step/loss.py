@@ -17,7 +17,7 @@ from pytest_modelhealth.capture.observing.autograd_graph import loss_path
 from pytest_modelhealth.capture.observing.function_mode import ASKS_FOR_FORM
 from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.layer import Layer
-from pytest_modelhealth.capture.observing.tensors import LossScale, find_tensors, is_a
+from pytest_modelhealth.capture.observing.tensors import LossScale, find_tensors, is_a, noted
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.report import LossPath, TaskGradients, TaskPair
 
@@ -164,10 +164,8 @@ class LossWatch:
         """See the calls made inside; an error of ours must not reach the user's loss."""
 
         def see(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            try:
+            with noted(hooks.recorder.errors, "loss: "):
                 self.see(call, args, kwargs)
-            except Exception as error:  # noqa: BLE001 - ours
-                hooks.recorder.errors.append(f"loss: {type(error).__name__}: {error}")
 
         hooks.functions.onlooker = see
         try:

@@ -20,6 +20,7 @@ from pytest_modelhealth.capture.observing.tensors import (
     LossScale,
     find_tensors,
     is_capturing,
+    noted,
     version,
 )
 from pytest_modelhealth.capture.step.company import Company, in_company
@@ -157,14 +158,10 @@ def _differentiate(step: Step, loss: Tensor, parameters: list[Held]) -> None:
             gradients = [(lyr, n, p.grad) for lyr, n, p in parameters if p.grad is not None]
             gradients = _over_ranks(step, gradients)
             recorder.add_state("parameter_gradients", gradients)
-            try:
+            with noted(recorder.errors, "rows of zeros: "):
                 recorder.note_zero_slices()
-            except Exception as error:  # noqa: BLE001 - ours, as in a hook
-                recorder.errors.append(f"rows of zeros: {type(error).__name__}: {error}")
-            try:
+            with noted(recorder.errors, "unregistered parameters: "):
                 step.unregistered = step.registered.leaves_out(leaves, recorder.flow.line_of_leaf)
-            except Exception as error:  # noqa: BLE001 - ours, as in a hook
-                recorder.errors.append(f"unregistered parameters: {type(error).__name__}: {error}")
 
 
 def _over_ranks(step: Step, gradients: list[Held]) -> list[Held]:

@@ -176,6 +176,18 @@ def _fill(container: Any, items: list[Any]) -> None:
         container.extend(items)
 
 
+@contextmanager
+def contents_kept(containers: Iterable[Any]) -> Iterator[None]:
+    """Have containers hold the same objects in the end: dictionaries of attributes, lists, sets."""
+    held = [(container, _items(container)) for container in containers]
+    try:
+        yield
+    finally:
+        for container, items in held:
+            if not _holds(container, items):
+                _fill(container, items)
+
+
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

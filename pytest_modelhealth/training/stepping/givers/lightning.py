@@ -20,6 +20,7 @@ from pytest_modelhealth.capture.step.batch import (
     loss_in,
 )
 from pytest_modelhealth.capture.step.isolation import random_numbers_kept
+from pytest_modelhealth.capture.step.state import contents_kept
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.training.libraries import is_of
 from pytest_modelhealth.training.stepping.givers import Given, Giver
@@ -166,18 +167,13 @@ def _attached(module: nn.Module, trainer: Any) -> Iterator[Any]:
     """Have the module, and those in it, run by Fabric, and log nothing."""
     fabric = _fabric(module, trainer)
     parts: list[Any] = [part for part in module.modules() if is_lightning(part)]
-    before = [(vars(part), dict(vars(part))) for part in parts]
-    try:
+    with contents_kept(map(vars, parts)):
         for part in parts:
             part.trainer = None
         for part in parts:
             part.fabric = fabric
             part.log = part.log_dict = log_nothing
         yield fabric
-    finally:
-        for attributes, saved in before:
-            attributes.clear()
-            attributes.update(saved)
 
 
 def _fabric(module: nn.Module, trainer: Any) -> Any:
