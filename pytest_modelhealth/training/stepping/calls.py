@@ -19,7 +19,7 @@ from pytest_modelhealth.progress import track
 from pytest_modelhealth.report import LayerMode, Observation
 from pytest_modelhealth.training.stepping.session import Session, loss_in
 from pytest_modelhealth.training.stepping.snapshot import named_lists
-from pytest_modelhealth.training.stepping.watching import Watched, norm, rate_of, widened
+from pytest_modelhealth.training.stepping.watching import Watched, distance, norm, rate_of, widened
 
 
 @dataclass
@@ -84,7 +84,10 @@ def call_step(session: Session, calls: int, lists: Lists) -> Calls:
         sizes = {key: norm(value) or 1.0 for key, value in before.items()}
         made.seen.append(seen)
         made.changes.append(
-            {key: _change(session.parameters[key], before[key]) / sizes[key] for key in before}
+            {
+                key: distance(session.parameters[key].detach(), value) / sizes[key]
+                for key, value in before.items()
+            }
         )
         made.relative.append({key: size / sizes[key] for key, size in seen.updated.items()})
         made.rates.append({id(one): rate_of(one) for one in session.given.optimizers})
@@ -162,15 +165,6 @@ def _outside(before: dict[int, Tensor], seen: Watched) -> dict[int, Tensor]:
         if now.shape == start.shape and not torch.equal(now, start):
             found[key] = widened(now) - widened(start)
     return found
-
-
-def _change(parameter: Tensor, before: Tensor) -> float:
-    now = parameter.detach()
-    if now.shape != before.shape:
-        return 1.0
-    if torch.equal(now, before):
-        return 0.0
-    return norm(widened(now) - widened(before))
 
 
 class _Swallowed:

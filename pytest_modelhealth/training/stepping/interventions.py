@@ -12,7 +12,7 @@ from pytest_modelhealth.capture.passive.updates import parameters_of
 from pytest_modelhealth.probes.intervening.running import said
 from pytest_modelhealth.report.training import HalfInfluence, LeftOver, LossSlope
 from pytest_modelhealth.training.stepping.session import Session, loss_in, rows_in
-from pytest_modelhealth.training.stepping.watching import Watched, norm, widened
+from pytest_modelhealth.training.stepping.watching import Watched, distance, norm, widened
 
 SHIFTS = (1e-3, 3e-4)
 """How far weights are moved along the gradient, by their norm."""
@@ -189,9 +189,7 @@ def _later_effect(session: Session, order: list[int], calls: int) -> float:
 
 
 def _relative(a: Tensor, b: Tensor) -> float:
-    if a.shape != b.shape or torch.equal(a, b):
-        return 0.0 if a.shape == b.shape else 1.0
-    return norm(widened(a) - widened(b)) / (norm(a) or 1.0)
+    return distance(a, b) / ((norm(a) or 1.0) if a.shape == b.shape else 1.0)
 
 
 def _why_no_halves(session: Session, first: Watched) -> str:
@@ -239,8 +237,7 @@ def left_over(session: Session, first: Watched) -> LeftOver | None:
     found = []
     for key, end in moved.items():
         if end.shape == cleared[key].shape == start[key].shape:
-            apart = norm(widened(end) - widened(cleared[key]))
-            found.append((apart / (norm(widened(end) - widened(start[key])) or 1.0), key))
+            found.append((distance(end, cleared[key]) / (distance(end, start[key]) or 1.0), key))
     effect, key = max(found, default=(0.0, 0))
     names = {id(p): name for name, p in session.model.named_parameters()}
     layer, _, own = names.get(key, "").rpartition(".")

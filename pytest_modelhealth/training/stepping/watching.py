@@ -428,6 +428,13 @@ def norm(tensor: Tensor) -> float:
     return float(torch.linalg.vector_norm(tensor, dtype=wide))
 
 
+def distance(a: Tensor, b: Tensor) -> float:
+    """Return the L2 norm of the difference of two tensors; 1 where their shapes differ."""
+    if a.shape != b.shape:
+        return 1.0
+    return 0.0 if torch.equal(a, b) else norm(widened(a) - widened(b))
+
+
 def inner(a: Tensor, b: Tensor) -> float:
     """Return the inner product of two tensors, its real part, added up in double precision."""
     wide = torch.complex128 if a.is_complex() else torch.float64
