@@ -17,35 +17,12 @@ from torch import nn
 from pytest_modelhealth.errors import InspectionError, LayerNotFoundError, suggest
 from pytest_modelhealth.report import ROLES
 
+_SPELLED = {"LeakyReLU": "leaky_relu", "LogSoftmax": "log_softmax", "Softmax2d": "softmax"}
+
 ACTIVATION_MODULES: dict[type[nn.Module], str] = {
-    nn.CELU: "celu",
-    nn.ELU: "elu",
-    nn.GELU: "gelu",
-    nn.GLU: "glu",
-    nn.Hardshrink: "hardshrink",
-    nn.Hardsigmoid: "hardsigmoid",
-    nn.Hardswish: "hardswish",
-    nn.Hardtanh: "hardtanh",
-    nn.LeakyReLU: "leaky_relu",
-    nn.LogSigmoid: "logsigmoid",
-    nn.LogSoftmax: "log_softmax",
-    nn.Mish: "mish",
-    nn.PReLU: "prelu",
-    nn.RReLU: "rrelu",
-    nn.ReLU: "relu",
-    nn.ReLU6: "relu6",
-    nn.SELU: "selu",
-    nn.SiLU: "silu",
-    nn.Sigmoid: "sigmoid",
-    nn.Softmax: "softmax",
-    nn.Softmax2d: "softmax",
-    nn.Softmin: "softmin",
-    nn.Softplus: "softplus",
-    nn.Softshrink: "softshrink",
-    nn.Softsign: "softsign",
-    nn.Tanh: "tanh",
-    nn.Tanhshrink: "tanhshrink",
-    nn.Threshold: "threshold",
+    getattr(nn, name): _SPELLED.get(name, name.lower())
+    for name in nn.modules.activation.__all__
+    if name != "MultiheadAttention"
 }
 """The activation modules of torch and the canonical name of what each computes."""
 
@@ -271,15 +248,15 @@ def _packed_parameters(module: Any) -> dict[str, torch.Tensor | None]:
     if hasattr(module, "get_weight"):  # a recurrent layer
         held = {**module.get_weight(), **module.get_bias()}
     else:
-        held = {n: getattr(module, n)() for n in ("weight", "bias") if _is_method(module, n)}
+        held = {
+            n: getattr(module, n)()
+            for n in ("weight", "bias")
+            if callable(getattr(type(module), n, None))
+        }
     packed = getattr(module, "_packed_params", None)
     if getattr(packed, "dtype", None) is torch.float16:  # unpacked as float32
         held["weight"] = held["weight"].half()
     return {name: None if one is None else one.detach() for name, one in held.items()}
-
-
-def _is_method(module: nn.Module, name: str) -> bool:
-    return callable(getattr(type(module), name, None))
 
 
 def named_modules(model: nn.Module) -> list[NamedModule]:
@@ -293,7 +270,7 @@ def named_modules(model: nn.Module) -> list[NamedModule]:
     """
     found: dict[nn.Module, NamedModule] = {}
     try:
-        _find(model, "", _Around(), found)
+        _find(model, "", (), "", found)
     except Exception as error:
         raise InspectionError(
             f"cannot list the layers of {type(model).__name__}: a module in it has no hash "
@@ -316,66 +293,49 @@ def replays_cuda_graph(module: nn.Module) -> bool:
     return mode is not None and mode.cell_contents == module.training
 
 
-class _Around(NamedTuple):
-    """The modules that another one lies in, and whether they run it as code of their own.
-
-    Args:
-        modules: the modules.
-        is_scripted: whether one is a script.
-        is_traced: whether one is a graph.
-        is_graphed: whether one replays a CUDA graph.
-    """
-
-    modules: tuple[nn.Module, ...] = ()
-    is_scripted: bool = False
-    is_traced: bool = False
-    is_graphed: bool = False
-
-    def within(self, module: nn.Module) -> _Around:
-        """Return what is around the modules that `module` holds."""
-        return _Around(
-            (*self.modules, module),
-            self.is_scripted or isinstance(module, torch.jit.ScriptModule),
-            self.is_traced or isinstance(module, torch.fx.GraphModule),
-            self.is_graphed or replays_cuda_graph(module),
-        )
+_GRAPHED = (
+    "a CUDA graph replays it with the module that torch.cuda.make_graphed_callables was given, and "
+    "no hook fires; inspected before that, it is seen"
+)
+_SCRIPTED = "TorchScript calls no hooks inside; inspected by itself, the script shows its layers"
+_INLINED = "torch.fx inlined it: what it called is observed, itself is not"
 
 
-def _why_opaque(module: nn.Module, around: _Around) -> str:
-    if reason := vars(module).get("_opaque"):
-        return str(reason)
-    if around.is_graphed:
-        return (
-            "a CUDA graph replays it with the module that torch.cuda.make_graphed_callables was "
-            "given, and no hook fires; inspected before that, it is seen"
-        )
-    if around.is_scripted:
-        return "TorchScript calls no hooks inside; inspected by itself, the script shows its layers"
-    if around.is_traced and not has_forward(module):
-        return "torch.fx inlined it: what it called is observed, itself is not"
-    return ""
+def _why_inside(module: nn.Module, why: str) -> str:
+    """Return why a module inside `module` may be opaque, given why that itself may be."""
+    if why == _GRAPHED or replays_cuda_graph(module):
+        return _GRAPHED
+    if why == _SCRIPTED or isinstance(module, torch.jit.ScriptModule):
+        return _SCRIPTED
+    return _INLINED if isinstance(module, torch.fx.GraphModule) else why
 
 
 def _find(
-    module: nn.Module, path: str, around: _Around, found: dict[nn.Module, NamedModule]
+    module: nn.Module,
+    path: str,
+    around: tuple[nn.Module, ...],
+    why: str,
+    found: dict[nn.Module, NamedModule],
 ) -> None:
     """Add `module` and those in it to what was found."""
     wrapped = _wrapped(module)
     if wrapped is not None:
-        _find(wrapped, path, around.within(module), found)
+        _find(wrapped, path, (*around, module), _why_inside(module, why), found)
         return
     first = found.get(module)
     if first is None:
-        found[module] = NamedModule(path, module, (), _why_opaque(module, around))
+        is_run = why == _INLINED and has_forward(module)
+        opaque = str(vars(module).get("_opaque") or ("" if is_run else why))
+        found[module] = NamedModule(path, module, (), opaque)
     else:
         found[module] = first._replace(aliases=(*first.aliases, path))
     children = {} if is_quantised(module) else module._modules  # there they hold packed weights
     if not children:
         return
-    inside = around.within(module)
+    inside, why = (*around, module), _why_inside(module, why)
     for name, child in children.items():
-        if child is not None and not any(child is outer for outer in inside.modules):
-            _find(child, f"{path}.{name}" if path else name, inside, found)
+        if child is not None and not any(child is outer for outer in inside):
+            _find(child, f"{path}.{name}" if path else name, inside, why, found)
 
 
 _WRAPPER_ATTRIBUTES = {

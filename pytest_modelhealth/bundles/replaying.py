@@ -22,7 +22,12 @@ from pytest_modelhealth.bundles.file import Bundle, missing_values, read
 from pytest_modelhealth.bundles.packing import qualified_name
 from pytest_modelhealth.bundles.state import load, under, versions
 from pytest_modelhealth.capture import find_engine
-from pytest_modelhealth.capture.step.isolation import Inspection, restore_random_state, untouched
+from pytest_modelhealth.capture.step.isolation import (
+    Inspection,
+    restore_random_state,
+    untouched,
+    values_kept,
+)
 from pytest_modelhealth.capture.step.state import Memory, State
 from pytest_modelhealth.checks import Check, with_own_checks
 from pytest_modelhealth.checks.judging import judge
@@ -138,14 +143,8 @@ def _put_back(module: nn.Module) -> Iterator[None]:
     """Put everything back as after an inspection, and what was loaded into parameters."""
     state = State(module)
     parameters = Memory([] if state.lazy else state.leaves)
-    modes = [(one, one.training) for one in module.modules()]
-    with untouched(Inspection(state, module), None):
-        try:
-            yield
-        finally:
-            parameters.restore()
-            for one, training in modes:
-                one.training = training  # a script keeps it in C++
+    with values_kept(state, parameters), untouched(Inspection(state, module), None):
+        yield
 
 
 def _batch(bundle: Bundle, batch: Mapping[str, Any], given: Mapping[str, Any]) -> list[Any]:

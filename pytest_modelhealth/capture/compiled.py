@@ -57,7 +57,7 @@ def _compiled_copy(model: nn.Module) -> nn.Module:
     memo: dict[int, Any] = {id(t): t for t in (*model.parameters(), *model.buffers())}
     try:
         for module in reversed(compiled):  # inner ones first: the outer ones' copies hold them
-            memo[id(module)] = copy.deepcopy(_uncompiled(module), memo)
+            memo[id(module)] = copy.deepcopy(getattr(module, "_orig_mod", module), memo)
         result: nn.Module = copy.deepcopy(model, memo)
     except (RuntimeError, TypeError) as error:
         raise InspectionError(
@@ -70,11 +70,6 @@ def _compiled_copy(model: nn.Module) -> nn.Module:
             _compile(memo[id(module)], _compiler(module))
             inside.update(module.modules())
     return result
-
-
-def _uncompiled(module: nn.Module) -> nn.Module:
-    original: nn.Module = getattr(module, "_orig_mod", module)
-    return original
 
 
 def _compiler(module: nn.Module) -> Any:

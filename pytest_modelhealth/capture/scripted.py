@@ -190,6 +190,6 @@ def _observed(recorder: Recorder, hidden: dict[nn.Module, str]) -> Iterator[Hook
     hooks = Hooks(recorder)
     layers = list(recorder.by_module.values())
     for module, layer in recorder.by_module.items():
-        recorder.note_opaque(layer, hidden.get(module, ""))
+        layer.opaque = hidden.get(module, "")
     with listening(Listener(hooks, layers)):
         yield hooks

@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from operator import length_hint
 from typing import Any
@@ -20,7 +20,7 @@ from pytest_modelhealth.capture.deployed.model import DeployedModel
 from pytest_modelhealth.capture.observing.sample_statistics import Collector
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs, batch_size
-from pytest_modelhealth.capture.step.isolation import exited_whole
+from pytest_modelhealth.capture.step.isolation import exited_whole, values_kept
 from pytest_modelhealth.capture.step.state import Memory, State
 from pytest_modelhealth.data_sets.extremes import Extremes, OddSamples
 from pytest_modelhealth.errors import InspectionError, ModelHealthWarning
@@ -172,20 +172,12 @@ _ONE_MODE = (
 @contextmanager
 def _put_back(model: nn.Module) -> Iterator[None]:
     state = State(model)
-    flags = [(m, "training", m.training) for m in model.modules() if hasattr(m, "training")]
-    required = [(leaf, "requires_grad", leaf.requires_grad) for leaf in state.leaves]
-
-    def put_back_flags() -> None:
-        for owner, name, value in (*required, *flags):
-            if getattr(owner, name) != value:
-                setattr(owner, name, value)  # of a script, too, which keeps it in C++
-
-    with ExitStack() as stack:
-        stack.callback(put_back_flags)
-        stack.callback(state.restore_containers)
-        if any(map(_has_own_train, state.modules)):
-            stack.callback(Memory([*state.leaves, *state.tensors]).restore)
-        yield
+    trains_itself = any(map(_has_own_train, state.modules))
+    with values_kept(state, Memory([*state.leaves, *state.tensors] if trains_itself else ())):
+        try:
+            yield
+        finally:
+            state.restore_containers()
 
 
 def _has_own_train(module: nn.Module) -> bool:

@@ -13,15 +13,14 @@ from torch import Tensor, nn
 from pytest_modelhealth import InspectionError, Inspector
 from pytest_modelhealth.capture import Inputs
 from pytest_modelhealth.report import Outcome
-from tests.training import stand_ins
 
 BATCH = torch.linspace(-1, 1, 64).reshape(16, 4).sin(), torch.arange(16) % 2
 
 
 @pytest.fixture
-def made(monkeypatch):
+def made():
     """Makes modules with methods of their own."""
-    base = stand_ins.lightning(monkeypatch).LightningModule
+    base = pytest.importorskip("lightning.pytorch").LightningModule
 
     class Classifier(base):
         def __init__(self) -> None:

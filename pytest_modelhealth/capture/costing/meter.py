@@ -194,7 +194,9 @@ class Meter(TorchDispatchMode):
     def running(self) -> Iterator[None]:
         """See the operations that run inside, and what they have saved."""
         sees_saved = self.saved_bytes is not None
-        saved = saved_tensors_hooks(self._save, _same) if sees_saved else nullcontext()
+        saved = (
+            saved_tensors_hooks(self._save, lambda tensor: tensor) if sees_saved else nullcontext()
+        )
         with self._counter, self, saved:
             yield
 
@@ -230,7 +232,3 @@ class _NoModules(ModuleTracker):
 
     def __exit__(self, *_: object) -> None:
         pass
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor

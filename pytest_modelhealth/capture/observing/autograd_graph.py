@@ -150,7 +150,7 @@ def loss_path(loss: Tensor, outputs: Iterable[Any]) -> LossPath:
     ends = {end for end in outputs if end is not None}
     if loss.grad_fn is None or not ends:
         return LossPath()
-    nodes = list(islice(_nodes(loss.grad_fn, ends), _MOST_NODES))
+    nodes = list(islice(walk([loss.grad_fn], ends), _MOST_NODES))
     if len(nodes) == _MOST_NODES:
         return LossPath()
     following = {after for node in nodes for after, _ in node.next_functions}
@@ -175,8 +175,7 @@ def sign_of(loss: Tensor) -> int:
 
 def is_made_by_a_loss(loss: Tensor) -> bool:
     """Whether a number is made by one of torch's loss functions, which are to be made small."""
-    nodes = islice(_nodes(loss.grad_fn, set()), _NEAR) if loss.grad_fn is not None else ()
-    return any(operation(node) in _LOSSES for node in nodes)
+    return any(operation(node) in _LOSSES for node in islice(walk([loss.grad_fn]), _NEAR))
 
 
 _LOSSES = frozenset(
@@ -214,15 +213,17 @@ def _is_zero(factor: Any) -> bool:
 _MOST_VALUES = 1 << 20
 
 
-def _nodes(root: Any, ends: set[Any]) -> Iterator[Any]:
-    stack, met = [root], {root}
+def walk(roots: Iterable[Any], ends: Set[Any] = frozenset()) -> Iterator[Any]:
+    """Yield the nodes of autograd's graph that a backward pass from some gets to, before `ends`."""
+    stack = list(roots)
+    met = {None, *stack}
     while stack:
         node = stack.pop()
-        if node in ends:
+        if node is None or node in ends:
             continue
         yield node
         for following, _ in node.next_functions:
-            if following is not None and following not in met:
+            if following not in met:
                 met.add(following)
                 stack.append(following)
 

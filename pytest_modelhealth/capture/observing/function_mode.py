@@ -104,7 +104,8 @@ class FunctionalLayers(TorchFunctionMode):
         for value in values:
             kind = type(value)
             if kind is Parameter:
-                if _reads(func):
+                is_asked = getattr(func, "__name__", "") in ASKS_FOR_FORM
+                if not is_asked or func in _GIVES_VALUES:
                     self.readers.setdefault(id(value), function_name(func))
                     if torch.is_grad_enabled():
                         self.read.add(id(value))
@@ -136,7 +137,7 @@ class FunctionalLayers(TorchFunctionMode):
         """
         depth = torch._C._len_torch_function_stack()
         if not depth:
-            return _do_nothing
+            return lambda: None
         if torch._C._get_function_stack_at(depth - 1) is not self:
             return None
         torch._C._pop_torch_function_stack()
@@ -167,15 +168,6 @@ class FunctionalLayers(TorchFunctionMode):
             _push_all(restored)
 
         return resume
-
-
-def _do_nothing() -> None:
-    pass
-
-
-def _reads(func: Call) -> bool:
-    """Whether a function takes values."""
-    return getattr(func, "__name__", "") not in ASKS_FOR_FORM or func in _GIVES_VALUES
 
 
 def _push_all(modes: list[Any]) -> None:

@@ -190,7 +190,10 @@ class Hooks:
         elif _changes_under_a_mode(module):
             frame.resume = self.functions.suspend()
             if frame.resume is not None:
-                self.recorder.note_blind_spot(layer)
+                self.recorder.note(
+                    f"functional layers inside {layer.label!r} were not looked at: without "
+                    "gradients its fused path gives other numbers while it is watched"
+                )
         self._see_inputs(layer, frame, arguments)
 
     def _is_recomputation(self) -> bool:
@@ -217,7 +220,8 @@ class Hooks:
         if frame is None:
             return
         if output is None and sys.exception() is not frame.handling:
-            self.recorder.note_raised(layer, sys.exception())
+            raised = type(sys.exception()).__name__
+            layer.why_empty = f"it raised {raised}, which the model caught"
             self.flow.complete(frame.call, [], is_one_vertex=False)
         else:
             self._see_output(layer, frame, output)
@@ -252,7 +256,8 @@ class Hooks:
         if name is None:
             if not isinstance(caller.layer.module, nn.modules.dropout._DropoutNd):
                 said = dropout_options(call, args, kwargs)
-                self.recorder.add_options(caller.layer, most_dropped(caller.layer.options, said))
+                known = caller.layer.options
+                caller.layer.options = {**known, **most_dropped(known, said)}
             return self.flow.run_function(call, args, kwargs)
         functions = caller.functions = caller.functions or {}
         number, options = functions.get(name, 0), call_options(name, args, kwargs)
@@ -270,7 +275,8 @@ class Hooks:
         self.flow.complete(frame.call, tensors, is_one_vertex)
         recorder, is_new = self.recorder, not frame.is_recomputation
         if not tensors:
-            recorder.note_no_tensor(layer, output)
+            what = "None" if output is None else f"a value of type {type(output).__name__}"
+            layer.why_empty = layer.why_empty or f"it returned {what}, no tensor"
         if is_new:
             recorder.complete(layer)
         returned: list[Tensor] = []
@@ -395,20 +401,23 @@ class _UnnamedError(InspectionError, AttributeError):
     """Our hooks have no name, and torch.jit.script asks each hook for one."""
 
 
-class _ModuleHook:
-    """A forward hook that knows its layer.
+class OurHook:
+    """A hook on a module; it pickles and copies to one that does nothing and needs only Python."""
 
-    It pickles and copies to one that does nothing, and that needs nothing but Python.
-    """
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return getattr, (nullcontext(), "__exit__")
+
+
+class _ModuleHook(OurHook):
+    """A forward hook that knows its layer."""
 
     __slots__ = ("_hooks", "_layer")
 
     def __init__(self, hooks: Hooks, layer: Layer) -> None:
         self._hooks = hooks
         self._layer = layer
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return getattr, (nullcontext(), "__exit__")
 
     @property
     def __name__(self) -> str:
@@ -428,7 +437,7 @@ class _EnterHook(_ModuleHook):
         if not is_traced():
             self._hooks.enter(self._layer, (args, kwargs) if kwargs else args)
         elif not is_compiling():
-            self._hooks.recorder.note_traced(self._layer)
+            self._layer.traced = True
 
 
 class _CompleteHook(_ModuleHook):

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -22,35 +21,16 @@ from torch import Tensor
 
 from pytest_modelhealth.capture.observing.autograd_graph import Origin, are_cosines, origin
 from pytest_modelhealth.capture.observing.layer import Layer
-from pytest_modelhealth.capture.observing.tensors import Reader, is_a
+from pytest_modelhealth.capture.observing.tensors import Reader, is_a, noted
 from pytest_modelhealth.report import ClassTargets, LossCall, Option
 from pytest_modelhealth.statistics import Entry
 
-_NAMES = (
-    "binary_cross_entropy",
-    "binary_cross_entropy_with_logits",
-    "cosine_embedding_loss",
-    "cross_entropy",
-    "ctc_loss",
-    "gaussian_nll_loss",
-    "hinge_embedding_loss",
-    "huber_loss",
-    "kl_div",
-    "l1_loss",
-    "margin_ranking_loss",
-    "mse_loss",
-    "multi_margin_loss",
-    "multilabel_margin_loss",
-    "multilabel_soft_margin_loss",
-    "nll_loss",
-    "poisson_nll_loss",
-    "smooth_l1_loss",
-    "soft_margin_loss",
-    "triplet_margin_loss",
-    "triplet_margin_with_distance_loss",
-)
-
-LOSS_FUNCTIONS: dict[Callable[..., Any], str] = {getattr(F, name): name for name in _NAMES}
+LOSS_FUNCTIONS: dict[Callable[..., Any], str] = {
+    getattr(F, name): name
+    for name in dir(F)
+    if name.endswith(("_loss", "cross_entropy", "_with_logits", "kl_div"))
+    and name != "linear_cross_entropy"  # which takes the layer's input and weight
+}
 """torch's loss functions; those in `torch.nn` call them."""
 
 _PLAIN = frozenset({bool, int, float, str})
@@ -132,7 +112,7 @@ class LossCalls:
         value: Any,
     ) -> None:
         """Take what a loss function was given and gave; it was called by `layer`, if by any."""
-        with self._noted(LOSS_FUNCTIONS[call]), torch._C.DisableTorchFunction():
+        with noted(self._errors, f"loss {LOSS_FUNCTIONS[call]}: "), torch._C.DisableTorchFunction():
             name, read = None if layer is None else layer.name, self._reader.of_loss
             seen = see_loss(call, args, kwargs, value, layer=name, samples=self._samples, read=read)
             self._waiting.append(seen)
@@ -144,16 +124,8 @@ class LossCalls:
         """Work out what was seen."""
         seen, self._waiting = self._waiting, []
         for loss in seen:
-            with self._noted(loss.call.function):
+            with noted(self._errors, f"loss {loss.call.function}: "):
                 self.settled.append(loss.settled())
-
-    @contextmanager
-    def _noted(self, function: str) -> Iterator[None]:
-        """Put an error of ours on the record, as in a hook."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001
-            self._errors.append(f"loss {function}: {type(error).__name__}: {error}")
 
 
 _MOST_WAITING = 64
@@ -337,18 +309,13 @@ def _targets(
     if target.is_floating_point() or not target.numel():
         return None
     is_ignored = target == int(given.get("ignore_index", -100))
-    ends = _ends(target, is_ignored)
+    info = torch.iinfo(target.dtype)  # to find both ends waits for no device
+    least = target.masked_fill(is_ignored, info.max).amin()
+    ends = torch.stack([least, target.masked_fill(is_ignored, info.min).amax()])
     count, sequences = target.numel(), None
     if samples > 1 and count % samples == 0 and count // samples >= _SHORTEST_SEQUENCE:
         sequences = _sample(target.reshape(samples, -1), 1)
     return _Targets(count, is_ignored.sum(), ends, sequences)
-
-
-def _ends(target: Tensor, is_ignored: Tensor) -> Tensor:
-    """Return the least and the largest class that is not ignored; it waits for no device."""
-    info = torch.iinfo(target.dtype)
-    least = target.masked_fill(is_ignored, info.max).amin()
-    return torch.stack([least, target.masked_fill(is_ignored, info.min).amax()])
 
 
 _SHORTEST_SEQUENCE = 4

@@ -22,7 +22,7 @@ from pytest_modelhealth.capture.observing.hooks import Hooks, is_traced
 from pytest_modelhealth.capture.observing.layer import Layer
 from pytest_modelhealth.capture.observing.recorder import FunctionalCall, Recorder
 from pytest_modelhealth.capture.observing.tensors import holds_numbers, is_a
-from pytest_modelhealth.layers import FUNCTIONAL_LAYERS
+from pytest_modelhealth.layers import ACTIVATION_MODULES, FUNCTIONAL_LAYERS
 
 
 @contextmanager
@@ -52,7 +52,9 @@ def _shown(module: fx.GraphModule, hooks: Hooks) -> Iterator[None]:
         yield
         return
     for call, layer in calls:
-        hooks.recorder.note_container(layer, call.type)
+        layer.opaque = ""  # it is seen all the same
+        layer.kind, layer.type_name = call.type, call.type.__name__
+        layer.activation = ACTIVATION_MODULES.get(call.type)
         _insert(graph, call, layer, hooks)
     kind = type(module)
     original = kind.forward
@@ -153,7 +155,7 @@ def note_source_lines(recorder: Recorder) -> None:
     root: nn.Module | None = None  # of a program, whose parts tell paths from there
     for module, layer in list(recorder.by_module.items()):
         if isinstance(line := vars(module).get("_source"), str):  # of a deployed model
-            recorder.note_source(layer, line)
+            layer.source = layer.source or line
         graph = _graph(module)
         if graph is None:
             continue
@@ -161,9 +163,9 @@ def note_source_lines(recorder: Recorder) -> None:
             root = module
         for node in graph.nodes:
             for called, line in _calls(node, module, root, recorder):
-                recorder.note_source(called, line)
+                called.source = called.source or line
         for call, line in _functional_calls(graph, module, layer, recorder):
-            recorder.note_source_of_function(call, line)
+            recorder.lines.setdefault(call, line)
 
 
 def _graph(module: nn.Module) -> fx.Graph | None:
@@ -292,15 +294,15 @@ class Listener:
         """Say of each layer that was called, and whose output never showed, why it did not."""
         for layer in self._layers:
             if layer.calls and not layer.returned_own and not layer.unsupported:
-                self._hooks.recorder.note_unsupported(
-                    layer,
+                layer.unsupported = (
                     "its output holds no floating-point tensor, or nothing uses it and the "
-                    "optimised code does not compute it",
+                    "optimised code does not compute it"
                 )
 
     def line(self, index: int, line: str) -> None:
         """Take the line of the user's code that calls a layer."""
-        self._hooks.recorder.note_source(self._layers[index], line)
+        layer = self._layers[index]
+        layer.source = layer.source or line
 
     def fail(self, index: int, error: Exception) -> None:
         """Note an error of ours."""
@@ -380,19 +382,9 @@ def see_gradient(gradient: Tensor, layer: int) -> Tensor:
     return gradient.clone()
 
 
-@see_input.register_fake
-def _(value: Tensor, clock: Tensor, layer: int, begins: bool) -> None:
-    return None
-
-
-@see_output.register_fake
-def _(value: Tensor, layer: int, begins: bool, requires_grad: bool) -> Tensor:
-    return torch.empty_like(value)
-
-
-@see_gradient.register_fake
-def _(gradient: Tensor, layer: int) -> Tensor:
-    return torch.empty_like(gradient)
+see_input.register_fake(lambda value, clock, layer, begins: None)
+see_output.register_fake(lambda value, layer, begins, requires_grad: torch.empty_like(value))
+see_gradient.register_fake(lambda gradient, layer: torch.empty_like(gradient))
 
 
 def _remember_layer(ctx: Any, inputs: tuple[Tensor, int, bool, bool], output: Tensor) -> None:

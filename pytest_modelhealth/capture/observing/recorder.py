@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,6 @@ from pytest_modelhealth.capture.observing.tensors import (
     version,
 )
 from pytest_modelhealth.layers import (
-    ACTIVATION_MODULES,
     ATTENTION,
     NamedModule,
     Selection,
@@ -92,6 +91,7 @@ class Recorder:
         notes: what a reader should know.
         unit_dimension: tells where the units of an output of a module lie.
         placements: tells how tensors lie on several ranks, where there are several.
+        lines: the line of the user's code that makes a functional call, where a graph knows it.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Recorder:
         self._compare_outputs = compare_outputs
         self._deviations: list[Deviation] = []
         self._loss: Entry | float | None = None
-        self._lines: dict[FunctionalCall, str] = {}
+        self.lines: dict[FunctionalCall, str] = {}
         self._events = 0
         for name, module, aliases, opaque in modules:
             held = own_parameters(module).items()
@@ -173,39 +173,17 @@ class Recorder:
             if layer is None:
                 layer = Layer(name, function, self._selection.roles(name, None), functional=True)
                 layer.activation = None if function == ATTENTION else function
-                layer.source = self._lines.get(FunctionalCall(caller.name, function, index), "")
+                layer.source = self.lines.get(FunctionalCall(caller.name, function, index), "")
                 self.layers[name] = layer
             if layer.module is None:
                 layer.options = options
                 return layer
             index += 1  # a module has this name already
 
-    def note_container(self, layer: Layer, kind: type[nn.Module]) -> None:
-        """Note that a container that was inlined is seen all the same, and of which class it is."""
-        layer.opaque = ""
-        layer.kind, layer.type_name = kind, kind.__name__
-        layer.activation = ACTIVATION_MODULES.get(kind)
-
-    def note_opaque(self, layer: Layer, why: str) -> None:
-        """Note why a layer cannot be observed, if it cannot."""
-        layer.opaque = why
-
-    def note_source(self, layer: Layer, line: str) -> None:
-        """Take down which line of the user's code calls a layer: the first that is given."""
-        layer.source = layer.source or line
-
-    def note_source_of_function(self, call: FunctionalCall, line: str) -> None:
-        """Take down which line of the user's code makes a functional call."""
-        self._lines.setdefault(call, line)
-
     def note_options(self) -> None:
         """Take down how every module is set up."""
         for module, layer in self.by_module.items():
             layer.options = {**module_options(module), **layer.options}
-
-    def add_options(self, layer: Layer, options: Mapping[str, Option]) -> None:
-        """Take down what a call inside a layer says of how that is set up."""
-        layer.options = {**layer.options, **options}
 
     def note_ties(self) -> None:
         """Take down which parameters are those of an earlier layer, where `held` has them."""
@@ -256,36 +234,10 @@ class Recorder:
         layer.grad_off = layer.grad_off or grad_off
         return False
 
-    def note_no_tensor(self, layer: Layer, output: Any) -> None:
-        """Note that a call of `layer` returned something without tensors."""
-        what = "None" if output is None else f"a value of type {type(output).__name__}"
-        layer.why_empty = layer.why_empty or f"it returned {what}, no tensor"
-
-    def note_raised(self, layer: Layer, error: BaseException | None) -> None:
-        """Note that a call of `layer` raised."""
-        layer.why_empty = f"it raised {type(error).__name__}, which the model caught"
-
-    def note_traced(self, layer: Layer) -> None:
-        """Note that `layer` is called while a trace is made."""
-        layer.traced = True
-
     def note_pass_with_graph(self, layers: Iterable[Layer]) -> None:
         """Note that gradients of `layers` came in a pass that builds a graph."""
         for layer in layers:
             layer.passed_with_graph = True
-
-    def note_unsupported(self, layer: Layer, why: str) -> None:
-        """Note why a tensor of `layer` could not be read."""
-        layer.unsupported = why
-
-    def note_blind_spot(self, layer: Layer) -> None:
-        """Note that functional layers inside `layer` were left alone."""
-        note = (
-            f"functional layers inside {layer.label!r} were not looked at: without gradients its "
-            "fused path gives other numbers while it is watched"
-        )
-        if note not in self.notes:
-            self.notes.append(note)
 
     def fail(self, layer: Layer, error: Exception) -> None:
         """Note that an error of ours cost what could have been seen of `layer`."""

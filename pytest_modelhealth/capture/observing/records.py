@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import fields
 from functools import partial
 from types import FunctionType
 
@@ -47,6 +49,11 @@ def _definition(kind: type) -> Definition:
     return Definition(kind.__module__, kind.__qualname__, path or "", 0)
 
 
+def in_order(layers: Iterable[Layer]) -> list[Layer]:
+    """Return layers in execution order, those never called last."""
+    return sorted(layers, key=lambda lyr: math.inf if lyr.entered is None else lyr.entered)
+
+
 def layer_records(
     layers: Iterable[Layer], *, backward: bool, functions: FunctionalLayers | None = None
 ) -> LayerRecords:
@@ -57,8 +64,7 @@ def layer_records(
         backward: whether a backward pass ran.
         functions: saw which parameters functions were given, where those are seen.
     """
-    never = float("inf")
-    ordered = sorted(layers, key=lambda lyr: never if lyr.entered is None else lyr.entered)
+    ordered = in_order(layers)
     reasons = _reasons_why_not_called(ordered, functions)
     return LayerRecords(partial(_records, ordered, reasons, backward))
 
@@ -84,37 +90,28 @@ def _record(
         for role in ("parameters", "parameter_gradients", "buffers")
     }
     return LayerRecord(
-        name=layer.name,
-        type_name=layer.type_name,
+        **{name: getattr(layer, name) for name in _AS_THEY_ARE},
         status=status,
         reason=reason,
-        functional=layer.functional,
-        activation=layer.activation,
-        entered=layer.entered,
-        completed=layer.completed,
-        calls=layer.calls,
-        aliases=layer.aliases,
         inputs=merged_entries(seen.get("inputs", ())),
         activations=merged_entries(seen.get("activations", ())),
         gradients=merged_entries(seen.get("gradients", ())),
         parameters=statistics["parameters"],
         parameter_gradients=statistics["parameter_gradients"],
         buffers=statistics["buffers"],
-        frozen=layer.frozen,
         unreached=frozenset(layer.unreached),
         read_in_vain=frozenset(name for name, is_read in layer.unreached.items() if is_read),
-        tied=layer.tied,
-        grad_off=layer.grad_off,
         nonfinite_calls=_nonfinite_calls(layer),
         watched=layer.roles,
         source=layer.source or line_of(layer.place),
         options={**layer.options, **_scores(layer)} if layer.functional else layer.options,
-        equal_samples=layer.equal_samples,
-        equal_input_samples=layer.equal_input_samples,
-        zero_slices=layer.zero_slices,
         definitions=places,
-        placements=layer.placements,
     )
+
+
+_OWN = {"options", "source", "unreached"}
+_AS_THEY_ARE = {f.name for f in fields(Layer)} & {f.name for f in fields(LayerRecord)} - _OWN
+"""What is known of a layer under the same name while it runs and after."""
 
 
 def _nonfinite_calls(layer: Layer) -> dict[str, int]:

@@ -155,13 +155,9 @@ def equal_samples(tensors: list[Tensor], samples: int, known: list[Entry | None]
 
 
 def _has_samples(tensor: Tensor, samples: int) -> bool:
-    if type(tensor) is not Tensor and _keeps_its_values(tensor):
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         return False
     return not tensor.is_nested and tensor.ndim > 0 and tensor.shape[0] == samples
-
-
-def _keeps_its_values(tensor: Tensor) -> bool:
-    return type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
 
 
 def _is_readable(tensor: Tensor) -> bool:

@@ -7,6 +7,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Any, Generic, Self, TypeGuard, TypeVar
@@ -17,6 +18,16 @@ from torch.nn.parameter import is_lazy
 
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.statistics import Entry, Ledger, UnsupportedTensorError
+
+
+@contextmanager
+def noted(errors: list[str], what: str = "") -> Iterator[None]:
+    """Put an error of ours on the record: it must never reach what runs of the user's."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is ours
+        errors.append(f"{what}{type(error).__name__}: {error}")
+
 
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), type, range, slice)
 _OPAQUE = (nn.Module, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)

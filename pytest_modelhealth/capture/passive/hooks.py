@@ -88,12 +88,15 @@ def compiled_things() -> list[Any]:
         return []
     kinds = (FunctionType, dynamo.OptimizedModule)
     things = [thing for thing in gc.get_objects() if type(thing) in kinds]
-    return [thing for thing in things if type(thing) is not FunctionType or _is_compiled(thing)]
-
-
-def _is_compiled(function: FunctionType) -> bool:
-    is_made_by_dynamo = hasattr(function, "_torchdynamo_orig_callable")
-    return is_made_by_dynamo and not hasattr(function, "_torchdynamo_disable")
+    return [
+        thing
+        for thing in things
+        if type(thing) is not FunctionType
+        or (
+            hasattr(thing, "_torchdynamo_orig_callable")
+            and not hasattr(thing, "_torchdynamo_disable")
+        )
+    ]
 
 
 _CALLS = frozenset({"__call__", "_call_impl", "_wrapped_call_impl", "inner"})
@@ -237,7 +240,8 @@ class PassiveHooks(Hooks):
         if not self._stack:
             if self._passed_over is not None:
                 return
-            if not self._belongs():
+            # one of the user's training, which may be looked at
+            if not torch.is_grad_enabled() or is_inspecting() or self._is_captured():
                 self._passed_over = layer
                 return
             self._begin_pass(arguments)
@@ -267,10 +271,6 @@ class PassiveHooks(Hooks):
             return False
         self._note_backward()
         return True
-
-    def _belongs(self) -> bool:
-        """Whether a pass that begins is one of the user's training, which may be looked at."""
-        return torch.is_grad_enabled() and not is_inspecting() and not self._is_captured()
 
     def _is_captured(self) -> bool:
         """Whether a CUDA graph is captured, which is noted."""

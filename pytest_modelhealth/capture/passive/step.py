@@ -16,13 +16,14 @@ from torch.optim import Optimizer
 
 from pytest_modelhealth.capture.observing.layer import Held, Layer
 from pytest_modelhealth.capture.observing.recorder import Recorder, merged_entries
-from pytest_modelhealth.capture.observing.records import layer_records
+from pytest_modelhealth.capture.observing.records import in_order, layer_records
 from pytest_modelhealth.capture.observing.tensors import (
     NO_SCALE,
     KnownTensors,
     LossScale,
     find_tensors,
     is_capturing,
+    noted,
 )
 from pytest_modelhealth.capture.passive.hooks import (
     PASSES_A_PAGE,
@@ -32,6 +33,7 @@ from pytest_modelhealth.capture.passive.hooks import (
     PassiveHooks,
 )
 from pytest_modelhealth.capture.passive.updates import OptimizerSteps
+from pytest_modelhealth.capture.step.batch import batch_size
 from pytest_modelhealth.capture.step.company import notes_on_ranks
 from pytest_modelhealth.capture.step.isolation import is_inspecting, uninterrupted
 from pytest_modelhealth.errors import InspectionError
@@ -71,11 +73,7 @@ class WatchedStep:
     @cached_property
     def layers(self) -> dict[str, Layer]:
         """Every layer by name, in execution order, those never called last."""
-        never = float("inf")
-        ordered = sorted(
-            self._layers, key=lambda lyr: never if lyr.entered is None else lyr.entered
-        )
-        return {layer.name: layer for layer in ordered}
+        return {layer.name: layer for layer in in_order(self._layers)}
 
     def statistics(self, layer: Layer, role: str) -> TensorStatistics | None:
         """Return what was seen of a layer in a role, merged over its tensors."""
@@ -104,7 +102,7 @@ class PassiveStep:
         self._compiled = Compiled.of(model, compiled)
         self._recorder = recorder = Recorder(named_modules(model), selection, compare_outputs=False)
         for module in self._compiled.hidden.intersection(recorder.by_module):
-            recorder.note_opaque(recorder.by_module[module], WHY_OPAQUE)
+            recorder.by_module[module].opaque = WHY_OPAQUE
         self._held = {id(held[2]): held for held in recorder.held("_parameters")}
         self._before = KnownTensors[bool]()  # gradients of earlier steps
         for _, _, parameter in self._held.values():
@@ -122,7 +120,7 @@ class PassiveStep:
         self._hooks = PassiveHooks(recorder, is_functional, self._begin_pass, self._end_backward)
         wanted = {n: (p, "parameters" in lyr.roles) for n, (lyr, _, p) in self._held.items()}
         ledger = recorder.reader.ledger
-        self._steps = OptimizerSteps(wanted, ledger, self._see_update, self._fail)
+        self._steps = OptimizerSteps(wanted, ledger, self._see_update, recorder.errors)
 
     def register(self) -> None:
         """Put hooks on the model, and have torch tell of optimizers."""
@@ -146,7 +144,7 @@ class PassiveStep:
     def _begin_pass(self, arguments: Any) -> None:
         with torch._C.DisableTorchFunction():
             tensors = find_tensors(arguments)
-            self._batch = next((len(t) for t in tensors if t.ndim and not t.is_nested), 0)
+            self._batch = batch_size(tensors)
         self._samples += self._batch
         if not self._modes:
             self._modes = {
@@ -162,11 +160,8 @@ class PassiveStep:
         self._recorder.expect(self._batch, self._scale)
 
     def _end_backward(self) -> None:
-        try:
-            with torch._C.DisableTorchFunction():
-                self._read_gradients(filter(self._is_new, self._held.values()))
-        except Exception as error:  # noqa: BLE001 - ours: it must not reach the user's backward
-            self._fail(error)
+        with noted(self._recorder.errors), torch._C.DisableTorchFunction():
+            self._read_gradients(filter(self._is_new, self._held.values()))
 
     def _is_new(self, held: Held) -> bool:
         """Whether a parameter has a gradient that is not from before this step."""
@@ -213,9 +208,6 @@ class PassiveStep:
         if not self._is_state_read:
             self._is_state_read = True
             self._recorder.add_state("parameters", self._held.values())
-
-    def _fail(self, error: Exception) -> None:
-        self._recorder.errors.append(f"{type(error).__name__}: {error}")
 
     # What was seen.
 

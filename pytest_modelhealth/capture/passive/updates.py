@@ -17,7 +17,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.hooks import RemovableHandle
 
-from pytest_modelhealth.capture.observing.tensors import is_capturing
+from pytest_modelhealth.capture.observing.tensors import is_capturing, noted
 from pytest_modelhealth.capture.step.isolation import is_inspecting
 from pytest_modelhealth.statistics import Entry, Ledger
 
@@ -38,7 +38,7 @@ class OptimizerSteps:
         ledger: reads the differences.
         on_step: told of the ids of the parameters, the optimizer and whether its step is over, when
             a step begins and when it ends.
-        on_error: told of errors of ours.
+        errors: takes errors of ours.
 
     Attributes:
         updates: what was found in the difference of each parameter in its latest step, by id.
@@ -51,7 +51,7 @@ class OptimizerSteps:
         parameters: Mapping[int, tuple[Tensor, bool]],
         ledger: Ledger,
         on_step: OnStep,
-        on_error: Callable[[Exception], None],
+        errors: list[str],
     ) -> None:
         self.updates: dict[int, Entry] = {}
         self.rates: dict[int, float] = {}
@@ -59,7 +59,7 @@ class OptimizerSteps:
         self._parameters = parameters
         self._ledger = ledger
         self._on_step: OnStep | None = on_step
-        self._on_error: Callable[[Exception], None] | None = on_error
+        self._errors = errors
         self._open: dict[int, _Begun] = {}
         self._handles: list[RemovableHandle] = []
         self._thread = get_ident()
@@ -75,28 +75,19 @@ class OptimizerSteps:
             handle.remove()
         self._handles.clear()
         self._open.clear()
-        self._on_step = self._on_error = None
+        self._on_step = None
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if is_compiling() or not self._is_here():
+        if is_compiling() or is_inspecting() or is_capturing() or get_ident() != self._thread:
             return
-        try:
-            with torch._C.DisableTorchFunction():
-                self._begin(optimizer)
-        except Exception as error:  # noqa: BLE001 - ours: it must not reach the user's training
-            self._fail(error)
+        with noted(self._errors), torch._C.DisableTorchFunction():
+            self._begin(optimizer)
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if is_compiling() or id(optimizer) not in self._open:
             return
-        try:
-            with torch._C.DisableTorchFunction():
-                self._end(optimizer, self._open.pop(id(optimizer)))
-        except Exception as error:  # noqa: BLE001 - as above
-            self._fail(error)
-
-    def _is_here(self) -> bool:
-        return get_ident() == self._thread and not is_inspecting() and not is_capturing()
+        with noted(self._errors), torch._C.DisableTorchFunction():
+            self._end(optimizer, self._open.pop(id(optimizer)))
 
     def _begin(self, optimizer: Optimizer) -> None:
         held = [id(p) for p in parameters_of(optimizer) if id(p) in self._parameters]
@@ -131,10 +122,6 @@ class OptimizerSteps:
         found = self._ledger.add_many(begun.copies)
         for number, change, entry in zip(begun.copied, begun.copies, found, strict=True):
             self.updates[number] = entry or self._ledger.add(change)
-
-    def _fail(self, error: Exception) -> None:
-        if self._on_error is not None:
-            self._on_error(error)
 
 
 @dataclass

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,7 +14,13 @@ from torch import Tensor, nn
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import copied_batch
 from pytest_modelhealth.capture.step.company import in_company, refuse_again_and_again
-from pytest_modelhealth.capture.step.isolation import Inspection, exited_whole, untouched
+from pytest_modelhealth.capture.step.isolation import (
+    Inspection,
+    Switch,
+    exited_whole,
+    untouched,
+    values_kept,
+)
 from pytest_modelhealth.capture.step.run import eagerly
 from pytest_modelhealth.capture.step.state import Memory, State
 from pytest_modelhealth.errors import InspectionError
@@ -30,18 +35,14 @@ def copied(model: nn.Module) -> nn.Module:
     Raises:
         InspectionError: it cannot be copied.
     """
+    held = [value for module in model.modules() for value in vars(module).values()]
+    computed = [value for value in held if type(value) is Tensor and not value.is_leaf]
     try:
-        return copy.deepcopy(model, {id(t): t.detach().clone() for t in _computed(model)})
+        return copy.deepcopy(model, {id(t): t.detach().clone() for t in computed})
     except Exception as error:
         raise InspectionError(
             f"{type(model).__name__} cannot be copied, and so not be run in another way: {error}"
         ) from error
-
-
-def _computed(model: nn.Module) -> list[Tensor]:
-    """Return the tensors in attributes that have a graph, which torch does not copy."""
-    held = (value for module in model.modules() for value in vars(module).values())
-    return [value for value in held if type(value) is Tensor and not value.is_leaf]
 
 
 def converted_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
@@ -134,21 +135,11 @@ class Beside:
             apart = [] if watched else [inspection.apart(), eagerly()]
             switched = [_silenced()] if fused else [_unfused(), _silenced()]
             put_back = untouched(inspection, batch)
-            with exited_whole(self._written_back(), put_back, *apart, *switched):
+            kept = values_kept(self._state, self._parameters)
+            with exited_whole(kept, put_back, *apart, *switched):
                 if evaluation:
                     self.model.eval()
                 yield
-
-    @contextmanager
-    def _written_back(self) -> Iterator[None]:
-        modes = [(one, one.training) for one in self._state.modules if hasattr(one, "training")]
-        try:
-            yield
-        finally:
-            self._parameters.restore()
-            for module, training in modes:
-                if module.training != training:
-                    module.training = training  # of a script, which keeps it in C++
 
 
 def _modules_in(loss: Any) -> list[nn.Module]:
@@ -158,34 +149,7 @@ def _modules_in(loss: Any) -> list[nn.Module]:
     return [owner for owner in owners if isinstance(owner, nn.Module)]
 
 
-class _Held:
-    """A switch of the whole process: the first of all threads to come sets it, the last resets it.
-
-    Args:
-        switched: sets it, and puts it back.
-    """
-
-    def __init__(self, switched: Callable[[], AbstractContextManager[None]]) -> None:
-        self._switched = switched
-        self._lock, self._holders = threading.Lock(), 0
-        self._stack = ExitStack()
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        with self._lock:
-            self._holders += 1
-            if self._holders == 1:
-                self._stack.enter_context(self._switched())
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._holders -= 1
-                if self._holders == 0:
-                    self._stack.close()
-
-
-@_Held
+@Switch
 @contextmanager
 def _unfused() -> Iterator[None]:
     """Let torch's attention run as in training: fused, it passes over padded rows."""
@@ -197,7 +161,7 @@ def _unfused() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fused)
 
 
-@_Held
+@Switch
 @contextmanager
 def _silenced() -> Iterator[None]:
     """Keep warnings of changed batches to ourselves: a deviation over one sample, say."""

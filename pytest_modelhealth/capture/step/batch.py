@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from pytest_modelhealth.capture.engine import Request
 from pytest_modelhealth.capture.observing.tensors import find_tensors, is_a
 from pytest_modelhealth.capture.step.loss import compute_loss, validate_loss
+from pytest_modelhealth.capture.step.state import contents_kept
 from pytest_modelhealth.errors import InspectionError
 
 
@@ -70,17 +71,13 @@ def deep_copy(batch: Any) -> Any:
     Raises:
         Exception: whatever an object of the user's raises where it is copied.
     """
-    copies = {id(t): _copied(t) for t in find_tensors(batch) if not t.is_leaf or not _is_plain(t)}
+    copies = {
+        id(t): t.detach().clone().requires_grad_(t.requires_grad)
+        for t in find_tensors(batch)
+        # of sparse and nested ones torch cannot make a deep copy of all
+        if not t.is_leaf or t.layout is not torch.strided or t.is_nested
+    }
     return copy.deepcopy(batch, copies)
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    """Whether torch can make a deep copy of it: of sparse and nested ones it cannot of all."""
-    return tensor.layout is torch.strided and not tensor.is_nested
-
-
-def _copied(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 LIGHTNING_MODULES = tuple(
@@ -151,36 +148,15 @@ def run_by_training_step(request: Request, *, with_outputs: bool = False) -> Ite
         yield request
         return
     parts = [part for part in module.modules() if is_lightning(part)]
-    before = [(vars(part), _silenced(vars(part))) for part in parts]
-    before.append((attributes, {"forward": attributes.get("forward", _MISSING)}))
-    try:
+    with contents_kept([attributes, *map(vars, parts)]):
+        for part in parts:
+            vars(part).update(log=log_nothing, log_dict=log_nothing)
         attributes["forward"] = _TrainingStep(module, with_outputs)
         yield replace(request, inputs=arguments_of(module, request.inputs))
-    finally:
-        for held, saved in reversed(before):
-            _put_back(held, saved)
-
-
-_MISSING = object()
 
 
 def log_nothing(*_: Any, **__: Any) -> None:
     """Stand in the place of `LightningModule.log`, which asks for the trainer."""
-
-
-def _silenced(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Let a module log nothing; return what it had in those places."""
-    before = {name: attributes.get(name, _MISSING) for name in ("log", "log_dict")}
-    attributes.update(dict.fromkeys(before, log_nothing))
-    return before
-
-
-def _put_back(attributes: dict[str, Any], saved: dict[str, Any]) -> None:
-    for name, value in saved.items():
-        if value is _MISSING:
-            attributes.pop(name, None)
-        else:
-            attributes[name] = value
 
 
 class _TrainingStep:

@@ -176,6 +176,21 @@ def gradients_set_aside(leaves: Iterable[Tensor]) -> Iterator[None]:
             leaf.grad = gradient
 
 
+@contextmanager
+def values_kept(state: State, values: Memory) -> Iterator[None]:
+    """Put values back, what requires a gradient, and the modes of modules, in scripts too."""
+    flags: list[tuple[Any, str, bool]]
+    flags = [(one, "training", one.training) for one in state.modules if hasattr(one, "training")]
+    flags += [(leaf, "requires_grad", leaf.requires_grad) for leaf in state.leaves]
+    try:
+        yield
+    finally:
+        values.restore()
+        for owner, name, value in flags:
+            if getattr(owner, name) != value:
+                setattr(owner, name, value)  # of a script, too, which keeps it in C++
+
+
 def random_state() -> dict[str, Any]:
     """Return the state of all random generators that are not the model's own."""
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
@@ -186,6 +201,16 @@ def random_state() -> dict[str, Any]:
     if torch.backends.mps.is_available():
         state["mps"] = torch.mps.get_rng_state()
     return state
+
+
+@contextmanager
+def random_numbers_kept() -> Iterator[None]:
+    """Put all random generators that are not the model's own back in the end."""
+    state = random_state()
+    try:
+        yield
+    finally:
+        restore_random_state(state)
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
@@ -266,40 +291,58 @@ class _Signals:
             self._handlers[number](number, frame)
 
 
+class Switch:
+    """A setting of the whole process: the first of all threads to come sets it, the last resets it.
+
+    Args:
+        switched: sets it, and puts it back.
+    """
+
+    def __init__(self, switched: Callable[[], AbstractContextManager[None]]) -> None:
+        self._switched = switched
+        self._lock, self._holders, self._is_set = threading.Lock(), 0, False
+        self._stack = ExitStack()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Have it set inside."""
+        with self._lock:
+            self._holders += 1
+        try:
+            with self._lock:  # in here, so that Ctrl-C finds a way out
+                if not self._is_set:
+                    self._is_set = True
+                    self._stack.enter_context(self._switched())
+            yield
+        finally:
+            with self._lock:
+                self._holders -= 1
+                if self._holders == 0:
+                    self._is_set = False
+                    self._stack.close()
+
+
 _FACTOR = 100
-_holders = 0
-_usual: tuple[int, int, int] = (0, 0, 0)
 
 
+@Switch
 @contextmanager
 def collected_rarely() -> Iterator[None]:
     """Let the collector wait for a hundred times as many new objects.
 
     What a run keeps of a layer is a dozen objects, and none of it is garbage before its report is;
     at the usual thresholds the collector looks through them again and again, and now and then
-    through everything in the process. Garbage of the user's own is still collected, later.
-
-    The thresholds are one for the process: the first to enter sets them, and the last to leave puts
-    them back, unless somebody has set others meanwhile.
+    through everything in the process. Garbage of the user's own is still collected, later. The
+    thresholds are put back unless somebody has set others meanwhile.
     """
-    global _holders, _usual
-    with _lock:
-        _holders += 1
-        is_first = _holders == 1
+    usual = gc.get_threshold()
+    rare = (usual[0] * _FACTOR, *usual[1:])
     try:
-        if is_first:  # in here, so that Ctrl-C finds a way out
-            _usual = gc.get_threshold()
-            gc.set_threshold(*_rare())
+        gc.set_threshold(*rare)
         yield
     finally:
-        with _lock:
-            _holders -= 1
-            if _holders == 0 and gc.get_threshold() == _rare():
-                gc.set_threshold(*_usual)
-
-
-def _rare() -> tuple[int, int, int]:
-    return (_usual[0] * _FACTOR, *_usual[1:])
+        if gc.get_threshold() == rare:
+            gc.set_threshold(*usual)
 
 
 _SHALLOW = 10_000

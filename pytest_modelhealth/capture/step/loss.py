@@ -17,7 +17,7 @@ from pytest_modelhealth.capture.observing.autograd_graph import loss_path
 from pytest_modelhealth.capture.observing.function_mode import ASKS_FOR_FORM
 from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.layer import Layer
-from pytest_modelhealth.capture.observing.tensors import LossScale, find_tensors, is_a
+from pytest_modelhealth.capture.observing.tensors import LossScale, find_tensors, is_a, noted
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.report import LossPath, TaskGradients, TaskPair
 
@@ -38,7 +38,9 @@ def compute_loss(output: Any, target: Any, loss: Callable[..., Any] | None) -> T
                 "loss=torch.nn.functional.cross_entropy"
             )
         return _own_loss(output)
-    _refuse_class(loss)
+    if isinstance(loss, type) and nn.Module in loss.__mro__:
+        name = loss.__name__
+        raise InspectionError(f"loss is the class {name}: give an instance, {name}()")
     if not callable(loss):
         raise InspectionError(
             f"loss is {loss!r} and cannot be called: give a function loss(output, target), for "
@@ -52,13 +54,6 @@ def compute_loss(output: Any, target: Any, loss: Callable[..., Any] | None) -> T
 def no_loss(output: Any) -> Tensor:
     """A loss that asks nothing of the output."""
     return torch.zeros((), requires_grad=torch.is_grad_enabled())
-
-
-def _refuse_class(loss: object) -> None:
-    """Do nothing unless `loss` is a class, which makes a module where a number is asked for."""
-    if isinstance(loss, type) and issubclass(loss, nn.Module):
-        name = loss.__name__
-        raise InspectionError(f"loss is the class {name}: give an instance, {name}()")
 
 
 def validate_loss(value: object, output: Any, what: str = "the loss") -> None:
@@ -169,10 +164,8 @@ class LossWatch:
         """See the calls made inside; an error of ours must not reach the user's loss."""
 
         def see(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            try:
+            with noted(hooks.recorder.errors, "loss: "):
                 self.see(call, args, kwargs)
-            except Exception as error:  # noqa: BLE001 - ours
-                hooks.recorder.errors.append(f"loss: {type(error).__name__}: {error}")
 
         hooks.functions.onlooker = see
         try:
@@ -199,12 +192,9 @@ class LossWatch:
             return
         shapes = _shape(made), _shape(given)
         known = shapes[0] in self._shapes and shapes[1] in self._target_shapes
-        if known and widens(*shapes) and not self._is_meant(made):
+        # a loss that itself added a dimension to the output compares all pairs
+        if known and widens(*shapes) and "unsqueeze" not in loss_path(made, self._ends).operations:
             self.widened = shapes
-
-    def _is_meant(self, made: Tensor) -> bool:
-        """Whether the loss itself added a dimension to the output: it compares all pairs."""
-        return "unsqueeze" in loss_path(made, self._ends).operations
 
     def path(self, loss: Tensor) -> LossPath:
         """Return how `loss` was computed."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -181,7 +180,7 @@ class Step:
         request: what is asked.
         model: the module that runs.
         arguments: what it is called with.
-        state: what it holds.
+        company: what this rank has of it, where it may be spread over several.
         inspection: the inspection that this is.
         recorder: takes down the layers.
         scale: the scale of the loss.
@@ -194,13 +193,12 @@ class Step:
         is_differentiated: whether a backward pass is asked for and can be run.
         no_gradients, loss_path, unregistered, task_gradients, given: as in `Observation`.
         functions: who saw which parameters functions were given, where those are seen.
-        company: what this rank has of the model, where that may be spread over several.
     """
 
     request: Request
     model: nn.Module
     arguments: Inputs
-    state: State
+    company: Company
     inspection: Inspection
     recorder: Recorder
     scale: LossScale
@@ -216,15 +214,6 @@ class Step:
     task_gradients: tuple[TaskGradients, ...] = field(default=())
     functions: FunctionalLayers | None = None
     given: tuple[GivenTensor, ...] = ()
-    company: Company | None = None
-
-    def parameters_shown(self) -> AbstractContextManager[None]:
-        """Have the modules hold the parameters that the user knows; nothing may run inside."""
-        return nullcontext() if self.company is None else self.company.parameters_shown()
-
-    def known(self, leaves: list[Tensor]) -> list[Tensor]:
-        """Return the parameters that the user knows in place of those that the forward used."""
-        return leaves if self.company is None else self.company.known(leaves)
 
     @property
     def batch(self) -> Any:
@@ -248,15 +237,14 @@ def prepare(
     request: Request,
     model: nn.Module,
     notes: list[str],
-    state: State,
-    company: Company | None = None,
+    company: Company,
 ) -> Step:
     """Return the step that is about to run.
 
     Raises:
         InspectionError: the request cannot be carried out on this model.
     """
-    scale = LossScale.of(request.scaler)
+    state, scale = company.state, LossScale.of(request.scaler)
     arguments = Inputs.of(request.inputs)
     tensors = find_tensors((arguments.args, arguments.kwargs, request.target))
     samples = batch_size(tensors)
@@ -269,7 +257,7 @@ def prepare(
         request.collectors,
     )
     note_source_lines(recorder)
-    if company is not None and company.on_ranks:
+    if company.on_ranks:
         from pytest_modelhealth.capture.parallel.placements import of_gradient, placement_of
 
         recorder.placements = Placements(placement_of, of_gradient)
@@ -283,7 +271,7 @@ def prepare(
         request=request,
         model=model,
         arguments=arguments,
-        state=state,
+        company=company,
         inspection=Inspection(state, request.model),
         recorder=recorder,
         scale=scale,
@@ -293,7 +281,6 @@ def prepare(
         tasks=TaskLosses(request.loss) if isinstance(request.loss, Mapping) else None,
         notes=[*notes, *_prepare_unregistered(recorder, registered, state)],
         given=tuple(_given(arguments)),
-        company=company,
     )
     _refuse_fake(state, tensors)
     return step
@@ -303,28 +290,21 @@ def _sources(
     arguments: Inputs, target: Any, held: Iterable[tuple[Kind, list[Held]]], state: State
 ) -> Iterator[Source]:
     """Yield the batch and what the model holds with their names in the flow."""
-    yield from named_inputs(arguments)
+    yield from ((Kind.INPUT, *named) for named in _inputs(arguments))
     yield from ((Kind.TARGET, *named) for named in _numbered("target", target))
     for kind, tensors in held:
         for layer, name, tensor in tensors:
             yield kind, (layer.name, name), tensor
     for tensor in (*state.leaves, *state.tensors):
         yield Kind.UNKNOWN, ("attribute",), tensor
-    kept = {id(names): names for module in state.modules if (names := _globals(type(module)))}
+    kept = {
+        id(names): names
+        for module in state.modules
+        if (names := getattr(type(module).forward, "__globals__", {}))
+    }
     for name, value in (item for names in kept.values() for item in [*names.items()]):
         if is_a(value, Tensor):
             yield Kind.UNKNOWN, (name,), value
-
-
-def _globals(kind: type[nn.Module]) -> dict[str, Any]:
-    """Return the names of the file in which a class has its forward."""
-    return getattr(kind.forward, "__globals__", {})
-
-
-def named_inputs(arguments: Inputs) -> Iterator[Source]:
-    """Yield the tensors of a batch with their names in the flow."""
-    for (name,), tensor in _inputs(arguments):
-        yield Kind.INPUT, (name,), tensor
 
 
 def _inputs(arguments: Inputs) -> Iterator[tuple[tuple[str], Tensor]]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -21,10 +20,12 @@ from pytest_modelhealth.capture.observing.tensors import (
     LossScale,
     find_tensors,
     is_capturing,
+    noted,
     version,
 )
 from pytest_modelhealth.capture.step.company import Company, in_company
 from pytest_modelhealth.capture.step.isolation import (
+    Switch,
     collected_rarely,
     deep_graphs_freed,
     exited_whole,
@@ -56,7 +57,7 @@ def read_state(step: Step) -> list[Held]:
         The parameters.
     """
     recorder = step.recorder
-    with step.parameters_shown():
+    with step.company.parameters_shown():
         recorder.note_options()
         recorder.note_ties()
         recorder.add_state("buffers", recorder.held("_buffers"))
@@ -72,34 +73,19 @@ def observed_eagerly(recorder: Recorder) -> Iterator[Hooks]:
         yield hooks
 
 
-_stance_lock = threading.Lock()
-_stance: list[Any] = []
-_stance_holders = 0
-
-
-@contextmanager
-def eagerly() -> Iterator[None]:
+def eagerly() -> AbstractContextManager[None]:
     """Run compiled models eagerly: a warm one ignores hooks that were added later.
 
-    The stance is one for the whole process, so the first to enter sets it and the last to leave
-    resets it. Without torch._dynamo, which takes a second to import, nothing is compiled yet.
+    Without torch._dynamo, which takes a second to import, nothing is compiled yet.
     """
-    global _stance_holders
-    if "torch._dynamo" not in sys.modules:
+    return _forced_eager() if "torch._dynamo" in sys.modules else nullcontext()
+
+
+@Switch
+@contextmanager
+def _forced_eager() -> Iterator[None]:
+    with torch.compiler.set_stance("force_eager"):
         yield
-        return
-    with _stance_lock:
-        _stance_holders += 1
-        if _stance_holders == 1:
-            _stance.append(torch.compiler.set_stance("force_eager"))
-            _stance[-1].__enter__()
-    try:
-        yield
-    finally:
-        with _stance_lock:
-            _stance_holders -= 1
-            if _stance_holders == 0:
-                _stance.pop().__exit__(None, None, None)
 
 
 def run_loss(step: Step, output: Any) -> tuple[Tensor | None, list[Any]]:
@@ -149,14 +135,16 @@ def run_backward(
         _differentiate(step, step.scale.apply(loss), parameters)
     if loss.requires_grad or step.loss_path is not None:
         read = step.hooks.functions.read
-        with step.parameters_shown():
-            step.recorder.note_unreached(parameters, lambda: step.known(graph_leaves(ends)), read)
+        with step.company.parameters_shown():
+            step.recorder.note_unreached(
+                parameters, lambda: step.company.known(graph_leaves(ends)), read
+            )
 
 
 def _differentiate(step: Step, loss: Tensor, parameters: list[Held]) -> None:
     """Run the backward pass; take gradients, and the leaves it reached that are no parameters."""
     backward, recorder = step.request.backward, step.recorder
-    known = {id(leaf) for leaf in step.state.leaves}
+    known = {id(leaf) for leaf in step.company.state.leaves}
     leaves = graph_leaves([loss.grad_fn])
     unknown = [leaf for leaf in leaves if id(leaf) not in known]
     with gradients_set_aside(unknown), step.hooks.differentiating():
@@ -166,25 +154,21 @@ def _differentiate(step: Step, loss: Tensor, parameters: list[Held]) -> None:
             loss.backward()
         del unknown
         # a function mode would see each attribute
-        with torch._C.DisableTorchFunction(), step.parameters_shown():
+        with torch._C.DisableTorchFunction(), step.company.parameters_shown():
             gradients = [(lyr, n, p.grad) for lyr, n, p in parameters if p.grad is not None]
             gradients = _over_ranks(step, gradients)
             recorder.add_state("parameter_gradients", gradients)
-            try:
+            with noted(recorder.errors, "rows of zeros: "):
                 recorder.note_zero_slices()
-            except Exception as error:  # noqa: BLE001 - ours, as in a hook
-                recorder.errors.append(f"rows of zeros: {type(error).__name__}: {error}")
-            try:
+            with noted(recorder.errors, "unregistered parameters: "):
                 step.unregistered = step.registered.leaves_out(leaves, recorder.flow.line_of_leaf)
-            except Exception as error:  # noqa: BLE001 - ours, as in a hook
-                recorder.errors.append(f"unregistered parameters: {type(error).__name__}: {error}")
 
 
 def _over_ranks(step: Step, gradients: list[Held]) -> list[Held]:
     """Return the gradients to report, where other ranks have a share in them."""
     if step.request.averager is not None:
         return step.request.averager(gradients)
-    if step.company is not None and step.company.on_ranks:
+    if step.company.on_ranks:
         from pytest_modelhealth.capture.parallel.placements import summed
 
         gradients = [(layer, name, summed(gradient)) for layer, name, gradient in gradients]
@@ -263,7 +247,10 @@ def settle(step: Step) -> Observation:
     recorder, notes = step.recorder, step.notes
     for name, tensor, before in step.versions:
         if before is not None and version(tensor) != before:
-            notes.append(f"the forward wrote to {_described(name)}, which is not undone")
+            # the number of a tensor of the batch, or the names of a layer and its parameter
+            own = ".".join(filter(None, name))
+            what = f"tensor {own} of the batch" if len(name) == 1 else f"the parameter {own!r}"
+            notes.append(f"the forward wrote to {what}, which is not undone")
     named = [(layer.name, layer.module) for layer in recorder.layers.values()]
     ensure_match(step.request.selection.rules, named, step.request.model)
     layers = layer_records(
@@ -292,13 +279,6 @@ def settle(step: Step) -> Observation:
         flow=recorder.flow.flow(),
         given=step.given,
     )
-
-
-def _described(name: Sequence[str]) -> str:
-    """Return a name of `Step.versions` for people."""
-    if len(name) == 1:
-        return f"tensor {name[0]} of the batch"
-    return f"the parameter {'.'.join(filter(None, name))!r}"
 
 
 def _overflow(layers: Iterable[LayerRecord], scale: LossScale) -> list[str]:
@@ -357,7 +337,7 @@ def _run(
     company: Company,
     graph: list[Any],
 ) -> Observation:
-    step = prepare(request, model, [*notes, *company.notes], company.state, company)
+    step = prepare(request, model, [*notes, *company.notes], company)
     inspection = step.inspection
     with exited_whole(
         inspection.apart(), untouched(inspection, step.batch), watch(step.recorder)

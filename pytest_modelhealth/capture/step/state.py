@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
+from pytest_modelhealth.capture.observing.autograd_graph import walk
 from pytest_modelhealth.capture.observing.tensors import NEVER_LAZY
 from pytest_modelhealth.capture.observing.tensors import NEVER_LAZY as _PLAIN
 
@@ -136,18 +137,7 @@ _GENERATORS = (torch.Generator, random.Random)
 
 def graph_leaves(roots: Iterable[Any]) -> list[Tensor]:
     """Return the leaf tensors that a backward pass from these nodes of a graph gets to."""
-    leaves, stack = [], list(roots)
-    seen = set(stack)
-    while stack:
-        node = stack.pop()
-        if isinstance(node, _AccumulateGrad):
-            leaves.append(node.variable)
-            continue
-        for following, _ in node.next_functions if node is not None else ():
-            if following is not None and following not in seen:
-                seen.add(following)
-                stack.append(following)
-    return leaves
+    return [node.variable for node in walk(roots) if isinstance(node, _AccumulateGrad)]
 
 
 _AccumulateGrad: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
@@ -155,10 +145,8 @@ _AccumulateGrad: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-d
 
 def is_generator(kind: type) -> bool:
     """Whether objects of a class are random generators, of torch, NumPy or Python."""
-    return issubclass(kind, _GENERATORS) or _is_numpy_generator(kind)
-
-
-def _is_numpy_generator(kind: type) -> bool:
+    if issubclass(kind, _GENERATORS):
+        return True
     numpy = sys.modules.get("numpy")
     return numpy is not None and issubclass(
         kind, (numpy.random.Generator, numpy.random.RandomState, numpy.random.BitGenerator)
@@ -186,6 +174,18 @@ def _fill(container: Any, items: list[Any]) -> None:
         container.update(items)
     else:
         container.extend(items)
+
+
+@contextmanager
+def contents_kept(containers: Iterable[Any]) -> Iterator[None]:
+    """Have containers hold the same objects in the end: dictionaries of attributes, lists, sets."""
+    held = [(container, _items(container)) for container in containers]
+    try:
+        yield
+    finally:
+        for container, items in held:
+            if not _holds(container, items):
+                _fill(container, items)
 
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

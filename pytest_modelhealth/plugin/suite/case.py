@@ -35,8 +35,7 @@ from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import HealthReport, Judgement, Observation, Verdict, Violation
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.training.stepping.contract import Asked, run_contract
-from pytest_modelhealth.training.stepping.givers import Given, step_of
-from pytest_modelhealth.training.stepping.givers.usual import UsualStep
+from pytest_modelhealth.training.stepping.givers import Given, UsualStep, step_of
 
 if TYPE_CHECKING:
     from pytest_modelhealth.comparison.comparison import Comparison

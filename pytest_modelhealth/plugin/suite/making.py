@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs, copied_batch
-from pytest_modelhealth.capture.step.isolation import random_state, restore_random_state
+from pytest_modelhealth.capture.step.isolation import random_numbers_kept
 from pytest_modelhealth.capture.step.loss import compute_loss
 from pytest_modelhealth.errors import InspectionError, SettingsError, suggest
 from pytest_modelhealth.plugin.suite.suite import ModelHealthSuite
@@ -148,15 +148,12 @@ def _plain(inputs: Any) -> Any:
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Draw from a fixed seed inside, and go on as before afterwards."""
-    state = random_state()
-    random.seed(seed)
-    torch.manual_seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed % 2**32)
-    try:
+    with random_numbers_kept():
+        random.seed(seed)
+        torch.manual_seed(seed)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(seed % 2**32)
         yield
-    finally:
-        restore_random_state(state)
 
 
 def made_by(suite: ModelHealthSuite, name: str, seed: int) -> Made:

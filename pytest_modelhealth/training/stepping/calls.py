@@ -17,9 +17,9 @@ from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.probes.intervening.running import said
 from pytest_modelhealth.progress import track
 from pytest_modelhealth.report import LayerMode, Observation
-from pytest_modelhealth.training.stepping.reaching import named_lists
 from pytest_modelhealth.training.stepping.session import Session, loss_in
-from pytest_modelhealth.training.stepping.watching import Watched, norm, rate_of, widened
+from pytest_modelhealth.training.stepping.snapshot import named_lists
+from pytest_modelhealth.training.stepping.watching import Watched, distance, norm, rate_of, widened
 
 
 @dataclass
@@ -84,14 +84,20 @@ def call_step(session: Session, calls: int, lists: Lists) -> Calls:
         sizes = {key: norm(value) or 1.0 for key, value in before.items()}
         made.seen.append(seen)
         made.changes.append(
-            {key: _change(session.parameters[key], before[key]) / sizes[key] for key in before}
+            {
+                key: distance(session.parameters[key].detach(), value) / sizes[key]
+                for key, value in before.items()
+            }
         )
         made.relative.append({key: size / sizes[key] for key, size in seen.updated.items()})
         made.rates.append({id(one): rate_of(one) for one in session.given.optimizers})
         ends.append(torch.get_rng_state())
         counting.add(seen)
         lists.look()
-        _let_go(seen, keep=number < _COMPARED)
+        # keep no graph of a call, and gradients only of those that others are held against
+        seen.result, seen.at_first = loss_in(seen.result), {}
+        if number >= _COMPARED:
+            seen.gradients = {key: g.new_zeros(()) for key, g in seen.gradients.items()}
     made.swallowed = counting.shares()
     made.advances = any(_state(one) != state for one, state in reached)
     made.idle_schedules = tuple(type(one).__name__ for one, state in given if _state(one) == state)
@@ -141,13 +147,6 @@ def _state(schedule: LRScheduler) -> str:
     return repr(schedule.state_dict())
 
 
-def _let_go(seen: Watched, *, keep: bool) -> None:
-    """Keep no graph of a call, and gradients only of those that others are held against."""
-    seen.result, seen.at_first = loss_in(seen.result), {}
-    if not keep:
-        seen.gradients = {key: g.new_zeros(()) for key, g in seen.gradients.items()}
-
-
 def _require_loss(session: Session, result: Any) -> None:
     if loss_in(result) is None:
         shape = f" of shape {tuple(result.shape)}" if isinstance(result, Tensor) else ""
@@ -166,15 +165,6 @@ def _outside(before: dict[int, Tensor], seen: Watched) -> dict[int, Tensor]:
         if now.shape == start.shape and not torch.equal(now, start):
             found[key] = widened(now) - widened(start)
     return found
-
-
-def _change(parameter: Tensor, before: Tensor) -> float:
-    now = parameter.detach()
-    if now.shape != before.shape:
-        return 1.0
-    if torch.equal(now, before):
-        return 0.0
-    return norm(widened(now) - widened(before))
 
 
 class _Swallowed:

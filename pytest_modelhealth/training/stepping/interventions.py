@@ -12,7 +12,7 @@ from pytest_modelhealth.capture.passive.updates import parameters_of
 from pytest_modelhealth.probes.intervening.running import said
 from pytest_modelhealth.report.training import HalfInfluence, LeftOver, LossSlope
 from pytest_modelhealth.training.stepping.session import Session, loss_in, rows_in
-from pytest_modelhealth.training.stepping.watching import Watched, norm, widened
+from pytest_modelhealth.training.stepping.watching import Watched, distance, norm, widened
 
 SHIFTS = (1e-3, 3e-4)
 """How far weights are moved along the gradient, by their norm."""
@@ -189,9 +189,7 @@ def _later_effect(session: Session, order: list[int], calls: int) -> float:
 
 
 def _relative(a: Tensor, b: Tensor) -> float:
-    if a.shape != b.shape or torch.equal(a, b):
-        return 0.0 if a.shape == b.shape else 1.0
-    return norm(widened(a) - widened(b)) / (norm(a) or 1.0)
+    return distance(a, b) / ((norm(a) or 1.0) if a.shape == b.shape else 1.0)
 
 
 def _why_no_halves(session: Session, first: Watched) -> str:
@@ -209,21 +207,16 @@ def _why_no_halves(session: Session, first: Watched) -> str:
 
 
 def _difference(a: Watched, b: Watched) -> float:
-    return max((difference for difference, _ in _differences(a, b)), default=0.0)
-
-
-def _differences(a: Watched, b: Watched) -> list[tuple[float, int]]:
-    """Return by how much each gradient differs, by the norm of the first one's, with its key."""
-    found = []
+    """Return by how much a gradient differs, the most of all, by the norm of the first one's."""
+    found = [0.0]
     for key in {*a.gradients, *b.gradients}:
         one, other = a.gradients.get(key), b.gradients.get(key)
-        if one is None or other is None:
+        if one is not None and other is not None:
+            found.append(_relative(one, other))
+        else:
             left = one if other is None else other
-            found.append((1.0 if left is not None and bool(left.any()) else 0.0, key))
-        elif not torch.equal(one, other):
-            size = norm(one) or 1.0
-            found.append((norm(widened(one) - widened(other)) / size, key))
-    return found
+            found.append(float(left is not None and bool(left.any())))
+    return max(found)
 
 
 # ---- gradients of the call before
@@ -244,8 +237,7 @@ def left_over(session: Session, first: Watched) -> LeftOver | None:
     found = []
     for key, end in moved.items():
         if end.shape == cleared[key].shape == start[key].shape:
-            apart = norm(widened(end) - widened(cleared[key]))
-            found.append((apart / (norm(widened(end) - widened(start[key])) or 1.0), key))
+            found.append((distance(end, cleared[key]) / (distance(end, start[key]) or 1.0), key))
     effect, key = max(found, default=(0.0, 0))
     names = {id(p): name for name, p in session.model.named_parameters()}
     layer, _, own = names.get(key, "").rpartition(".")

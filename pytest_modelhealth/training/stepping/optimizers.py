@@ -21,7 +21,8 @@ from pytest_modelhealth.training.stepping.watching import Watched, inner, norm, 
 def stepped_parameters(session: Session, made: Calls) -> Iterator[SteppedParameter]:
     """Yield what was done to each parameter of the model."""
     held = {id(p) for optimizer in all_optimizers(session, made) for p in parameters_of(optimizer)}
-    stepped = [one for one in all_optimizers(session, made) if id(one) in _stepping(made)]
+    stepping = {key for seen in made.seen for key in seen.steps}
+    stepped = [one for one in all_optimizers(session, made) if id(one) in stepping]
     owners = [{id(p) for p in parameters_of(optimizer)} for optimizer in stepped]
     moved = {key for changes in made.changes for key, size in changes.items() if size}
     if not all_optimizers(session, made):  # the step moves them itself, or means to
@@ -37,7 +38,9 @@ def stepped_parameters(session: Session, made: Calls) -> Iterator[SteppedParamet
             trainable=parameter.requires_grad,
             held=key in held,
             added=tuple(seen.added.get(key) for seen in made.seen),
-            gradients=tuple(_gradient(seen, key) for seen in made.seen),
+            gradients=tuple(
+                norm(seen.gradients[key]) if key in seen.at_step else None for seen in made.seen
+            ),
             updates=tuple(relative.get(key, 0.0) for relative in made.relative),
             changes=tuple(changes.get(key, 0.0) for changes in made.changes),
             rates=tuple(seen.rates.get(key) for seen in made.seen),
@@ -47,14 +50,6 @@ def stepped_parameters(session: Session, made: Calls) -> Iterator[SteppedParamet
             is_zero=key in session.zeros,
             shared=len({len(one) for one in owners if key in one}) > 1,
         )
-
-
-def _gradient(seen: Watched, key: int) -> float | None:
-    return norm(seen.gradients[key]) if key in seen.at_step else None
-
-
-def _stepping(made: Calls) -> set[int]:
-    return {key for seen in made.seen for key in seen.steps}
 
 
 def strays(session: Session, made: Calls) -> Iterator[str]:
@@ -189,6 +184,7 @@ def stepped_optimizers(session: Session, made: Calls) -> Iterator[SteppedOptimiz
     known = {id(p) for p in session.model.parameters()}
     given = {id(optimizer) for optimizer in session.given.optimizers}
     given |= {id(one) for optimizer in session.given.optimizers for one in _wrapped(optimizer)}
+    reached = {key for seen in made.seen for key in (*seen.added, *seen.gradients)}
     for optimizer in all_optimizers(session, made):
         key, held = id(optimizer), parameters_of(optimizer)
         steps = [seen.steps.get(key) for seen in made.seen]
@@ -196,7 +192,7 @@ def stepped_optimizers(session: Session, made: Calls) -> Iterator[SteppedOptimiz
             rates.get(key, 0.0) if one is None else one.rate
             for one, rates in zip(steps, made.rates, strict=True)
         ]
-        groups = optimizer.param_groups
+        keys, groups = {id(p) for p in held}, optimizer.param_groups
         initial = [float(g["initial_lr"]) for g in groups if "initial_lr" in g]
         yield SteppedOptimizer(
             type_name=type(optimizer).__name__,
@@ -206,13 +202,16 @@ def stepped_optimizers(session: Session, made: Calls) -> Iterator[SteppedOptimiz
             steps=tuple(0 if one is None else one.count for one in steps),
             rates=tuple(rates),
             initial_rate=max(initial, default=None),
-            decay=max((_decay(group) for group in groups), default=0.0),
-            eps=max((float(g["eps"]) for g in groups if _is_number(g.get("eps"))), default=None),
+            decay=max((_number(g, "lr") * _number(g, "weight_decay") for g in groups), default=0.0),
+            eps=max(
+                (float(g["eps"]) for g in groups if isinstance(g.get("eps"), int | float)),
+                default=None,
+            ),
             second_moment=_second_moment(optimizer),
             maximizes=any(group.get("maximize") for group in groups),
-            reached=any(any(_have_gradients(seen, held)) for seen in made.seen),
+            reached=any(key in reached for key in keys),
             anew=key not in given and sum(one is not None for one in steps) == 1,
-            layer=_layer_of(session, held),
+            layer=next((n.rpartition(".")[0] for n, k, _ in session.named if k in keys), ""),
             closure=any(one is not None and one.closure for one in steps),
             piled=any(one is not None and one.piled for one in steps),
             constant=all(one is not None and _is_constant(one.evaluations) for one in steps),
@@ -232,18 +231,6 @@ def _wrapped(optimizer: Any) -> list[Any]:
     return [one for one in held if isinstance(one, torch.optim.Optimizer)]
 
 
-def _have_gradients(seen: Watched, held: list[Tensor]) -> Iterator[bool]:
-    """Yield for each of these parameters whether it had a gradient, zeros too."""
-    for parameter in held:
-        yield id(parameter) in seen.added or id(parameter) in seen.gradients
-
-
-def _layer_of(session: Session, held: list[Tensor]) -> str:
-    """Return the layer of the first parameter that an optimizer holds; ``""`` if it has none."""
-    keys = {id(p) for p in held}
-    return next((n.rpartition(".")[0] for n, key, _ in session.named if key in keys), "")
-
-
 def _is_constant(evaluations: list[float]) -> bool:
     """Whether a closure returned the very same number, not zero, at every evaluation."""
     return len(evaluations) > 1 and len(set(evaluations)) == 1 and bool(evaluations[0])
@@ -256,7 +243,7 @@ def _betas(groups: list[dict[str, Any]]) -> tuple[float, ...]:
 
 def _spread(groups: list[dict[str, Any]]) -> float:
     """Return the least positive learning rate of a group by the largest."""
-    rates = [float(g.get("lr") or 0.0) for g in groups if float(g.get("lr") or 0.0) > 0.0]
+    rates = [rate for g in groups if (rate := _number(g, "lr")) > 0.0]
     return min(rates) / max(rates) if rates else 1.0
 
 
@@ -265,12 +252,8 @@ def _frozen_groups(groups: list[dict[str, Any]]) -> int:
     return sum(frozen) if not all(frozen) else 0
 
 
-def _decay(group: dict[str, Any]) -> float:
-    return float(group.get("lr") or 0.0) * float(group.get("weight_decay") or 0.0)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float)
+def _number(group: dict[str, Any], name: str) -> float:
+    return float(group.get(name) or 0.0)
 
 
 def _cosine(along: tuple[float, float, float]) -> float | None:

@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.passive.step import PassiveWatch
 from pytest_modelhealth.capture.passive.updates import parameters_of
-from pytest_modelhealth.capture.step.batch import deep_copy
+from pytest_modelhealth.capture.step.batch import copied_batch, deep_copy
 from pytest_modelhealth.capture.step.company import refuse_again_and_again
 from pytest_modelhealth.capture.step.isolation import collected_rarely, exited_whole
 from pytest_modelhealth.capture.step.prepare import places
@@ -83,7 +83,9 @@ class TrainingStep(NamedTuple):
                 "batch of it, such as next(iterator)"
             )
         for optimizer in self.optimizers:
-            if not isinstance(optimizer, torch.optim.Optimizer) and not _acts_as_one(optimizer):
+            # or it wraps one, as sharpness-aware ones and accelerators do
+            acts_as_one = hasattr(optimizer, "param_groups") and hasattr(optimizer, "step")
+            if not isinstance(optimizer, torch.optim.Optimizer) and not acts_as_one:
                 raise InspectionError(
                     "optimizer must be a torch.optim.Optimizer, or a tuple of several, not "
                     f"{_described(optimizer)}"
@@ -131,11 +133,6 @@ def _named(step: Any) -> str:
     """Return what a step is called: a function, a part of one, or an object."""
     step = step.func if isinstance(step, functools.partial) else step
     return str(getattr(step, "__name__", type(step).__name__))
-
-
-def _acts_as_one(optimizer: Any) -> bool:
-    """Whether an object wraps an optimizer, as sharpness-aware ones and accelerators do."""
-    return hasattr(optimizer, "param_groups") and hasattr(optimizer, "step")
 
 
 def _described(value: object) -> str:
@@ -239,20 +236,13 @@ class Session:
     def call(self, batch: Any = None) -> Any:
         """Call the step once, on a copy of the batch unless another is given."""
         self.called += 1
-        batch = self.batch() if batch is None else batch
+        batch = copied_batch(self.given.batch) if batch is None else batch
         try:
             return self.given.step(self.model, self.given.optimizer, batch)
         except AttributeError as error:
             if self.given.optimizer is None and "'NoneType'" in str(error):
                 raise InspectionError(f"{NEEDS_OPTIMIZER} ({error})") from error
             raise
-
-    def batch(self) -> Any:
-        """Return a copy of the batch; the batch itself where it cannot be copied."""
-        try:
-            return deep_copy(self.given.batch)
-        except Exception:  # noqa: BLE001 - an object of the user's
-            return self.given.batch
 
     def changed_batch(self, order: list[int]) -> Any:
         """Return a copy of the batch whose samples are others of it, by their numbers."""
@@ -324,14 +314,11 @@ def loss_in(result: Any) -> float | None:
         return _summed(result)
     if hasattr(result, "loss"):
         return loss_in(result.loss)
-    return float(result) if hasattr(result, "__float__") and _is_scalar(result) else None
+    is_scalar = getattr(result, "shape", ()) == ()
+    return float(result) if hasattr(result, "__float__") and is_scalar else None
 
 
 def _summed(values: Any) -> float | None:
     numbers = [loss_in(value) for value in values]
     known = [number for number in numbers if number is not None]
     return math.fsum(known) if known and len(known) == len(numbers) else None
-
-
-def _is_scalar(value: Any) -> bool:
-    return getattr(value, "shape", ()) == ()

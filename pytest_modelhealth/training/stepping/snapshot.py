@@ -1,22 +1,52 @@
-"""All that a training step may change, taken down once and put back as often as asked."""
+"""All that a training step may change: what it leads to, put back as often as asked."""
 
 from __future__ import annotations
 
 import copy
-from collections import deque
-from collections.abc import Callable, Iterable
+import functools
+import inspect
+import sys
+import types
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pytest_modelhealth.capture.observing.tensors import attributes
 from pytest_modelhealth.capture.step.isolation import (
     generator_restorer,
     random_state,
     restore_random_state,
 )
 from pytest_modelhealth.capture.step.state import Memory, State, is_generator
-from pytest_modelhealth.training.stepping.reaching import Reached
+
+_DEEPEST = 3
+_MOST = 10_000
+"""Larger containers are data, which a step reads: to compare them after each call takes seconds."""
+_OF_TRAINING = (
+    "torch.amp", "torch.cuda.amp", "torch.optim",
+    "accelerate.accelerator", "accelerate.optimizer", "accelerate.scheduler", "accelerate.state",
+)  # fmt: skip
+"""Where classes are defined whose objects go on with each step: they count, scale and schedule."""
+_TRAINING = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+_CONTAINERS = (list, tuple, dict, set, deque, Counter)
+_LIBRARIES = frozenset({
+    "torch", "numpy", "builtins", "transformers", "accelerate", "lightning",
+    "lightning_fabric", "pytorch_lightning", "logging", "threading",
+    "multiprocessing", "concurrent", "asyncio", "io", "_io", "unittest", "pytest", "_pytest",
+    "pluggy", "pytest_modelhealth",
+})  # fmt: skip
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+_MODULE_KEEPS = frozenset(vars(nn.Module()))
+_ATOMS = frozenset(
+    {bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device}
+    | set(weakref.ProxyTypes)  # what it stands for is another's, and it looks like an iterator
+)
+_NOTHING: Any = object()
+"""Of a variable without a value."""
 
 
 class Snapshot:
@@ -41,13 +71,20 @@ class Snapshot:
         self.found = found = self._reached.objects
         self.iterators = self._reached.iterators
         holder = nn.Module()
-        vars(holder)["held"] = [_opened(one) for one in found]
+        vars(holder)["held"] = [
+            one
+            if isinstance(one, _TAKEN_WHOLE) or is_generator(type(one))
+            else getattr(one, "__dict__", one)
+            for one in found
+        ]
         self.state = State(holder)
         self.leaves = list({id(leaf): leaf for leaf in self.state.leaves}.values())
         self._memory = Memory([*self.leaves, *self.state.tensors])
         self._gradients = [leaf.grad for leaf in self.leaves]
-        self._required = [leaf.requires_grad for leaf in self.leaves]
-        self._hooks = [_hooks_of(leaf) for leaf in self.leaves]
+        self._flags = [
+            (leaf, leaf.requires_grad, [copy.copy(getattr(leaf, name)) for name in _HOOKS])
+            for leaf in self.leaves
+        ]
         self._modes = [read() for read, _ in _MODES]
         self._generators = [generator_restorer(one) for one in self.state.generators]
         self._arrays = [(array, array.copy()) for array in self._reached.arrays]
@@ -78,17 +115,26 @@ class Snapshot:
         self._reached.put_back_variables()
         self.state.restore_containers()
         for array, values in self._arrays:
-            _put_back_array(array, values)
+            if array.flags.writeable:
+                array[...] = values
         self._memory.restore()
-        for leaf, required in zip(self.leaves, self._required, strict=True):
-            if leaf.requires_grad != required:
-                leaf.requires_grad = required
-        for leaf, hooks in zip(self.leaves, self._hooks, strict=True):
-            _put_back_hooks(leaf, hooks)
+        self._put_back_flags()
         for (read, write), mode in zip(_MODES, self._modes, strict=True):
             if read() != mode:
                 write(mode)
         self.restore_random_numbers()
+
+    def _put_back_flags(self) -> None:
+        for leaf, required, hooks in self._flags:
+            if leaf.requires_grad != required:
+                leaf.requires_grad = required
+            for name, before in zip(_HOOKS, hooks, strict=True):
+                now = getattr(leaf, name)
+                if now is not None and now != before:  # in place: autograd holds this dictionary
+                    now.clear()
+                    now.update(before or {})
+                if before is None and now is not None:
+                    setattr(leaf, name, None)
 
 
 def _set_cudnn(modes: tuple[bool, bool]) -> None:
@@ -111,38 +157,165 @@ _MODES: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
 )
 """What of torch a step may switch: how each is read and set."""
 
-_Hooks = list[tuple[str, dict[int, Any] | None]]
+_TAKEN_WHOLE = (nn.Module, Tensor, list, tuple, dict, set, deque)
+"""What is no object of which the attributes are taken down."""
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
-def _hooks_of(leaf: Tensor) -> _Hooks:
-    """Return copies of what a tensor has of hooks."""
-    found = ((name, getattr(leaf, name)) for name in _HOOKS)
-    return [(name, None if hooks is None else dict(hooks)) for name, hooks in found]
+class Reached:
+    """What a step leads to, each once.
+
+    Functions lead to what they close over and the global variables that their own code names, as
+    `inspect.getclosurevars` tells; what a function inside them alone names is not followed.
+
+    Args:
+        step: the user's function.
+        given: the model, optimizers and what else was named.
+
+    Attributes:
+        objects: modules, tensors, containers, generators, and objects whose attributes are kept.
+        arrays: NumPy arrays that can be written to.
+        iterators: types of iterators, which cannot be put back.
+    """
+
+    def __init__(self, step: Any, given: Iterable[Any]) -> None:
+        self.objects: list[Any] = []
+        self.arrays: list[Any] = []
+        self.iterators: list[str] = []
+        self._cells: list[tuple[types.CellType, Any]] = []
+        self._globals: list[tuple[dict[str, Any], str, Any]] = []
+        self._seen: dict[int, Any] = {}
+        for value in given:
+            self._take(value, 0)
+        self._follow(step, 0)
+
+    def put_back_variables(self) -> None:
+        """Have variables hold the objects that they held."""
+        for cell, value in self._cells:
+            if value is not _NOTHING:
+                cell.cell_contents = value
+            elif _contents(cell) is not _NOTHING:
+                del cell.cell_contents
+        for names, name, value in self._globals:
+            if value is not _NOTHING:
+                names[name] = value
+            else:
+                names.pop(name, None)
+
+    def _take(self, value: Any, depth: int, home: str | None = None) -> None:
+        """Take an object, and what it leads to; of global ones `home` is the package."""
+        kind = type(value)
+        if kind in _ATOMS or id(value) in self._seen:
+            return
+        if issubclass(kind, _FUNCTIONS):
+            if depth < _DEEPEST and _package(value) not in _LIBRARIES:
+                self._follow(value, depth + 1)
+        elif issubclass(kind, _CONTAINERS):
+            if len(value) <= _MOST:
+                self._keep(value, value.values() if isinstance(value, dict) else value, depth)
+        elif issubclass(kind, Iterator):
+            self.iterators.append(kind.__name__)
+        elif _is_array(kind):
+            self._seen[id(value)] = value
+            self.arrays.append(value)
+        elif self._is_opened(value, kind, depth, home):
+            self._keep(value, *_inside(value, kind, depth))
+
+    def _is_opened(self, value: Any, kind: type, depth: int, home: str | None) -> bool:
+        """Whether an object is kept: those that are the user's own only where they are near."""
+        if issubclass(kind, nn.Module | Tensor) or is_generator(kind) or _is_of_training(kind):
+            return True
+        if isinstance(value, type | types.ModuleType) or not hasattr(value, "__dict__"):
+            return False
+        package = _package(kind)
+        return depth < _DEEPEST and home in (None, package) and package not in _LIBRARIES
+
+    def _keep(self, value: Any, inside: Iterable[Any], depth: int) -> None:
+        self._seen[id(value)] = value
+        self.objects.append(value)
+        for one in inside:
+            self._take(one, depth)
+
+    def _follow(self, step: Any, depth: int) -> None:
+        """Take what a function leads to."""
+        function, values = _opened(step)
+        for value in values:
+            self._take(value, depth)
+        if function is None or id(function) in self._seen:
+            return
+        self._seen[id(function)] = function
+        self._take(vars(function), depth)
+        for cell in function.__closure__ or ():
+            self._cells.append((cell, _contents(cell)))
+            self._take(_contents(cell), depth)
+        names = function.__globals__
+        for name in function.__code__.co_names:
+            value = names.get(name, _NOTHING)
+            self._globals.append((names, name, value))
+            self._take(value, depth, _package(function))
 
 
-def _put_back_hooks(leaf: Tensor, hooks: _Hooks) -> None:
-    for name, before in hooks:
-        now = getattr(leaf, name)
-        if now == before:
-            continue
-        if now is not None:  # in place: autograd holds this dictionary
-            now.clear()
-            now.update(before or {})
-        if before is None:
-            setattr(leaf, name, None)
+def named_lists(step: Any) -> dict[str, list[Any]]:
+    """Return the lists that a step names, by the names of their variables."""
+    function, _ = _opened(step)
+    try:
+        scope = inspect.getclosurevars(function)  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # no function, or a variable that has no value yet
+        return {}
+    named = {**scope.globals, **scope.nonlocals}
+    return {name: value for name, value in named.items() if isinstance(value, list)}
 
 
-def _opened(value: Any) -> Any:
-    """Return what a snapshot takes down of an object: its attributes, where it is no container."""
-    if isinstance(value, _TAKEN_WHOLE) or is_generator(type(value)):
-        return value
-    return getattr(value, "__dict__", value)
+def _opened(step: Any) -> tuple[types.FunctionType | None, list[Any]]:
+    """Return the function that a callable runs, with the values that go in with it."""
+    values: list[Any] = []
+    if isinstance(step, functools.partial):
+        return None, [step.func, *step.args, *step.keywords.values()]
+    if isinstance(step, types.MethodType):
+        values, step = [step.__self__], step.__func__
+    elif not isinstance(step, types.FunctionType):
+        values, step = [step], vars(type(step)).get("__call__")
+    if not isinstance(step, types.FunctionType):
+        return None, values
+    return step, [*values, *(step.__defaults__ or ()), *(step.__kwdefaults__ or {}).values()]
 
 
-_TAKEN_WHOLE = (nn.Module, Tensor, list, tuple, dict, set, deque)
+def _inside(value: Any, kind: type, depth: int) -> tuple[Iterable[Any], int]:
+    """Return what an object holds, and how deep that is."""
+    if issubclass(kind, nn.Module):
+        return _own_values(value), depth + 1
+    if issubclass(kind, Tensor) or is_generator(kind):
+        return (), depth
+    if _is_of_training(kind):
+        return vars(value).values(), depth
+    return attributes(value).values(), depth + 1
 
 
-def _put_back_array(array: Any, saved: Any) -> None:
-    if array.flags.writeable:
-        array[...] = saved
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a variable that has no value yet
+        return _NOTHING
+
+
+def _own_values(module: nn.Module) -> list[Any]:
+    """Return what the attributes of a module and its parts hold, beside what torch registers."""
+    return [
+        value
+        for part in module.modules()
+        for name, value in vars(part).items()
+        if name not in _MODULE_KEEPS and type(value) not in _ATOMS
+    ]
+
+
+def _is_of_training(kind: type) -> bool:
+    return issubclass(kind, _TRAINING) or kind.__module__.startswith(_OF_TRAINING)
+
+
+def _is_array(kind: type) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and issubclass(kind, numpy.ndarray) and kind is not numpy.memmap
+
+
+def _package(value: Any) -> str:
+    return (getattr(value, "__module__", None) or "").partition(".")[0]

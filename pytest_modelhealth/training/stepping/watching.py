@@ -18,6 +18,7 @@ from torch.optim.optimizer import (
 )
 
 from pytest_modelhealth.capture.eager import is_compiled
+from pytest_modelhealth.capture.observing.hooks import OurHook
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.passive.updates import parameters_of
 
@@ -354,7 +355,7 @@ class Watch:
         self.seen.rows.append((float(idle[:half].mean()), float(idle[half:].mean())))
 
 
-class _ModuleHook:
+class _ModuleHook(OurHook):
     """A hook of ours on a module: where the user copies the model, the copy has one without effect.
 
     Args:
@@ -368,13 +369,6 @@ class _ModuleHook:
 
     def __call__(self, *args: Any) -> None:
         self._call(*args)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _ModuleHook, (_nothing,)
-
-
-def _nothing(*_: Any) -> None:
-    """Do nothing."""
 
 
 def _uncompiled(hook: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
@@ -432,6 +426,13 @@ def norm(tensor: Tensor) -> float:
     """Return the L2 norm, reckoned in double precision."""
     wide = torch.complex128 if tensor.is_complex() else torch.float64
     return float(torch.linalg.vector_norm(tensor, dtype=wide))
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """Return the L2 norm of the difference of two tensors; 1 where their shapes differ."""
+    if a.shape != b.shape:
+        return 1.0
+    return 0.0 if torch.equal(a, b) else norm(widened(a) - widened(b))
 
 
 def inner(a: Tensor, b: Tensor) -> float:

@@ -17,58 +17,32 @@ SKIP, MAKE, FORM, FIRST, WRITE, OVERWRITE, PRODUCT, READ, TAKE, DIFFERENTIATE = 
 writes over all, multiplies, reads values out for Python, takes them from there, or
 differentiates."""
 
-_ASKS = frozenset(
-    {"__len__", "dim", "element_size", "get_device", "is_complex", "is_contiguous", "size"}
-    | {"is_floating_point", "ndimension", "nelement", "numel", "stride", "storage_offset"}
-    | {"requires_grad_", "register_hook", "retain_grad", "backward", "__repr__", "__format__"}
-)
-"""Functions that give no values on."""
-_FORMS = frozenset(
-    {"zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like"}
-    | {"randint_like", "new_zeros", "new_ones", "new_empty", "new_full", "new_tensor"}
-)
-"""Functions that take of a tensor its form alone."""
-_FORM_OF_OTHERS = frozenset({"to", "type_as", "expand_as", "view_as", "reshape_as"})
-"""Functions that take the values of the first tensor alone."""
-_OVERWRITES = frozenset(
-    {"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_"}
-    | {"trunc_normal_", "set_"}
-)
-"""Functions that write and leave nothing of the old value."""
-_READS = frozenset(
-    {"item", "tolist", "numpy", "__array__", "__float__", "__int__", "__index__", "__complex__"}
-    | {"__bool__", "is_nonzero", "equal", "allclose", "__dlpack__"}
-)
+_OPERATORS = ("add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
 _NUMBERS = frozenset({"__float__", "__int__", "__index__", "__complex__", "__bool__", "is_nonzero"})
 """Functions that are `Tensor.item` by another name; `float` is a conversion, too."""
-_TAKES = frozenset({"tensor", "as_tensor", "asarray", "from_numpy", "frombuffer", "scalar_tensor"})
-_OPERATORS = ("add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
-_WRITES = frozenset({"__setitem__", *(f"__i{name}__" for name in _OPERATORS)})
-_PRODUCTS = frozenset({"mul", "mul_", "__mul__", "__rmul__", "__imul__", "multiply", "multiply_"})
+_NAMES = {
+    SKIP: "__len__ dim element_size get_device is_complex is_contiguous size is_floating_point "
+    "ndimension nelement numel stride storage_offset requires_grad_ register_hook retain_grad "
+    "backward __repr__ __format__ __set__",
+    READ: "item tolist numpy __array__ equal allclose __dlpack__ " + " ".join(_NUMBERS),
+    DIFFERENTIATE: "grad",
+    TAKE: "tensor as_tensor asarray from_numpy frombuffer scalar_tensor",
+    FORM: "zeros_like ones_like empty_like full_like rand_like randn_like randint_like new_zeros "
+    "new_ones new_empty new_full new_tensor",
+    FIRST: "to type_as expand_as view_as reshape_as",
+    OVERWRITE: "copy_ fill_ zero_ normal_ uniform_ bernoulli_ random_ exponential_ trunc_normal_ "
+    "set_",
+    PRODUCT: "mul __mul__ __rmul__ multiply",
+    WRITE: "__setitem__ " + " ".join(f"__i{name}__" for name in _OPERATORS),
+}
+_TREATMENTS = {name: does for does, names in _NAMES.items() for name in names.split()}
 
 
 def treatment(function: Any) -> int:
     """Return what a function does."""
     name = getattr(function, "__name__", "")
-    if name in _ASKS or name == "__set__":
-        return SKIP
-    if name in _READS:
-        return READ
-    if name == "grad":
-        return DIFFERENTIATE
-    if name in _TAKES:
-        return TAKE
-    if name in _FORMS:
-        return FORM
-    if name in _FORM_OF_OTHERS:
-        return FIRST
-    if name in _OVERWRITES:
-        return OVERWRITE
-    if name in _PRODUCTS:
-        return WRITE if name in ("mul_", "__imul__", "multiply_") else PRODUCT
-    if (name.endswith("_") and not name.endswith("__")) or name in _WRITES:
-        return WRITE
-    return MAKE
+    is_in_place = name.endswith("_") and not name.endswith("__")
+    return _TREATMENTS.get(name, WRITE if is_in_place else MAKE)
 
 
 def function_name(function: Any) -> str:

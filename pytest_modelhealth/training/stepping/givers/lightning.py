@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -19,11 +19,12 @@ from pytest_modelhealth.capture.step.batch import (
     log_nothing,
     loss_in,
 )
-from pytest_modelhealth.capture.step.isolation import random_state, restore_random_state
+from pytest_modelhealth.capture.step.isolation import random_numbers_kept
+from pytest_modelhealth.capture.step.state import contents_kept
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.training.libraries import is_of
-from pytest_modelhealth.training.stepping.givers.giver import Given, Giver
-from pytest_modelhealth.training.stepping.session import TrainingStep
+from pytest_modelhealth.training.stepping.givers import Given, Giver
+from pytest_modelhealth.training.stepping.session import TrainingStep, optimizers_in
 
 _FABRICS = {"lightning": "lightning.fabric", "pytorch_lightning": "lightning_fabric"}
 _TRAINERS = ("lightning.pytorch.trainer", "pytorch_lightning.trainer")
@@ -166,18 +167,13 @@ def _attached(module: nn.Module, trainer: Any) -> Iterator[Any]:
     """Have the module, and those in it, run by Fabric, and log nothing."""
     fabric = _fabric(module, trainer)
     parts: list[Any] = [part for part in module.modules() if is_lightning(part)]
-    before = [(vars(part), dict(vars(part))) for part in parts]
-    try:
+    with contents_kept(map(vars, parts)):
         for part in parts:
             part.trainer = None
         for part in parts:
             part.fabric = fabric
             part.log = part.log_dict = log_nothing
         yield fabric
-    finally:
-        for attributes, saved in before:
-            attributes.clear()
-            attributes.update(saved)
 
 
 def _fabric(module: nn.Module, trainer: Any) -> Any:
@@ -206,20 +202,16 @@ def _fabric(module: nn.Module, trainer: Any) -> Any:
 def _plan(module: Any, optimizer: Any) -> _Plan:
     """Return the optimizers and schedules of a module, those that were given before its own."""
     if optimizer is not None:
-        several = isinstance(optimizer, tuple | list)
-        return _Plan(list(optimizer) if several else [optimizer], [])
-    before = random_state()
-    try:
-        with _needing_no_trainer(module):
-            configured = module.configure_optimizers()
-    finally:
-        restore_random_state(before)
+        return _Plan(optimizers_in(optimizer), [])
+    with random_numbers_kept(), _needing_no_trainer(module):
+        configured = module.configure_optimizers()
     plan = _Plan([], [])
-    if isinstance(configured, tuple | list) and _is_pair_of_lists(configured):
-        plan.optimizers.extend(configured[0])
-        plan.schedules.extend(map(_schedule, configured[1]))
+    several = configured if isinstance(configured, tuple | list) else [configured]
+    if len(several) == 2 and all(isinstance(part, tuple | list) for part in several):
+        plan.optimizers.extend(several[0])
+        plan.schedules.extend(map(_schedule, several[1]))
     else:
-        for one in configured if isinstance(configured, tuple | list) else [configured]:
+        for one in several:
             _add(one, plan)
     if not plan.optimizers:
         raise InspectionError(
@@ -227,10 +219,6 @@ def _plan(module: Any, optimizer: Any) -> _Plan:
             "another: run_step(optimizer=..., batch=...)"
         )
     return plan
-
-
-def _is_pair_of_lists(configured: Sequence[Any]) -> bool:
-    return len(configured) == 2 and all(isinstance(part, tuple | list) for part in configured)
 
 
 def _add(one: Any, plan: _Plan) -> None:

@@ -10,10 +10,11 @@ from typing import Any
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from pytest_modelhealth.capture.step.isolation import random_state, restore_random_state
+from pytest_modelhealth.capture.step.isolation import random_numbers_kept
+from pytest_modelhealth.capture.step.state import contents_kept
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.training.libraries import is_of
-from pytest_modelhealth.training.stepping.givers.giver import Given, Giver
+from pytest_modelhealth.training.stepping.givers import Given, Giver
 from pytest_modelhealth.training.stepping.session import TrainingStep
 
 
@@ -114,24 +115,13 @@ def _kept(trainer: Any) -> Iterator[None]:
     accelerator = trainer.accelerator
     holders = [trainer, accelerator, accelerator.gradient_state, trainer.model]
     lists = [accelerator._optimizers, accelerator._models, accelerator._schedulers]
+    groups = [] if trainer.optimizer is None else _bare(trainer.optimizer).param_groups
     if trainer.optimizer is not None:
         holders += [trainer.optimizer, _bare(trainer.optimizer)]
     if trainer.lr_scheduler is not None:
         holders.append(trainer.lr_scheduler)
-    before = [(vars(one), dict(vars(one))) for one in holders]
-    entries = [(held, list(held)) for held in lists]
-    groups = [] if trainer.optimizer is None else _bare(trainer.optimizer).param_groups
-    options = [(group, dict(group)) for group in groups]
-    random = random_state()
-    try:
+    with random_numbers_kept(), contents_kept([*map(vars, holders), *groups, *lists]):
         yield
-    finally:
-        for attributes, saved in (*before, *options):
-            attributes.clear()
-            attributes.update(saved)
-        for held, saved_entries in entries:
-            held[:] = saved_entries
-        restore_random_state(random)
 
 
 def _optimizers(trainer: Any, given: Any) -> tuple[Any, Any]:
