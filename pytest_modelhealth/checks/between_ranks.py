@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pytest_modelhealth.checks.check import ALWAYS, Check
 from pytest_modelhealth.checks.facts import place
-from pytest_modelhealth.settings import Setting, Settings
+from pytest_modelhealth.settings import Count, Factor, Settings
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Observation, Violation
@@ -192,11 +192,9 @@ class EvenWeights(_BetweenRanks):
         "the mean over ranks of means over unequal numbers: transformers#34242, torchtitan#2206"
     )
     settings = (
-        Setting(
+        Factor(
             "max_weight_ratio",
-            float,
             default=1.5,
-            minimum=1.0,
             help="largest weight of a target relative to one of another rank, where each rank's "
             "loss is a mean over its own (one sample fewer of 32: 1.03)",
         ),
@@ -221,11 +219,9 @@ class SyncedNorm(_BetweenRanks):
     )
     source = "Wu and He 2018, Group Normalization: the error of ResNet-50 grows below 16 a worker"
     settings = (
-        Setting(
+        Count(
             "min_norm_samples",
-            int,
             default=16,
-            minimum=1,
             help="fewest samples of a rank that a batch norm may normalise by, where ranks share "
             "the batch out",
         ),

@@ -10,7 +10,7 @@ from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import HEALTHY_SPREAD, flow_of, seems_trained, spread_of
 from pytest_modelhealth.checks.gradient_scale import contracting_chains
 from pytest_modelhealth.probes.probe import Evidence, Probe
-from pytest_modelhealth.settings import Setting, Settings
+from pytest_modelhealth.settings import Settings, Share
 
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.running import Runs
@@ -48,12 +48,9 @@ class AlikeSamples(Probe):
         "model that is not trained yet"
     )
     settings = (
-        Setting(
+        Share(
             "min_sample_deviation",
-            float,
             default=5e-4,
-            minimum=0.0,
-            maximum=1.0,
             help="smallest deviation between samples of an output of two values a sample or more, "
             "as a part of the deviation of all its numbers (a fresh encoder in evaluation has "
             "2.2e-3; less behind branches that start near zero, which a few steps heal)",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pytest_modelhealth.probes.probe import Probe
 from pytest_modelhealth.probes.words import began, ratio
-from pytest_modelhealth.settings import Setting
+from pytest_modelhealth.settings import Ratio
 
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.differences import Apart
@@ -65,11 +65,9 @@ class Causality(Probe):
     )
     minimum_evidence = "a sequence of four steps whose later steps have an effect"
     settings = (
-        Setting(
+        Ratio(
             "max_future_effect",
-            float,
             default=1e-4,
-            minimum=0.0,
             help="largest change of an output when later steps of the sequence change, by the "
             "output's root mean square (healthy models: 0)",
             per_layer=False,

@@ -9,7 +9,7 @@ from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import at, flow_of, place
 from pytest_modelhealth.probes.lacking import Lacking, without_gradient
 from pytest_modelhealth.probes.probe import Evidence, Probe
-from pytest_modelhealth.settings import Setting
+from pytest_modelhealth.settings import Ratio
 
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.moving_parameters import Moved
@@ -47,11 +47,9 @@ class ParameterEffect(Probe):
     )
     minimum_evidence = "one batch with a backward pass, and a model that runs in float64"
     settings = (
-        Setting(
+        Ratio(
             "min_loss_slope",
-            float,
             default=1e-6,
-            minimum=0.0,
             help="least slope of the loss, along independent standard normal numbers, at which "
             "parameters without gradient have an effect (float64 rounds at 1e-9)",
             per_layer=False,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_modelhealth.checks import Finding
-from pytest_modelhealth.settings import Setting, Severity
+from pytest_modelhealth.settings import Factor, Severity
 from pytest_modelhealth.training.contract.step_check import StepCheck, listed
 
 if TYPE_CHECKING:
@@ -234,11 +234,9 @@ class LaterCalls(StepCheck):
     )
     source = "exact; of 35 healthy steps none multiplies its loss by 3 in three calls"
     settings = (
-        Setting(
+        Factor(
             "max_loss_growth",
-            float,
             default=100.0,
-            minimum=1.0,
             help="largest loss of a later call of a training step on one batch, by that of the "
             "first",
             per_layer=False,

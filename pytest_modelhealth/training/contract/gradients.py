@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks import Finding
-from pytest_modelhealth.settings import Setting, Severity
+from pytest_modelhealth.settings import Factor, Ratio, Severity
 from pytest_modelhealth.training.contract.step_check import StepCheck, listed
 
 if TYPE_CHECKING:
@@ -169,11 +169,9 @@ class GradientFactor(StepCheck):
         "loss moves it to 1.5 to 4.4 on purpose in 4 of 35 healthy steps, hence the warning"
     )
     settings = (
-        Setting(
+        Factor(
             "max_gradient_factor",
-            float,
             default=1000.0,
-            minimum=1.0,
             help="largest gradient at the optimizer's step by the slope of the loss that the step "
             "returns, and the inverse of the least",
             per_layer=False,
@@ -329,11 +327,9 @@ class LeftOverGradients(StepCheck):
     )
     source = "exact but for rounding; gradients added up on purpose have no step in between"
     settings = (
-        Setting(
+        Ratio(
             "max_left_over",
-            float,
             default=1e-3,
-            minimum=0.0,
             help="largest effect of gradients that were stepped on and not cleared, on where two "
             "calls bring a parameter, by how far they move it",
             per_layer=False,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks import Finding
-from pytest_modelhealth.settings import Setting
+from pytest_modelhealth.settings import Ratio, Share
 from pytest_modelhealth.training.contract.step_check import StepCheck
 
 if TYPE_CHECKING:
@@ -107,20 +107,16 @@ class UpdateSize(StepCheck):
         "epsilon of 1 in RMSprop below 1000 times"
     )
     settings = (
-        Setting(
+        Ratio(
             "max_step_ratio",
-            float,
             default=1.0,
-            minimum=0.0,
             help="largest update of a training step by the weights that it changes, both L2 norms, "
             "the median over matrices",
             per_layer=False,
         ),
-        Setting(
+        Ratio(
             "max_decay",
-            float,
             default=0.02,
-            minimum=0.0,
             help="largest share of the weights that weight decay takes in one step (0.02 halves "
             "them in 34)",
             per_layer=False,
@@ -214,12 +210,9 @@ class UpdatePrecision(StepCheck):
         "in float32 change some matrix by 1e-6 or more, of Adam by 2e-3"
     )
     settings = (
-        Setting(
+        Share(
             "max_swallowed",
-            float,
             default=0.9,
-            minimum=0.0,
-            maximum=1.0,
             help="largest share of the weights with a gradient that no call of a training step "
             "changes",
             per_layer=False,
@@ -320,12 +313,9 @@ class Overfitting(StepCheck):
         "14 not by half"
     )
     settings = (
-        Setting(
+        Share(
             "min_loss_fall",
-            float,
             default=0.02,
-            minimum=0.0,
-            maximum=1.0,
             help="least fall of the loss when a step is called on one batch again and again, by "
             "the first loss",
             per_layer=False,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks import Finding
 from pytest_modelhealth.checks.facts import place
-from pytest_modelhealth.settings import Setting
+from pytest_modelhealth.settings import Count, Factor, Ratio
 from pytest_modelhealth.training.monitoring.rules.rule import (
     Breach,
     Rule,
@@ -44,11 +44,9 @@ class UpdateRatio(Rule):
     )
     source = "the usual ratio is about 1e-3 (Karpathy, CS231n notes)"
     settings = (
-        Setting(
+        Ratio(
             "max_update_ratio",
-            float,
             default=0.1,
-            minimum=0.0,
             help="largest update of a weight matrix by its size, both L2 norms, step after step",
         ),
     )
@@ -102,18 +100,14 @@ class WeightDrift(Rule):
         "of the number of steps; weight decay balances both within one order of magnitude"
     )
     settings = (
-        Setting(
+        Factor(
             "max_weight_growth",
-            float,
             default=100.0,
-            minimum=1.0,
             help="largest growth of a layer's parameters in the course of a training",
         ),
-        Setting(
+        Ratio(
             "min_weight_kept",
-            float,
             default=1e-2,
-            minimum=0.0,
             help="least of its largest size that a layer's parameters keep",
         ),
     )
@@ -176,11 +170,9 @@ class StoppedUpdates(Rule):
     )
     source = "an update that is exactly zero is rounded away, masked or never written"
     settings = (
-        Setting(
+        Count(
             "max_still_steps",
-            int,
             default=30,
-            minimum=1,
             help="how many watched steps in a row may leave a layer that learns as it is",
         ),
     )
@@ -246,11 +238,9 @@ class Standstill(Rule):
     )
     source = "accumulation of gradients over more than 20 batches is rare"
     settings = (
-        Setting(
+        Count(
             "max_steps_standing",
-            int,
             default=20,
-            minimum=1,
             help="how many watched steps at the beginning may pass without a gradient, or without "
             "a change of the weights",
             per_layer=False,
