@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.probes.probe import Probe
-from pytest_modelhealth.probes.words import began, ratio
+from pytest_modelhealth.probes.probe import Probe, began, ratio
 from pytest_modelhealth.settings import Ratio
 
 if TYPE_CHECKING:
