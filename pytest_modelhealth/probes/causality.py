@@ -100,7 +100,7 @@ class Causality(Probe):
     def _after_change(self, runs: Runs, base: Ran, sequence: Sequence) -> ProbeRecord:
         from pytest_modelhealth.probes.intervening.sequences import steps_of
 
-        changed = _changed(sequence)
+        changed = f"steps {sequence.half} to {sequence.length - 1} permuted ({sequence.why})"
         batch = steps_of(runs, sequence, changed="later")
         if not runs.is_changed(batch, sequence.tensors):
             return self.not_told("all steps of the sequence are equal; give some that differ")
@@ -147,10 +147,6 @@ class Causality(Probe):
             f"it sees the future: later steps change earlier outputs by {ratio(parting.effect)} of "
             f"their root mean square{began(parting)}"
         )
-
-
-def _changed(sequence: Sequence) -> str:
-    return f"steps {sequence.half} to {sequence.length - 1} permuted ({sequence.why})"
 
 
 def _along_time(runs: Runs, base: Ran, sequences: list[Sequence]) -> Sequence:

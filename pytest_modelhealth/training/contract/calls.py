@@ -37,7 +37,7 @@ class TrainingMode(StepCheck):
         root = next((mode for mode in stepped.modes if mode.layer == ""), None)
         whole = _outermost(stepped) if root is None else [root]
         names = [mode.layer for mode in affected]
-        call = _first_call(affected)
+        call = min(mode.training.index(False) for mode in affected) + 1
         severity: Severity = "warn" if stepped.switched and call == 1 else "fail"
         since = f" from call {call} on" if call > 1 else ""
         if whole and all(any(t is False for t in mode.training) for mode in whole):
@@ -78,10 +78,6 @@ def _outermost(stepped: Stepped) -> list[LayerMode]:
         for mode in stepped.modes
         if not any(mode.layer.startswith(f"{name}.") for name in names)
     ]
-
-
-def _first_call(affected: list[LayerMode]) -> int:
-    return min(mode.training.index(False) for mode in affected) + 1
 
 
 def _effects(affected: list[LayerMode]) -> str:
@@ -258,15 +254,11 @@ class LaterCalls(StepCheck):
                 "a loss or an output is appended as it is: append .detach() or .item()",
                 value=float(len(stepped.growing)),
             )
-        yield from self._course(stepped, settings)
-
-    def _course(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:
         limit = settings["max_loss_growth"]
         losses = [loss for loss in stepped.losses if loss is not None]
         bad = next((n for n, loss in enumerate(losses) if not math.isfinite(loss)), None)
-        grown = next(
-            (n for n, loss in enumerate(losses) if _grows(losses, loss, limit.value)), None
-        )
+        most = limit.value * losses[0] if losses and losses[0] > 0.0 else math.inf
+        grown = next((n for n, loss in enumerate(losses) if loss > most), None)
         if bad is not None:
             yield self.broken(
                 f"the loss of call {bad + 1} is {losses[bad]}",
@@ -292,10 +284,6 @@ class LaterCalls(StepCheck):
 def _is_large(stepped: Stepped) -> bool:
     """Whether an update was large: a loss that starts at next to nothing may grow by little."""
     return any(size > _LARGE for p in stepped.parameters for size in p.updates if p.dimensions > 1)
-
-
-def _grows(losses: list[float], loss: float, limit: float) -> bool:
-    return losses[0] > 0.0 and loss > limit * losses[0]
 
 
 def _why_raised(text: str) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks import Finding
-from pytest_modelhealth.settings import Factor, Ratio, Severity
+from pytest_modelhealth.settings import Factor, Ratio
 from pytest_modelhealth.training.contract.step_check import StepCheck, listed
 
 if TYPE_CHECKING:
@@ -47,7 +48,13 @@ class GradientPath(StepCheck):
             found = [p for p in stepped.parameters if is_lost(p)]
             if found and not (is_lost is _fades and _takes_turns(stepped)):
                 fails = is_lost in _CERTAIN or _is_most(found, stepped)
-                yield self._lost(found, what, cause, "fail" if fails else "warn")
+                yield self.broken(
+                    f"{listed([p.name for p in found])} {what}",
+                    cause,
+                    found,
+                    severity="fail" if fails else "warn",
+                    independent=False,
+                )
 
     def _cut(self, names: tuple[str, ...], slope: float) -> Finding:
         layers = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
@@ -63,30 +70,11 @@ class GradientPath(StepCheck):
             details=(f"moved along a random direction, the loss has a slope of {slope:.3g}",),
         )
 
-    def _lost(
-        self,
-        found: list[SteppedParameter],
-        what: str,
-        cause: str,
-        severity: Severity,
-    ) -> Finding:
-        return self.broken(
-            f"{listed([p.name for p in found])} {what}",
-            cause,
-            found=found,
-            severity=severity,
-            independent=False,
-        )
-
 
 def _is_most(found: list[SteppedParameter], stepped: Stepped) -> bool:
     """Whether it is more than half of what gets a gradient: no expert, no skipped block."""
     reached = [p for p in stepped.parameters if any(p.added)]
     return 2 * len(found) > len(reached) and all(p.trainable for p in found)
-
-
-def _is_erased(parameter: SteppedParameter) -> bool:
-    return parameter.erased
 
 
 def _fades(parameter: SteppedParameter) -> bool:
@@ -117,7 +105,7 @@ def _waits(parameter: SteppedParameter) -> bool:
 _CERTAIN = (_is_zero_for_good,)
 _LOSSES = (
     (
-        _is_erased,
+        attrgetter("erased"),
         "has a gradient after the backward pass, and zeros in its place when the optimizer steps",
         "a mask on gradients that is the wrong way round, or a clip to zero",
     ),
@@ -338,32 +326,13 @@ class LeftOverGradients(StepCheck):
 
     def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:
         """Yield what is stepped on twice."""
-        limit, found = settings["max_left_over"], stepped.left_over
-        stale = next((o for o in stepped.optimizers if o.stale), None)
-        piled, mixed = next((o for o in stepped.optimizers if o.piled), None), stepped.mixed
-        again = next((o for o in stepped.optimizers if o.repeated), None)
-        if stale is not None:
-            yield self.broken(
-                f"{stale.type_name} steps before the backward pass of its call: on no gradient, or "
-                "between a forward and its backward pass",
-                "the order of backward(), step() and zero_grad() is another one than this",
-                value=1.0,
-            )
-        elif again is not None:
-            yield self.broken(
-                f"{again.type_name} steps twice in a call on the very same gradient",
-                "optimizer.step() is called once more than backward(): by the loop and by a "
-                "scaler or a wrapper, say",
-                value=1.0,
-            )
-        elif piled is not None:
-            yield self.broken(
-                f"each evaluation of the closure of {piled.type_name} adds to the gradient of the "
-                "one before",
-                "zero_grad() stands before optimizer.step(closure) and not in the closure",
-                value=1.0,
-            )
-        elif mixed:
+        limit, found, mixed = settings["max_left_over"], stepped.left_over, stepped.mixed
+        for own, what, cause in _TWICE:
+            kind = next((o.type_name for o in stepped.optimizers if getattr(o, own)), None)
+            if kind is not None:
+                yield self.broken(what.format(kind), cause, value=1.0)
+                return
+        if mixed:
             yield self.broken(
                 f"{mixed} steps on gradients of two losses, one of which trains the part that "
                 "another optimizer holds: of the generator's, say, in the discriminator's step",
@@ -384,3 +353,29 @@ class LeftOverGradients(StepCheck):
                 value=found.effect,
                 limit=limit,
             )
+
+
+_TWICE = (
+    (
+        "stale",
+        (
+            "{} steps before the backward pass of its call: on no gradient, or between a forward "
+            "and its backward pass"
+        ),
+        "the order of backward(), step() and zero_grad() is another one than this",
+    ),
+    (
+        "repeated",
+        "{} steps twice in a call on the very same gradient",
+        (
+            "optimizer.step() is called once more than backward(): by the loop and by a scaler or "
+            "a wrapper, say"
+        ),
+    ),
+    (
+        "piled",
+        "each evaluation of the closure of {} adds to the gradient of the one before",
+        "zero_grad() stands before optimizer.step(closure) and not in the closure",
+    ),
+)
+"""What an optimizer that notes it stepped on: its attribute, what is wrong, the likely cause."""

@@ -12,7 +12,7 @@ from pytest_modelhealth.training.contract.step_check import StepCheck
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Stepped, SteppedOptimizer, SteppedParameter
-    from pytest_modelhealth.settings import Settings
+    from pytest_modelhealth.settings import Limit, Settings
 
 
 _UP = 0.1
@@ -167,13 +167,9 @@ class UpdateSize(StepCheck):
                 value=statistics.median(ratios),
                 limit=limit,
                 tensor=worst.own,
-                affected=_others(matrices, worst),
+                affected=[p.layer for p in matrices if p.layer != worst.layer],
             )
             return
-
-
-def _others(matrices: list[SteppedParameter], worst: SteppedParameter) -> list[str]:
-    return [p.layer for p in matrices if p.layer != worst.layer]
 
 
 def _falls(stepped: Stepped) -> bool:
@@ -243,7 +239,8 @@ class UpdatePrecision(StepCheck):
                     severity="fail" if share > limit.value else "warn",
                 )
             return
-        yield from self._swallowed(held, settings, rising=rising)
+        if not rising:
+            yield from self._swallowed(held, limit)
         matrices = [p for p in held if p.dimensions > 1]
         largest = max((max(p.updates, default=0.0) for p in matrices), default=1.0)
         if matrices and 0.0 < largest < _RELATIVE and not rising:
@@ -257,19 +254,12 @@ class UpdatePrecision(StepCheck):
                 value=largest,
             )
 
-    def _swallowed(
-        self,
-        held: list[SteppedParameter],
-        settings: Settings,
-        *,
-        rising: bool,
-    ) -> Iterator[Finding]:
+    def _swallowed(self, held: list[SteppedParameter], limit: Limit) -> Iterator[Finding]:
         """Yield matrices in full precision of which next to nothing moves while others do."""
-        limit = settings["max_swallowed"]
         matrices = [p for p in held if p.dimensions > 1 and p.dtype not in _HALF]
         still = [p for p in matrices if p.swallowed > limit.value and any(p.updates)]
         moving = any(max(p.updates) > _MOVING for p in matrices if p.updates)
-        if not still or not moving or rising:
+        if not still or not moving:
             return
         yield self.broken(
             f"{still[0].swallowed:.0%} of the weights of {still[0].name} that have a gradient stay "

@@ -56,26 +56,19 @@ class UpdateRatio(Rule):
         if is_short(event, _PATIENT):
             return None
         limit = settings.limit("max_update_ratio", event.layer)
-        since = f"since step {event.step}"
-        cause = "the learning rate is too large for these weights"
-        if event.value > limit.value:
-            return Breach(
-                f"each step changes the weights of {named(event)} by {shown(event.value)} of "
-                f"their norm, {since}",
-                event.value,
-                limit,
-                sort_of(event, course),
-                cause=cause,
-            )
-        if event.value > _HIGH and event.rows >= _LONG and course.loss.is_flat:
-            return Breach(
-                f"each step changes the weights of {named(event)} by {shown(event.value)} of "
-                f"their norm, {since}, and the loss is where it began",
-                event.value,
-                severity="warn",
-                cause=cause,
-            )
-        return None
+        is_over = event.value > limit.value
+        is_high = event.value > _HIGH and event.rows >= _LONG and course.loss.is_flat
+        if not (is_over or is_high):
+            return None
+        return Breach(
+            f"each step changes the weights of {named(event)} by {shown(event.value)} of "
+            f"their norm, since step {event.step}"
+            f"{'' if is_over else ', and the loss is where it began'}",
+            event.value,
+            limit if is_over else None,
+            sort_of(event, course) if is_over else "warn",
+            cause="the learning rate is too large for these weights",
+        )
 
 
 _CERTAIN = 1000.0
@@ -221,6 +214,25 @@ _NOISY = 0.3
 _OFTEN = 4
 
 
+_NONE_CAME = {
+    "weights": (
+        "no parameter changed in {} watched steps, though gradients came",
+        (
+            "the optimizer holds other tensors than the model's, never steps, or its learning "
+            "rate is 0"
+        ),
+    ),
+    "gradients": (
+        "no gradient came to any parameter in {} watched steps",
+        (
+            "the loss is not computed from the output, backward() is missing, or the graph is cut "
+            "between the two"
+        ),
+    ),
+}
+"""What is wrong from the first step on, and the likely cause."""
+
+
 class Standstill(Rule):
     """Something is learnt, or there is nothing to learn."""
 
@@ -264,22 +276,9 @@ class Standstill(Rule):
         if event.recovered or event.rows <= limit.value or loss.is_at_floor:
             return None
         rows = float(event.rows)
-        if event.kind == "weights":
-            return Breach(
-                f"no parameter changed in {event.rows} watched steps, though gradients came",
-                rows,
-                limit,
-                cause="the optimizer holds other tensors than the model's, never steps, or its "
-                "learning rate is 0",
-            )
-        if event.kind == "gradients":
-            return Breach(
-                f"no gradient came to any parameter in {event.rows} watched steps",
-                rows,
-                limit,
-                cause="the loss is not computed from the output, backward() is missing, or the "
-                "graph is cut between the two",
-            )
+        if event.kind in _NONE_CAME:
+            what, cause = _NONE_CAME[event.kind]
+            return Breach(what.format(event.rows), rows, limit, cause=cause)
         if event.kind == "stopped":
             return self._stopped(event, course, limit)
         if event.kind == "rare":
