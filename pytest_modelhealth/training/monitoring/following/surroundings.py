@@ -13,7 +13,7 @@ from pytest_modelhealth.training.monitoring.following.follower import (
     Table,
     grown,
 )
-from pytest_modelhealth.training.monitoring.row import StepRow
+from pytest_modelhealth.training.monitoring.row import Reals, StepRow
 
 _HAD = 5
 _RISES = 10
@@ -22,9 +22,7 @@ _RISES = 10
 class ModeFollower(Follower):
     """An episode lasts while a layer that was in training mode is in evaluation mode."""
 
-    def __init__(self, rule: str) -> None:
-        super().__init__(rule)
-        self._trained = np.zeros(0)
+    _trained: Reals = np.zeros(0)
 
     def see(self, table: Table) -> None:
         """See the latest step."""
@@ -39,10 +37,8 @@ class ModeFollower(Follower):
 class HookFollower(Follower):
     """An episode lasts while a layer has more hooks in every step than in the one before."""
 
-    def __init__(self, rule: str) -> None:
-        super().__init__(rule)
-        self._before = np.zeros(0)
-        self._rises = np.zeros(0)
+    _before: Reals = np.zeros(0)
+    _rises: Reals = np.zeros(0)
 
     def see(self, table: Table) -> None:
         """See the latest step."""

@@ -15,7 +15,7 @@ from pytest_modelhealth.training.monitoring.following.follower import (
     grown,
     held_of,
 )
-from pytest_modelhealth.training.monitoring.row import StepRow
+from pytest_modelhealth.training.monitoring.row import Reals, StepRow
 
 _NOTED = 0.01
 _WARM_UP = 10
@@ -45,13 +45,10 @@ class StillFollower(Follower):
     """An episode lasts while a layer that moved stands still, though it has gradients."""
 
     role = "parameters"
-
-    def __init__(self, rule: str) -> None:
-        super().__init__(rule)
-        self._has_matrix: Mask = np.zeros(0, dtype=bool)
-        self._moved = np.zeros(0)
-        self._still = np.zeros(0)
-        self._since = np.zeros(0)
+    _has_matrix: Mask = np.zeros(0, dtype=bool)
+    _moved: Reals = np.zeros(0)
+    _still: Reals = np.zeros(0)
+    _since: Reals = np.zeros(0)
 
     def see(self, table: Table) -> None:
         """See the latest step."""
@@ -142,13 +139,10 @@ class MeddlingFollower(Follower):
     """A norm changes by no more than the norm of the update, unless something else writes."""
 
     role = "parameters"
-
-    def __init__(self, rule: str) -> None:
-        super().__init__(rule)
-        self._norms = np.zeros(0)
-        self._updates = np.zeros(0)
-        self._quiet = np.zeros(0)
-        self._step = -1
+    _norms: Reals = np.zeros(0)
+    _updates: Reals = np.zeros(0)
+    _quiet: Reals = np.zeros(0)
+    _step = -1
 
     def see(self, table: Table) -> None:
         """See the latest step."""
@@ -178,15 +172,12 @@ class StandingFollower(Follower):
     """Each of its episodes began with the training, and ends with the first change."""
 
     role = "parameters"
-
-    def __init__(self, rule: str) -> None:
-        super().__init__(rule)
-        self._norms = math.nan
-        self._is_still = self._is_without = True
-        self._idle = self._longest = 0
-        self._idle_since = 0
-        self._counted, self._lately, self._early = 0, 0.0, 0.0
-        self._stop = self._longest_stop = self._stop_since = 0
+    _norms = math.nan
+    _is_still = _is_without = True
+    _idle = _longest = 0
+    _idle_since = 0
+    _counted, _lately, _early = 0, 0.0, 0.0
+    _stop = _longest_stop = _stop_since = 0
 
     def see(self, table: Table) -> None:
         """See the latest step."""
