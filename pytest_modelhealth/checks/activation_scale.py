@@ -17,7 +17,7 @@ from pytest_modelhealth.checks.paths import (
     way_to,
     way_to_weights,
 )
-from pytest_modelhealth.settings import Limit, Setting, Settings
+from pytest_modelhealth.settings import Factor, Limit, Settings, Share
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import LayerRecord, Observation
@@ -56,20 +56,15 @@ class ActivationScale(Check):
     )
     minimum_evidence = "one batch"
     settings = (
-        Setting(
+        Factor(
             "max_activation_growth",
-            float,
             default=100.0,
-            minimum=1.0,
             help="largest root mean square of activations relative to the inputs and the first "
             "layer (11 is the most of healthy models, 40 residual blocks without a norm included)",
         ),
-        Setting(
+        Share(
             "min_activation_scale",
-            float,
             default=1e-8,
-            minimum=0.0,
-            maximum=1.0,
             help="smallest root mean square of activations relative to the inputs and the first "
             "layer, along layers that feed each other (float32 resolves 1e-7 beside a bias)",
         ),

@@ -21,7 +21,7 @@ from pytest_modelhealth.checks.facts import (
     units_of,
 )
 from pytest_modelhealth.checks.paths import QUOTIENTS, nearest
-from pytest_modelhealth.settings import Limit, Setting, Settings
+from pytest_modelhealth.settings import Limit, Setting, Settings, Share
 from pytest_modelhealth.settings.setting import is_inside
 
 if TYPE_CHECKING:
@@ -65,12 +65,9 @@ class Collapse(Check):
     )
     minimum_evidence = "min_collapse_samples samples that differ; six units for symmetry"
     settings = (
-        Setting(
+        Share(
             "min_sample_spread",
-            float,
             default=1e-5,
-            minimum=0.0,
-            maximum=1.0,
             help="smallest range of a unit over the samples, as a part of the largest value of its "
             "layer, that one layer may leave of a healthy spread (healthy models lose it over many "
             "layers, none in one)",

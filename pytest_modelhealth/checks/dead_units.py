@@ -17,7 +17,7 @@ from pytest_modelhealth.checks.facts import (
 )
 from pytest_modelhealth.checks.normalization import draws
 from pytest_modelhealth.checks.paths import maker
-from pytest_modelhealth.settings import Limit, Setting, Settings
+from pytest_modelhealth.settings import Count, Limit, Settings, Share
 from pytest_modelhealth.settings.setting import is_inside
 
 if TYPE_CHECKING:
@@ -74,30 +74,22 @@ class DeadUnits(Check):
         "least 16 units are silent"
     )
     settings = (
-        Setting(
+        Share(
             "max_dead_fraction",
-            float,
             default=0.8,
-            minimum=0.0,
-            maximum=1.0,
             help="largest part of a layer's units that may be inactive for every sample (0.5 and "
             "0.7 are usual, but healthy deep ReLU networks reach 0.5 to 0.7 when initialised)",
         ),
-        Setting(
+        Share(
             "max_held_fraction",
-            float,
             default=0.5,
-            minimum=0.0,
-            maximum=1.0,
             help="largest part of a layer's units that may be dead and lie further below zero than "
             "any unit of the layer rises above it (SageMaker Debugger: half; by chance both sides "
             "are alike)",
         ),
-        Setting(
+        Count(
             "min_samples",
-            int,
             default=32,
-            minimum=1,
             help="fewest samples (tokens, where units are features of a sequence) that say "
             "anything about dead units; with fewer, a dead fraction over its limit is inconclusive",
         ),

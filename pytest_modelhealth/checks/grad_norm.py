@@ -29,7 +29,7 @@ from pytest_modelhealth.checks.gradient_scale import (
     unmoving,
 )
 from pytest_modelhealth.checks.paths import factors, is_normalization, nearest, way_to
-from pytest_modelhealth.settings import Limit, Setting, Settings, Severity
+from pytest_modelhealth.settings import Limit, Ratio, Settings, Severity, Share
 from pytest_modelhealth.settings.setting import is_inside, parent
 
 if TYPE_CHECKING:
@@ -83,62 +83,46 @@ class GradNorm(Check):
     )
     minimum_evidence = "one batch with a backward pass; four layers with gradients to vanish"
     settings = (
-        Setting(
+        Ratio(
             "max_grad_norm",
-            float,
             default=None,
-            minimum=0.0,
             help="largest L2 norm of the gradients of one layer's parameters",
         ),
-        Setting(
+        Ratio(
             "min_grad_norm",
-            float,
             default=None,
-            minimum=0.0,
             help="smallest L2 norm of the gradients of one layer's parameters",
         ),
-        Setting(
+        Share(
             "vanishing_ratio",
-            float,
             default=1e-7,
-            minimum=0.0,
-            maximum=1.0,
             help="smallest gradient of the first layers relative to their weights, as a part of "
             "the largest such ratio in a later layer (float32 resolves 1e-7: nothing is learnt)",
         ),
-        Setting(
+        Share(
             "vanishing_chain_ratio",
-            float,
             default=1e-4,
-            minimum=0.0,
-            maximum=1.0,
             help="smallest such part where four or more layers in a row, with sigmoids or other "
             "bounded activations between them, leave less than a thousandth of the gradient "
             "(AutoTrainer: first layer by last under 1e-3 with a norm under 1e-4)",
         ),
-        Setting(
+        Ratio(
             "exploding_ratio",
-            float,
             default=1e4,
-            minimum=0.0,
             help="largest root mean square of a layer's gradients relative to that of its weights "
             "(at 1e4, one step at a learning rate of 1e-4 is as large as the weights)",
         ),
-        Setting(
+        Ratio(
             "min_largest_gradient",
-            float,
             default=1e-10,
-            minimum=0.0,
             help="smallest that the largest number in all gradients of parameters may be while the "
             "loss is not zero (Adam adds 1e-8 to its denominator, so that it hardly moves; the "
             "least of 803 healthy runs is 7.7e-6)",
             per_layer=False,
         ),
-        Setting(
+        Ratio(
             "singular_grad_norm",
-            float,
             default=1e8,
-            minimum=0.0,
             help="L2 norm of the gradients of one layer's parameters over which a derivative must "
             "have been singular: of a root or a norm at zero (the most of 803 healthy runs is "
             "9.8e5)",

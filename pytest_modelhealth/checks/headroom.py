@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.facts import largest_at, leaves
-from pytest_modelhealth.settings import DtypeName, Setting, Settings
+from pytest_modelhealth.settings import DtypeName, Settings, Share
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import LayerRecord, Observation, Violation
@@ -62,21 +62,15 @@ class Headroom(Check):
     )
     minimum_evidence = "16 non-zero values in a tensor"
     settings = (
-        Setting(
+        Share(
             "max_range_used",
-            float,
             default=0.5,
-            minimum=0.0,
-            maximum=1.0,
             help="largest part of the dtype's range that a value may use (0.5 leaves a factor of "
             "two to the next batch)",
         ),
-        Setting(
+        Share(
             "max_subnormal_fraction",
-            float,
             default=0.5,
-            minimum=0.0,
-            maximum=1.0,
             help="largest part of a layer's non-zero weights or gradients below the smallest "
             "normal number of the dtype, where precision is lost bit by bit",
         ),

@@ -19,7 +19,7 @@ from pytest_modelhealth.checks.facts import (
     trainable,
 )
 from pytest_modelhealth.checks.paths import NORMALIZATIONS, normalizer, way_to_weights
-from pytest_modelhealth.settings import Setting, Settings
+from pytest_modelhealth.settings import Ratio, Settings
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import LayerRecord, Observation, Violation
@@ -55,19 +55,15 @@ class InitialWeights(Check):
     )
     minimum_evidence = "one batch, and eight values in a weight"
     settings = (
-        Setting(
+        Ratio(
             "max_weight_scale",
-            float,
             default=4.5,
-            minimum=0.0,
             help="largest standard deviation of initial weights times the root of their fan-in (He "
             "et al. start at 1.41; healthy routers of mixtures of experts reach 4.4)",
         ),
-        Setting(
+        Ratio(
             "min_weight_scale",
-            float,
             default=0.01,
-            minimum=0.0,
             help="smallest standard deviation of initial weights times the root of their fan-in, "
             "where the output goes on to other weights and most layers have more (0.033 is the "
             "least of 51 transformer architectures)",

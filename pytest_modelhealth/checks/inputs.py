@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.facts import called, flow_of, largest_at, linear_maps
 from pytest_modelhealth.checks.paths import HAS_WEIGHTS, as_given, is_floating, is_normalization
-from pytest_modelhealth.settings import Limit, Setting, Settings
+from pytest_modelhealth.settings import Limit, Ratio, Settings
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Extreme, Flow, LayerRecord, Observation, Violation
@@ -163,11 +163,9 @@ class Inputs(Check):
     )
     minimum_evidence = "16 values in the batch"
     settings = (
-        Setting(
+        Ratio(
             "max_input_rms",
-            float,
             default=30.0,
-            minimum=0.0,
             help="largest root mean square of inputs that go into weights as they are (images in "
             "0-255 have about 100, digits in 0-16 have 7; a table of uncentred columns may have "
             "100 times as much)",

@@ -11,7 +11,7 @@ from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.facts import called, flow_of, innermost, is_fresh, linear_maps
 from pytest_modelhealth.checks.loss_terms import summed_over_batch, weightless_terms
 from pytest_modelhealth.checks.paths import is_floating
-from pytest_modelhealth.settings import Setting, Settings, Severity
+from pytest_modelhealth.settings import Factor, Settings, Severity
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import (
@@ -95,11 +95,9 @@ class Loss(Check):
         "one call of a loss function with 2 rows of classes; 8 targets for the initial loss"
     )
     settings = (
-        Setting(
+        Factor(
             "max_initial_loss",
-            float,
             default=10.0,
-            minimum=1.0,
             help="largest loss of a freshly initialised classifier, as a multiple of ln(classes), "
             "which is that of a uniform guess",
         ),

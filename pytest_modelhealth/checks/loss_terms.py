@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.facts import at, completed
-from pytest_modelhealth.settings import Setting, Settings
+from pytest_modelhealth.settings import Factor, Settings
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import (
@@ -317,11 +317,9 @@ class TaskBalance(Check):
     )
     minimum_evidence = "two named losses that are not zero, and one backward pass"
     settings = (
-        Setting(
+        Factor(
             "max_task_ratio",
-            float,
             default=100.0,
-            minimum=1.0,
             help="largest ratio of the gradient norms of two tasks at the last layer they share",
         ),
     )

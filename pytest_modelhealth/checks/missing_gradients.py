@@ -13,7 +13,7 @@ from pytest_modelhealth.checks.facts import at, completed, flow_of, learns, plac
 from pytest_modelhealth.checks.loss import is_switched_off
 from pytest_modelhealth.checks.recurrences import recurrent_gradients
 from pytest_modelhealth.checks.zero_gradients import zero_gradients
-from pytest_modelhealth.settings import Setting, Settings
+from pytest_modelhealth.settings import Settings, Share
 from pytest_modelhealth.settings.setting import is_inside
 
 if TYPE_CHECKING:
@@ -108,12 +108,9 @@ class MissingGradients(Check):
     source = "PyTorch's autograd: .grad is None where no path of the graph leads to the loss"
     minimum_evidence = "one batch with a backward pass"
     settings = (
-        Setting(
+        Share(
             "max_idle_rows",
-            float,
             default=0.05,
-            minimum=0.0,
-            maximum=1.0,
             help="largest part of the rows or columns of a matrix of a fresh model that may be "
             "zero and get a gradient of exactly zero, from four on, while the rest learns (0 in "
             "healthy models; pruning leaves 5 %, training 6 %)",

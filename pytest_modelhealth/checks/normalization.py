@@ -16,7 +16,7 @@ from pytest_modelhealth.checks.facts import (
     was_trained,
 )
 from pytest_modelhealth.checks.paths import NORMALIZATIONS, way_to_weights
-from pytest_modelhealth.settings import Setting, Settings
+from pytest_modelhealth.settings import Factor, Ratio, Settings
 from pytest_modelhealth.settings.setting import is_inside, parent
 
 if TYPE_CHECKING:
@@ -164,20 +164,16 @@ class Normalization(Check):
     )
     minimum_evidence = "running statistics that have seen enough batches to forget their start"
     settings = (
-        Setting(
+        Factor(
             "max_norm_mismatch",
-            float,
             default=5.0,
-            minimum=1.0,
             help="largest factor between the root mean square of a batch normalisation's output in "
             "evaluation mode and what its scale and shift make of normalised values (0.51 to 1.54 "
             "in trained models, one sample or many)",
         ),
-        Setting(
+        Ratio(
             "max_norm_eps",
-            float,
             default=0.1,
-            minimum=0.0,
             help="largest epsilon of a normalisation whose output it flattens (1e-3 is the largest "
             "that is usual)",
         ),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
-from pytest_modelhealth.settings import Setting, Settings
+from pytest_modelhealth.settings import Settings, Share
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Observation
@@ -34,12 +34,9 @@ class RemovableUnits(Check):
         "silent"
     )
     settings = (
-        Setting(
+        Share(
             "max_removable_fraction",
-            float,
             default=None,
-            minimum=0.0,
-            maximum=1.0,
             help="largest part of a layer's units that may be removable, where "
             "`Inspector.removable` looked for them",
         ),

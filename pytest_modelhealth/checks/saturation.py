@@ -10,7 +10,7 @@ from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.facts import called, flow_of, gain, linear_maps, trainable
 from pytest_modelhealth.checks.paths import maker
 from pytest_modelhealth.checks.recurrences import parts
-from pytest_modelhealth.settings import Limit, Setting, Settings
+from pytest_modelhealth.settings import Limit, Settings, Share
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import LayerRecord, Observation
@@ -67,30 +67,21 @@ class Saturation(Check):
     )
     minimum_evidence = "min_samples samples or rows; four choices a row on average for a softmax"
     settings = (
-        Setting(
+        Share(
             "max_saturated_fraction",
-            float,
             default=0.75,
-            minimum=0.0,
-            maximum=1.0,
             help="largest part of the inputs of a bounded activation that may lie where it is flat "
             "(SageMaker Debugger: half; a trained hypernetwork reaches 0.57)",
         ),
-        Setting(
+        Share(
             "max_one_hot",
-            float,
             default=0.9,
-            minimum=0.0,
-            maximum=1.0,
             help="largest mean sum of squares of the rows of a softmax with large scores, 1 where "
             "each is one-hot (healthy attention, trained or not, stays under 0.6)",
         ),
-        Setting(
+        Share(
             "max_saturated_gates",
-            float,
             default=0.5,
-            minimum=0.0,
-            maximum=1.0,
             help="largest part of the gates of a recurrent layer of torch whose gradient is "
             "exactly zero (a third at most where nothing is wrong: one step, from a state of 0)",
         ),

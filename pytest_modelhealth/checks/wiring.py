@@ -11,8 +11,13 @@ from pytest_modelhealth.checks.check import ALWAYS, Check
 from pytest_modelhealth.checks.facts import at
 from pytest_modelhealth.checks.inputs import destroyed
 from pytest_modelhealth.checks.recurrences import lost_states
-from pytest_modelhealth.checks.siblings import Siblings, without_residual
-from pytest_modelhealth.checks.stand_ins import StandIn, standing_in, taken_for_two
+from pytest_modelhealth.checks.siblings import (
+    Siblings,
+    StandIn,
+    standing_in,
+    taken_for_two,
+    without_residual,
+)
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import is_inside, parent
 

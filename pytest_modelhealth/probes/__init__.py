@@ -5,7 +5,6 @@ every file, so that each imports torch where it runs, not where it is declared. 
 again is `intervening`, which loads with the first probe that runs.
 """
 
-from pytest_modelhealth.probes.probe import Probe
-from pytest_modelhealth.probes.shelf import all_probes
+from pytest_modelhealth.probes.probe import Probe, all_probes
 
 __all__ = ["Probe", "all_probes"]

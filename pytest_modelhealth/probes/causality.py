@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.probes.probe import Probe
-from pytest_modelhealth.probes.words import began, ratio
-from pytest_modelhealth.settings import Setting
+from pytest_modelhealth.probes.probe import Probe, began, ratio
+from pytest_modelhealth.settings import Ratio
 
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.differences import Apart
@@ -65,11 +64,9 @@ class Causality(Probe):
     )
     minimum_evidence = "a sequence of four steps whose later steps have an effect"
     settings = (
-        Setting(
+        Ratio(
             "max_future_effect",
-            float,
             default=1e-4,
-            minimum=0.0,
             help="largest change of an output when later steps of the sequence change, by the "
             "output's root mean square (healthy models: 0)",
             per_layer=False,
@@ -103,7 +100,7 @@ class Causality(Probe):
     def _after_change(self, runs: Runs, base: Ran, sequence: Sequence) -> ProbeRecord:
         from pytest_modelhealth.probes.intervening.sequences import steps_of
 
-        changed = _changed(sequence)
+        changed = f"steps {sequence.half} to {sequence.length - 1} permuted ({sequence.why})"
         batch = steps_of(runs, sequence, changed="later")
         if not runs.is_changed(batch, sequence.tensors):
             return self.not_told("all steps of the sequence are equal; give some that differ")
@@ -150,10 +147,6 @@ class Causality(Probe):
             f"it sees the future: later steps change earlier outputs by {ratio(parting.effect)} of "
             f"their root mean square{began(parting)}"
         )
-
-
-def _changed(sequence: Sequence) -> str:
-    return f"steps {sequence.half} to {sequence.length - 1} permuted ({sequence.why})"
 
 
 def _along_time(runs: Runs, base: Ran, sequences: list[Sequence]) -> Sequence:

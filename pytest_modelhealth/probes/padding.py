@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.probes.probe import Probe
-from pytest_modelhealth.probes.words import began, ratio
-from pytest_modelhealth.settings import Setting
+from pytest_modelhealth.probes.probe import Probe, began, ratio
+from pytest_modelhealth.settings import Ratio
 
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.locating import Place
@@ -71,11 +70,9 @@ class Padding(Probe):
     )
     minimum_evidence = "a mask or lengths that show padding in some samples"
     settings = (
-        Setting(
+        Ratio(
             "max_padding_effect",
-            float,
             default=1e-4,
-            minimum=0.0,
             help="largest change of an output at a real place when what stands in padding changes, "
             "by the output's root mean square (healthy models: 0)",
             per_layer=False,

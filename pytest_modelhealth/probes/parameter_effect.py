@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_modelhealth.checks.check import Finding
-from pytest_modelhealth.checks.facts import at, flow_of, place
-from pytest_modelhealth.probes.lacking import Lacking, without_gradient
+from pytest_modelhealth.checks.facts import at, flow_of, place, trainable
 from pytest_modelhealth.probes.probe import Evidence, Probe
-from pytest_modelhealth.settings import Setting
+from pytest_modelhealth.settings import Ratio
 
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.moving_parameters import Moved
     from pytest_modelhealth.probes.intervening.running import Runs
     from pytest_modelhealth.report import Observation, Parting, ProbeRecord
+
 
 CHANGED = "parameters without gradient, a part of the model at a time, along a random direction"
 _LISTED = 4
@@ -47,11 +47,9 @@ class ParameterEffect(Probe):
     )
     minimum_evidence = "one batch with a backward pass, and a model that runs in float64"
     settings = (
-        Setting(
+        Ratio(
             "min_loss_slope",
-            float,
             default=1e-6,
-            minimum=0.0,
             help="least slope of the loss, along independent standard normal numbers, at which "
             "parameters without gradient have an effect (float64 rounds at 1e-9)",
             per_layer=False,
@@ -155,3 +153,36 @@ def _where(
     found = flow.endings(asked)
     cuts = [(asked[e.last], near(e.cut.line)) for e in found.values() if e.cut is not None]
     return cuts[0] if cuts else (part[-1], "")
+
+
+class Lacking(NamedTuple):
+    """A trainable parameter without gradient, by its layer and its own name there."""
+
+    layer: str
+    own: str
+
+    @property
+    def name(self) -> str:
+        """Full name."""
+        return f"{self.layer}.{self.own}".lstrip(".")
+
+    @property
+    def part(self) -> str:
+        """The top-level part of the model that it lies in."""
+        return self.name.partition(".")[0]
+
+
+def without_gradient(observation: Observation) -> Iterator[Lacking]:
+    """Yield the trainable parameters that took part in the run and have no gradient, or only zeros.
+
+    Their layer ran, or another one read them: a `ParameterList` is never called.
+    """
+    for record in observation.layers.values():
+        if "parameter_gradients" not in record.watched:
+            continue
+        for own in trainable(record):
+            gradient = record.parameter_gradients.get(own)
+            if gradient is None or (gradient.abs_max == 0.0 and not gradient.nonfinite_count):
+                lacking = Lacking(record.name, own)
+                if record.calls or lacking.name in flow_of(observation):
+                    yield lacking

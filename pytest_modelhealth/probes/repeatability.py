@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.probes.probe import Probe
-from pytest_modelhealth.probes.words import began, ratio
-from pytest_modelhealth.settings import Setting
+from pytest_modelhealth.probes.probe import Probe, began, ratio
+from pytest_modelhealth.settings import Ratio
 
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.repeating import Calls
@@ -61,11 +60,9 @@ class Repeatability(Probe):
     )
     minimum_evidence = "one batch on which evaluation runs"
     settings = (
-        Setting(
+        Ratio(
             "max_call_effect",
-            float,
             default=1e-5,
-            minimum=0.0,
             help="largest change of the output by another seed or a call before, by its root mean "
             "square (healthy models: 0; float32 rounds at 1e-7)",
             per_layer=False,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.probes.probe import Probe
-from pytest_modelhealth.probes.words import began, ratio
-from pytest_modelhealth.settings import Setting
+from pytest_modelhealth.probes.probe import Probe, began, ratio
+from pytest_modelhealth.settings import Ratio
 
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.running import Runs
@@ -71,11 +70,9 @@ class SampleIndependence(Probe):
     )
     minimum_evidence = "two samples that differ, and an output with a row for each"
     settings = (
-        Setting(
+        Ratio(
             "max_sample_effect",
-            float,
             default=1e-4,
-            minimum=0.0,
             help="largest change of a sample's output when other samples of its batch change, by "
             "the output's root mean square (healthy models: 0, but where routing changes the "
             "shapes of products)",

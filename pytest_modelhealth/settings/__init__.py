@@ -15,19 +15,31 @@ from pytest_modelhealth.settings.choices import (
     Severity,
     SeverityRule,
 )
-from pytest_modelhealth.settings.setting import Limit, Setting, SettingValue
+from pytest_modelhealth.settings.setting import (
+    Count,
+    Factor,
+    Limit,
+    Ratio,
+    Setting,
+    SettingValue,
+    Share,
+)
 from pytest_modelhealth.settings.settings import LAYERS, Settings
 
 __all__ = [
     "AUTOMATIC",
     "LAYERS",
     "SEVERITIES",
+    "Count",
     "DtypeName",
+    "Factor",
     "LayerLimit",
     "Limit",
+    "Ratio",
     "Setting",
     "SettingValue",
     "Settings",
     "Severity",
     "SeverityRule",
+    "Share",
 ]

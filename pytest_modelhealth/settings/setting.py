@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, NamedTuple
 
 from pytest_modelhealth.errors import SettingsError, suggest
@@ -174,6 +175,12 @@ class Setting:
 
 _BOOLEANS = {"true": True, "yes": True, "1": True, "on": True}
 _BOOLEANS |= {"false": False, "no": False, "0": False, "off": False}
+
+# What most checks declare, by the numbers that a setting may have.
+Ratio = partial(Setting, type=float, minimum=0.0)
+Share = partial(Setting, type=float, minimum=0.0, maximum=1.0)
+Factor = partial(Setting, type=float, minimum=1.0)
+Count = partial(Setting, type=int, minimum=1)
 
 
 WAIVE = Setting(

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_modelhealth.checks import Finding
-from pytest_modelhealth.checks.facts import place
-from pytest_modelhealth.settings import Setting, Severity
+from pytest_modelhealth.settings import Factor, Severity
 from pytest_modelhealth.training.contract.step_check import StepCheck, listed
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.report import HalfInfluence, LayerMode, Observation, Stepped
+    from pytest_modelhealth.report import HalfInfluence, LayerMode, Stepped
     from pytest_modelhealth.settings import Settings
 
 
@@ -30,9 +29,7 @@ class TrainingMode(StepCheck):
     )
     source = "exact; a frozen backbone, and normalisations that are frozen, pass"
 
-    def judge(
-        self, stepped: Stepped, observation: Observation, settings: Settings
-    ) -> Iterator[Finding]:
+    def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:
         """Yield what runs in evaluation mode."""
         affected = [mode for mode in stepped.modes if _is_affected(mode)]
         if not affected:
@@ -40,32 +37,31 @@ class TrainingMode(StepCheck):
         root = next((mode for mode in stepped.modes if mode.layer == ""), None)
         whole = _outermost(stepped) if root is None else [root]
         names = [mode.layer for mode in affected]
-        call = _first_call(affected)
+        call = min(mode.training.index(False) for mode in affected) + 1
         severity: Severity = "warn" if stepped.switched and call == 1 else "fail"
         since = f" from call {call} on" if call > 1 else ""
         if whole and all(any(t is False for t in mode.training) for mode in whole):
-            yield self.violation(
-                place(observation),
+            yield self.broken(
                 f"the model trains in evaluation mode{since}: {_effects(affected)} "
                 f"({listed(names)})",
-                value=float(len(affected)),
-                cause="model.train() is missing: after a validation, after from_pretrained, which "
+                "model.train() is missing: after a validation, after from_pretrained, which "
                 "returns a model in evaluation mode, or before the first step",
+                value=float(len(affected)),
                 affected=names[1:],
-                independent=True,
                 severity=severity,
             )
             return
         part = _part(affected, stepped)
         if part:
-            yield self.violation(
-                place(observation, part[0].layer),
+            yield self.broken(
                 f"a part of the model trains in evaluation mode{since}: "
                 f"{_effects(part)} ({listed([mode.layer for mode in part])})",
-                value=float(len(part)),
-                cause="eval() was called on this part, which an optimizer moves: call train() "
+                "eval() was called on this part, which an optimizer moves: call train() "
                 "again, or freeze it",
+                layer=part[0].layer,
+                value=float(len(part)),
                 severity="warn",
+                independent=False,
             )
 
 
@@ -82,10 +78,6 @@ def _outermost(stepped: Stepped) -> list[LayerMode]:
         for mode in stepped.modes
         if not any(mode.layer.startswith(f"{name}.") for name in names)
     ]
-
-
-def _first_call(affected: list[LayerMode]) -> int:
-    return min(mode.training.index(False) for mode in affected) + 1
 
 
 def _effects(affected: list[LayerMode]) -> str:
@@ -123,22 +115,20 @@ class RunningStatistics(StepCheck):
     )
     source = "exact: a momentum of 0, or statistics that are put back"
 
-    def judge(
-        self, stepped: Stepped, observation: Observation, settings: Settings
-    ) -> Iterator[Finding]:
+    def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:
         """Yield the normalisations whose statistics do not follow the batches."""
         for odd in _ODD:
             names = [mode.layer for mode in stepped.modes if odd.applies(mode)]
             if names:
-                yield self.violation(
-                    place(observation, names[0]),
+                yield self.broken(
                     f"the running statistics of {listed(names)} {odd.what}",
+                    odd.cause,
+                    layer=names[0],
                     value=float(len(names)),
                     tensor="running_mean",
-                    cause=odd.cause,
                     affected=names[1:],
-                    independent=odd.severity == "fail",
                     severity=odd.severity,
+                    independent=odd.severity == "fail",
                 )
 
 
@@ -192,38 +182,30 @@ class BatchInfluence(StepCheck):
     )
     source = "exact: the gradient is looked at, as the first update of Adam is but its sign"
 
-    def judge(
-        self, stepped: Stepped, observation: Observation, settings: Settings
-    ) -> Iterator[Finding]:
+    def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:
         """Yield the half that is dropped."""
         idle = [half for half in stepped.halves if not half.effect and not _is_masked(half)]
         moves = any(any(p.changes) for p in stepped.parameters)
         if moves and stepped.halves and not any(half.effect for half in stepped.halves):
-            yield self._none(stepped, observation)
+            yield self._none(stepped)
         if len(idle) != 1:
             return
         half = idle[0]
-        yield self.violation(
-            place(observation),
+        yield self.broken(
             f"the {half.half} half of the batch ({half.samples} samples) has no influence on the "
             "gradient: replaced by other samples, it leaves every number as it was",
-            value=0.0,
-            cause="a slice of the batch, a loop over micro-batches of which one is kept, a part "
+            "a slice of the batch, a loop over micro-batches of which one is kept, a part "
             "whose backward pass is missing, or a mask over places instead of samples",
-            independent=True,
             severity="warn" if half.rows == 1.0 else "fail",
         )
 
-    def _none(self, stepped: Stepped, observation: Observation) -> Finding:
+    def _none(self, stepped: Stepped) -> Finding:
         samples = sum(half.samples for half in stepped.halves)
-        return self.violation(
-            place(observation),
+        return self.broken(
             f"none of the {samples} samples of the batch has an influence on what the step does: "
             "replaced by one another, they leave every parameter as it was",
-            value=0.0,
-            cause="the step reads another batch, from around it, or writes over the gradient; a "
+            "the step reads another batch, from around it, or writes over the gradient; a "
             "step that needs no data takes None for a batch",
-            independent=True,
         )
 
 
@@ -248,72 +230,53 @@ class LaterCalls(StepCheck):
     )
     source = "exact; of 35 healthy steps none multiplies its loss by 3 in three calls"
     settings = (
-        Setting(
+        Factor(
             "max_loss_growth",
-            float,
             default=100.0,
-            minimum=1.0,
             help="largest loss of a later call of a training step on one batch, by that of the "
             "first",
             per_layer=False,
         ),
     )
 
-    def judge(
-        self, stepped: Stepped, observation: Observation, settings: Settings
-    ) -> Iterator[Finding]:
+    def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:
         """Yield what goes wrong after the first call."""
-        root = place(observation)
         if stepped.raised:
-            yield self.violation(
-                root,
+            yield self.broken(
                 f"call {stepped.raised_at} of the step raises {stepped.raised}",
+                _why_raised(stepped.raised),
                 value=float(stepped.raised_at),
-                cause=_why_raised(stepped.raised),
-                independent=True,
             )
         if stepped.growing:
-            yield self.violation(
-                root,
+            yield self.broken(
                 f"{listed(stepped.growing)} grows by a tensor with its graph in every call, which "
                 "keeps the memory of every step",
+                "a loss or an output is appended as it is: append .detach() or .item()",
                 value=float(len(stepped.growing)),
-                cause="a loss or an output is appended as it is: append .detach() or .item()",
-                independent=True,
             )
-        yield from self._course(stepped, observation, settings)
-
-    def _course(
-        self, stepped: Stepped, observation: Observation, settings: Settings
-    ) -> Iterator[Finding]:
         limit = settings["max_loss_growth"]
         losses = [loss for loss in stepped.losses if loss is not None]
         bad = next((n for n, loss in enumerate(losses) if not math.isfinite(loss)), None)
-        grown = next(
-            (n for n, loss in enumerate(losses) if _grows(losses, loss, limit.value)), None
-        )
+        most = limit.value * losses[0] if losses and losses[0] > 0.0 else math.inf
+        grown = next((n for n, loss in enumerate(losses) if loss > most), None)
         if bad is not None:
-            yield self.violation(
-                place(observation),
+            yield self.broken(
                 f"the loss of call {bad + 1} is {losses[bad]}",
-                value=losses[bad],
-                cause="see run_inspection for the layer where it begins"
+                "see run_inspection for the layer where it begins"
                 if not bad
                 else "the update before it was too large: the learning rate, a scale that was not "
                 "removed, or gradients that are not clipped",
-                independent=True,
+                value=losses[bad],
             )
         elif grown is not None:
             ratio = losses[grown] / losses[0]
-            yield self.violation(
-                place(observation),
+            yield self.broken(
                 f"on one batch the loss grows from {losses[0]:.4g} to {losses[grown]:.4g} by call "
                 f"{grown + 1}",
+                "the learning rate is too large, the gradient is not what it should be, or "
+                "the update has the wrong sign",
                 value=ratio,
                 limit=limit,
-                cause="the learning rate is too large, the gradient is not what it should be, or "
-                "the update has the wrong sign",
-                independent=True,
                 severity="fail" if _is_large(stepped) else "warn",
             )
 
@@ -321,10 +284,6 @@ class LaterCalls(StepCheck):
 def _is_large(stepped: Stepped) -> bool:
     """Whether an update was large: a loss that starts at next to nothing may grow by little."""
     return any(size > _LARGE for p in stepped.parameters for size in p.updates if p.dimensions > 1)
-
-
-def _grows(losses: list[float], loss: float, limit: float) -> bool:
-    return losses[0] > 0.0 and loss > limit * losses[0]
 
 
 def _why_raised(text: str) -> str:
@@ -360,9 +319,7 @@ class Resumption(StepCheck):
         "counters does not"
     )
 
-    def judge(
-        self, stepped: Stepped, observation: Observation, settings: Settings
-    ) -> Iterator[Finding]:
+    def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:
         """Yield what differs."""
         if not stepped.resumed:
             return
@@ -373,13 +330,12 @@ class Resumption(StepCheck):
             if stepped.resumed.startswith("the step")
             else f"the step after loading the saved state differs: {stepped.resumed} is another"
         )
-        yield self.violation(
-            place(observation, layer if is_named else ""),
+        yield self.broken(
             what,
-            value=1.0,
-            tensor=own if is_named else "",
-            cause="something that the step goes on from is not saved: a plain attribute, a buffer "
+            "something that the step goes on from is not saved: a plain attribute, a buffer "
             "with persistent=False, a scheduler, a scaler or a moving average that is not in "
             "restore=",
-            independent=True,
+            layer=layer if is_named else "",
+            value=1.0,
+            tensor=own if is_named else "",
         )

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 from pytest_modelhealth.checks import Finding
-from pytest_modelhealth.checks.facts import place
 from pytest_modelhealth.settings import Severity
 from pytest_modelhealth.training.contract.step_check import StepCheck, listed
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.report import Observation, Stepped, SteppedOptimizer
+    from pytest_modelhealth.report import Stepped, SteppedOptimizer
     from pytest_modelhealth.settings import Settings
 
 
@@ -27,23 +26,19 @@ class WeightTies(StepCheck):
     )
     source = "exact: the attribute of the transformers library"
 
-    def judge(
-        self, stepped: Stepped, observation: Observation, settings: Settings
-    ) -> Iterator[Finding]:
+    def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:
         """Yield a tie that is lost."""
         if not stepped.untied:
             return
         out, into = stepped.untied
         layer, _, own = out.rpartition(".")
-        yield self.violation(
-            place(observation, layer),
+        yield self.broken(
             f"{out or 'the output embedding'} is tied to {into or 'the input embedding'} by the "
             "configuration (tie_word_embeddings), and is a tensor of its own in the model",
-            value=0.0,
-            tensor=own,
-            cause="one of them was replaced, copied or loaded by assignment after tying: call "
+            "one of them was replaced, copied or loaded by assignment after tying: call "
             "model.tie_weights()",
-            independent=True,
+            layer=layer,
+            tensor=own,
         )
 
 
@@ -62,18 +57,17 @@ class LearningCopies(StepCheck):
     )
     source = "no healthy step of the first measurement does so"
 
-    def judge(
-        self, stepped: Stepped, observation: Observation, settings: Settings
-    ) -> Iterator[Finding]:
+    def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:
         """Yield the copies that learn."""
         for name, other in stepped.copies:
-            yield self.violation(
-                place(observation, name),
+            yield self.broken(
                 f"{name!r} starts as a copy of {other!r}, and an optimizer moves it",
-                value=1.0,
-                cause="a slow copy is updated from the other's weights under no_grad: freeze it by "
+                "a slow copy is updated from the other's weights under no_grad: freeze it by "
                 "requires_grad_(False) and leave it out of the optimizer",
+                layer=name,
+                value=1.0,
                 severity="warn",
+                independent=False,
             )
 
 
@@ -101,19 +95,12 @@ class OptimizerSettings(StepCheck):
         "differs by 3e4"
     )
 
-    def judge(
-        self, stepped: Stepped, observation: Observation, settings: Settings
-    ) -> Iterator[Finding]:
+    def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:
         """Yield what is set oddly."""
         odd = [one for optimizer in stepped.optimizers for one in _of_optimizer(optimizer)]
         for fails, what, cause in (*odd, *_of_step(stepped)):
-            yield self.violation(
-                place(observation),
-                what,
-                value=1.0,
-                cause=cause,
-                independent=fails,
-                severity="fail" if fails else "warn",
+            yield self.broken(
+                what, cause, value=1.0, severity="fail" if fails else "warn", independent=fails
             )
 
 

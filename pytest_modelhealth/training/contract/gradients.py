@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks import Finding
-from pytest_modelhealth.checks.facts import place
-from pytest_modelhealth.settings import Setting, Severity
+from pytest_modelhealth.settings import Factor, Ratio
 from pytest_modelhealth.training.contract.step_check import StepCheck, listed
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.report import LossSlope, Observation, Stepped, SteppedParameter
+    from pytest_modelhealth.report import LossSlope, Stepped, SteppedParameter
     from pytest_modelhealth.settings import Settings
 
 
@@ -39,52 +39,35 @@ class GradientPath(StepCheck):
     )
     source = "exact, but for the slope, whose rounding in float32 is passed over"
 
-    def judge(
-        self, stepped: Stepped, observation: Observation, settings: Settings
-    ) -> Iterator[Finding]:
+    def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:
         """Yield where gradients are lost."""
         names, slope = stepped.unlearned
         if names and abs(slope) > _MIN_SLOPE:
-            yield self._cut(names, slope, observation)
+            yield self._cut(names, slope)
         for is_lost, what, cause in _LOSSES:
             found = [p for p in stepped.parameters if is_lost(p)]
             if found and not (is_lost is _fades and _takes_turns(stepped)):
                 fails = is_lost in _CERTAIN or _is_most(found, stepped)
-                yield self._lost(found, what, cause, observation, "fail" if fails else "warn")
+                yield self.broken(
+                    f"{listed([p.name for p in found])} {what}",
+                    cause,
+                    found,
+                    severity="fail" if fails else "warn",
+                    independent=False,
+                )
 
-    def _cut(self, names: tuple[str, ...], slope: float, observation: Observation) -> Finding:
+    def _cut(self, names: tuple[str, ...], slope: float) -> Finding:
         layers = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
-        details = [f"moved along a random direction, the loss has a slope of {slope:.3g}"]
-        return self.violation(
-            place(observation, layers[0]),
+        return self.broken(
             f"the loss that the step returns depends on {len(names)} parameters that the optimizer "
             f"holds and that never get a gradient: {listed(names)}",
+            "a part of the loss is added after backward(), as a number (.item()), or from a "
+            "detached output",
+            layer=layers[0],
             value=abs(slope),
             tensor=names[0].rpartition(".")[2],
-            cause="a part of the loss is added after backward(), as a number (.item()), or from a "
-            "detached output",
             affected=layers[1:],
-            independent=True,
-            details=details,
-        )
-
-    def _lost(
-        self,
-        found: list[SteppedParameter],
-        what: str,
-        cause: str,
-        observation: Observation,
-        severity: Severity,
-    ) -> Finding:
-        layers = list(dict.fromkeys(p.layer for p in found))
-        return self.violation(
-            place(observation, layers[0]),
-            f"{listed([p.name for p in found])} {what}",
-            value=0.0,
-            tensor=found[0].own,
-            cause=cause,
-            affected=layers[1:],
-            severity=severity,
+            details=(f"moved along a random direction, the loss has a slope of {slope:.3g}",),
         )
 
 
@@ -92,10 +75,6 @@ def _is_most(found: list[SteppedParameter], stepped: Stepped) -> bool:
     """Whether it is more than half of what gets a gradient: no expert, no skipped block."""
     reached = [p for p in stepped.parameters if any(p.added)]
     return 2 * len(found) > len(reached) and all(p.trainable for p in found)
-
-
-def _is_erased(parameter: SteppedParameter) -> bool:
-    return parameter.erased
 
 
 def _fades(parameter: SteppedParameter) -> bool:
@@ -126,7 +105,7 @@ def _waits(parameter: SteppedParameter) -> bool:
 _CERTAIN = (_is_zero_for_good,)
 _LOSSES = (
     (
-        _is_erased,
+        attrgetter("erased"),
         "has a gradient after the backward pass, and zeros in its place when the optimizer steps",
         "a mask on gradients that is the wrong way round, or a clip to zero",
     ),
@@ -178,20 +157,16 @@ class GradientFactor(StepCheck):
         "loss moves it to 1.5 to 4.4 on purpose in 4 of 35 healthy steps, hence the warning"
     )
     settings = (
-        Setting(
+        Factor(
             "max_gradient_factor",
-            float,
             default=1000.0,
-            minimum=1.0,
             help="largest gradient at the optimizer's step by the slope of the loss that the step "
             "returns, and the inverse of the least",
             per_layer=False,
         ),
     )
 
-    def judge(
-        self, stepped: Stepped, observation: Observation, settings: Settings
-    ) -> Iterator[Finding]:
+    def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:
         """Yield what the gradient is instead of the slope."""
         slope = stepped.slope
         if slope is None or slope.why_not:
@@ -207,20 +182,18 @@ class GradientFactor(StepCheck):
         samples = sum(half.samples for half in stepped.halves)
         if factor > 0.0 and samples > 1 and abs(1.0 / factor - samples) < _EXACT * samples:
             cause = f"what is returned is a sum over the {samples} samples, or times their number"
-        yield self.violation(
-            place(observation),
+        yield self.broken(
             what,
+            cause,
             value=factor,
             limit=limit if breaks else None,
-            cause=cause,
-            independent=True,
             severity="fail" if fails else "warn",
-            details=[
+            details=(
                 (
                     f"the gradient at the step has a norm of {slope.gradient:.4g}; along it the "
                     f"loss that is returned has a slope of {slope.slope:.4g}"
-                )
-            ],
+                ),
+            ),
         )
 
 
@@ -342,71 +315,67 @@ class LeftOverGradients(StepCheck):
     )
     source = "exact but for rounding; gradients added up on purpose have no step in between"
     settings = (
-        Setting(
+        Ratio(
             "max_left_over",
-            float,
             default=1e-3,
-            minimum=0.0,
             help="largest effect of gradients that were stepped on and not cleared, on where two "
             "calls bring a parameter, by how far they move it",
             per_layer=False,
         ),
     )
 
-    def judge(
-        self, stepped: Stepped, observation: Observation, settings: Settings
-    ) -> Iterator[Finding]:
+    def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:
         """Yield what is stepped on twice."""
-        limit, found = settings["max_left_over"], stepped.left_over
-        stale = next((o for o in stepped.optimizers if o.stale), None)
-        piled, mixed = next((o for o in stepped.optimizers if o.piled), None), stepped.mixed
-        again = next((o for o in stepped.optimizers if o.repeated), None)
-        if stale is not None:
-            yield self.violation(
-                place(observation),
-                f"{stale.type_name} steps before the backward pass of its call: on no gradient, or "
-                "between a forward and its backward pass",
-                value=1.0,
-                cause="the order of backward(), step() and zero_grad() is another one than this",
-                independent=True,
-            )
-        elif again is not None:
-            yield self.violation(
-                place(observation),
-                f"{again.type_name} steps twice in a call on the very same gradient",
-                value=1.0,
-                cause="optimizer.step() is called once more than backward(): by the loop and by a "
-                "scaler or a wrapper, say",
-                independent=True,
-            )
-        elif piled is not None:
-            yield self.violation(
-                place(observation),
-                f"each evaluation of the closure of {piled.type_name} adds to the gradient of the "
-                "one before",
-                value=1.0,
-                cause="zero_grad() stands before optimizer.step(closure) and not in the closure",
-                independent=True,
-            )
-        elif mixed:
-            yield self.violation(
-                place(observation),
+        limit, found, mixed = settings["max_left_over"], stepped.left_over, stepped.mixed
+        for own, what, cause in _TWICE:
+            kind = next((o.type_name for o in stepped.optimizers if getattr(o, own)), None)
+            if kind is not None:
+                yield self.broken(what.format(kind), cause, value=1.0)
+                return
+        if mixed:
+            yield self.broken(
                 f"{mixed} steps on gradients of two losses, one of which trains the part that "
                 "another optimizer holds: of the generator's, say, in the discriminator's step",
-                value=1.0,
-                cause="both losses go backward before either optimizer steps: clear or detach in "
+                "both losses go backward before either optimizer steps: clear or detach in "
                 "between, unless both are meant for this part",
+                value=1.0,
                 severity="warn",
+                independent=False,
             )
         elif found is not None and found.effect > limit.value:
-            yield self.violation(
-                place(observation, found.layer),
+            yield self.broken(
                 "gradients that the optimizer has stepped on are still there when it steps again: "
                 f"cleared in between, two calls move parameters by {found.effect:.0%} less or more",
+                "zero_grad() is missing, is called between backward() and step() only, or "
+                "for another optimizer or other parameters",
+                layer=found.layer,
+                tensor=found.own,
                 value=found.effect,
                 limit=limit,
-                tensor=found.own,
-                cause="zero_grad() is missing, is called between backward() and step() only, or "
-                "for another optimizer or other parameters",
-                independent=True,
             )
+
+
+_TWICE = (
+    (
+        "stale",
+        (
+            "{} steps before the backward pass of its call: on no gradient, or between a forward "
+            "and its backward pass"
+        ),
+        "the order of backward(), step() and zero_grad() is another one than this",
+    ),
+    (
+        "repeated",
+        "{} steps twice in a call on the very same gradient",
+        (
+            "optimizer.step() is called once more than backward(): by the loop and by a scaler or "
+            "a wrapper, say"
+        ),
+    ),
+    (
+        "piled",
+        "each evaluation of the closure of {} adds to the gradient of the one before",
+        "zero_grad() stands before optimizer.step(closure) and not in the closure",
+    ),
+)
+"""What an optimizer that notes it stepped on: its attribute, what is wrong, the likely cause."""

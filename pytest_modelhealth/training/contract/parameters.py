@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks import Finding
-from pytest_modelhealth.checks.facts import place
 from pytest_modelhealth.training.contract.step_check import StepCheck, listed
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.report import Observation, Stepped, SteppedParameter, Violation
+    from pytest_modelhealth.report import Stepped, SteppedParameter, Violation
     from pytest_modelhealth.settings import Settings
 
 
@@ -29,89 +28,69 @@ class TrainedParameters(StepCheck):
     )
     source = "exact: of 35 healthy and look-alike steps of the first measurement none breaks it"
 
-    def judge(
-        self, stepped: Stepped, observation: Observation, settings: Settings
-    ) -> Iterator[Violation]:
+    def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Violation]:
         """Yield what is not held, then what is held in vain."""
         if _holds_none(stepped):
-            yield self._none(stepped, observation)
+            yield self._none(stepped)
             return
         if stepped.strays:
-            yield self._strays(stepped, observation)
+            yield self._strays(stepped)
         missing = [p for p in stepped.parameters if _is_missing(p)]
         if missing:
-            yield self._missing(missing, stepped, observation)
+            yield self._missing(missing, stepped)
         unreached = [p for p in stepped.parameters if _is_unreached(p, stepped)]
         if unreached:
-            yield self._unreached(unreached, observation)
+            yield self._unreached(unreached)
 
-    def _none(self, stepped: Stepped, observation: Observation) -> Violation:
+    def _none(self, stepped: Stepped) -> Violation:
         held = sum(optimizer.holds for optimizer in stepped.optimizers)
         kind = stepped.optimizers[0].type_name
-        return self.violation(
-            place(observation),
+        return self.broken(
             f"{kind} holds {held} tensors, and none of them is one of the model's "
             f"{len(stepped.parameters)} parameters: nothing of it is in an optimizer",
-            value=0.0,
-            cause="the optimizer was made from another model or copy, before parameters were "
+            "the optimizer was made from another model or copy, before parameters were "
             "replaced, or from a generator that was used up: make it after the model is complete, "
             "from list(model.parameters())",
-            independent=True,
         )
 
-    def _strays(self, stepped: Stepped, observation: Observation) -> Violation:
+    def _strays(self, stepped: Stepped) -> Violation:
         layer = stepped.strays[0].rpartition(".")[0]
-        return self.violation(
-            place(observation, layer),
+        return self.broken(
             f"{len(stepped.strays)} parameters get a gradient, and no optimizer made before knows "
             f"of them: {listed(stepped.strays)}",
-            value=float(len(stepped.strays)),
-            cause="modules in a plain list or dictionary are not registered (use nn.ModuleList, "
+            "modules in a plain list or dictionary are not registered (use nn.ModuleList, "
             "nn.ModuleDict), or parameters are made, or replaced by new ones, in the forward or "
             "the step: make the optimizer after them, and write into them in place",
-            independent=True,
+            layer=layer,
+            value=float(len(stepped.strays)),
         )
 
-    def _missing(
-        self, missing: list[SteppedParameter], stepped: Stepped, observation: Observation
-    ) -> Violation:
+    def _missing(self, missing: list[SteppedParameter], stepped: Stepped) -> Violation:
         names = [p.name for p in missing]
-        layers = list(dict.fromkeys(p.layer for p in missing))
         foreign = sum(optimizer.foreign for optimizer in stepped.optimizers)
-        details = (
-            [f"the optimizer holds {foreign} tensors that are not the model's"] if foreign else []
-        )
         total = sum(p.trainable for p in stepped.parameters)
-        return self.violation(
-            place(observation, layers[0]),
+        return self.broken(
             f"{len(missing)} of {total} trainable parameters get a gradient and are "
             f"{'in no optimizer' if stepped.optimizers else 'not moved by the step'}, so that they "
             f"never learn: {listed(names)}",
+            "they were made or replaced after the optimizer was, which holds the old ones"
+            if foreign
+            else "the parameter groups leave them out, or they were made after the optimizer; "
+            "what should not learn is frozen by requires_grad_(False)",
+            found=missing,
             value=float(len(missing)),
-            tensor=missing[0].own,
-            cause=(
-                "they were made or replaced after the optimizer was, which holds the old ones"
-                if foreign
-                else "the parameter groups leave them out, or they were made after the optimizer; "
-                "what should not learn is frozen by requires_grad_(False)"
-            ),
-            affected=layers[1:],
-            independent=True,
-            details=details,
+            details=(f"the optimizer holds {foreign} tensors that are not the model's",)
+            * bool(foreign),
         )
 
-    def _unreached(self, unreached: list[SteppedParameter], observation: Observation) -> Violation:
-        layers = list(dict.fromkeys(p.layer for p in unreached))
-        return self.violation(
-            place(observation, layers[0]),
+    def _unreached(self, unreached: list[SteppedParameter]) -> Violation:
+        return self.broken(
             f"{len(unreached)} parameters that the optimizer holds never get a gradient: their "
             f"layers only run with gradients off: {listed([p.name for p in unreached])}",
-            value=float(len(unreached)),
-            tensor=unreached[0].own,
-            cause="torch.no_grad() or inference_mode() is around a part that should learn; what "
+            "torch.no_grad() or inference_mode() is around a part that should learn; what "
             "should not is frozen by requires_grad_(False) and left out of the optimizer",
-            affected=layers[1:],
-            independent=True,
+            found=unreached,
+            value=float(len(unreached)),
         )
 
 
@@ -156,126 +135,97 @@ class ParameterUpdates(StepCheck):
     )
     source = "exact; 1e-8 is the epsilon of Adam"
 
-    def judge(
-        self, stepped: Stepped, observation: Observation, settings: Settings
-    ) -> Iterator[Finding]:
+    def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:
         """Yield why nothing moves, or what does not."""
-        root = place(observation)
         if not any(p.trainable for p in stepped.parameters):
-            yield self.violation(
-                root,
+            yield self.broken(
                 "no parameter of the model requires a gradient: there is nothing to train",
-                value=0.0,
-                cause="requires_grad_(False) left over from another stage, or a model in "
-                "inference mode",
-                independent=True,
+                "requires_grad_(False) left over from another stage, or a model in inference mode",
             )
         elif not any(any(p.changes) for p in stepped.parameters if p.trainable):
-            yield self._nothing_moves(stepped, observation)
+            yield self._nothing_moves(stepped)
         else:
-            yield from self._fallen(stepped, observation)
-            yield from self._standing(stepped, observation)
-            yield from self._idle_optimizers(stepped, observation)
-            yield from self._put_back(stepped, observation)
+            yield from self._fallen(stepped)
+            yield from self._standing(stepped)
+            yield from self._idle_optimizers(stepped)
+            yield from self._put_back(stepped)
 
-    def _nothing_moves(self, stepped: Stepped, observation: Observation) -> Finding:
+    def _nothing_moves(self, stepped: Stepped) -> Finding:
         calls = len(stepped.losses)
         held = [p for p in stepped.parameters if p.trainable and p.held]
         added = [size for p in held for size in p.added if size is not None]
         doubt = _doubt(stepped, held, added)
         if doubt:
-            return self.inconclusive(place(observation), doubt)
+            return self.untold(doubt)
         why, cause = _why_nothing(stepped, held, added)
-        return self.violation(
-            place(observation),
-            f"no parameter moves in {calls} calls of the step: {why}",
-            value=0.0,
-            cause=cause,
-            independent=True,
-        )
+        return self.broken(f"no parameter moves in {calls} calls of the step: {why}", cause)
 
-    def _fallen(self, stepped: Stepped, observation: Observation) -> Iterator[Finding]:
+    def _fallen(self, stepped: Stepped) -> Iterator[Finding]:
         for optimizer in stepped.optimizers:
             rates = [r for r, n in zip(optimizer.rates, optimizer.steps, strict=True) if n]
             if len(rates) > 1 and rates[0] > 0.0 and not any(rates[1:]):
-                yield self.violation(
-                    place(observation),
+                yield self.broken(
                     f"the learning rate of {optimizer.type_name} falls from {rates[0]:.3g} to "
                     "exactly 0 after the first call, and stays there",
-                    value=0.0,
-                    cause="the schedule is stepped each batch although it counts epochs, is given "
+                    "the schedule is stepped each batch although it counts epochs, is given "
                     "too few steps, or divides where it should multiply",
-                    independent=True,
                 )
 
-    def _idle_optimizers(self, stepped: Stepped, observation: Observation) -> Iterator[Finding]:
+    def _idle_optimizers(self, stepped: Stepped) -> Iterator[Finding]:
         for number, optimizer in enumerate(stepped.optimizers, 1):
             if not optimizer.given:
                 continue
             which = f"{optimizer.type_name}, optimizer {number} of {len(stepped.optimizers)},"
             others = [o for o in stepped.optimizers if o.anew]
             if not any(optimizer.steps) and others:
-                yield self.violation(
-                    place(observation),
+                yield self.broken(
                     f"{optimizer.type_name}, which was given, never steps; "
                     f"another {others[0].type_name} that the step has itself does",
-                    value=0.0,
-                    cause="an optimizer is made anew in each step, and forgets its momentum, or "
+                    "an optimizer is made anew in each step, and forgets its momentum, or "
                     "the step reads another one from around it",
-                    independent=True,
                 )
             elif any(optimizer.steps) and not optimizer.reached and optimizer.holds:
-                yield self.violation(
-                    place(observation, optimizer.layer),
+                yield self.broken(
                     f"{which} steps, and none of the {optimizer.holds} parameters that it holds "
                     "ever gets a gradient",
-                    value=0.0,
-                    cause="what its loss is computed from is detached: .detach(), no_grad, .item() "
+                    "what its loss is computed from is detached: .detach(), no_grad, .item() "
                     "or numpy between this part and the loss",
-                    independent=True,
+                    layer=optimizer.layer,
                 )
 
-    def _put_back(self, stepped: Stepped, observation: Observation) -> Iterator[Finding]:
+    def _put_back(self, stepped: Stepped) -> Iterator[Finding]:
         mostly = [p for p in stepped.parameters if _is_undone(p)]
         if 2 * len(mostly) > sum(any(p.updates) for p in stepped.parameters):
-            yield self.violation(
-                place(observation, mostly[0].layer),
+            yield self.broken(
                 f"of what the optimizer changes, less than {_UNDONE:.0%} is left when the call is "
                 f"over: {listed([p.name for p in mostly])}",
-                value=_UNDONE,
-                tensor=mostly[0].own,
-                cause="weights are copied back after optimizer.step(): a moving average that is "
+                "weights are copied back after optimizer.step(): a moving average that is "
                 "copied into the model in place of the other way round",
+                found=mostly[:1],
+                value=_UNDONE,
                 severity="warn",
+                independent=False,
             )
         back = [p for p in stepped.parameters if any(p.updates) and not any(p.changes)]
         if back:
-            layers = list(dict.fromkeys(p.layer for p in back))
-            yield self.violation(
-                place(observation, layers[0]),
+            yield self.broken(
                 f"{len(back)} parameters that the optimizer changes are what they were when the "
                 f"call is over: {listed([p.name for p in back])}",
-                value=0.0,
-                tensor=back[0].own,
-                cause="weights are rounded, reset or written over after optimizer.step()",
-                affected=layers[1:],
-                independent=True,
+                "weights are rounded, reset or written over after optimizer.step()",
+                found=back,
             )
 
-    def _standing(self, stepped: Stepped, observation: Observation) -> Iterator[Finding]:
+    def _standing(self, stepped: Stepped) -> Iterator[Finding]:
         still = [p for p in stepped.parameters if _stands_by_its_rate(p)]
         if still:
-            layers = list(dict.fromkeys(p.layer for p in still))
-            yield self.violation(
-                place(observation, layers[0]),
+            yield self.broken(
                 f"{len(still)} parameters get a gradient and do not move: the learning rate of "
                 f"their group is 0: {listed([p.name for p in still])}",
-                value=0.0,
-                tensor=still[0].own,
-                cause="a schedule, or a group without its rate; what should not learn is frozen "
+                "a schedule, or a group without its rate; what should not learn is frozen "
                 "by requires_grad_(False)",
-                affected=layers[1:],
+                found=still,
                 severity="warn",
+                independent=False,
             )
 
 

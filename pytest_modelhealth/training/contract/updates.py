@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks import Finding
-from pytest_modelhealth.checks.facts import place
-from pytest_modelhealth.settings import Setting
+from pytest_modelhealth.settings import Ratio, Share
 from pytest_modelhealth.training.contract.step_check import StepCheck
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.report import Observation, Stepped, SteppedOptimizer, SteppedParameter
-    from pytest_modelhealth.settings import Settings
+    from pytest_modelhealth.report import Stepped, SteppedOptimizer, SteppedParameter
+    from pytest_modelhealth.settings import Limit, Settings
 
 
 _UP = 0.1
@@ -34,40 +33,32 @@ class UpdateDirection(StepCheck):
     )
     source = "healthy optimizers have a negative cosine; weight decay and momentum alone stay below"
 
-    def judge(
-        self, stepped: Stepped, observation: Observation, settings: Settings
-    ) -> Iterator[Finding]:
+    def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:
         """Yield the optimizers that climb."""
         if stepped.sign < 0 and stepped.slope is not None and stepped.slope.factor > 0.0:
-            yield self.violation(
-                place(observation),
+            yield self.broken(
                 "the loss that the step returns cannot be positive, and is minimised: it falls "
                 f"without bound (from {stepped.losses[0]:.4g} to {stepped.losses[-1]:.4g})",
+                "the minus of a negative log-likelihood, or of a similarity, is missing",
                 value=-1.0,
-                cause="the minus of a negative log-likelihood, or of a similarity, is missing",
-                independent=True,
             )
         losses = [loss for loss in stepped.losses if loss is not None]
         rises = len(losses) > 1 and losses[-1] > losses[0]
         climbs = max(stepped.climbs or 0.0, _OUTSIDE)
         if climbs > _OUTSIDE and stepped.optimizers:
-            yield self.violation(
-                place(observation),
+            yield self.broken(
                 "beside the optimizer something moves the weights up their gradient (cosine "
                 f"{climbs:.2f}), and does not take it back",
-                value=climbs,
-                cause="a perturbation, as of sharpness-aware training, that is not undone before "
+                "a perturbation, as of sharpness-aware training, that is not undone before "
                 "the step",
-                independent=True,
+                value=climbs,
             )
         elif climbs > _OUTSIDE and rises:
-            yield self.violation(
-                place(observation),
+            yield self.broken(
                 f"the step moves the weights up their gradient (cosine {climbs:.2f}), and "
                 f"the loss rises from {losses[0]:.4g} to {losses[-1]:.4g}",
+                "the update is added where it should be subtracted: alpha=-lr in p.add_",
                 value=climbs,
-                cause="the update is added where it should be subtracted: alpha=-lr in p.add_",
-                independent=True,
             )
         if not rises:
             return
@@ -80,19 +71,16 @@ class UpdateDirection(StepCheck):
                 f"{losses[-1]:.4g}"
             )
             if optimizer.maximizes and not stepped.is_loss:
-                yield self.inconclusive(
-                    place(observation),
+                yield self.untold(
                     f"{what}: it is told to maximize, which is right for a reward, and wrong for a "
-                    "loss",
+                    "loss"
                 )
                 continue
-            yield self.violation(
-                place(observation),
+            yield self.broken(
                 what,
-                value=optimizer.direction,
-                cause="a negative learning rate, or an update that is added where it should be "
+                "a negative learning rate, or an update that is added where it should be "
                 "subtracted",
-                independent=True,
+                value=optimizer.direction,
             )
 
 
@@ -119,59 +107,47 @@ class UpdateSize(StepCheck):
         "epsilon of 1 in RMSprop below 1000 times"
     )
     settings = (
-        Setting(
+        Ratio(
             "max_step_ratio",
-            float,
             default=1.0,
-            minimum=0.0,
             help="largest update of a training step by the weights that it changes, both L2 norms, "
             "the median over matrices",
             per_layer=False,
         ),
-        Setting(
+        Ratio(
             "max_decay",
-            float,
             default=0.02,
-            minimum=0.0,
             help="largest share of the weights that weight decay takes in one step (0.02 halves "
             "them in 34)",
             per_layer=False,
         ),
     )
 
-    def judge(
-        self, stepped: Stepped, observation: Observation, settings: Settings
-    ) -> Iterator[Finding]:
+    def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:
         """Yield what is too large, or drowned."""
-        yield from self._large(stepped, observation, settings)
+        yield from self._large(stepped, settings)
         decay = settings["max_decay"]
         for optimizer in stepped.optimizers:
             if optimizer.decay > decay.value:
-                yield self.violation(
-                    place(observation),
+                yield self.broken(
                     f"the weight decay of {optimizer.type_name} takes {optimizer.decay:.0%} of the "
                     "weights in each step",
+                    "weight_decay is far too large, or meant for another learning rate",
                     value=optimizer.decay,
                     limit=decay,
-                    cause="weight_decay is far too large, or meant for another learning rate",
-                    independent=True,
                 )
             if _is_drowned(optimizer, _DOUBTFUL):
-                yield self.violation(
-                    place(observation),
+                yield self.broken(
                     f"the eps of {optimizer.type_name} is {optimizer.eps:g}, and the root of the "
                     f"second moment beside it {optimizer.second_moment:.2g}: it sets the size of "
                     "every update, which then is next to nothing",
-                    value=optimizer.eps or 0.0,
-                    cause="eps was given in the place of another argument, or meant for another "
+                    "eps was given in the place of another argument, or meant for another "
                     "optimizer: 1e-8 is the default",
-                    independent=True,
+                    value=optimizer.eps or 0.0,
                     severity="fail" if _is_drowned(optimizer, _DROWNED) else "warn",
                 )
 
-    def _large(
-        self, stepped: Stepped, observation: Observation, settings: Settings
-    ) -> Iterator[Finding]:
+    def _large(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:
         limit = settings["max_step_ratio"]
         if any(optimizer.closure for optimizer in stepped.optimizers):
             return
@@ -181,24 +157,19 @@ class UpdateSize(StepCheck):
             if not ratios or statistics.median(ratios) <= limit.value or _falls(stepped):
                 continue
             worst = max(matrices, key=lambda p: p.updates[call])
-            yield self.violation(
-                place(observation, worst.layer),
+            yield self.broken(
                 f"call {call + 1} changes weights by {statistics.median(ratios):.2g} of their "
                 f"norm, the median over {len(ratios)} matrices; {worst.name} by "
                 f"{worst.updates[call]:.2g}",
+                "the learning rate is too large for these weights, or a scale of the "
+                "gradient is never removed",
+                layer=worst.layer,
                 value=statistics.median(ratios),
                 limit=limit,
                 tensor=worst.own,
-                cause="the learning rate is too large for these weights, or a scale of the "
-                "gradient is never removed",
-                affected=_others(matrices, worst),
-                independent=True,
+                affected=[p.layer for p in matrices if p.layer != worst.layer],
             )
             return
-
-
-def _others(matrices: list[SteppedParameter], worst: SteppedParameter) -> list[str]:
-    return [p.layer for p in matrices if p.layer != worst.layer]
 
 
 def _falls(stepped: Stepped) -> bool:
@@ -235,21 +206,16 @@ class UpdatePrecision(StepCheck):
         "in float32 change some matrix by 1e-6 or more, of Adam by 2e-3"
     )
     settings = (
-        Setting(
+        Share(
             "max_swallowed",
-            float,
             default=0.9,
-            minimum=0.0,
-            maximum=1.0,
             help="largest share of the weights with a gradient that no call of a training step "
             "changes",
             per_layer=False,
         ),
     )
 
-    def judge(
-        self, stepped: Stepped, observation: Observation, settings: Settings
-    ) -> Iterator[Finding]:
+    def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:
         """Yield what is rounded away."""
         limit = settings["max_swallowed"]
         held = [p for p in stepped.parameters if p.trainable and p.held and _is_asked(p)]
@@ -262,61 +228,50 @@ class UpdatePrecision(StepCheck):
             worst = max(half, key=lambda p: p.swallowed)
             share = sum(p.swallowed for p in half) / len(half)
             if share > _MOST and not rising:
-                yield self.violation(
-                    place(observation, worst.layer),
+                yield self.broken(
                     f"{share:.0%} of the {worst.dtype} weights that have a gradient stay the same, "
                     f"bit for bit: their updates are below its precision ({worst.name})",
+                    "weights in half precision at a small learning rate: keep them in "
+                    "float32 and compute under torch.autocast, or keep a float32 copy",
+                    found=[worst],
                     value=share,
                     limit=limit,
-                    tensor=worst.own,
-                    cause="weights in half precision at a small learning rate: keep them in "
-                    "float32 and compute under torch.autocast, or keep a float32 copy",
-                    independent=True,
                     severity="fail" if share > limit.value else "warn",
                 )
             return
-        yield from self._swallowed(held, observation, settings, rising=rising)
+        if not rising:
+            yield from self._swallowed(held, limit)
         matrices = [p for p in held if p.dimensions > 1]
         largest = max((max(p.updates, default=0.0) for p in matrices), default=1.0)
         if matrices and 0.0 < largest < _RELATIVE and not rising:
             worst = max(matrices, key=lambda p: max(p.updates))
-            yield self.violation(
-                place(observation, worst.layer),
+            yield self.broken(
                 f"the largest change of any matrix in a call is {largest:.1g} of its norm "
                 f"({worst.name}), although its gradient is not zero",
-                value=largest,
-                tensor=worst.own,
-                cause="the learning rate is far too small, the gradient is clipped to next to "
+                "the learning rate is far too small, the gradient is clipped to next to "
                 "nothing, or eps is too large",
-                independent=True,
+                found=[worst],
+                value=largest,
             )
 
-    def _swallowed(
-        self,
-        held: list[SteppedParameter],
-        observation: Observation,
-        settings: Settings,
-        *,
-        rising: bool,
-    ) -> Iterator[Finding]:
+    def _swallowed(self, held: list[SteppedParameter], limit: Limit) -> Iterator[Finding]:
         """Yield matrices in full precision of which next to nothing moves while others do."""
-        limit = settings["max_swallowed"]
         matrices = [p for p in held if p.dimensions > 1 and p.dtype not in _HALF]
         still = [p for p in matrices if p.swallowed > limit.value and any(p.updates)]
         moving = any(max(p.updates) > _MOVING for p in matrices if p.updates)
-        if not still or not moving or rising:
+        if not still or not moving:
             return
-        yield self.violation(
-            place(observation, still[0].layer),
+        yield self.broken(
             f"{still[0].swallowed:.0%} of the weights of {still[0].name} that have a gradient stay "
             f"the same, bit for bit, while others move ({len(still)} such matrices)",
+            "the learning rate of its group is below the precision of the weights: a decay "
+            "by layer that is applied to each parameter, say",
+            layer=still[0].layer,
             value=still[0].swallowed,
             limit=limit,
             tensor=still[0].own,
-            cause="the learning rate of its group is below the precision of the weights: a decay "
-            "by layer that is applied to each parameter, say",
             affected=[p.layer for p in still[1:] if p.layer != still[0].layer],
-            severity="fail",
+            independent=False,
         )
 
 
@@ -348,21 +303,16 @@ class Overfitting(StepCheck):
         "14 not by half"
     )
     settings = (
-        Setting(
+        Share(
             "min_loss_fall",
-            float,
             default=0.02,
-            minimum=0.0,
-            maximum=1.0,
             help="least fall of the loss when a step is called on one batch again and again, by "
             "the first loss",
             per_layer=False,
         ),
     )
 
-    def judge(
-        self, stepped: Stepped, observation: Observation, settings: Settings
-    ) -> Iterator[Finding]:
+    def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:
         """Yield that it does not fall, or too little to tell."""
         if stepped.overfit is None:
             return
@@ -374,16 +324,12 @@ class Overfitting(StepCheck):
             f"{fall:.1%}"
         )
         if not fall >= limit.value:
-            yield self.violation(
-                place(observation),
+            yield self.broken(
                 what,
+                "the model cannot tell the samples apart, the target has nothing to do with "
+                "them, or the rate is far off",
                 value=fall,
                 limit=limit,
-                cause="the model cannot tell the samples apart, the target has nothing to do with "
-                "them, or the rate is far off",
-                independent=True,
             )
         elif fall < _ENOUGH:
-            yield self.inconclusive(
-                place(observation), f"{what}; give it more calls, or a larger rate"
-            )
+            yield self.untold(f"{what}; give it more calls, or a larger rate")

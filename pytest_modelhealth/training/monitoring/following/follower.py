@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -276,9 +277,14 @@ class Follower(ABC):
         self.changed: list[CourseEvent] = []
         """What went on in the latest step."""
 
+    role: ClassVar[str] = "activations"
+    """The role of its events, where they say none."""
+
+    _table: Table
+
     def follow(self, table: Table) -> None:
         """See the latest step."""
-        self.changed = []
+        self._table, self.changed = table, []
         self.see(table)
 
     @abstractmethod
@@ -293,11 +299,10 @@ class Follower(ABC):
         self,
         kind: str,
         layer: str,
-        step: int,
         value: float,
         reference: float,
         *,
-        role: str = "activations",
+        role: str = "",
         tensor: str = "",
         began: int | None = None,
         rows: int | None = None,
@@ -308,13 +313,12 @@ class Follower(ABC):
 
         Args:
             kind, layer: what, and where.
-            step: number of the step.
             value, reference, role, tensor, facts: as in `CourseEvent`.
             began: the step it began in, if that is not the one in which it is first said.
             rows: how many watched steps showed it, if not those in which it was said.
             sign: -1 where the least value is furthest off.
         """
-        key = kind, layer
+        key, step = (kind, layer), self._table.row.step
         before = self._events.get(key)
         if before is None or key not in self._open:
             event = CourseEvent(
@@ -327,7 +331,7 @@ class Follower(ABC):
                 last=step,
                 rows=1 if rows is None else rows,
                 peak=value,
-                role=role,
+                role=role or self.role,
                 tensor=tensor,
                 facts=facts or {},
             )
@@ -358,42 +362,42 @@ class Follower(ABC):
 
     def mark(
         self,
-        table: Table,
         kind: str,
         active: Mask,
         told: Mask,
         value: Reals,
         reference: Reals,
         *,
-        role: str = "activations",
+        role: str = "",
         sign: int = 1,
+        began: Reals | None = None,
+        rows: Reals | None = None,
         facts: Mapping[str, Reals] | None = None,
         lately: bool = False,
     ) -> None:
         """Say in which layers something goes on in the latest step, and where it is over.
 
         Args:
-            table: has the latest step.
             kind, role, sign: as in `go_on`.
             active: where it goes on.
             told: where the step tells of it; elsewhere nothing is over.
-            value, reference, facts: of each layer.
+            value, reference, began, rows, facts: of each layer.
             lately: whether it takes all of the latest values to tell, so that it began before.
         """
-        if active.any():
-            for at in active.nonzero()[0].tolist():
-                found = {name: float(values[at]) for name, values in (facts or {}).items()}
-                self.go_on(
-                    kind,
-                    table.layers[at],
-                    table.row.step,
-                    float(value[at]),
-                    float(reference[at]),
-                    role=role,
-                    began=table.lately if lately else None,
-                    sign=sign,
-                    facts=found,
-                )
+        table = self._table
+        for at in active.nonzero()[0].tolist() if active.any() else ():
+            since = table.lately if lately else None
+            self.go_on(
+                kind,
+                table.layers[at],
+                float(value[at]),
+                float(reference[at]),
+                role=role,
+                began=since if began is None else int(began[at]),
+                rows=None if rows is None else int(rows[at]),
+                sign=sign,
+                facts={name: float(values[at]) for name, values in (facts or {}).items()},
+            )
         for own, layer in list(self._open):
             if own == kind:
                 at = table.column(layer)

@@ -53,7 +53,6 @@ class ExplosionFollower(Follower):
         self._big = (above > _GRADIENTS) & (levels.count > _LEAST)
         active = self._big & self._is_total_big
         self.mark(
-            table,
             "gradients",
             active,
             levels.valid,
@@ -68,7 +67,6 @@ class ExplosionFollower(Follower):
         above = levels.low - levels.reference
         self._wide = (above > _ACTIVATIONS) & (levels.count > _LEAST)
         self.mark(
-            table,
             "activations",
             self._wide,
             levels.valid,
@@ -95,7 +93,6 @@ class ExplosionFollower(Follower):
         active = goes_on & (late > _LATE) & (late > _STEADY * whole) & (whole > _GREW)
         told = levels.valid
         self.mark(
-            table,
             "growth",
             active & told,
             told,
@@ -137,7 +134,7 @@ class DyingFollower(Follower):
         least, most = np.exp(levels.low) - 1.0, np.exp(levels.high) - 1.0
         self._least = np.fmin(grown(self._least, len(dead), np.inf), most)
         active = (least > _NOTED) & (self._least < _HEALTHY) & (levels.count > _DYING_LEAST)
-        self.mark(table, "units", active, levels.valid, least, self._least, lately=True)
+        self.mark("units", active, levels.valid, least, self._least, lately=True)
 
     def _see_spread(self, table: Table) -> None:
         spread, inputs = self._spread, self._inputs
@@ -151,7 +148,6 @@ class DyingFollower(Follower):
             & (spread.count > _BEFORE)
         )
         self.mark(
-            table,
             "spread",
             self._flat,
             spread.valid,
@@ -174,6 +170,8 @@ _NEVER = 30
 class FadingFollower(Follower):
     """Compares a layer's gradients with those of the whole model, and all with what was usual."""
 
+    role = "parameter_gradients"
+
     def __init__(self, rule: str) -> None:
         super().__init__(rule)
         self._shares, self._own, self._total = Levels(), Levels(), Level()
@@ -188,19 +186,19 @@ class FadingFollower(Follower):
         """See the latest step."""
         total = table.row.gradient_norm
         values = table.values("parameter_gradient_norm")
-        self._see_all(table, total)
+        self._see_all(total)
         if not (math.isfinite(total) and total > 0.0):
             return
         self._see_shares(table, values, total)
         self._see_cuts(table, values)
         self._see_never(table, values)
 
-    def _see_all(self, table: Table, norm: float) -> None:
-        total, row = self._total, table.row
+    def _see_all(self, norm: float) -> None:
+        total = self._total
         total.add(norm, held=self._is_total_faded)
         self._all_zero = self._all_zero + 1 if norm == 0.0 else 0
         if self._all_zero > 1:
-            self.go_on("all_zero", "", row.step, 0.0, _exp(total.usual), role="gradients")
+            self.go_on("all_zero", "", 0.0, _exp(total.usual), role="gradients")
         elif norm == norm:
             self.end("all_zero")
         below = total.usual - total.high
@@ -208,7 +206,7 @@ class FadingFollower(Follower):
         if self._is_total_faded:
             found = _exp(total.high)
             usual = _exp(total.usual)
-            self.go_on("all", "", row.step, found, usual, role="gradients", sign=-1)
+            self.go_on("all", "", found, usual, role="gradients", sign=-1)
         elif norm == norm:
             self.end("all")
 
@@ -222,14 +220,7 @@ class FadingFollower(Follower):
             & (shares.count > _FADING_LEAST)
         )
         self.mark(
-            table,
-            "share",
-            self._faded,
-            shares.valid,
-            np.exp(shares.high),
-            np.exp(shares.usual),
-            role="parameter_gradients",
-            sign=-1,
+            "share", self._faded, shares.valid, np.exp(shares.high), np.exp(shares.usual), sign=-1
         )
 
     def _see_cuts(self, table: Table, values: Reals) -> None:
@@ -248,21 +239,16 @@ class FadingFollower(Follower):
         called = ~np.isnan(table.values("activation_rms"))
         is_zero = values == 0.0
         for kind, active in (("zero", is_cut & is_zero), ("missing", is_cut & ~is_zero)):
-            for at in active.nonzero()[0].tolist():
-                self.go_on(
-                    kind,
-                    table.layers[at],
-                    table.row.step,
-                    0.0,
-                    float(usual[at]),
-                    role="parameter_gradients",
-                    began=int(self._since[at]),
-                    rows=int(self._without[at]),
-                    facts={"is_called": float(called[at])},
-                )
-            for own, layer in list(self._open):
-                if own == kind and not active[table.column(layer)]:
-                    self.end(kind, layer)
+            self.mark(
+                kind,
+                active,
+                np.ones(layers, dtype=bool),
+                np.zeros(layers),
+                usual,
+                began=self._since,
+                rows=self._without,
+                facts={"is_called": called},
+            )
 
     def _see_never(self, table: Table, values: Reals) -> None:
         held = table.values("parameter_norm")
@@ -276,14 +262,7 @@ class FadingFollower(Follower):
         most = float(np.max(np.where(told, levels.low, -np.inf)))
         active = told & (most - levels.high > _TINY)
         self.mark(
-            table,
-            "never",
-            active,
-            told,
-            np.exp(levels.high),
-            np.full(len(values), _exp(most)),
-            role="parameter_gradients",
-            sign=-1,
+            "never", active, told, np.exp(levels.high), np.full(len(values), _exp(most)), sign=-1
         )
 
 
@@ -312,4 +291,4 @@ class SaturationFollower(Follower):
         low, opening = np.exp(levels.low), np.exp(levels.opening)
         told = ~np.isnan(values) & (levels.count > OPENING)
         active = told & (low > _SATURATING_NOTED) & (opening < _FREE)
-        self.mark(table, "ends", active, told, low, opening)
+        self.mark("ends", active, told, low, opening)

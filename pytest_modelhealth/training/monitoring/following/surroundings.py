@@ -13,7 +13,7 @@ from pytest_modelhealth.training.monitoring.following.follower import (
     Table,
     grown,
 )
-from pytest_modelhealth.training.monitoring.row import StepRow
+from pytest_modelhealth.training.monitoring.row import Reals, StepRow
 
 _HAD = 5
 _RISES = 10
@@ -22,9 +22,7 @@ _RISES = 10
 class ModeFollower(Follower):
     """An episode lasts while a layer that was in training mode is in evaluation mode."""
 
-    def __init__(self, rule: str) -> None:
-        super().__init__(rule)
-        self._trained = np.zeros(0)
+    _trained: Reals = np.zeros(0)
 
     def see(self, table: Table) -> None:
         """See the latest step."""
@@ -33,16 +31,14 @@ class ModeFollower(Follower):
         self._trained += modes == 1.0
         active = (modes == 0.0) & (self._trained >= _HAD)
         told = ~np.isnan(modes)
-        self.mark(table, "switched", active, told, modes, self._trained)
+        self.mark("switched", active, told, modes, self._trained)
 
 
 class HookFollower(Follower):
     """An episode lasts while a layer has more hooks in every step than in the one before."""
 
-    def __init__(self, rule: str) -> None:
-        super().__init__(rule)
-        self._before = np.zeros(0)
-        self._rises = np.zeros(0)
+    _before: Reals = np.zeros(0)
+    _rises: Reals = np.zeros(0)
 
     def see(self, table: Table) -> None:
         """See the latest step."""
@@ -52,7 +48,7 @@ class HookFollower(Follower):
         told = ~np.isnan(hooks)
         self._rises = np.where(hooks > self._before, self._rises + 1.0, self._rises * ~told)
         active = self._rises >= _RISES
-        self.mark(table, "rising", active, told, hooks, self._before)
+        self.mark("rising", active, told, hooks, self._before)
         self._before = np.where(told, hooks, self._before)
 
 
@@ -63,6 +59,8 @@ _CONSTANT = 1e-6
 
 class InputFollower(Follower):
     """Compares the standard deviation of the model's inputs with what was usual."""
+
+    role = "inputs"
 
     def __init__(self, rule: str) -> None:
         super().__init__(rule)
@@ -76,18 +74,18 @@ class InputFollower(Follower):
         std = table.row["", "input_std"]
         if math.isnan(std):
             return
-        spread, step = self._spread, table.row.step
+        spread = self._spread
         spread.add(std, held=self._is_shifted)
         usual = math.exp(spread.usual)
         if spread.count >= _LEAST and std < _CONSTANT * usual:
-            self.go_on("constant", "", step, std, usual, role="inputs", sign=-1)
+            self.go_on("constant", "", std, usual, sign=-1)
             return
         self.end("constant")
         above, below = spread.low - spread.usual, spread.usual - spread.high
         self._is_shifted = spread.count > _LEAST and (above > _SHIFT or below > _SHIFT)
         if self._is_shifted:
             found = spread.low if above > _SHIFT else spread.high
-            self.go_on("scale", "", step, math.exp(found), usual, role="inputs")
+            self.go_on("scale", "", math.exp(found), usual)
         else:
             self.end("scale")
 
@@ -98,6 +96,8 @@ _FAR = 10.0
 
 class BufferFollower(Follower):
     """Compares the running deviation with the usual deviation of what the layer is given."""
+
+    role = "buffers"
 
     def __init__(self, rule: str) -> None:
         super().__init__(rule)
@@ -115,7 +115,7 @@ class BufferFollower(Follower):
         value, usual = np.exp(self._running.low), np.exp(self._given.usual)
         told = self._running.valid & (self._running.count > _BUFFERS_LEAST)
         active = told & (value > _FAR * usual)
-        self.mark(table, "far", active, told, value, usual, role="buffers")
+        self.mark("far", active, told, value, usual)
 
 
 SKIPPED = "skipped"
@@ -146,12 +146,11 @@ class NonfiniteFollower(Follower):
         layer = next((layer for own, layer in self._open if own == kind), None)
         origin = row.origin
         if layer is not None:
-            self.go_on(kind, layer, row.step, math.nan, self._loss_before)
+            self.go_on(kind, layer, math.nan, self._loss_before)
             return
         self.go_on(
             kind,
             "" if origin is None else origin.layer,
-            row.step,
             math.nan if row.loss is None else row.loss,
             self._loss_before,
             role="loss" if origin is None else origin.role,
@@ -189,6 +188,8 @@ _SOME = 0.05
 class DivergenceFollower(Follower):
     """An episode lasts while the loss is above its best by more than its own noise."""
 
+    role = "loss"
+
     def __init__(self, rule: str) -> None:
         super().__init__(rule)
         self._updates, self._gradients = Level(), Level()
@@ -219,10 +220,8 @@ class DivergenceFollower(Follower):
         self.go_on(
             "loss",
             "",
-            row.step,
             loss.recent,
             loss.best,
-            role="loss",
             began=self._above_since if self._above_since >= 0 else None,
             facts={
                 **self._most,

@@ -15,7 +15,7 @@ from pytest_modelhealth.training.monitoring.following.follower import (
     grown,
     held_of,
 )
-from pytest_modelhealth.training.monitoring.row import StepRow
+from pytest_modelhealth.training.monitoring.row import Reals, StepRow
 
 _NOTED = 0.01
 _WARM_UP = 10
@@ -25,6 +25,8 @@ _STILL = 5
 
 class RatioFollower(Follower):
     """An episode lasts while the least of the latest ratios is large."""
+
+    role = "parameters"
 
     def __init__(self, rule: str) -> None:
         super().__init__(rule)
@@ -36,27 +38,17 @@ class RatioFollower(Follower):
         levels.add(table.values("weight_update_ratio"))
         low = np.exp(levels.low)
         active = (low > _NOTED) & (levels.count > _WARM_UP)
-        self.mark(
-            table,
-            "large",
-            active,
-            levels.valid,
-            low,
-            np.exp(levels.usual),
-            role="parameters",
-            lately=True,
-        )
+        self.mark("large", active, levels.valid, low, np.exp(levels.usual), lately=True)
 
 
 class StillFollower(Follower):
     """An episode lasts while a layer that moved stands still, though it has gradients."""
 
-    def __init__(self, rule: str) -> None:
-        super().__init__(rule)
-        self._has_matrix: Mask = np.zeros(0, dtype=bool)
-        self._moved = np.zeros(0)
-        self._still = np.zeros(0)
-        self._since = np.zeros(0)
+    role = "parameters"
+    _has_matrix: Mask = np.zeros(0, dtype=bool)
+    _moved: Reals = np.zeros(0)
+    _still: Reals = np.zeros(0)
+    _since: Reals = np.zeros(0)
 
     def see(self, table: Table) -> None:
         """See the latest step."""
@@ -77,10 +69,10 @@ class StillFollower(Follower):
         trainable = table.values("trainable_fraction")
         left_out &= trainable > 0.0
         is_held = (self._moved >= _MOVED) & ~(updates > 0.0)
-        self._see_said(table, "frozen", is_held & (trainable == 0.0), ~np.isnan(trainable))
-        self._see_said(
-            table, "rate_zero", is_held & (rates == 0.0) & (trainable > 0.0), ~np.isnan(rates)
-        )
+        zero, held = np.zeros(layers), is_held & (trainable == 0.0)  # held on purpose, it seems
+        self.mark("frozen", held, ~np.isnan(trainable), zero, self._moved)
+        held = is_held & (rates == 0.0) & (trainable > 0.0)
+        self.mark("rate_zero", held, ~np.isnan(rates), zero, self._moved)
         lacks = stands | left_out
         self._since[lacks & (self._still == 0.0)] = table.row.step
         told = lacks | (updates > 0.0) | (rates == 0.0)
@@ -89,27 +81,16 @@ class StillFollower(Follower):
             return
         noted = self._still >= _STILL
         for kind, active in (("zero", stands & noted), ("left_out", left_out & noted)):
-            for at in active.nonzero()[0].tolist():
-                self.go_on(
-                    kind,
-                    table.layers[at],
-                    table.row.step,
-                    0.0,
-                    float(self._moved[at]),
-                    role="parameters",
-                    began=int(self._since[at]),
-                    rows=int(self._still[at]),
-                    facts={"rate": float(rates[at])},
-                )
-            for own, layer in list(self._open):
-                at = table.column(layer)
-                if own == kind and told[at] and not active[at]:
-                    self.end(kind, layer)
-
-    def _see_said(self, table: Table, kind: str, active: Mask, told: Mask) -> None:
-        """Note layers that are held on purpose, as far as anybody can tell."""
-        zero = np.zeros(len(active))
-        self.mark(table, kind, active, told, zero, self._moved, role="parameters")
+            self.mark(
+                kind,
+                active,
+                told,
+                zero,
+                self._moved,
+                began=self._since,
+                rows=self._still,
+                facts={"rate": rates},
+            )
 
 
 _SMALL = 0.01
@@ -119,6 +100,8 @@ _SHRUNK = 0.1
 
 class DriftFollower(Follower):
     """Compares the size of weights with that at the beginning, and with the largest so far."""
+
+    role = "parameters"
 
     def __init__(self, rule: str) -> None:
         super().__init__(rule)
@@ -141,10 +124,10 @@ class DriftFollower(Follower):
         growth = low / start
         left = high / self._largest
         active = told & (growth > _GROWN) & (low > 1.0)
-        self.mark(table, "growth", active, told, low, start, role="parameters")
+        self.mark("growth", active, told, low, start)
         active = told & (left < _SHRUNK)
         largest = self._largest
-        self.mark(table, "shrinking", active, told, high, largest, role="parameters", sign=-1)
+        self.mark("shrinking", active, told, high, largest, sign=-1)
 
 
 _SHARE = 0.03
@@ -155,12 +138,11 @@ _QUIET = 20
 class MeddlingFollower(Follower):
     """A norm changes by no more than the norm of the update, unless something else writes."""
 
-    def __init__(self, rule: str) -> None:
-        super().__init__(rule)
-        self._norms = np.zeros(0)
-        self._updates = np.zeros(0)
-        self._quiet = np.zeros(0)
-        self._step = -1
+    role = "parameters"
+    _norms: Reals = np.zeros(0)
+    _updates: Reals = np.zeros(0)
+    _quiet: Reals = np.zeros(0)
+    _step = -1
 
     def see(self, table: Table) -> None:
         """See the latest step."""
@@ -172,16 +154,8 @@ class MeddlingFollower(Follower):
         if row.step == self._step + 1:
             jump = np.abs(norms - before)
             is_other = (updates > 0.0) & (jump > _TIMES * updates) & (jump > _SHARE * before)
-            for at in (is_other & (self._quiet >= _QUIET)).nonzero()[0].tolist():
-                self.go_on(
-                    "outside",
-                    table.layers[at],
-                    row.step,
-                    float(norms[at]),
-                    float(before[at]),
-                    role="parameters",
-                    facts={"update": float(updates[at])},
-                )
+            active, never = is_other & (self._quiet >= _QUIET), np.zeros(layers, dtype=bool)
+            self.mark("outside", active, never, norms, before, facts={"update": updates})
             known = updates > 0.0
             self._quiet = np.where(is_other, 0.0, self._quiet + known)
         self._norms, self._step = norms, row.step
@@ -197,14 +171,13 @@ _ULP = 1e-8
 class StandingFollower(Follower):
     """Each of its episodes began with the training, and ends with the first change."""
 
-    def __init__(self, rule: str) -> None:
-        super().__init__(rule)
-        self._norms = math.nan
-        self._is_still = self._is_without = True
-        self._idle = self._longest = 0
-        self._idle_since = 0
-        self._counted, self._lately, self._early = 0, 0.0, 0.0
-        self._stop = self._longest_stop = self._stop_since = 0
+    role = "parameters"
+    _norms = math.nan
+    _is_still = _is_without = True
+    _idle = _longest = 0
+    _idle_since = 0
+    _counted, _lately, _early = 0, 0.0, 0.0
+    _stop = _longest_stop = _stop_since = 0
 
     def see(self, table: Table) -> None:
         """See the latest step."""
@@ -243,10 +216,8 @@ class StandingFollower(Follower):
         self.go_on(
             "stopped",
             "",
-            row.step,
             float(self._stop),
             float(self._longest_stop),
-            role="parameters",
             began=self._stop_since,
             rows=self._stop,
             facts={"rate": float(rates.max()) if len(rates) else math.nan},
@@ -262,7 +233,7 @@ class StandingFollower(Follower):
         if self._counted == _EARLY:
             self._early = self._lately
         if self._counted > _EARLY and self._lately < _RARELY and self._early > _OFTEN:
-            self.go_on("rare", "", row.step, self._lately, self._early, role="parameters", sign=-1)
+            self.go_on("rare", "", self._lately, self._early, sign=-1)
         elif self._lately > _OFTEN:
             self.end("rare")
 
@@ -280,10 +251,8 @@ class StandingFollower(Follower):
         self.go_on(
             "idle",
             "",
-            table.row.step,
             float(self._idle),
             float(self._longest),
-            role="parameters",
             began=self._idle_since,
             rows=self._idle,
         )
@@ -294,4 +263,4 @@ class StandingFollower(Follower):
             return
         role = "loss" if kind == "loss" else "parameters"
         first = table.loss.summary.first
-        self.go_on(kind, "", table.row.step, value, first, role=role, rows=table.steps)
+        self.go_on(kind, "", value, first, role=role, rows=table.steps)

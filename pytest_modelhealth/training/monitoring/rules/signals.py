@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.settings import Setting
+from pytest_modelhealth.settings import Count, Factor, Ratio, Share
 from pytest_modelhealth.training.monitoring.rules.rule import (
     Breach,
     Rule,
@@ -49,11 +49,9 @@ class NonfiniteSteps(Rule):
         "starts at 65536: 16 steps in a row bring it to 1"
     )
     settings = (
-        Setting(
+        Count(
             "max_skipped_steps",
-            int,
             default=20,
-            minimum=1,
             help="how many steps in a row may be skipped since gradients are not finite",
             per_layer=False,
         ),
@@ -143,18 +141,14 @@ class ExplodingSignals(Rule):
         "reinforcement learning; three orders of magnitude for good are divergence"
     )
     settings = (
-        Setting(
+        Factor(
             "max_gradient_rise",
-            float,
             default=1000.0,
-            minimum=1.0,
             help="largest growth of a layer's gradient norm over what was usual, for good",
         ),
-        Setting(
+        Factor(
             "max_activation_rise",
-            float,
             default=1000.0,
-            minimum=1.0,
             help="largest growth of a layer's activations over what was usual, for good",
         ),
     )
@@ -218,19 +212,14 @@ class DyingLayers(Rule):
         "a layer has lost its width"
     )
     settings = (
-        Setting(
+        Share(
             "max_dying_fraction",
-            float,
             default=0.9,
-            minimum=0.0,
-            maximum=1.0,
             help="largest part of a layer's units that may die in the course of a training",
         ),
-        Setting(
+        Ratio(
             "min_spread_kept",
-            float,
             default=1e-3,
-            minimum=0.0,
             help="least of its usual standard deviation that a layer's output keeps",
         ),
     )
@@ -290,18 +279,14 @@ class FadingGradients(Rule):
         "of a model that knows its data by heart vanish with the loss"
     )
     settings = (
-        Setting(
+        Ratio(
             "min_gradient_kept",
-            float,
             default=1e-4,
-            minimum=0.0,
             help="least of its usual size that a gradient keeps while the loss is not low",
         ),
-        Setting(
+        Count(
             "max_steps_without_gradient",
-            int,
             default=30,
-            minimum=1,
             help="how many watched steps in a row a layer that had a gradient may go without",
         ),
     )
@@ -401,12 +386,9 @@ class SaturatingLayers(Rule):
     )
     source = "at its ends the slope is next to zero, and nothing before it learns any longer"
     settings = (
-        Setting(
+        Share(
             "max_saturating",
-            float,
             default=0.995,
-            minimum=0.0,
-            maximum=1.0,
             help="how near a bounded activation may come to the ends of its range in a training",
         ),
     )

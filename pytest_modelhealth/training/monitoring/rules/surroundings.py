@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.settings import Setting
+from pytest_modelhealth.settings import Count, Factor, Ratio
 from pytest_modelhealth.training.monitoring.rules.rule import (
     PATIENCE,
     Breach,
@@ -50,19 +50,15 @@ class LossDivergence(Rule):
         "a hundred times; what sets divergence apart is the size of the updates that go with it"
     )
     settings = (
-        Setting(
+        Ratio(
             "max_loss_rise",
-            float,
             default=1000.0,
-            minimum=0.0,
             help="largest rise of the loss above its best, by its own scale, whatever goes with it",
             per_layer=False,
         ),
-        Setting(
+        Ratio(
             "max_lost_progress",
-            float,
             default=0.8,
-            minimum=0.0,
             help="largest part of what the loss had gained that may be lost again, where updates "
             "or gradients leap with it",
             per_layer=False,
@@ -140,11 +136,9 @@ class InputShift(Rule):
     )
     source = "standardised inputs keep their deviation; augmentation changes it by less than 10"
     settings = (
-        Setting(
+        Factor(
             "max_input_shift",
-            float,
             default=100.0,
-            minimum=1.0,
             help="by how much the scale of the model's inputs may change for good, up or down",
             per_layer=False,
         ),
@@ -191,11 +185,9 @@ class ModeSwitch(Rule):
     )
     source = "model.eval() of a validation without model.train() after it"
     settings = (
-        Setting(
+        Count(
             "max_steps_in_evaluation",
-            int,
             default=20,
-            minimum=1,
             help="how many watched steps in a row may be trained in evaluation mode after some in "
             "training mode",
             per_layer=False,
@@ -235,11 +227,9 @@ class GrowingHooks(Rule):
     )
     source = "a hook that is registered in the loop and never removed runs once more in each step"
     settings = (
-        Setting(
+        Count(
             "max_rising_steps",
-            int,
             default=20,
-            minimum=1,
             help="in how many watched steps in a row a layer may get more hooks",
         ),
     )
@@ -274,11 +264,9 @@ class StatisticsDrift(Rule):
     )
     source = "batches on another scale enter the average and dominate it, and evaluation with it"
     settings = (
-        Setting(
+        Factor(
             "max_running_drift",
-            float,
             default=100.0,
-            minimum=1.0,
             help="largest running standard deviation by the usual one of a batch",
         ),
     )

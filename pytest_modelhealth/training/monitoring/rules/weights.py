@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks import Finding
 from pytest_modelhealth.checks.facts import place
-from pytest_modelhealth.settings import Setting
+from pytest_modelhealth.settings import Count, Factor, Ratio
 from pytest_modelhealth.training.monitoring.rules.rule import (
     Breach,
     Rule,
@@ -44,11 +44,9 @@ class UpdateRatio(Rule):
     )
     source = "the usual ratio is about 1e-3 (Karpathy, CS231n notes)"
     settings = (
-        Setting(
+        Ratio(
             "max_update_ratio",
-            float,
             default=0.1,
-            minimum=0.0,
             help="largest update of a weight matrix by its size, both L2 norms, step after step",
         ),
     )
@@ -58,26 +56,19 @@ class UpdateRatio(Rule):
         if is_short(event, _PATIENT):
             return None
         limit = settings.limit("max_update_ratio", event.layer)
-        since = f"since step {event.step}"
-        cause = "the learning rate is too large for these weights"
-        if event.value > limit.value:
-            return Breach(
-                f"each step changes the weights of {named(event)} by {shown(event.value)} of "
-                f"their norm, {since}",
-                event.value,
-                limit,
-                sort_of(event, course),
-                cause=cause,
-            )
-        if event.value > _HIGH and event.rows >= _LONG and course.loss.is_flat:
-            return Breach(
-                f"each step changes the weights of {named(event)} by {shown(event.value)} of "
-                f"their norm, {since}, and the loss is where it began",
-                event.value,
-                severity="warn",
-                cause=cause,
-            )
-        return None
+        is_over = event.value > limit.value
+        is_high = event.value > _HIGH and event.rows >= _LONG and course.loss.is_flat
+        if not (is_over or is_high):
+            return None
+        return Breach(
+            f"each step changes the weights of {named(event)} by {shown(event.value)} of "
+            f"their norm, since step {event.step}"
+            f"{'' if is_over else ', and the loss is where it began'}",
+            event.value,
+            limit if is_over else None,
+            sort_of(event, course) if is_over else "warn",
+            cause="the learning rate is too large for these weights",
+        )
 
 
 _CERTAIN = 1000.0
@@ -102,18 +93,14 @@ class WeightDrift(Rule):
         "of the number of steps; weight decay balances both within one order of magnitude"
     )
     settings = (
-        Setting(
+        Factor(
             "max_weight_growth",
-            float,
             default=100.0,
-            minimum=1.0,
             help="largest growth of a layer's parameters in the course of a training",
         ),
-        Setting(
+        Ratio(
             "min_weight_kept",
-            float,
             default=1e-2,
-            minimum=0.0,
             help="least of its largest size that a layer's parameters keep",
         ),
     )
@@ -176,11 +163,9 @@ class StoppedUpdates(Rule):
     )
     source = "an update that is exactly zero is rounded away, masked or never written"
     settings = (
-        Setting(
+        Count(
             "max_still_steps",
-            int,
             default=30,
-            minimum=1,
             help="how many watched steps in a row may leave a layer that learns as it is",
         ),
     )
@@ -229,6 +214,25 @@ _NOISY = 0.3
 _OFTEN = 4
 
 
+_NONE_CAME = {
+    "weights": (
+        "no parameter changed in {} watched steps, though gradients came",
+        (
+            "the optimizer holds other tensors than the model's, never steps, or its learning "
+            "rate is 0"
+        ),
+    ),
+    "gradients": (
+        "no gradient came to any parameter in {} watched steps",
+        (
+            "the loss is not computed from the output, backward() is missing, or the graph is cut "
+            "between the two"
+        ),
+    ),
+}
+"""What is wrong from the first step on, and the likely cause."""
+
+
 class Standstill(Rule):
     """Something is learnt, or there is nothing to learn."""
 
@@ -246,11 +250,9 @@ class Standstill(Rule):
     )
     source = "accumulation of gradients over more than 20 batches is rare"
     settings = (
-        Setting(
+        Count(
             "max_steps_standing",
-            int,
             default=20,
-            minimum=1,
             help="how many watched steps at the beginning may pass without a gradient, or without "
             "a change of the weights",
             per_layer=False,
@@ -274,22 +276,9 @@ class Standstill(Rule):
         if event.recovered or event.rows <= limit.value or loss.is_at_floor:
             return None
         rows = float(event.rows)
-        if event.kind == "weights":
-            return Breach(
-                f"no parameter changed in {event.rows} watched steps, though gradients came",
-                rows,
-                limit,
-                cause="the optimizer holds other tensors than the model's, never steps, or its "
-                "learning rate is 0",
-            )
-        if event.kind == "gradients":
-            return Breach(
-                f"no gradient came to any parameter in {event.rows} watched steps",
-                rows,
-                limit,
-                cause="the loss is not computed from the output, backward() is missing, or the "
-                "graph is cut between the two",
-            )
+        if event.kind in _NONE_CAME:
+            what, cause = _NONE_CAME[event.kind]
+            return Breach(what.format(event.rows), rows, limit, cause=cause)
         if event.kind == "stopped":
             return self._stopped(event, course, limit)
         if event.kind == "rare":
