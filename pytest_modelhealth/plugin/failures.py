@@ -80,7 +80,7 @@ def _error_of_assert(
     It did where a report was false as a truth value in the very statement that raised, or in
     unittest's ``assertTrue``.
     """
-    asked = sys.modules.get(f"{_PACKAGE}.report.asked")  # not loaded: no report was made
+    asked = sys.modules.get(f"{_PACKAGE}.report.verdict")  # not loaded: no report was made
     denied: Denied | None = None if asked is None else asked.take_denied()
     if denied is None or excinfo is None or type(excinfo.value) is not AssertionError:
         return None

@@ -1,0 +1,88 @@
+"""What a user may say of a batch where inference fails."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pytest_modelhealth.errors import InspectionError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pytest_modelhealth.settings import Settings
+
+
+class Conventions(NamedTuple):
+    """How a batch is laid out, and what a model promises of it.
+
+    Args:
+        batch_dim: the dimension of samples, where it is not the first; ``None`` infers it.
+        time_dim: the dimension of the steps of a sequence, as of a batch ``(N, C, T)``, where its
+            sizes do not tell; counted from behind if negative.
+        causal: whether no output may depend on later inputs; ``None`` reads that off the target.
+        padding: a boolean tensor ``(N, T)``, true where there is padding, as for the
+            ``key_padding_mask`` of torch; ``None`` reads it off masks and lengths in the batch.
+        trained: full names of the parameters that an optimizer holds; ``None`` where none is known.
+    """
+
+    batch_dim: int | None = None
+    time_dim: int | None = None
+    causal: bool | None = None
+    padding: Tensor | None = None
+    trained: frozenset[str] | None = None
+
+    @classmethod
+    def of(cls, batch_dim: Any, time_dim: Any, causal: Any, padding: Any) -> Conventions:
+        """Return what was said, once it is sound.
+
+        Raises:
+            InspectionError: one of them is of a wrong type; the message says what is expected.
+        """
+        is_number = isinstance(batch_dim, int) and not isinstance(batch_dim, bool)
+        if not (batch_dim is None or (is_number and batch_dim >= 0)):
+            raise InspectionError(
+                "batch_dim must be the number of a dimension, counted from 0, such as 1, not "
+                f"{batch_dim!r}"
+            )
+        if not (time_dim is None or (isinstance(time_dim, int) and not isinstance(time_dim, bool))):
+            raise InspectionError(
+                f"time_dim must be the number of a dimension, such as 2 or -1, not {time_dim!r}"
+            )
+        if not (causal is None or isinstance(causal, bool)):
+            raise InspectionError(f"causal must be True, False or None, not {causal!r}")
+        if padding is not None and not _is_mask(padding):
+            raise InspectionError(
+                "padding must be a boolean tensor of shape (samples, length), true where there is "
+                f"padding, such as ids == 0, not {_described(padding)}"
+            )
+        return cls(batch_dim, time_dim, causal, padding)
+
+    def asked(self, settings: Settings) -> Settings:
+        """Return settings under which what is promised of a model is asked for by name.
+
+        Raises:
+            InspectionError: no probe is asked for.
+        """
+        said = [name for name in self._fields[:4] if self._says(name)]
+        asked = (settings.probes(check.name) for check in settings.checks if check.is_probe)
+        if said and not any(asked):
+            raise InspectionError(
+                f"{said[0]}= is for probes, and none is asked for: say probes=True, or name one"
+            )
+        promised = {"causality": self.causal, "padding": self.padding is not None}
+        probes = settings["probes"]
+        more = [n for n in promised if promised[n] and settings.probes(n) and n not in probes.value]
+        return settings.override({"probes": [*probes.value, *more]}, probes.origin)
+
+    def _says(self, name: str) -> bool:
+        return getattr(self, name) is not None
+
+
+def _is_mask(value: Any) -> bool:
+    dtype, ndim = getattr(value, "dtype", None), getattr(value, "ndim", None)
+    return str(dtype) == "torch.bool" and ndim == 2
+
+
+def _described(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return repr(value) if shape is None else f"{value.dtype} of shape {tuple(shape)}"
