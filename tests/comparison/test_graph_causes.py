@@ -149,7 +149,10 @@ def test_a_scale_of_eight_bits_is_one_of_the_layer_that_it_scales(tmp_path, x, p
     )
     torch.onnx.export(model, (x,), file, dynamo=True, input_names=["x"], external_data=False)
     made = tmp_path / "int8.onnx"
-    quantization.quantize_static(file, made, Calibration(x), per_channel=per_channel)
+    # in seven bits: without VNNI a processor saturates sums of two products of eight
+    quantization.quantize_static(
+        file, made, Calibration(x), per_channel=per_channel, reduce_range=True
+    )
     right = compare(model, made, x)
     assert right.equivalent, right
     proto = onnx.load(made)

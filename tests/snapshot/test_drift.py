@@ -104,7 +104,8 @@ def inspected(
 def test_rounding_is_within_tolerance(dtype: torch.dtype, change: dict[str, object]) -> None:
     """Another memory layout or other kernels change digits, and nothing drifts."""
     before, now = inspected(dtype=dtype), inspected(dtype=dtype, **change)
-    assert before.layers != now.layers
+    # a processor without bfloat16 of its own has one kernel for both
+    assert before.layers != now.layers or dtype is torch.bfloat16
     assert explain(detect_drift(before, now)) == []
 
 
