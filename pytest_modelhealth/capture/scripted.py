@@ -15,7 +15,6 @@ from pytest_modelhealth.capture.engine import Engine, Request
 from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.step.run import run_step
-from pytest_modelhealth.capture.torchscript.places import lines_of
 from pytest_modelhealth.report import Observation
 
 _INDEX, _CLOCK = "modelhealth_index", "modelhealth_clock"
@@ -52,7 +51,6 @@ class ScriptEngine(Engine):
             reason = str(error).strip().partition("\n")[0]
             note = f"inside the script nothing was observed, since it cannot be saved: {reason}"
             return run_step(request, request.model, [note])
-        _note_lines(copied, request.model)
         hidden = _show_layers(copied)
         return run_step(request, copied, [_NOTE], watch=partial(_observed, hidden=hidden))
 
@@ -74,14 +72,6 @@ def _copy(model: nn.Module) -> nn.Module:
             if tensor is not None:
                 module._c.setattr(own, tensor)
     return copied
-
-
-def _note_lines(copied: nn.Module, script: nn.Module) -> None:
-    """Let the copy know which line of the user's code each layer came from."""
-    layers = dict(copied.named_modules())
-    for name, line in lines_of(script).items():
-        if name in layers:
-            layers[name].__dict__["_source"] = line
 
 
 def _show_layers(model: nn.Module) -> dict[nn.Module, str]:
