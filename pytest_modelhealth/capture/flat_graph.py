@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import takewhile
 from typing import Any, ClassVar
 
 import torch
@@ -18,6 +17,8 @@ from pytest_modelhealth.capture.deployed.program import (
     Ran,
     Runtime,
     Scope,
+    common_scopes,
+    neighbours,
     operator,
 )
 from pytest_modelhealth.capture.graph_settings import of_node
@@ -204,29 +205,21 @@ def _scopes(nodes: list[fx.Node]) -> dict[fx.Node, tuple[Scope, ...]]:
 
     What quantisation put in lies in the innermost layer around what it stands between.
     """
-    found: dict[fx.Node, tuple[Scope, ...]] = {}
-    for node in nodes:
-        stack = list((node.meta.get("nn_module_stack") or {}).values())
-        if stack:
-            found[node] = tuple(Scope(path, _class_name(kind)) for path, kind in stack if path)
-    before, after = dict(found), dict(found)
-    for node in nodes:
-        before.setdefault(node, _common(before, node.all_input_nodes))
-    for node in reversed(nodes):
-        after.setdefault(node, _common(after, node.users))
-    for node in nodes:
-        if node not in found:
-            found[node] = _shared([before[node], after[node]])
-    return found
-
-
-def _common(known: Mapping[fx.Node, tuple[Scope, ...]], nodes: Any) -> tuple[Scope, ...]:
-    return _shared([known[node] for node in nodes if node in known])
-
-
-def _shared(scopes: list[tuple[Scope, ...]]) -> tuple[Scope, ...]:
-    levels = zip(*scopes, strict=False)
-    return tuple(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels))
+    said = {
+        node: tuple(Scope(path, _class_name(kind)) for path, kind in stack.values() if path)
+        for node in nodes
+        if (stack := node.meta.get("nn_module_stack"))
+    }
+    around = neighbours(
+        nodes,
+        lambda node: map(str, node.all_input_nodes),
+        lambda node: [str(node)],
+        said.__contains__,
+    )
+    return {
+        node: said.get(node, common_scopes([said[one] for one in (*before, *behind)]))
+        for node, (before, behind) in zip(nodes, around, strict=True)
+    }
 
 
 def _class_name(kind: Any) -> str:

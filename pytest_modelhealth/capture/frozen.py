@@ -9,8 +9,6 @@ from __future__ import annotations
 import copy
 import re
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from inspect import Parameter, Signature
@@ -35,36 +33,17 @@ _NOTE = (
 _NO_GRADIENTS = "a frozen script has constants in the place of parameters, without gradients"
 
 _lock = threading.RLock()
-_Log = list[tuple[int, list[Tensor], list[Tensor]]]
-"""Places that were come by, the tensors that they showed, and copies of those written to later."""
-_logs: list[tuple[_Log, list[Shown]]] = []
+_runs: list[_Run] = []
+"""The run that is shown what its graph computes."""
 
 
 @torch.library.custom_op("modelhealth::see_values", mutates_args=("clock",))
-def see_values(values: list[Tensor], clock: Tensor, place: int) -> None:
+def see_values(given: list[Tensor], made: list[Tensor], clock: Tensor, place: int) -> None:
     """See tensors; the write to `clock`, any integer tensor, keeps the call in its place."""
     with torch._C.DisableTorchFunction():  # no function of the model's
         clock.add_(1)
-        if _logs:
-            log, shown = _logs[-1]
-            log.append((place, values, [*map(_kept, values, shown[place].written)]))
-
-
-def _kept(value: Tensor, is_written: bool) -> Tensor:
-    if value.layout == torch._mkldnn:  # type: ignore[attr-defined]
-        return value.to_dense()
-    return value.detach().clone() if is_written else value
-
-
-@contextmanager
-def _recording(shown: list[Shown]) -> Iterator[_Log]:
-    """Collect what a graph shows; runs in several threads wait for one another."""
-    with _lock:
-        _logs.append(([], shown))
-        try:
-            yield _logs[-1][0]
-        finally:
-            _logs.pop()
+        if _runs:
+            _runs[-1].see(place, given, made)
 
 
 class InlinedScript(Runtime):
@@ -82,8 +61,7 @@ class InlinedScript(Runtime):
         torch._C._jit_pass_inline(graph)
         self._names = [value.debugName() for value in graph.inputs()][1:]
         self._read = Operations(graph, script)
-        self._shown = self._read.shown
-        _show(graph, self._shown)
+        _show(graph, self._read.shown)
         self._function = torch._C._create_function_from_graph("forward", graph)
 
     @cached_property
@@ -92,7 +70,7 @@ class InlinedScript(Runtime):
         is_frozen = next(self._script.parameters(), None) is None
         return Program(
             type_name=_MANGLED.sub("", self._script._c._type().qualified_name()),
-            nodes=tuple(shown.node for shown in self._shown if shown.node is not None),
+            nodes=tuple(shown.node for shown in self._read.shown),
             inputs=tuple(self._names),
             outputs=(),
             parameters=self._read.parameters,
@@ -109,81 +87,74 @@ class InlinedScript(Runtime):
             Exception: whatever the script raises.
         """
         given = _bound(self._script.forward.schema, inputs)
-        retold = _Retold()
-        for name, argument, is_written in zip(
-            self._names, given, self._read.written_inputs, strict=True
-        ):
-            for at, tensor in enumerate(find_tensors(argument)):
-                own = name if tensor is argument else f"{name}[{at}]"
-                retold.add(own, tensor, _kept(tensor, is_written))
+        run = _Run(self._read.shown)
+        for name, argument in zip(self._names, given, strict=True):
+            for tensor in find_tensors(argument):
+                run.add(name, tensor)
         clock = torch.zeros((), dtype=torch.int64)
-        with _recording(self._shown) as log, torch.no_grad(), optimized_execution(False):
-            output = self._function(copy.deepcopy(self._script), *given, clock)
-        with torch._C.DisableTorchFunction():
-            for place, tensors, copies in log:
-                retold.see(self._shown[place], tensors, copies)
-        outputs = tuple(
-            name for tensor in find_tensors(output) if (name := retold.known.get(id(tensor)))
-        )
+        with _lock, torch.no_grad(), optimized_execution(False):  # one run after the other
+            _runs.append(run)
+            try:
+                output = self._function(copy.deepcopy(self._script), *given, clock)
+            finally:
+                _runs.pop()
+        known = (run.known.get(id(tensor)) for tensor in find_tensors(output))
         program = replace(
             self.program,
-            nodes=tuple(retold.nodes),
-            inputs=tuple(retold.values),
-            outputs=outputs,
+            nodes=tuple(run.nodes),
+            inputs=run.inputs,
+            outputs=tuple(name for name, _, _ in filter(None, known)),
         )
-        return Ran(program, retold.values, output)
+        return Ran(program, run.values, output)
 
 
-class _Retold:
+class _Run:
     """What one run showed.
+
+    Args:
+        shown: the operations of the graph, by their places.
 
     Attributes:
         nodes: the operations in the order in which they ran.
-        values: what they computed, by name.
-        known: the names of tensors by their ids, while the log holds them.
+        values: what they computed, by name; copies, as an operation may write to it later.
+        known: name, tensor and version of what was seen, by the ids of the tensors.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shown: list[Shown]) -> None:
+        self._shown = shown
         self.nodes: list[Node] = []
         self.values: dict[str, Tensor] = {}
-        self.known: dict[int, str] = {}
-        self._now: dict[str, str] = {}
+        self.known: dict[int, tuple[str, Tensor, int]] = {}
         self._calls = 0
 
-    def add(self, value: str, tensor: Tensor, copied: Tensor) -> str:
-        """Take a tensor that is what a value of the graph is now."""
-        name, number = value, 0
-        while name in self.values:
-            number += 1
-            name = f"{value}~{number}"
-        self.values[name] = copied
-        self._now[value] = self.known[id(tensor)] = name
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The values that no operation made."""
+        made = {name for node in self.nodes for name in node.outputs}
+        return tuple(name for name in self.values if name not in made)
+
+    def add(self, stem: str, tensor: Tensor) -> str:
+        """Take what a tensor holds now."""
+        name = f"{stem}~{len(self.values)}"
+        is_dense = tensor.layout != torch._mkldnn  # type: ignore[attr-defined]
+        self.values[name] = tensor.detach().clone() if is_dense else tensor.to_dense()
+        self.known[id(tensor)] = name, tensor, tensor._version
         return name
 
-    def see(self, shown: Shown, tensors: list[Tensor], copies: list[Tensor]) -> None:
-        """Take what was shown at one place."""
-        given = tuple(dict.fromkeys(self._now[n] for n in shown.inputs if n in self._now))
-        made = []
-        own = len(list(shown.anchor.outputs())) if shown.node is not None else 0
-        for at, (value, tensor, copied) in enumerate(
-            zip(shown.values, tensors, copies, strict=True)
-        ):
-            name, before = value.debugName(), self.known.get(id(tensor))
-            is_written = shown.writes and (
-                before is None or at < own or not _are_equal(self.values[before], copied)
-            )
-            if before is not None and not is_written:
-                self._now[name] = before
-            else:
-                made.append(self.add(name, tensor, copied))
-        if made and shown.node is not None:
+    def see(self, place: int, given: list[Tensor], made: list[Tensor]) -> None:
+        """See what an operation took and returned, and what it wrote to."""
+        shown = self._shown[place]
+        taken = (self.known[id(tensor)][0] for tensor in given if id(tensor) in self.known)
+        inputs = tuple(dict.fromkeys(taken))
+        new = [tensor for tensor in made if id(tensor) not in self.known]
+        if shown.writes:  # to what it took, and all that shares its memory
+            known = list(self.known.values())
+            new += [tensor for _, tensor, version in known if tensor._version != version]
+        if new:
             self._calls += shown.begins
             scopes = tuple(replace(scope, call=self._calls) for scope in shown.node.scopes)
-            self.nodes.append(replace(shown.node, scopes=scopes, inputs=given, outputs=tuple(made)))
-
-
-def _are_equal(x: Tensor, y: Tensor) -> bool:
-    return x.shape == y.shape and torch.equal(x, y)
+            outputs = tuple(self.add(shown.node.function.__name__, tensor) for tensor in new)
+            self.nodes.append(replace(shown.node, scopes=scopes, inputs=inputs, outputs=outputs))
 
 
 def _show(graph: Any, shown: list[Shown]) -> None:
@@ -191,20 +162,16 @@ def _show(graph: Any, shown: list[Shown]) -> None:
     clock = graph.addInput("modelhealth_clock")
     clock.setType(torch._C.TensorType.get())
     for place, one in enumerate(shown):
-        if hasattr(one.anchor, "returnNode"):  # a block
-            graph.setInsertPoint(next(iter(one.anchor.nodes()), one.anchor.returnNode()))
-        else:
-            marker = graph.create("prim::Constant", [], 1)
-            marker.insertAfter(one.anchor)
-            marker.output().setType(torch._C.NoneType.get())
-            graph.setInsertPoint(marker)
-        values = graph.create("prim::ListConstruct", one.values, 1)
-        values.output().setType(torch._C.ListType(torch._C.TensorType.get()))
-        graph.insertNode(values)
-        number = graph.insertConstant(place)
-        graph.insertNode(
-            graph.create("modelhealth::see_values", [values.output(), clock, number], 0)
-        )
+        marker = graph.create("prim::Constant", [], 1)
+        marker.insertAfter(one.anchor)
+        marker.output().setType(torch._C.NoneType.get())
+        graph.setInsertPoint(marker)
+        lists = [graph.create("prim::ListConstruct", v, 1) for v in (one.inputs, one.outputs)]
+        for values in lists:
+            values.output().setType(torch._C.ListType(torch._C.TensorType.get()))
+            graph.insertNode(values)
+        arguments = [*(one.output() for one in lists), clock, graph.insertConstant(place)]
+        graph.insertNode(graph.create("modelhealth::see_values", arguments, 0))
 
 
 def _bound(schema: Any, inputs: Inputs) -> list[Any]:

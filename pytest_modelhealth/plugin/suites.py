@@ -95,14 +95,10 @@ def pytest_pycollect_makeitem(
     suite = _suite_in(made)
     if suite is not None:
         from pytest_modelhealth.plugin.options import session_settings
-        from pytest_modelhealth.plugin.suite.collecting import (
-            require_one_of_a_name,
-            require_sound,
-        )
+        from pytest_modelhealth.plugin.suite.collecting import require_sound
 
         try:
             require_sound(suite, name, session_settings(collector.config))
-            require_one_of_a_name(suite, name, getattr(collector, "obj", None))
         except SettingsError as error:
             raise collector.CollectError(str(error)) from None
     for item in made if isinstance(made, list) else []:
@@ -170,15 +166,12 @@ def modelhealth_case(
             pytrace=False,
         )
     from pytest_modelhealth.plugin.suite.case import Case, Subject
-    from pytest_modelhealth.plugin.suite.collecting import laid_over
-    from pytest_modelhealth.plugin.suite.verdicts import VERDICTS
+    from pytest_modelhealth.plugin.suite.collecting import laid_over, place_of
 
     item, suite, test = request.node, request.cls, request.node.originalname
     name = item.parent.name
     settings = settings_for(item)
     if not _modelhealth_subject:
-        from pytest_modelhealth.plugin.suite.collecting import place_of
-
         _modelhealth_subject.append(
             Subject(
                 suite(),
@@ -190,7 +183,7 @@ def modelhealth_case(
             )
         )
     laid = laid_over(settings, suite, name, test)
-    return Case(item, test, _modelhealth_subject[0], laid, inspector, VERDICTS)
+    return Case(item, test, _modelhealth_subject[0], laid, inspector)
 
 
 def _wanted(item: pytest.Item) -> Iterator[str]:

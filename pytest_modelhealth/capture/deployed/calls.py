@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import networkx as nx
 
@@ -43,21 +43,11 @@ class Call:
 Step = Node | Call
 
 
-class _Step(Protocol):
-    @property
-    def inputs(self) -> Sequence[str]: ...
-    @property
-    def outputs(self) -> Sequence[str]: ...
-
-
-_S = TypeVar("_S", bound=_Step)
-
-
-def in_order(groups: Sequence[Sequence[_S]], places: Sequence[int]) -> list[Sequence[_S]] | None:
+def in_order(groups: Sequence[Sequence[Any]], places: Sequence[int]) -> list[Sequence[Any]] | None:
     """Return groups of operations in an order in which they can run, as near as can be to a given.
 
     Args:
-        groups: operations that run together.
+        groups: operations that run together, each with the names of its `inputs` and `outputs`.
         places: where each group stands.
 
     Returns:
@@ -116,53 +106,24 @@ class _Nesting:
 
     def _call(self, nodes: _Group, depth: int) -> Call:
         made = [name for node in nodes for name in node.outputs]
-        known = self._computed.difference(made)
+        inside = set(made)
+        known = self._computed - inside
         taken = dict.fromkeys(name for node in nodes for name in node.inputs)
         inputs = tuple(name for name in taken if name in known)
-        given = self._outputs(made, nodes[0].scopes[depth])
+        given = tuple(name for name in made if self._is_used(name, inside))
         if not given and inputs:  # without either it is what was left of a call
             given = nodes[-1].outputs
         return Call(nodes[0].scopes[depth], self.steps(nodes, depth + 1), inputs, given)
-
-    def _outputs(self, made: list[str], scope: Scope) -> tuple[str, ...]:
-        """Return the values that a call gave, of those that it made.
-
-        They are used outside. So may be what every layer of a class computes alike, of a mask say,
-        where a runtime computes it in the first of them alone: this is none.
-        """
-        inside = set(made)
-        used = [name for name in made if self._is_used(name, inside)]
-        alike = [name for name in used if self._is_alike(name, scope, inside)]
-        return tuple(name for name in used if name not in alike) or tuple(used)
-
-    def _is_alike(self, name: str, scope: Scope, inside: set[str]) -> bool:
-        """Whether a value may be what every layer of a class computes."""
-        readers = self._outside(name, inside)
-        if name in self._returned or not readers or self._takes_parameters(name, inside):
-            return False
-        return all(_is_in_another(node, scope) for node in readers)
 
     def _is_used(self, name: str, inside: set[str]) -> bool:
         """Whether a value is used outside, or came with one that is out of a recurrent layer."""
         node = self._makers[name]
         together = node.outputs if node.function.__name__ in _RECURRENT else (name,)
-        return any(one in self._returned or self._outside(one, inside) for one in together)
-
-    def _outside(self, name: str, inside: set[str]) -> list[Node]:
-        """Return the operations that read a value, but for those of the call that made it."""
-        return [node for node in self._readers[name] if inside.isdisjoint(node.outputs)]
-
-    def _takes_parameters(self, name: str, inside: set[str]) -> bool:
-        """Whether a value that a call made depends on parameters that are read in it."""
-        waiting, seen = [name], set()
-        while waiting:
-            node = self._makers[waiting.pop()]
-            if any(other not in self._computed for other in node.inputs):
-                return True
-            new = [other for other in node.inputs if other in inside and other not in seen]
-            seen.update(new)
-            waiting += new
-        return False
+        return any(
+            one in self._returned
+            or any(inside.isdisjoint(reader.outputs) for reader in self._readers[one])
+            for one in together
+        )
 
     def _groups(self, nodes: _Group, depth: int) -> list[_Group]:
         """Return the operations call by call.
@@ -175,7 +136,11 @@ class _Nesting:
         for run in runs:
             if (scope := _scope(run[0], depth)) is not None:
                 of_scope[scope].append(run)
-        torn = {scope for scope, parts in of_scope.items() if len(set(map(_functions, parts))) > 1}
+        torn = {
+            scope
+            for scope, parts in of_scope.items()
+            if len({tuple(node.function for node in part) for part in parts}) > 1
+        }
         if not torn:
             return runs
         whole = [[node for part in of_scope[scope] for node in part] for scope in torn]
@@ -189,13 +154,6 @@ class _Nesting:
         return self._groups([_without(torn, node, depth) for node in nodes], depth)
 
 
-def _is_in_another(node: Node, scope: Scope) -> bool:
-    """Whether an operation lies in another layer of the same class."""
-    return bool(scope.type_name) and any(
-        other.type_name == scope.type_name and other.path != scope.path for other in node.scopes
-    )
-
-
 def _runs(nodes: _Group, depth: int) -> list[_Group]:
     """Return what stands together of one layer, and each operation of none by itself."""
     found: list[_Group] = []
@@ -207,10 +165,6 @@ def _runs(nodes: _Group, depth: int) -> list[_Group]:
 
 def _scope(node: Node, depth: int) -> Scope | None:
     return node.scopes[depth] if len(node.scopes) > depth else None
-
-
-def _functions(nodes: _Group) -> tuple[Any, ...]:
-    return tuple(node.function for node in nodes)
 
 
 def _without(scopes: set[Scope], node: Node, depth: int) -> Node:

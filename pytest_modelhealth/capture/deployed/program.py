@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple
+from itertools import takewhile
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -97,6 +99,39 @@ class Program:
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     training: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
+
+
+_T = TypeVar("_T")
+_Names = Callable[[_T], Iterable[str]]
+
+
+def neighbours(
+    operations: Sequence[_T],
+    inputs: _Names[_T],
+    outputs: _Names[_T],
+    is_known: Callable[[_T], bool],
+) -> list[tuple[list[_T], list[_T]]]:
+    """Return for each operation the nearest known ones before and behind it, past all others."""
+
+    def one_side(ordered: Sequence[_T], near: _Names[_T], far: _Names[_T]) -> list[list[_T]]:
+        of_value: dict[str, list[_T]] = defaultdict(list)
+        found = []
+        for one in ordered:
+            around = {id(other): other for name in near(one) for other in of_value[name]}
+            for name in far(one):
+                of_value[name] += [one] if is_known(one) else around.values()
+            found.append(list(around.values()))
+        return found
+
+    before = one_side(operations, inputs, outputs)
+    behind = one_side(operations[::-1], outputs, inputs)[::-1]
+    return list(zip(before, behind, strict=True))
+
+
+def common_scopes(scopes: Sequence[tuple[Scope, ...]]) -> tuple[Scope, ...]:
+    """Return the layers that are around all of several operations."""
+    levels = zip(*scopes, strict=False)
+    return tuple(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels))
 
 
 class Ran(NamedTuple):

@@ -23,7 +23,7 @@ _OF_SELF = re.compile(r"^(SELF|UNKNOWN_INSTANCE|INSTANCE_NAME_UNKNOWN)\(")
 _OF_MKLDNN = "prim::ConstantMKLDNNTensor"
 _CONSTANTS = frozenset({"prim::Constant", _OF_MKLDNN})
 _BRANCHES = frozenset({"prim::If", "prim::Loop"})
-_UNSHOWN = _CONSTANTS | {
+_UNSHOWN = _CONSTANTS | _BRANCHES | {
     "prim::ListConstruct", "prim::TupleConstruct", "prim::DictConstruct", "prim::GetAttr",
     "prim::Uninitialized",
 }  # fmt: skip
@@ -63,27 +63,25 @@ def _function_called(name: str) -> Any:
     return function if function in FUNCTIONAL_LAYERS else operator(name)
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
 class Shown:
-    """Tensors that a graph shows at one place.
+    """An operation that a graph shows.
 
     Args:
-        anchor: the node after which they are shown, or the block at whose begin.
-        values: the tensors.
-        written: whether each of them is written to anywhere.
-        node: the operation that makes them; ``None`` where they only come by.
+        anchor: its node in the graph.
         inputs: the tensors that it takes.
-        writes: whether it writes to one that it takes.
+        outputs: the tensors that it returns.
+        node: what it computes.
+        writes: whether it writes to a tensor that it takes.
         begins: whether it begins a call of a layer, rather than going on with one.
     """
 
     anchor: Any
-    values: list[Any]
-    written: tuple[bool, ...]
-    node: Node | None = None
-    inputs: tuple[str, ...] = ()
-    writes: bool = False
-    begins: bool = True
+    inputs: list[Any]
+    outputs: list[Any]
+    node: Node
+    writes: bool
+    begins: bool
 
 
 @dataclass
@@ -98,7 +96,6 @@ class Operations:
         shown: what it can show, in order.
         parameters, buffers: the tensors of layers, by fully qualified names.
         training: the layers that run in training mode.
-        written_inputs: whether each input of the graph is written to.
     """
 
     graph: Any
@@ -113,13 +110,10 @@ class Operations:
         self._constants: dict[str, Any] = {this.debugName(): self.script}
         self._counts: Counter[str] = Counter()
         self._products: dict[str, Scope] = {}
-        self._aliases = self.graph.alias_db()
-        self._take_constants(self.graph)
-        self._read(self.graph, [])
-        self.written_inputs = [*map(self._aliases.has_writers, self.graph.inputs())][1:]
+        self._read(self.graph)
 
-    def _take_constants(self, block: Any) -> None:
-        """Take down constants, and what modules hold."""
+    def _read(self, block: Any) -> None:
+        """Read the operations of a block, and what it and its modules hold."""
         for node in block.nodes():
             if node.kind() in _CONSTANTS:
                 is_dense = node.kind() != _OF_MKLDNN
@@ -130,40 +124,14 @@ class Operations:
                 held = getattr(owner, "_c", owner).getattr(node.s("name"))
                 self._constants[node.output().debugName()] = held
             for inner in node.blocks():
-                self._take_constants(inner)
+                self._read(inner)
+            if node.kind() not in _UNSHOWN and any(map(_is_tensor, node.outputs())):
+                self._operation(node)
 
     def _constant(self, inputs: Sequence[Any], place: int) -> Any:
         return self._constants.get(inputs[place].debugName()) if place < len(inputs) else None
 
-    def _show(self, anchor: Any, values: list[Any], **of_node: Any) -> None:
-        written = tuple(map(self._aliases.has_writers, values))
-        self.shown.append(Shown(anchor, values, written, **of_node))
-
-    def _read(self, block: Any, before: Sequence[Any]) -> None:
-        """Read the operations of a block; `before` has the tensors that it may write to."""
-        rounds = list(filter(_is_tensor, block.inputs()))
-        visible = [*before, *rounds]
-        if before and rounds:
-            self._show(block, rounds)
-        for node in block.nodes():
-            made = [value for value in node.outputs() if _is_tensor(value)]
-            for inner in node.blocks():
-                self._read(inner, visible)
-            if node.kind() in _BRANCHES:
-                if made:
-                    self._show(node, made)
-            elif node.kind() not in _UNSHOWN:
-                written = [value for value in _written(node) if _is_tensor(value)]
-                made += [
-                    value
-                    for value in visible
-                    if any(self._aliases.may_contain_alias(value, one) for one in written)
-                ]
-                if made:
-                    self._operation(node, made, bool(written))
-            visible += made
-
-    def _operation(self, node: Any, made: list[Any], writes: bool) -> None:
+    def _operation(self, node: Any) -> None:
         inputs = list(node.inputs())
         name = self._function_name(node.kind(), inputs)
         scope = self._products.get(inputs[0].debugName()) if inputs else None
@@ -175,16 +143,14 @@ class Operations:
         if name == "matmul" and scope is not None:
             self._products[node.output().debugName()] = scope
         # the state that a recurrent layer begins with may be one that it makes itself
-        first = inputs[:1] if name in ("lstm", "gru") else inputs
-        outputs = tuple(value.debugName() for value in made)
-        self._show(
-            node,
-            made,
-            node=Node((scope,) if scope else (), _function_called(name), (), outputs),
-            inputs=tuple(value.debugName() for value in _tensors_in(first)),
-            writes=writes,
-            begins=not is_bias,
-        )
+        taken = [
+            value
+            for value in _tensors_in(inputs[:1] if name in ("lstm", "gru") else inputs)
+            if value.debugName() not in self._constants
+        ]
+        made = list(filter(_is_tensor, node.outputs()))
+        function = Node((scope,) if scope else (), _function_called(name), (), ())
+        self.shown.append(Shown(node, taken, made, function, _writes(node), not is_bias))
 
     def _function_name(self, kind: str, inputs: Sequence[Any]) -> str:
         """Return the name of the function that an operator computes: `relu` for ``aten::relu_``."""
@@ -271,12 +237,10 @@ def _tensors_in(values: Sequence[Any]) -> Iterator[Any]:
             yield from _tensors_in(list(value.node().inputs()))
 
 
-def _written(node: Any) -> Iterator[Any]:
-    """Yield what an operation writes to."""
+def _writes(node: Any) -> bool:
+    """Whether an operation writes to what it takes; those of the language have no schema."""
     schema = node.schema()
-    if schema.startswith("("):  # those of the language have none
-        return
-    arguments = torch._C.parse_schema(schema).arguments
-    for value, argument in zip(node.inputs(), arguments, strict=False):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            yield value
+    if schema.startswith("("):
+        return False
+    aliases = (one.alias_info for one in torch._C.parse_schema(schema).arguments)
+    return any(alias is not None and alias.is_write for alias in aliases)

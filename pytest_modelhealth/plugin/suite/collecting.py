@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import inspect
 import sys
@@ -117,31 +116,6 @@ def laid_over(settings: Settings, suite: Suite, name: str, test: str) -> Setting
             )
         settings = settings.waive(*parse_waivers(waiver, f"{name}.waivers"))
     return settings
-
-
-def require_one_of_a_name(suite: Suite, name: str, module: Any) -> None:
-    """Do nothing if a file has one suite of this name: of two, Python keeps the last.
-
-    Raises:
-        SettingsError: it has several.
-    """
-    path = Path(getattr(module, "__file__", None) or "")
-    if suite.__module__ != getattr(module, "__name__", "") or not path.is_file():
-        return
-    tree = ast.parse(path.read_bytes())
-    lines = [node.lineno for node in tree.body if name in _names(node)]
-    if len(lines) > 1:
-        raise SettingsError(
-            f"{name} stands in {path.name} {len(lines)} times, in lines "
-            f"{', '.join(map(str, lines))}, and Python keeps the last only: give each its own name"
-        )
-
-
-def _names(node: ast.stmt) -> list[str]:
-    if isinstance(node, ast.ClassDef):
-        return [node.name]
-    targets = node.targets if isinstance(node, ast.Assign) else []
-    return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
 def place_of(suite: Suite) -> tuple[Path, int]:

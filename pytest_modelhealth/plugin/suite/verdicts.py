@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.errors import ModelHealthError
-from pytest_modelhealth.plugin.suite.case import IN_TRAINING, PROBES, Case, Unjudged, mode_of
+from pytest_modelhealth.plugin.suite.case import IN_TRAINING, PROBES, Case, Unjudged
 from pytest_modelhealth.plugin.suite.equality import compiled_equals_eager, state_survives_saving
 from pytest_modelhealth.plugin.suite.making import without_target
 from pytest_modelhealth.probes import all_probes
@@ -31,10 +31,6 @@ LEARNING = frozenset(
     }
 )  # fmt: skip
 """The checks by which a parameter does not learn."""
-
-
-def _stepping() -> frozenset[str]:
-    return frozenset(check.name for check in all_step_checks())
 
 
 def _general(case: Case) -> frozenset[str]:
@@ -61,16 +57,10 @@ def healthy_in_evaluation(case: Case) -> None:
         known = {
             (v.check, layer) for one in found for v in (one, *one.folded) for layer in v.layers
         }
-    seen = case.subject.ran(training=False)
-    report = case.report(seen.observation, own, but=known)
-    every = case.report(seen.observation, own)._judgement
-    case.settle(report)
-    if every.violations:
-        first = every.violations[0]
-        raise Unjudged(
-            f"{case.subject.label} is not healthy in training either "
-            f"({first.layer or case.subject.label}: {first.check}): see {IN_TRAINING}"
-        )
+    seen = case.subject.ran(training=False).observation
+    case.settle(case.report(seen, own, but=known))
+    if case.report(seen, own)._judgement.violations:  # in training, too
+        case.require_healthy(own)
 
 
 def every_parameter_learns(case: Case) -> None:
@@ -78,37 +68,23 @@ def every_parameter_learns(case: Case) -> None:
     case.require_numbers()
     _require_gradients(case)
     case.settle(case.report(case.subject.stepped, LEARNING))
-    _require_moving_gradients(case)
-
-
-def _require_moving_gradients(case: Case) -> None:
-    """Do nothing unless parameters get a gradient of zero in a model that is unhealthy anyway.
-
-    Weight decay moves them all the same, so that the step shows nothing.
-
-    Raises:
-        Unjudged: they do, for a reason that another test names.
-    """
-    seen = case.subject.ran(training=True).observation
+    # weight decay moves what gets a gradient of zero in a model that is unhealthy anyway
     silent = [
         f"{layer}.{name}" if layer else name
-        for layer, record in seen.layers.items()
+        for layer, record in case.subject.ran(training=True).observation.layers.items()
         for name, gradient in record.parameter_gradients.items()
         if gradient.count and gradient.zero_count == gradient.count
     ]
-    found = case.report(seen, _general(case))._judgement.violations if silent else ()
-    if found:
-        raise Unjudged(
-            f"{silent[0]} gets a gradient of zero: {case.subject.label} is not healthy in training "
-            f"({found[0].layer or case.subject.label}: {found[0].check}); see {IN_TRAINING}"
-        )
+    if silent:
+        case.require_healthy(_general(case), why=f"{silent[0]} gets a gradient of zero: ")
 
 
 def training_step(case: Case) -> None:
     """The contract of a training step, but what is on single parameters."""
     case.require_numbers()
     _require_gradients(case)
-    case.settle(case.report(case.subject.stepped, _stepping() - LEARNING))
+    stepping = {check.name for check in all_step_checks()}
+    case.settle(case.report(case.subject.stepped, stepping - LEARNING))
 
 
 def _require_gradients(case: Case) -> None:
@@ -161,33 +137,16 @@ def inputs_used(case: Case) -> None:
         settings = case.settings.override({"probes": ["input_effect"]}, "the suite")
         after = case.subject.inspected(made, False, settings).observation.probes["input_effect"]
         idle = [note for note in after.notes if note in idle]
-        _require_living(case, idle)
+        given = Inputs.of(case.subject.made.inputs)
+        if len(idle) >= len(find_tensors((given.args, given.kwargs))):  # constant, or not finite
+            for training in (True, False):
+                why = "no input has an effect: "
+                case.require_healthy(_general(case), training, why)
     seen = case.subject.ran(training=True).observation
     report = case.report(seen, {"input_effect"}, only=True, probes=["input_effect"])
     if idle:
         report = HealthReport(seen, report._settings, partial(_of_idle, idle), renderer=renderer)
     case.settle(report)
-
-
-def _require_living(case: Case, idle: list[str]) -> None:
-    """Do nothing unless no input at all has an effect in a model that is unhealthy anyway.
-
-    Raises:
-        Unjudged: it is constant, or not finite, for a reason that another test names.
-    """
-    inputs = Inputs.of(case.subject.made.inputs)
-    if len(idle) < len(find_tensors((inputs.args, inputs.kwargs))):
-        return
-    for training in (True, False):
-        seen = case.subject.ran(training).observation
-        found = case.report(seen, _general(case))._judgement.violations
-        if found:
-            mode = mode_of(training)
-            raise Unjudged(
-                f"no input has an effect: {case.subject.label} is not healthy in {mode} "
-                f"({found[0].layer or case.subject.label}: {found[0].check}); see "
-                f"test_healthy_in_{mode}"
-            )
 
 
 def _of_idle(idle: list[str], _: Observation, settings: Settings) -> Judgement:
@@ -216,7 +175,8 @@ def headroom(case: Case) -> None:
     """The planned dtype holds the values that the run in training mode has."""
     case.require_chosen("headroom")
     case.require_numbers()
-    planned = _planned(case)
+    said = case.subject.suite.dtype or case.settings["planned_dtype"].value or "bfloat16"
+    planned = str(said).removeprefix("torch.")
     model = case.subject.made.model
     dtypes = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
     if dtypes == {planned}:
@@ -226,11 +186,6 @@ def headroom(case: Case) -> None:
         settings["max_subnormal_fraction"] = 1.0  # gradients are scaled for float16
     seen = case.subject.ran(training=True).observation
     case.settle(case.report(seen, {"headroom"}, only=True, **settings))
-
-
-def _planned(case: Case) -> str:
-    said = case.subject.suite.dtype or case.settings["planned_dtype"].value or "bfloat16"
-    return str(said).removeprefix("torch.")
 
 
 def snapshot(case: Case, recorded: HealthSnapshot) -> None:
