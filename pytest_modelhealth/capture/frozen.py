@@ -98,14 +98,15 @@ class InlinedScript(Runtime):
                 output = self._function(copy.deepcopy(self._script), *given, clock)
             finally:
                 _runs.pop()
-        known = (run.known.get(id(tensor)) for tensor in find_tensors(output))
+        returned = {
+            run.known[id(tensor)][0]: tensor
+            for tensor in find_tensors(output)
+            if id(tensor) in run.known
+        }
         program = replace(
-            self.program,
-            nodes=tuple(run.nodes),
-            inputs=run.inputs,
-            outputs=tuple(name for name, _, _ in filter(None, known)),
+            self.program, nodes=tuple(run.nodes), inputs=run.inputs, outputs=tuple(returned)
         )
-        return Ran(program, run.values, output)
+        return Ran(program, run.values | returned, output)
 
 
 class _Run:

@@ -39,15 +39,35 @@ class OnnxRuntime(Runtime):
     """An ONNX model that onnxruntime runs.
 
     Args:
-        plain: the session that gives the outputs.
-        proto: the model; ``None`` where it cannot be had, and the outputs alone are seen.
-        folder: where its external data lies, if it has any.
+        model: a file, an ``onnx.ModelProto``, a ``torch.onnx.ONNXProgram`` or a session; of a
+            session without its graph, the outputs alone are seen.
+
+    Raises:
+        InspectionError: onnxruntime is not installed, there is no such file, or it cannot be run.
     """
 
-    def __init__(self, plain: Any, proto: Any, folder: Path | None) -> None:
-        self._plain = plain
-        self._proto = proto
-        self._folder = folder
+    def __init__(self, model: Any) -> None:
+        try:
+            import onnxruntime
+        except ImportError:
+            raise InspectionError(
+                "an ONNX model is run by onnxruntime: pip install 'pytest-modelhealth[onnx]'"
+            ) from None
+        self._folder: Path | None = None  # where external data lies
+        if isinstance(model, onnxruntime.InferenceSession):
+            path = getattr(model, "_model_path", None)
+            is_file = path is not None and Path(path).is_file()
+            self._plain = model
+            source = path if is_file else getattr(model, "_model_bytes", None)
+            self._proto, self._folder = _read(source)
+        elif isinstance(model, str | Path):
+            if not Path(model).is_file():
+                raise InspectionError(f"there is no ONNX file {str(model)!r}")
+            self._plain = _session(str(model), f"{str(model)!r}")
+            self._proto, self._folder = _read(model)
+        else:
+            self._proto = getattr(model, "model_proto", model)
+            self._plain = _session(self._proto.SerializeToString(), "the ONNX model")
 
     @cached_property
     def program(self) -> Program:
@@ -125,32 +145,6 @@ def _run(session: Any, arrays: Mapping[str, Any]) -> dict[str, Tensor]:
     return found
 
 
-def _load(model: Any) -> OnnxRuntime:
-    """Return what runs an ONNX model.
-
-    Raises:
-        InspectionError: onnxruntime is not installed, there is no such file, or it cannot be run.
-    """
-    try:
-        import onnxruntime
-    except ImportError:
-        raise InspectionError(
-            "an ONNX model is run by onnxruntime: pip install 'pytest-modelhealth[onnx]'"
-        ) from None
-    if isinstance(model, onnxruntime.InferenceSession):
-        path = getattr(model, "_model_path", None)
-        is_file = path is not None and Path(path).is_file()
-        content = getattr(model, "_model_bytes", None)
-        return OnnxRuntime(model, *_read(path if is_file else content))
-    if isinstance(model, str | Path):
-        path = Path(model)
-        if not path.is_file():
-            raise InspectionError(f"there is no ONNX file {str(model)!r}")
-        return OnnxRuntime(_session(str(path), f"{str(path)!r}"), *_read(path))
-    proto = getattr(model, "model_proto", model)  # of a torch.onnx.ONNXProgram
-    return OnnxRuntime(_session(proto.SerializeToString(), "the ONNX model"), proto, None)
-
-
 def _session(source: str | bytes, what: str) -> Any:
     import onnxruntime
 
@@ -226,12 +220,3 @@ class OnnxEngine(DeployedEngine):
             return Path(model).suffix == ".onnx"
         kind = type(model)
         return (kind.__module__.partition(".")[0], kind.__name__) in _KINDS
-
-    def runtime(self, model: Any) -> OnnxRuntime:
-        """Return what runs an ONNX model.
-
-        Raises:
-            InspectionError: onnxruntime is not installed, there is no such file, or it cannot be
-                run.
-        """
-        return _load(model)

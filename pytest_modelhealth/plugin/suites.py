@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from pytest_modelhealth.plugin.inspections import InspectorFixture
     from pytest_modelhealth.plugin.suite.case import Case, Subject
-    from pytest_modelhealth.plugin.suite.suite import ModelHealthSuite
 
 _OPTION = "--modelhealth-model"
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -92,8 +91,8 @@ def pytest_pycollect_makeitem(
         pytest.Collector.CollectError: pytest prints its text alone.
     """
     made = yield
-    suite = _suite_in(made)
-    if suite is not None:
+    suite: Any = made.obj if isinstance(made, pytest.Class) else None
+    if _is_suite(suite) and suite.__test__:
         from pytest_modelhealth.plugin.options import session_settings
         from pytest_modelhealth.plugin.suite.collecting import require_sound
 
@@ -105,11 +104,6 @@ def pytest_pycollect_makeitem(
         if isinstance(item, pytest.Function) and _is_suite(item.cls):
             _mark(item)
     return made
-
-
-def _suite_in(made: object) -> type[ModelHealthSuite] | None:
-    suite: Any = made.obj if isinstance(made, pytest.Class) else None
-    return suite if _is_suite(suite) and suite.__test__ else None
 
 
 def _is_suite(cls: object) -> bool:
@@ -172,6 +166,7 @@ def modelhealth_case(
     name = item.parent.name
     settings = settings_for(item)
     if not _modelhealth_subject:
+        updates = ("update_snapshots", "update_new_snapshots_only")
         _modelhealth_subject.append(
             Subject(
                 suite(),
@@ -179,7 +174,7 @@ def modelhealth_case(
                 place_of(suite),
                 frozenset(_wanted(item)),
                 laid_over(settings, suite, name, ""),
-                calibrates=_records(item.config),
+                calibrates=any(getattr(item.config.option, one, False) for one in updates),
             )
         )
     laid = laid_over(settings, suite, name, test)
@@ -192,11 +187,6 @@ def _wanted(item: pytest.Item) -> Iterator[str]:
         is_of_suite = other.parent is item.parent and isinstance(other, pytest.Function)
         if is_of_suite and not any(other.iter_markers("skip")):
             yield other.originalname  # type: ignore[attr-defined]
-
-
-def _records(config: pytest.Config) -> bool:
-    names = ("update_snapshots", "update_new_snapshots_only")
-    return any(getattr(config.option, name, False) for name in names)
 
 
 @pytest.hookimpl(wrapper=True)

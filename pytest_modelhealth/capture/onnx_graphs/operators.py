@@ -1,20 +1,13 @@
-"""What operators of ONNX are in torch: their layers, and how those are set up by torch's names.
-
-An attribute that stands in the graph counts. What the exporter noted of the call says the rest,
-where one operation of torch became several nodes.
-"""
+"""What operators of ONNX are in torch: their layers, and how those are set up by torch's names."""
 
 from __future__ import annotations
 
-import ast
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from pytest_modelhealth.capture.deployed.program import activation_called
-from pytest_modelhealth.capture.graph_settings import of_call
 from pytest_modelhealth.layers import ACTIVATION_MODULES
 
 _EPSILON = {"epsilon": "eps"}
@@ -134,11 +127,6 @@ def class_of(nodes: Sequence[Any], state: Mapping[str, Any]) -> str:
 
 
 _LEFT_OUT: dict[str, Any] = {"pads": 0, "strides": 1, "dilations": 1, "output_padding": 0}
-_CALL = re.compile(r"\(args = (.*), kwargs = (\{.*\})\)$")
-_TENSOR, _WORD = (
-    re.compile(r"%\w+"),
-    re.compile(r"(?<![\w.])(?!None\b|True\b|False\b)[A-Za-z_][\w.]*"),
-)
 
 
 def settings_of(node: Any, number: Callable[[str], float | None]) -> dict[str, Any]:
@@ -162,21 +150,6 @@ def settings_of(node: Any, number: Callable[[str], float | None]) -> dict[str, A
         for name, ours in kind_of(operator).settings.items()
         if name in attributes
     }
-
-
-def settings_of_call(call: str, function: Any) -> dict[str, Any]:
-    """Return what an exporter noted that an operator of torch was called with."""
-    schema, said = getattr(function, "_schema", None), _CALL.search(call)
-    if schema is None or said is None:
-        return {}
-    try:
-        args, kwargs = (
-            ast.literal_eval(_WORD.sub(r"'\g<0>'", _TENSOR.sub("None", part)))
-            for part in said.groups()
-        )
-    except (ValueError, SyntaxError):
-        return {}
-    return of_call(schema, args, kwargs)
 
 
 def _attributes(node: Any, operator: str) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from pytest_modelhealth.capture.deployed.calls import in_order
 from pytest_modelhealth.capture.deployed.program import Node, Program, Scope, operator
@@ -20,7 +19,6 @@ from pytest_modelhealth.capture.onnx_graphs.operators import (
     function_of,
     is_rounding,
     settings_of,
-    settings_of_call,
 )
 from pytest_modelhealth.capture.onnx_graphs.weights import Constants, tensor_of, weights_of_layers
 
@@ -47,7 +45,6 @@ def program_of(model: Any, folder: Path | None) -> Program:
     }
     constants = Constants([read.node for read in nodes], state, folder)
     held |= weights_of_layers(nodes, constants)
-    held |= _shared(nodes, held)
     outputs = tuple(value.name for value in graph.output)
     buffers = {name for name in held if kinds.get(name) == "BUFFER"}
     return Program(
@@ -58,23 +55,6 @@ def program_of(model: Any, folder: Path | None) -> Program:
         parameters={name: tensor for name, tensor in held.items() if name not in buffers},
         buffers={name: held[name] for name in sorted(buffers)},
     )
-
-
-def _shared(reads: Sequence[Read], held: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return parameters of layers that have one of another layer in the place of their own.
-
-    Of equal constants, such as biases of zeros, an exporter keeps one. Only layers without others
-    in them are looked at: any other may well read what is not its own.
-    """
-    around = {scope.path for read in reads for scope in read.scopes[:-1]}
-    found: dict[str, Tensor] = {}
-    for read in reads:
-        path = read.scopes[-1].path if read.scopes else ""
-        for name in read.inputs if path and path not in around else ():
-            own = f"{path}.{name.rpartition('.')[2]}"
-            if name in held and own not in held:
-                found.setdefault(own, held[name])
-    return found
 
 
 def _joined(
@@ -102,7 +82,6 @@ def _joined(
         inside = Counter(name for part in parts for name in part.inputs)
         used = tuple(name for name in made if readings[name] > inside[name])
         function = _function(first)
-        said = settings_of_call(first.call, function)
         attributes = merged(settings_of(part.node, constants.number) for part in parts)
         yield Node(
             scopes=tuple(
@@ -112,7 +91,7 @@ def _joined(
             inputs=tuple(values.given(parts)),
             outputs=used or tuple(filter(None, parts[-1].outputs)),
             source=first.source,
-            settings={**said, **attributes},
+            settings=attributes,
         )
 
 

@@ -141,7 +141,7 @@ class Constants:
         An exporter folds other layers into one, and leaves it the name of either.
         """
         found = {
-            tuple(node.input[1:]): node
+            node.input[kind_of(node.op_type).places["weight"]]: node
             for node in nodes
             if kind_of(node.op_type).places
             and kind_of(node.op_type).layer.removesuffix("2d") in kind

@@ -40,7 +40,13 @@ def require_sound(suite: Suite, name: str, settings: Settings) -> None:
             f"{name} has no make(), which makes the model to test: {EXAMPLE}. "
             "A class that others inherit from says __test__ = False."
         )
-    _require_known_attributes(suite, name)
+    bases = (cls for cls in suite.__mro__ if cls not in ModelHealthSuite.__mro__)
+    for own in (own for cls in bases for own in vars(cls)):
+        nearest = difflib.get_close_matches(own, ATTRIBUTES, n=1, cutoff=0.8)
+        if own not in ATTRIBUTES and nearest:  # misspelt, it would have no effect
+            raise SettingsError(
+                f"{name}.{own}: a suite has no such attribute; did you mean {nearest[0]!r}?"
+            )
     if isinstance(suite.seed, bool) or not isinstance(suite.seed, int):
         raise SettingsError(f"{name}.seed must be a whole number, not {suite.seed!r}")
     tests = tests_of(suite)
@@ -53,17 +59,6 @@ def require_sound(suite: Suite, name: str, settings: Settings) -> None:
     _by_test(suite, name, "limits", tests)
     for test in tests:
         laid_over(settings, suite, name, test)
-
-
-def _require_known_attributes(suite: Suite, name: str) -> None:
-    """Do nothing unless an attribute looks like a misspelt one, which would have no effect."""
-    bases = (cls for cls in suite.__mro__ if cls not in ModelHealthSuite.__mro__)
-    for own in (own for cls in bases for own in vars(cls)):
-        nearest = difflib.get_close_matches(own, ATTRIBUTES, n=1, cutoff=0.8)
-        if own not in ATTRIBUTES and nearest:
-            raise SettingsError(
-                f"{name}.{own}: a suite has no such attribute; did you mean {nearest[0]!r}?"
-            )
 
 
 def tests_of(suite: Suite) -> list[str]:

@@ -10,10 +10,9 @@ import random
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 import torch
@@ -181,7 +180,11 @@ def made_by(suite: ModelHealthSuite, name: str, seed: int) -> Made:
 def _require_callable(make: Callable[..., Any], name: str) -> None:
     """Do nothing if what makes a model is written to its end, and needs no arguments."""
     code = getattr(make, "__code__", None)
-    if code is not None and Ellipsis in code.co_consts and TODO in _source(code):
+    source = ""
+    if code is not None and Ellipsis in code.co_consts:
+        with suppress(OSError):  # of a session without a file
+            source = inspect.getsource(code)
+    if TODO in source:
         where = Path(code.co_filename).name
         raise InspectionError(
             f"{name} has no batch yet: write it below {TODO!r} in {where}, in place of each ..."
@@ -192,13 +195,6 @@ def _require_callable(make: Callable[..., Any], name: str) -> None:
             f"{name} needs arguments ({', '.join(needed)}), and is called without any: give them "
             f"defaults, or {_WRITE}"
         )
-
-
-def _source(code: CodeType) -> str:
-    try:
-        return inspect.getsource(code)
-    except OSError:  # of a session without a file
-        return ""
 
 
 def _as_made(made: Any, name: str) -> Made:

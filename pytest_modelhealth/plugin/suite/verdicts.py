@@ -44,7 +44,7 @@ def _general(case: Case) -> frozenset[str]:
 
 def healthy_in_training(case: Case) -> None:
     """No invariant is broken, but those that tests of their own name."""
-    seen = case.subject.ran(training=True)
+    seen = case.subject.ran(True)
     case.settle(case.report(seen.observation, _general(case)))
 
 
@@ -52,12 +52,12 @@ def healthy_in_evaluation(case: Case) -> None:
     """The same in evaluation mode, without what fails in training."""
     own, known = _general(case), set[tuple[str, str]]()
     if IN_TRAINING in case.subject.wanted:
-        training = case.subject.ran(training=True)
+        training = case.subject.ran(True)
         found = case.report(training.observation, own)._judgement.violations
         known = {
             (v.check, layer) for one in found for v in (one, *one.folded) for layer in v.layers
         }
-    seen = case.subject.ran(training=False).observation
+    seen = case.subject.ran(False).observation
     case.settle(case.report(seen, own, but=known))
     if case.report(seen, own)._judgement.violations:  # in training, too
         case.require_healthy(own)
@@ -71,7 +71,7 @@ def every_parameter_learns(case: Case) -> None:
     # weight decay moves what gets a gradient of zero in a model that is unhealthy anyway
     silent = [
         f"{layer}.{name}" if layer else name
-        for layer, record in case.subject.ran(training=True).observation.layers.items()
+        for layer, record in case.subject.ran(True).observation.layers.items()
         for name, gradient in record.parameter_gradients.items()
         if gradient.count and gradient.zero_count == gradient.count
     ]
@@ -95,7 +95,7 @@ def _require_gradients(case: Case) -> None:
     """
     if not any(p.requires_grad for p in case.subject.made.model.parameters()):
         raise Unjudged(f"{case.subject.label} has no trainable parameter")
-    if not case.subject.ran(training=True).observation.backward:
+    if not case.subject.ran(True).observation.backward:
         raise Unjudged("no backward pass ran: nothing that the model returns has a gradient")
 
 
@@ -103,7 +103,7 @@ def _probed(case: Case) -> None:
     """What the probe of this test found."""
     name = PROBES[case.name]
     _record(case, name)
-    seen = case.subject.ran(training=True).observation
+    seen = case.subject.ran(True).observation
     case.settle(case.report(seen, {name}, only=True, probes=[name]), designs=True)
 
 
@@ -115,7 +115,7 @@ def _record(case: Case, probe: str) -> ProbeRecord:
     """
     case.require_chosen(probe)
     case.require_numbers()
-    record = case.subject.ran(training=True).observation.probes.get(probe)
+    record = case.subject.ran(True).observation.probes.get(probe)
     if record is None:
         raise Unjudged(f"{probe} did not run")
     if record.outcome is Outcome.NOT_APPLICABLE:
@@ -142,7 +142,7 @@ def inputs_used(case: Case) -> None:
             for training in (True, False):
                 why = "no input has an effect: "
                 case.require_healthy(_general(case), training, why)
-    seen = case.subject.ran(training=True).observation
+    seen = case.subject.ran(True).observation
     report = case.report(seen, {"input_effect"}, only=True, probes=["input_effect"])
     if idle:
         report = HealthReport(seen, report._settings, partial(_of_idle, idle), renderer=renderer)
@@ -184,14 +184,14 @@ def headroom(case: Case) -> None:
     settings: dict[str, Any] = {"planned_dtype": planned}
     if case.settings["max_subnormal_fraction"].origin == "default":
         settings["max_subnormal_fraction"] = 1.0  # gradients are scaled for float16
-    seen = case.subject.ran(training=True).observation
+    seen = case.subject.ran(True).observation
     case.settle(case.report(seen, {"headroom"}, only=True, **settings))
 
 
 def snapshot(case: Case, recorded: HealthSnapshot) -> None:
     """The run in evaluation mode is as it was recorded."""
     case.require_numbers()
-    seen = case.subject.ran(training=False)
+    seen = case.subject.ran(False)
     updates = recorded.update_snapshots or recorded.update_new_snapshots_only
     place = Path(recorded.extension.get_location(test_location=recorded.test_location, index=0))
     if not updates and not place.exists():
