@@ -178,7 +178,7 @@ def modelhealth_case(
             )
         )
     laid = laid_over(settings, suite, name, test)
-    return Case(item, test, _modelhealth_subject[0], laid, inspector)
+    return Case(request, _modelhealth_subject[0], laid, inspector)
 
 
 def _wanted(item: pytest.Item) -> Iterator[str]:

@@ -252,8 +252,7 @@ class Case:
     """One test of a suite.
 
     Args:
-        item: the test.
-        name: its name.
+        request: of the test.
         subject: what the tests of the suite share.
         settings: of this test.
         fixture: keeps the reports of the test.
@@ -261,29 +260,28 @@ class Case:
 
     def __init__(
         self,
-        item: pytest.Item,
-        name: str,
+        request: pytest.FixtureRequest,
         subject: Subject,
         settings: Settings,
         fixture: InspectorFixture,
     ) -> None:
-        self.item, self.name, self.subject, self.settings = item, name, subject, settings
-        self._fixture = fixture
+        self.request, self.item, self.name = request, request.node, request.node.originalname
+        self.subject, self.settings, self._fixture = subject, settings, fixture
 
-    def judge(self, verdict: str, *arguments: Any) -> None:
-        """Run the verdict of this name; skip the test where there is nothing to judge.
+    def judge(self) -> None:
+        """Run the verdict of the test; skip it where there is nothing to judge.
 
         Raises:
             ModelHealthError: it fails.
             Exception: whatever the user's code raises, in the first test that runs it.
         """
         __tracebackhide__ = True
-        from pytest_modelhealth.plugin.suite.verdicts import VERDICTS
+        from pytest_modelhealth.plugin.suite.verdicts import VERDICTS, probed
 
         self.subject.test = self.name
         reason = problem = ""
         try:
-            VERDICTS[verdict](self, *arguments)
+            VERDICTS.get(self.name, probed)(self)
         except Unjudged as unjudged:
             reason = str(unjudged)
         except (InspectionError, SettingsError) as error:  # whose traceback is all ours

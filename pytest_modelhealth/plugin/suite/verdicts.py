@@ -1,4 +1,4 @@
-"""The verdict of each test of a suite, by its name without ``test_``."""
+"""The verdict of each test of a suite."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _require_gradients(case: Case) -> None:
         raise Unjudged("no backward pass ran: nothing that the model returns has a gradient")
 
 
-def _probed(case: Case) -> None:
+def probed(case: Case) -> None:
     """What the probe of this test found."""
     name = PROBES[case.name]
     _record(case, name)
@@ -188,8 +188,9 @@ def headroom(case: Case) -> None:
     case.settle(case.report(seen, {"headroom"}, only=True, **settings))
 
 
-def snapshot(case: Case, recorded: HealthSnapshot) -> None:
+def snapshot(case: Case) -> None:
     """The run in evaluation mode is as it was recorded."""
+    recorded: HealthSnapshot = case.request.getfixturevalue("health_snapshot")
     case.require_numbers()
     seen = case.subject.ran(False)
     updates = recorded.update_snapshots or recorded.update_new_snapshots_only
@@ -203,18 +204,15 @@ def snapshot(case: Case, recorded: HealthSnapshot) -> None:
         case.fail(error, report)
 
 
-VERDICTS: dict[str, Callable[..., None]] = {
-    "healthy_in_training": healthy_in_training,
-    "healthy_in_evaluation": healthy_in_evaluation,
-    "every_parameter_learns": every_parameter_learns,
-    "deterministic": _probed,
-    "samples_independent": _probed,
-    "inputs_used": inputs_used,
-    "padding_ignored": _probed,
-    "causal": _probed,
-    "training_step": training_step,
-    "state_survives_saving": state_survives_saving,
-    "headroom": headroom,
-    "compiled_equals_eager": compiled_equals_eager,
-    "snapshot": snapshot,
+VERDICTS: dict[str, Callable[[Case], None]] = {
+    "test_healthy_in_training": healthy_in_training,
+    "test_healthy_in_evaluation": healthy_in_evaluation,
+    "test_every_parameter_learns": every_parameter_learns,
+    "test_inputs_used": inputs_used,
+    "test_training_step": training_step,
+    "test_state_survives_saving": state_survives_saving,
+    "test_headroom": headroom,
+    "test_compiled_equals_eager": compiled_equals_eager,
+    "test_snapshot": snapshot,
 }
+"""What the tests of a suite run; any other reads the probe that is named for it."""
