@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from pytest_modelhealth.capture.deployed.calls import Call, call_of
-from pytest_modelhealth.capture.deployed.program import Node, Program, Runtime
+from pytest_modelhealth.capture.deployed.program import Call, Node, Program, Runtime, call_of
 from pytest_modelhealth.capture.engine import Engine, Request
 from pytest_modelhealth.capture.graph_settings import merged
 from pytest_modelhealth.capture.observing.hooks import Hooks

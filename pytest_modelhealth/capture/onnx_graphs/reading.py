@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from pytest_modelhealth.capture.deployed.calls import in_order
-from pytest_modelhealth.capture.deployed.program import Node, Program, Scope, operator
+from pytest_modelhealth.capture.deployed.program import Node, Program, Scope, in_order, operator
 from pytest_modelhealth.capture.graph_settings import merged
 from pytest_modelhealth.capture.onnx_graphs.nodes import UNKNOWN_CLASS, Read, metadata, with_scopes
 from pytest_modelhealth.capture.onnx_graphs.operators import (

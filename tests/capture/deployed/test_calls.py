@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from pytest_modelhealth.capture.deployed.calls import WHY_MIXED, Call, call_of
-from pytest_modelhealth.capture.deployed.program import Node, Program, Scope, operator
+from pytest_modelhealth.capture.deployed.program import (
+    WHY_MIXED,
+    Call,
+    Node,
+    Program,
+    Scope,
+    call_of,
+    operator,
+)
 
 
 def node(path: str, function: str, inputs: str, output: str) -> Node:
