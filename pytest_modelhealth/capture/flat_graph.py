@@ -205,7 +205,9 @@ def _scopes(nodes: list[fx.Node]) -> dict[fx.Node, tuple[Scope, ...]]:
 
     What quantisation put in lies in the innermost layer around what it stands between.
     """
-    said = {
+    said: dict[fx.Node, tuple[Scope, ...]]
+    said = {node: () for node in nodes if node.op in ("placeholder", "output")}
+    said |= {
         node: tuple(Scope(path, _class_name(kind)) for path, kind in stack.values() if path)
         for node in nodes
         if (stack := node.meta.get("nn_module_stack"))

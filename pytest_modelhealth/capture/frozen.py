@@ -139,7 +139,7 @@ class _Run:
         name = f"{stem}~{len(self.values)}"
         is_dense = tensor.layout != torch._mkldnn  # type: ignore[attr-defined]
         self.values[name] = tensor.detach().clone() if is_dense else tensor.to_dense()
-        self.known[id(tensor)] = name, tensor, tensor._version
+        self.known[id(tensor)] = name, tensor, _version(tensor)
         return name
 
     def see(self, place: int, given: list[Tensor], made: list[Tensor]) -> None:
@@ -150,12 +150,16 @@ class _Run:
         new = [tensor for tensor in made if id(tensor) not in self.known]
         if shown.writes:  # to what it took, and all that shares its memory
             known = list(self.known.values())
-            new += [tensor for _, tensor, version in known if tensor._version != version]
+            new += [tensor for _, tensor, version in known if _version(tensor) != version]
         if new:
             self._calls += shown.begins
             scopes = tuple(replace(scope, call=self._calls) for scope in shown.node.scopes)
             outputs = tuple(self.add(shown.node.function.__name__, tensor) for tensor in new)
             self.nodes.append(replace(shown.node, scopes=scopes, inputs=inputs, outputs=outputs))
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version  # which has none
 
 
 def _show(graph: Any, shown: list[Shown]) -> None:

@@ -401,14 +401,6 @@ class Case:
         if report._settings["inconclusive"].value == "warn" and report.inconclusive:
             raise Unjudged(report._take_doubt()[0])
 
-    def settle_comparison(self, comparison: Comparison) -> None:
-        """Keep a comparison, and fail where the two are not equivalent."""
-        __tracebackhide__ = True
-        self.keep(comparison)
-        error = comparison._failure()
-        if error is not None:
-            self.fail(error, comparison)
-
     def fail(self, error: ModelHealthError, result: HealthReport | Comparison | None) -> NoReturn:
         """Fail, with the line that makes the model as the place."""
         __tracebackhide__ = True

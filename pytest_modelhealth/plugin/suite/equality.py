@@ -226,7 +226,10 @@ def compiled_equals_eager(case: Case) -> None:
             case.fail(
                 ModelHealthError(f"{text}{shorten(said, 300)}\n\nThe eager model does not."), None
             )
-    case.settle_comparison(comparison)
+    case.keep(comparison)
+    failure = comparison._failure()
+    if failure is not None:
+        case.fail(failure, comparison)
 
 
 def _agree(made: Made, backend: str, seed: int) -> bool:
