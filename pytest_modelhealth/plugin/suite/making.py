@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import operator
 import pkgutil
@@ -55,7 +54,8 @@ def named(spelled: str, folder: Path) -> Any:
 
 def _imported(name: str, folder: Path) -> Any:
     try:
-        return importlib.import_module(name)
+        __import__(name)
+        return sys.modules[name]
     except Exception as error:  # noqa: BLE001 - the user's module
         missing = (error.name if isinstance(error, ModuleNotFoundError) else None) or ""
         if not missing or not f"{name}.".startswith(f"{missing}."):
