@@ -161,6 +161,7 @@ def modelhealth_case(
         )
     from pytest_modelhealth.plugin.suite.case import Case, Subject
     from pytest_modelhealth.plugin.suite.collecting import laid_over, place_of
+    from pytest_modelhealth.plugin.suite.verdicts import VERDICTS, probed
 
     item, suite, test = request.node, request.cls, request.node.originalname
     name = item.parent.name
@@ -178,7 +179,7 @@ def modelhealth_case(
             )
         )
     laid = laid_over(settings, suite, name, test)
-    return Case(request, _modelhealth_subject[0], laid, inspector)
+    return Case(request, _modelhealth_subject[0], laid, inspector, VERDICTS.get(test, probed))
 
 
 def _wanted(item: pytest.Item) -> Iterator[str]:

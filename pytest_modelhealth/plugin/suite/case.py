@@ -256,6 +256,7 @@ class Case:
         subject: what the tests of the suite share.
         settings: of this test.
         fixture: keeps the reports of the test.
+        verdict: what the test runs.
     """
 
     def __init__(
@@ -264,9 +265,11 @@ class Case:
         subject: Subject,
         settings: Settings,
         fixture: InspectorFixture,
+        verdict: Callable[[Case], None],
     ) -> None:
         self.request, self.item, self.name = request, request.node, request.node.originalname
         self.subject, self.settings, self._fixture = subject, settings, fixture
+        self._verdict = verdict
 
     def judge(self) -> None:
         """Run the verdict of the test; skip it where there is nothing to judge.
@@ -276,12 +279,10 @@ class Case:
             Exception: whatever the user's code raises, in the first test that runs it.
         """
         __tracebackhide__ = True
-        from pytest_modelhealth.plugin.suite.verdicts import VERDICTS, probed
-
         self.subject.test = self.name
         reason = problem = ""
         try:
-            VERDICTS.get(self.name, probed)(self)
+            self._verdict(self)
         except Unjudged as unjudged:
             reason = str(unjudged)
         except (InspectionError, SettingsError) as error:  # whose traceback is all ours
