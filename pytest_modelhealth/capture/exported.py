@@ -30,7 +30,7 @@ class ExportedEngine(Engine):
 
     def supports(self, model: object) -> bool:
         """Whether `model` came out of `torch.export`, or is a path to a file that did."""
-        return _is_program(model) or _is_file(model)
+        return type(model).__name__ == "ExportedProgram" or _is_file(model)
 
     def load(self, model: Any) -> Any:
         """Return the program that lies in a file.
@@ -64,10 +64,6 @@ class ExportedEngine(Engine):
 
     def _run(self, request: Request, watch: Watch) -> Observation:
         return run_step(request, self.module(request.model), [], watch)
-
-
-def _is_program(model: object) -> bool:
-    return type(model).__name__ == "ExportedProgram"
 
 
 def _is_file(model: object) -> bool:

@@ -36,10 +36,6 @@ _NOTES = {
 }
 
 
-def _is_of_program(model: fx.GraphModule) -> bool:
-    return any(base.__name__ == "_StatefulGraphModule" for base in type(model).__mro__)
-
-
 def _quantises(model: fx.GraphModule) -> bool:
     graph = vars(model).get("_graph")
     return graph is not None and any(map(_is_quantising, graph.nodes))
@@ -68,8 +64,10 @@ class GraphRuntime(Runtime):
         flowing = [node for node in self._nodes if node not in self._constant]
         scopes = _scopes(flowing)
         parameters, buffers = self._state(flowing, scopes)
+        stacks = ((node.meta.get("nn_module_stack") or {}).values() for node in self._nodes)
+        roots = (_class_name(kind) for stack in stacks for path, kind in stack if not path)
         return Program(
-            type_name=_root(self._nodes),
+            type_name=next(roots, "torch.fx.GraphModule"),
             nodes=tuple(
                 Node(
                     scopes=scopes[node],
@@ -228,13 +226,6 @@ def _class_name(kind: Any) -> str:
     return f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else str(kind)
 
 
-def _root(nodes: list[fx.Node]) -> str:
-    """Return the class of the model."""
-    stacks = ((node.meta.get("nn_module_stack") or {}).values() for node in nodes)
-    found = (_class_name(kind) for stack in stacks for path, kind in stack if not path)
-    return next(found, "torch.fx.GraphModule")
-
-
 class FlatGraphEngine(DeployedEngine):
     """What `ExportedProgram.module()` and `convert_pt2e` return: no hook would fire inside."""
 
@@ -248,4 +239,7 @@ class FlatGraphEngine(DeployedEngine):
 
     def reads(self, model: Any) -> bool:
         """Whether `model` is one flat graph of an exported program."""
-        return isinstance(model, fx.GraphModule) and (_is_of_program(model) or _quantises(model))
+        if not isinstance(model, fx.GraphModule):
+            return False
+        bases = {base.__name__ for base in type(model).__mro__}
+        return "_StatefulGraphModule" in bases or _quantises(model)

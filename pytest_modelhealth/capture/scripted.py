@@ -105,7 +105,9 @@ def _show(graph: Any) -> str:
     (output,) = graph.outputs()
     kind = output.type()
     is_tuple = kind.kind() == "TupleType"
-    if is_tuple and not _is_from_source(graph):
+    # code that was compiled from Python, rather than traced, names its file
+    has_source = any(node.sourceRange().lstrip().startswith("File") for node in graph.nodes())
+    if is_tuple and not has_source:
         return "it is traced, and its trace returns inner values along with its output"
     parts = kind.elements() if is_tuple else [kind]
     if not any(map(_is_tensor, parts)):
@@ -152,11 +154,6 @@ def _call(graph: Any, kind: str, inputs: list[Any], types: list[Any]) -> list[An
 
 def _is_tensor(kind: Any) -> bool:
     return bool(kind.kind() == "TensorType")
-
-
-def _is_from_source(graph: Any) -> bool:
-    """Whether code was compiled from Python, rather than traced."""
-    return any(node.sourceRange().lstrip().startswith("File") for node in graph.nodes())
 
 
 @contextmanager

@@ -49,9 +49,9 @@ def require_batches(batches: object, method: str, name: str = "batches") -> None
             "DataLoader(dataset, batch_size=64) makes batches of them"
         )
     if isinstance(batches, str | Mapping) or not isinstance(batches, Iterable):
-        is_mapping = isinstance(batches, Mapping)
-        names = ", ".join(map(repr, list(batches)[:3])) if is_mapping else ""
-        described = f"a mapping of {names or 'nothing'}" if is_mapping else repr(batches)
+        described = repr(batches)
+        if isinstance(batches, Mapping):
+            described = f"a mapping of {', '.join(map(repr, list(batches)[:3])) or 'nothing'}"
         raise InspectionError(
             f"{name} must be batches to iterate over, such as a DataLoader, not "
             f"{described}; one batch goes into run_inspection"

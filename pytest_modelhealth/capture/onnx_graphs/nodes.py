@@ -138,7 +138,13 @@ def _with_scopes(nodes: list[Read]) -> list[Read]:
     is_said = any(read.says_scopes for read in nodes)
     known = {read.operation: read for read in nodes if read.operation}
     paths = {scope.path: scope for read in nodes for scope in read.scopes}
-    nodes = [_of_its_parameters(_of_its_operation(read, known), paths) for read in nodes]
+    nodes = [
+        read
+        if read.says_scopes
+        else known.get(next(iter(read.outputs), ""), read)._replace(node=read.node)
+        for read in nodes
+    ]
+    nodes = [_of_its_parameters(read, paths) for read in nodes]
     if not is_said:
         nodes = [
             read._replace(root=UNKNOWN_CLASS)
@@ -169,11 +175,6 @@ def _between(
         return read._replace(scopes=before[0])
     is_of_next = len(after) == 1 and not (is_rounding(read.node.op_type) and len(before) == 1)
     return read._replace(scopes=common_scopes(after if is_of_next else before + after))
-
-
-def _of_its_operation(read: Read, known: Mapping[str, Read]) -> Read:
-    whole = None if read.says_scopes else known.get(next(iter(read.outputs), ""))
-    return read if whole is None else whole._replace(node=read.node)
 
 
 def _of_its_parameters(read: Read, paths: Mapping[str, Scope]) -> Read:

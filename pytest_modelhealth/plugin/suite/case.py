@@ -405,7 +405,8 @@ class Case:
     def fail(self, error: ModelHealthError, result: HealthReport | Comparison | None) -> NoReturn:
         """Fail, with the line that makes the model as the place."""
         __tracebackhide__ = True
-        made = MadeResult(result, *self.subject.place, auto_check=False)
+        shown: Any = result
+        made = MadeResult(shown, *self.subject.place, auto_check=False)
         self.item.stash[UNASKED_FAILURE] = UnaskedFailure(made, error)
         raise error
 

@@ -179,7 +179,7 @@ def made_by(suite: ModelHealthSuite, name: str, seed: int) -> Made:
 
 def _require_callable(make: Callable[..., Any], name: str) -> None:
     """Do nothing if what makes a model is written to its end, and needs no arguments."""
-    code = getattr(make, "__code__", None)
+    code: Any = getattr(make, "__code__", None)
     source = ""
     if code is not None and Ellipsis in code.co_consts:
         with suppress(OSError):  # of a session without a file
