@@ -79,6 +79,12 @@ class _Constant(NamedTuple):
         """Return a matrix the other way round."""
         return self._replace(values=self.values.t().contiguous(), axis=1 - self.axis)
 
+    def times(self, factor: float) -> _Constant:
+        """Return a multiple."""
+        if self.scale is None:
+            return self._replace(values=self.values * factor) if factor != 1 else self
+        return self._replace(scale=self.scale * factor)
+
     def tensor(self) -> Tensor | None:
         """Return it as one tensor; ``None`` where its steps are of another form."""
         values, scale, zero = self.values, self.scale, self.zero
@@ -174,7 +180,8 @@ class Constants:
             if is_weight and value.values.ndim == 2:
                 is_turned = is_product and not _attribute(node, "transB", 0)
                 value = value.turned() if is_turned or node.op_type in _TURNED else value
-            yield name, value
+            factor = _attribute(node, "alpha" if is_weight else "beta", 1.0) if is_product else 1.0
+            yield name, value.times(factor)
 
     def _of_recurrence(self, node: Any, level: int) -> Iterator[tuple[str, _Constant]]:
         order = list(_GATES[node.op_type])
