@@ -225,42 +225,31 @@ def tensor_data(role: str, name: str, seen: TensorStatistics) -> dict[str, Any]:
 
 # Who feeds whom
 
-_ALL = 1 << 30
-
 
 def flow_data(report: HealthReport) -> dict[str, Any] | None:
     """Return a report's flow; ``None`` where none was recorded."""
-    drawn = diagram(report, most_boxes=_ALL)
+    drawn = diagram(report)
     if drawn is None or report.flow is None:
         return None
-    names = {
-        box.key: f"{box.label} #{box.key}" if box.kind == "join" else box.key for box in drawn.boxes
-    }
-    edges = [
-        [names[arrow.source], names[arrow.target], arrow.passes_gradient, arrow.label.split()]
-        for arrow in drawn.arrows
-    ]
     violations = report._judgement.violations
-    way = _way(drawn, violations[0].layer) if violations else []
     return {
-        "edges": edges,
-        "joins": [names[box.key] for box in drawn.boxes if box.kind == "join"],
-        "way": [names[key] for key in way],
+        "edges": drawn.edges,
+        "joins": [name for name, kind in drawn.kinds.items() if kind == "join"],
+        "way": _way(drawn, violations[0].layer) if violations else [],
         "exact": report.flow.is_exact,
     }
 
 
 def _way(drawn: Diagram, culprit: str) -> list[str]:
     """Return the shortest way from the batch through the culprit, or the first layer inside it."""
-    keys = [box.key for box in drawn.boxes]
-    inside = (key for key in keys if key == culprit or is_inside(key, culprit))
+    inside = (name for name in drawn.kinds if name == culprit or is_inside(name, culprit))
     through = next(inside, None)
     if through is None:
         return []
-    graph = nx.DiGraph((arrow.source, arrow.target) for arrow in drawn.arrows)
+    graph = nx.DiGraph((source, target) for source, target, *_ in drawn.edges)
     graph.add_node(through)
     before, after = (
-        _shortest(ways, through, {box.key for box in drawn.boxes if box.kind == kind})
+        _shortest(ways, through, {name for name, each in drawn.kinds.items() if each == kind})
         for ways, kind in ((graph.reverse(copy=False), "source"), (graph, "end"))
     )
     return [*reversed(before), *after[1:]]
