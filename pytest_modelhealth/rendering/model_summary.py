@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_modelhealth.rendering.json import plain
-from pytest_modelhealth.rendering.layer_tree import Branch, Row, grown
-from pytest_modelhealth.rendering.model_summary_text import text
+from pytest_modelhealth.rendering.model_summary_text import Row, text
 from pytest_modelhealth.rendering.notation import plural
 from pytest_modelhealth.report import (
     UNCALLED,
@@ -22,6 +21,7 @@ from pytest_modelhealth.report import (
     Size,
 )
 from pytest_modelhealth.report.ranks import Placement
+from pytest_modelhealth.settings.setting import ancestors
 from pytest_modelhealth.statistics import TensorStatistics
 
 SUMMED = ("parameters", "trainable", "activation_bytes", "multiply_adds", "saved_bytes")
@@ -31,7 +31,29 @@ MAX_ROWS = 200
 
 def rows(report: HealthReport) -> list[dict[str, Any]]:
     """Return a row for each layer, as in `ModelSummary`; a layer stands before those inside."""
-    return [branch.row for root in _roots(report.observation) for branch in root.walk()]
+    seen = report.observation
+    inside: dict[str | None, list[str]] = {name: [] for name in (None, *seen.layers)}
+    depths: dict[str | None, int] = {None: -1}
+    for name in sorted(seen.layers, key=len):  # a layer before those in it
+        around = next((outer for outer in ancestors(name) if outer in seen.layers), None)
+        depths[name] = depths[around] + 1
+        inside[around].append(name)
+    entered: dict[str, float] = {}
+    found: dict[str, dict[str, Any]] = {}
+    for name in sorted(seen.layers, key=depths.__getitem__, reverse=True):  # and after them
+        record = seen.layers[name]
+        first = min((entered[each] for each in inside[name]), default=math.inf)
+        entered[name] = first if record.entered is None else record.entered
+        held = [found[each] for each in inside[name]]
+        found[name] = _row(record, depths[name], seen, held, has_called=first < math.inf)
+    ordered, waiting = [], [*inside[None]]
+    waiting.sort(key=entered.__getitem__, reverse=True)
+    while waiting:
+        name = waiting.pop()
+        ordered.append(found[name])
+        # the first one called is taken next; of those never called the first by name
+        waiting += sorted(inside[name], key=entered.__getitem__)[::-1]
+    return ordered
 
 
 def summarised(
@@ -45,9 +67,11 @@ def summarised(
         max_rows: show at most so many lines.
     """
     seen, layers = report.observation, rows(report)
+    run = [plural(seen.samples, "sample")] if seen.samples else []
+    run += [f"{seen.batches:,} batches"] if seen.batches != 1 else []
     return ModelSummary(
         model_type=seen.model_type,
-        run=_run(seen),
+        run=", ".join(run),
         rows=layers,
         totals=_totals(seen, layers),
         backward=seen.costs is not None and seen.costs.backward,
@@ -58,59 +82,45 @@ def summarised(
     )
 
 
-def _roots(seen: Observation) -> list[Branch]:
-    """Return the layers that lie in no other, with those inside in execution order."""
-    outer = grown(list(seen.layers))
-    branches = {name: Branch() for name in seen.layers}
-    roots: list[Branch] = []
-    depths: dict[str, int] = {}
-    for name in sorted(seen.layers, key=len):  # a layer before those in it
-        around = outer[name]
-        depths[name] = 0 if around is None else depths[around] + 1
-        (roots if around is None else branches[around].inside).append(branches[name])
-    for name in sorted(seen.layers, key=depths.__getitem__, reverse=True):  # and after them
-        branch, record = branches[name], seen.layers[name]
-        branch.inside.sort(key=_entered)
-        first = min(map(_entered, branch.inside), default=math.inf)
-        branch.entered = first if record.entered is None else record.entered
-        branch.row = _row(record, depths[name], seen, branch.inside)
-    return sorted(roots, key=_entered)
-
-
-def _entered(branch: Branch) -> float:
-    return branch.entered
-
-
 def _row(
-    record: LayerRecord, depth: int, seen: Observation, inside: Sequence[Branch]
+    record: LayerRecord,
+    depth: int,
+    seen: Observation,
+    inside: Sequence[Row],
+    *,
+    has_called: bool,
 ) -> dict[str, Any]:
+    """Return the row of a layer; `inside` are those of the layers in it."""
     costs = _measured(seen)
     own = None if costs is None else costs.layers.get(record.name, LayerCosts())
     sizes = _sizes(record) if own is None else own.parameters
+    trainable = (
+        None if sizes is None else {n: s for n, s in sizes.items() if n not in record.frozen}
+    )
     row: dict[str, Any] = {
-        "name": record.name,
-        "label": record.label,
+        **{key: getattr(record, key) for key in ("name", "label", "reason", "functional", "calls")},
         "depth": depth,
         "type": record.type_name,
         "status": record.status.value,
-        "reason": record.reason,
-        "functional": record.functional,
-        "calls": record.calls,
         **_form(record, own),
-        "parameters": _count(sizes),
-        "trainable": _count(sizes, without=record.frozen),
-        "frozen": _count(sizes, only=record.frozen),
+        "parameters": _total(sizes, "count"),
+        "trainable": _total(trainable, "count"),
         "shared": dict(record.tied),
-        "parameter_bytes": None if sizes is None else sum(size.nbytes for size in sizes.values()),
+        "parameter_bytes": _total(sizes, "nbytes"),
         "activation_bytes": _activation_bytes(record, own, seen.batches),
         "multiply_adds": None if own is None else own.multiply_adds,
         "saved_bytes": None if own is None else own.saved_bytes,
     }
-    returned_inside = any(branch.entered < math.inf for branch in inside)
+    row["frozen"] = None if sizes is None else row["parameters"] - row["trainable"]
     for key in SUMMED:
-        own_part = [] if key == "activation_bytes" and returned_inside else [row[key]]
-        row[f"all_{key}"] = _sum([*own_part, *(branch.row[f"all_{key}"] for branch in inside)])
+        # what an inner layer returned is what the outer one returns
+        own_part = [] if key == "activation_bytes" and has_called else [row[key]]
+        row[f"all_{key}"] = _sum([*own_part, *(each[f"all_{key}"] for each in inside)])
     return row
+
+
+def _total(sizes: Mapping[str, Size] | None, of: str) -> int | None:
+    return None if sizes is None else sum(getattr(size, of) for size in sizes.values())
 
 
 def _form(record: LayerRecord, own: LayerCosts | None) -> dict[str, Any]:
@@ -152,18 +162,6 @@ def itemsize(dtype: str) -> int:
     return max(1, int(bits[0]) // 8) if bits else 1  # a bool has one
 
 
-def _count(
-    sizes: Mapping[str, Size] | None,
-    *,
-    only: Iterable[str] | None = None,
-    without: Iterable[str] = (),
-) -> int | None:
-    if sizes is None:
-        return None
-    names = set(sizes if only is None else only) - set(without)
-    return sum(size.count for name, size in sizes.items() if name in names)
-
-
 def _activation_bytes(record: LayerRecord, own: LayerCosts | None, batches: int) -> int | None:
     if own is not None:
         return own.activation_bytes
@@ -196,13 +194,6 @@ def _measured(seen: Observation) -> Costs | None:
     return None if seen.costs is None or seen.costs.why_not else seen.costs
 
 
-def _run(seen: Observation) -> str:
-    parts = [plural(seen.samples, "sample")] if seen.samples else []
-    if seen.batches != 1:
-        parts.append(f"{seen.batches:,} batches")
-    return ", ".join(parts)
-
-
 def _notes(seen: Observation) -> list[str]:
     why_not = [_NOT_ASKED]
     if seen.costs is not None:
@@ -229,14 +220,6 @@ def render(
 
 def to_dict(summary: ModelSummary) -> dict[str, Any]:
     """Return a summary as dictionaries, lists, numbers, strings and ``None``."""
-    data: dict[str, Any] = plain(
-        {
-            "model_type": summary.model_type,
-            "run": summary.run,
-            "backward": summary.backward,
-            "totals": summary.totals,
-            "notes": summary.notes,
-            "rows": summary.rows,
-        }
-    )
+    keys = ("model_type", "run", "backward", "totals", "notes", "rows")
+    data: dict[str, Any] = plain({key: getattr(summary, key) for key in keys})
     return data
