@@ -74,7 +74,7 @@ def test_text_and_numbers_stand_beside_the_figures(nets: pytest.Pytester, kind: 
         assert found["defined_at"].partition(":")[0] == inspect.getsourcefile(torch.nn.Linear)
         assert found["called_at"] == ""  # by the inspection
     else:
-        assert data["first_divergence"]["layer"] == "2"
+        assert data["divergence"]["layer"] == "2"
         assert any(one["ratio"] is None for one in data["outputs"])  # infinite
 
 
