@@ -11,7 +11,6 @@ import re
 import textwrap
 from collections.abc import Sequence
 from functools import cache
-from typing import NamedTuple
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
@@ -93,40 +92,38 @@ def figure_of(
             0, 17 * (row + 1) - head, drawable(text), fontsize=size * 72 / _INCH * scale,
             color=color, fontweight="normal" if row else "bold", parse_math=False,
         )  # fmt: skip
-    _draw(axes, root, [], "black", 72 / _INCH * scale)
+    _draw(axes, root, "black", 72 / _INCH * scale)
     return figure
 
 
 _PAD = 10.0
 
 
-def _draw(axes: Axes, element: Element, outer: Sequence[Classes], color: str, point: float) -> None:
+def _draw(axes: Axes, element: Element, color: str, point: float) -> None:
     """Draw an element and all in it; a pixel has so many points."""
     classes = frozenset(element.get("class", "").split())
     if classes & _HIDDEN or element.tag == "title":
         return
-    look = _look((*outer, classes | {element.tag}))
+    look = _look(classes | {element.tag})
     color = look.get("color", color)
     look = {key: color if value == "currentColor" else value for key, value in look.items()}
     if element.tag == "text":
         _write(axes, element, look, point)
     elif (patch := _patch(element)) is not None:
         fill = look.get("fill", "none" if "stroke" in look else "black")
-        patch.set_facecolor(to_rgba(fill, None if fill == "none" else _share(look, "fill-opacity")))
-        stroke = look.get("stroke", "none")
-        opacity = None if stroke == "none" else _share(look, "stroke-opacity")
-        patch.set_edgecolor(to_rgba(stroke, opacity))
-        patch.set_linewidth(_share(look, "stroke-width") * point)
+        for name, value, setter in (
+            ("fill", fill, patch.set_facecolor),
+            ("stroke", look.get("stroke", "none"), patch.set_edgecolor),
+        ):
+            opacity = None if value == "none" else float(look.get(f"{name}-opacity", 1))
+            setter(to_rgba(value, opacity))
+        patch.set_linewidth(float(look.get("stroke-width", 1)) * point)
         if "stroke-dasharray" in look:
             patch.set_linestyle((0, [float(part) for part in look["stroke-dasharray"].split()]))
         patch.set_clip_on(False)
         axes.add_patch(patch)
     for inner in element:
-        _draw(axes, inner, (*outer, classes), color, point)
-
-
-def _share(look: dict[str, str], name: str) -> float:
-    return float(look.get(name, 1))
+        _draw(axes, inner, color, point)
 
 
 _ANCHORS = {"start": "left", "middle": "center", "end": "right"}
@@ -189,47 +186,26 @@ def path_of(d: str) -> Path | None:
     return Path(vertices, codes) if vertices else None
 
 
-Classes = frozenset[str]
-
-
 @cache
-def _look(chain: tuple[Classes, ...]) -> dict[str, str]:
-    """Return what the style says of an element, by the classes of all around it and its own."""
+def _look(classes: frozenset[str]) -> dict[str, str]:
+    """Return what `charts.css` says of an element of a tag and classes; no rule asks for others."""
     look: dict[str, str] = {}
-    for selector, declarations in _rules():
-        *around, own = selector
-        rest = iter(chain[:-1])
-        if own.fits(chain[-1]) and all(any(one.fits(outer) for outer in rest) for one in around):
+    for needed, declarations in _rules():
+        if needed <= classes:
             look |= declarations
     return look
 
 
-class _Compound(NamedTuple):
-    """A part of a selector: what an element must be, and must not be."""
-
-    needed: Classes
-    banned: Classes
-
-    def fits(self, classes: Classes) -> bool:
-        return self.needed <= classes and not self.banned & classes
-
-
 @cache
-def _rules() -> list[tuple[list[_Compound], dict[str, str]]]:
-    """Return the rules of `charts.css`, the less specific first: selectors and declarations."""
+def _rules() -> list[tuple[frozenset[str], dict[str, str]]]:
+    """Return the rules of `charts.css`, the less specific first: classes and declarations."""
     css = STYLE.read_text(encoding="ascii")
     palette = dict(re.findall(r"--([\w-]+): (#\w+)", css))
     css = re.sub(r"var\(--([\w-]+)\)", lambda found: palette.get(found[1], ""), css)
     rules = []
-    for selectors, body in re.findall(r"^(\.chart[^{]*)\{([^}]*)\}", css, re.MULTILINE):
-        said = dict(re.findall(r"([\w-]+): ([^;]+);", body))
+    for selectors, body in re.findall(r"^(\.chart [.\w][^{:]*)\{([^}]*)\}", css, re.MULTILINE):
+        declarations = dict(re.findall(r"([\w-]+): ([^;]+);", body))
         for selector in selectors.split(","):
-            if not re.search(r":(?!not)", selector):  # a state of the page's
-                parts = selector.replace(">", " ").split()
-                rules.append(([_compound(part) for part in parts], said))
-    return sorted(rules, key=lambda rule: sum(len(one.needed) + len(one.banned) for one in rule[0]))
-
-
-def _compound(text: str) -> _Compound:
-    banned = re.findall(r":not\(\.([\w-]+)\)", text)
-    return _Compound(frozenset(re.findall(r"[\w-]+", text.partition(":")[0])), frozenset(banned))
+            own = frozenset(re.findall(r"[\w-]+", selector.split()[1]))
+            rules.append((own, declarations))
+    return sorted(rules, key=lambda rule: len(rule[0]))

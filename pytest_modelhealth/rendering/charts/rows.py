@@ -241,7 +241,8 @@ def _run(series: Series, run: Sequence[tuple[float, ...]], has_points: bool) -> 
             across = [(a, y) for y, a, *_ in run] + [(b, y) for y, *_, b in reversed(run)]
             yield svg.path(f"{svg.line(across)}z", "envelope")
         if len(run) > 1:
-            yield svg.path(svg.line((mean, y) for y, _, mean, _ in run), "line")
+            class_ = f"line {_class(series)}"
+            yield svg.path(svg.line((mean, y) for y, _, mean, _ in run), class_)
         if has_points or len(run) == 1:
             yield from (_point(series, mean, y) for y, _, mean, _ in run)
 

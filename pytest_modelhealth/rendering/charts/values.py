@@ -56,7 +56,7 @@ def histogram(tensor: Mapping[str, Any]) -> Markup:
         marks.append(svg.mark(title, svg.area(start, _TOP - 4, end - start, _FLOOR - _TOP + 4)))
         if count > tallest:
             parts.append(
-                svg.path(f"M{svg.plain(start - 2)} {_TOP + 11}l{end - start + 4:g} -6", "cut")
+                svg.path(f"M{svg.plain(start - 2)} {_TOP + 11}l{end - start + 4:g} -6", "broken")
             )
         if kind == "zeros" and count >= 0.005 * tensor["count"]:
             share = percent(count / tensor["count"])
@@ -380,7 +380,7 @@ def _range(side: Mapping[str, Any], at: Any, y: float, name: str) -> str:
             start = at(mean - std)
             width = max(1.0, at(mean + std) - start)
             parts.append(
-                svg.tag("rect", x=start, y=y - 4.5, width=width, height=9, class_="spread")
+                svg.tag("rect", x=start, y=y - 4.5, width=width, height=9, class_=f"spread {name}")
             )
-        parts.append(svg.path(f"M{svg.plain(at(mean))} {y - 6.5}v13", "mean"))
+        parts.append(svg.path(f"M{svg.plain(at(mean))} {y - 6.5}v13", f"mean {name}"))
     return svg.tag("g", *parts, class_=f"range {name}")
