@@ -29,7 +29,6 @@ from pytest_modelhealth.report import (
     Verdict,
     Violation,
 )
-from pytest_modelhealth.report.ranks import Ranks
 from pytest_modelhealth.settings.setting import is_inside
 from pytest_modelhealth.snapshot.changes import phrases
 from pytest_modelhealth.snapshot.drift import Drift, Outcome, SnapshotCheck
@@ -77,7 +76,7 @@ def _inspection(report: HealthReport) -> dict[str, Any]:
     layers = [_layer(report, record, costs[record.name]) for record in report]
     return {
         "kind": "inspection",
-        "of": _of_what(report),
+        "of": "training" if seen.course else "step" if seen.stepped else "batch",
         "verdict": verdict.value,
         "headline": headline(report),
         "text": "" if verdict is Verdict.HEALTHY else report.render("failure"),
@@ -85,7 +84,13 @@ def _inspection(report: HealthReport) -> dict[str, Any]:
         "loss": seen.loss,
         **_fields(seen, "samples", "batches", "backward", "notes"),
         "part": None if seen.part is None else asdict(seen.part),
-        "ranks": None if seen.ranks is None else _ranks(seen.ranks),
+        "ranks": None
+        if seen.ranks is None
+        else {
+            **_fields(seen.ranks, "ranks", "engine"),
+            "groups": [asdict(group) for group in seen.ranks.groups],
+            "losses": [{"loss": loss, "rank": rank} for loss, rank in seen.ranks.losses],
+        },
         "violations": findings_data(report),
         "warnings": [_finding(report, found) for found in judgement.warned],
         "inconclusive": [
@@ -115,12 +120,6 @@ def _inspection(report: HealthReport) -> dict[str, Any]:
         "flow": flow_data(report),
         "course": _course(report),
     }
-
-
-def _of_what(report: HealthReport) -> str:
-    if report.observation.course is not None:
-        return "training"
-    return "batch" if report.observation.stepped is None else "step"
 
 
 def _where(report: HealthReport, check: str, layer: str) -> dict[str, Any]:
@@ -187,20 +186,7 @@ def tensors_data(record: LayerRecord, role: str | None = None) -> list[dict[str,
 
 
 def _extremes(found: Mapping[str, Extreme]) -> dict[str, Any]:
-    return {
-        role: {"batch": one.batch, "sample": one.sample, "rank": one.rank}
-        for role, one in found.items()
-    }
-
-
-def _ranks(found: Ranks) -> dict[str, Any]:
-    """Return who took part; in what they disagree, the findings say."""
-    return {
-        "ranks": found.ranks,
-        "engine": found.engine,
-        "groups": [asdict(group) for group in found.groups],
-        "losses": [{"loss": loss, "rank": rank} for loss, rank in found.losses],
-    }
+    return {role: _fields(one, "batch", "sample", "rank") for role, one in found.items()}
 
 
 def tensor_data(role: str, name: str, seen: TensorStatistics) -> dict[str, Any]:
@@ -267,12 +253,8 @@ MOST_STEPS, MOST_LAYERS = 256, 32
 """Of more layers, those that something is found in come before the others."""
 
 SHOWN = (
-    "activation_rms",
-    "gradient_norm",
-    "parameter_gradient_norm",
-    "update_ratio",
-    "dead_fraction",
-)
+    "activation_rms", "gradient_norm", "parameter_gradient_norm", "update_ratio", "dead_fraction"
+)  # fmt: skip
 
 
 def _course(report: HealthReport) -> dict[str, Any] | None:
@@ -350,9 +332,8 @@ def _compared(result: TensorResult) -> dict[str, Any]:
 
 
 _MEASURES = {
-    "error": attrgetter("relative_l2"),
-    "reference": attrgetter("expected"),
-    **{key: attrgetter(key) for key in ("max_abs", "max_ulp", "cosine", "found", "at")},
+    key: attrgetter({"error": "relative_l2", "reference": "expected"}.get(key, key))
+    for key in ("error", "reference", "max_abs", "max_ulp", "cosine", "found", "at")
 }
 
 

@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -287,14 +288,16 @@ class _Map:
         return np.isinf(worst) | (has_zero if self.is_log else worst > MOST_DEAD)
 
 
-def _rows(
-    history: History, values: Reals, bad: Flags, rows: Flags
-) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...], Reals]:
-    """Return names, members and values of the rows of those layers that have something to show."""
+def _map(
+    history: History, title: str, values: Reals, bad: Flags, *look: Any, rows: Flags | None = None
+) -> _Map:
+    """Return the heat map of those layers, of `rows`, that have something to show."""
     values = np.where(bad | np.isinf(values), np.inf, values)
+    rows = shown(history) if rows is None else rows
     at = np.flatnonzero(rows & ~np.isnan(values).all(axis=0))
     chosen = [history.layers[place] for place in at]
-    return tuple(map(layer_label, chosen)), tuple((layer,) for layer in chosen), values[:, at].T
+    names, members = tuple(map(layer_label, chosen)), tuple((layer,) for layer in chosen)
+    return _Map(title, names, members, values[:, at].T, *look)
 
 
 def _gradients(history: History) -> _Map:
@@ -308,8 +311,8 @@ def _gradients(history: History) -> _Map:
     low, high = max(float(powers.min()), middle - 6), min(float(powers.max()), middle + 6)
     if high - low < 1:
         low, high = (low + high - 1) / 2, (low + high + 1) / 2
-    rows = _rows(history, values, history[f"{kind}_nonfinite"] > 0, shown(history))
-    return _Map(f"gradient norm of {of}", *rows, _GRADIENTS, (10**low, 10**high))
+    bad, limits = history[f"{kind}_nonfinite"] > 0, (10**low, 10**high)
+    return _map(history, f"gradient norm of {of}", values, bad, _GRADIENTS, limits)
 
 
 def _dead(history: History) -> _Map:
@@ -321,16 +324,16 @@ def _dead(history: History) -> _Map:
     title, none = "dead units, part of all", int(rows.sum() - ever.sum())
     if none:
         title += f" ({plural(none, 'further layer' if ever.any() else 'layer')} never had one)"
-    return _Map(title, *_rows(history, values, bad, ever), _DEAD, (0.0, 1.0), is_log=False)
+    return _map(history, title, values, bad, _DEAD, (0.0, 1.0), False, rows=ever)
 
 
 def _updates(history: History) -> _Map:
     values = history["update_ratio"]
     after = history["parameter_nonfinite"] > 0
     following = np.concatenate([after[1:], history["parameter_gradient_nonfinite"][-1:] > 0])
-    rows = _rows(history, values, after | (np.isnan(values) & following), shown(history))
     title = "update ratio: norm of what a step changes by norm of the weights"
-    return _Map(title, *rows, _UPDATES, (1e-6, 1.0), band=BAND)
+    bad = after | (np.isnan(values) & following)
+    return _map(history, title, values, bad, _UPDATES, (1e-6, 1.0), True, BAND)
 
 
 def _colors(name: str, *stops: tuple[float, str]) -> Colormap:
