@@ -58,14 +58,7 @@ def figures(made: HealthReport | Comparison) -> dict[str, Figure]:
 def plot_histogram(report: HealthReport, layer: str, what: str = "activations") -> Figure:
     """Return a figure of one layer's values by sign and power of two.
 
-    Args:
-        report: the report.
-        layer: a layer's name or one of its aliases.
-        what: the role; where it has several tensors, they are merged.
-
-    Raises:
-        LayerNotFoundError: no such layer or role; the message names the nearest.
-        InspectionError: the layer has nothing in this role; the message says why.
+    Several tensors of a role are merged.
     """
     record = report[layer]
     seen = record.statistics(what)
@@ -99,10 +92,6 @@ def plot_histograms(report: HealthReport, pattern: str = "*", what: str = "activ
 
     The rows share the axis of values; each is scaled to its own highest bar. How many matching
     layers have nothing in role `what` is said below.
-
-    Raises:
-        LayerNotFoundError: no layer matches, or no such role; the message names the nearest.
-        InspectionError: no layer that matches has anything in this role, or `pattern` is no string.
     """
     if not isinstance(pattern, str):
         raise InspectionError(
@@ -128,9 +117,6 @@ def plot_gradient_flow(report: HealthReport) -> Figure:
     A row is a layer that contains no other; a container is one only where it has parameters of its
     own or a violation. Norms are L2 norms of the finite values on a log scale; a norm of zero is
     drawn hollow at the left edge, a layer with NaN or infinity as a cross at the right.
-
-    Raises:
-        InspectionError: no gradient was observed.
     """
     if not any(record.tensors(role) for record in report for role in FLOWING[1:]):
         why = (
@@ -156,17 +142,13 @@ def plot_gradient_flow(report: HealthReport) -> Figure:
 def _alarms(report: HealthReport) -> list[str]:
     lines = [f"{label(report, f.layer)}: {f.check}: {f.message}" for f in report.violations]
     more = len(lines) - MOST_ALARMS
-    lines[MOST_ALARMS:] = [f"and {plural(more, 'violation')} more"] * (more > 0)
-    return lines
+    return [*lines[:MOST_ALARMS], *[f"and {plural(more, 'violation')} more"] * (more > 0)]
 
 
 def plot_flow(report: HealthReport) -> Figure:
     """Return a figure of who feeds whom; the way through the worst layer is lit.
 
     A dashed arrow lets no gradient back. A large model is folded into its containers.
-
-    Raises:
-        InspectionError: no flow was recorded.
     """
     found = flow_data(report)
     if found is None:
@@ -195,9 +177,6 @@ def plot_removable(result: RemovableUnits) -> Figure:
 
     A row stands for all units of a layer, in their order from left to right; those that can go are
     coloured by why.
-
-    Raises:
-        InspectionError: the model has no layer whose units were looked at.
     """
     if not result.record.sizes:
         raise InspectionError(

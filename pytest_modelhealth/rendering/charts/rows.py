@@ -316,8 +316,8 @@ def _value(layer: Mapping[str, Any], name: str) -> Value | None:
     if not tensors:
         return None
     bad = sum(tensor["nan"] + tensor["inf"] for tensor in tensors)
-    norms = [t["norm"] for t in tensors if svg.has_finite(t) and svg.finite(t.get("norm"))]
     count = sum(tensor["count"] for tensor in tensors) - bad
+    norms = [t["norm"] for t in tensors if svg.finite(t["norm"])]
     if not norms or count <= 0:
         return Value(None, bool(bad))
     norm = math.hypot(*norms)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -272,42 +272,39 @@ def drift(found: Mapping[str, Any], anchor: str) -> Markup:
         moves[item["layer"], item["role"], tensor_of(item)].append(item)
     if not moves:
         return svg.nothing("drift", "Nothing drifted.")
-    body, marks = [_drift_legend()], []
-    finding = ""
-    for index, (key, items) in enumerate(moves.items()):
-        layer, role, own = key
+    body, marks, said = [], [], []
+    for x, name in ((_LABELS, "before"), (_LABELS + 110, "now")):
+        glyph = {"min": x, "max": x + 44.0, "mean": x + 20.0, "std": 11.0}
+        body += [_range(glyph, float, 9, name), svg.write(x + 50, 13, name, "quiet")]
+    key = "line: least to greatest; bar: mean \N{PLUS-MINUS SIGN} std"
+    body.append(svg.write(_LABELS + 206, 13, key, "quiet"))
+    for index, ((layer, role, own), items) in enumerate(moves.items()):
+        y = _HEAD + index * _TALL
+        if index == _MOST_TENSORS:
+            rest = f"and {plural(len(moves) - index, 'tensor')} more"
+            body.append(svg.write(0, y + 14, rest, "quiet slanted"))
+            break
         label = layer if own and layer else svg.label_of(items[0])
-        what = " ".join(filter(None, (svg.words(role), own)))
+        what = f"{svg.words(role)} {own}".strip()
         told = [
             f"{svg.words(i['statistic'])} {_spelt(i['before'])} \u2192 {_spelt(i['now'])}"
             for i in items
         ]
-        finding = finding or f"first {label} {what}: {told[0]}"
-        if index < _MOST_TENSORS:
-            y = _HEAD + index * _TALL
-            more = f"  (+{len(told) - 1})" if len(told) > 1 else ""
-            body += [
-                svg.path(f"M0 {y}H{svg.WIDTH}", "rule"),
-                svg.write(0, y + 16, svg.fitted(label, 32), "strong"),
-                svg.write(0, y + 31, shorten(what, 36), "quiet"),
-                svg.write(0, y + 46, shorten(told[0], 31) + more, "alarm"),
-                _both_sides([side.get(key) for side in sides], y),
-            ]
-            title = "\n".join((f"{label} {what}", *told))
-            marks.append(
-                svg.mark(
-                    title, svg.area(0, y + 1, svg.WIDTH, _TALL - 2), svg.link_to(anchor, layer)
-                )
-            )
-    rest = len(moves) - _MOST_TENSORS
-    height = _HEAD + min(len(moves), _MOST_TENSORS) * _TALL
-    if rest > 0:
-        body.append(
-            svg.write(0, height + 14, f"and {plural(rest, 'tensor')} more", "quiet slanted")
-        )
-    finding = f"{plural(len(moves), 'tensor')} drifted; {finding}"
-    size = (svg.WIDTH, height + 20 * (rest > 0))
-    return svg.chart("drift", size, finding, "".join(body), "".join(marks))
+        said.append(f"{label} {what}: {told[0]}")
+        more = f"  (+{len(told) - 1})" if len(told) > 1 else ""
+        body += [
+            svg.path(f"M0 {y}H{svg.WIDTH}", "rule"),
+            svg.write(0, y + 16, svg.fitted(label, 32), "strong"),
+            svg.write(0, y + 31, shorten(what, 36), "quiet"),
+            svg.write(0, y + 46, shorten(told[0], 31) + more, "alarm"),
+            *_both_sides([side.get((layer, role, own)) for side in sides], y),
+        ]
+        shape = svg.area(0, y + 1, svg.WIDTH, _TALL - 2)
+        title = "\n".join((f"{label} {what}", *told))
+        marks.append(svg.mark(title, shape, svg.link_to(anchor, layer)))
+    finding = f"{plural(len(moves), 'tensor')} drifted; first {said[0]}"
+    height = _HEAD + len(said) * _TALL + 20 * (len(moves) > len(said))
+    return svg.chart("drift", (svg.WIDTH, height), finding, "".join(body), "".join(marks))
 
 
 def tensor_of(item: Mapping[str, Any]) -> str:
@@ -324,63 +321,40 @@ def _spelt(value: object) -> str:
     return svg.brief(value) if isinstance(value, int | float) else str(value)
 
 
-def _drift_legend() -> str:
-    parts = []
-    for x, name in ((_LABELS, "before"), (_LABELS + 110, "now")):
-        glyph = {"min": x, "max": x + 44.0, "mean": x + 20.0, "std": 11.0}
-        parts.append(_range(glyph, float, 9, name))
-        parts.append(svg.write(x + 50, 13, name, "quiet"))
-    said = "line: least to greatest; bar: mean \N{PLUS-MINUS SIGN} std"
-    return "".join((*parts, svg.write(_LABELS + 206, 13, said, "quiet")))
-
-
-def _both_sides(sides: Sequence[Mapping[str, Any] | None], y: float) -> str:
+def _both_sides(sides: Sequence[Mapping[str, Any] | None], y: float) -> Iterator[str]:
     start, end = _LABELS + 8, svg.WIDTH - 14
     known = [s for s in sides if s is not None and svg.finite(s["min"]) and svg.finite(s["max"])]
     ends = [side[key] for side in known for key in ("min", "max")]
     for side in known:
         if svg.finite(side["mean"]) and svg.finite(side["std"]):
             ends += (side["mean"] - side["std"], side["mean"] + side["std"])
-    scale = svg.linear_scale(ends, start, end) if ends else None
-    parts = []
-    for index, (name, side) in enumerate(zip(("before", "now"), sides, strict=True)):
-        at = y + 17 + index * 17
-        if side is None:
-            why = "not there now" if index else "not in the snapshot"
-            parts.append(svg.write(start, at + 4, why, "quiet slanted"))
-            continue
-        if scale is not None and side in known:
-            parts.append(_range(side, scale.at, at, name))
+    scale = svg.linear_scale(ends, start, end)
+    for at, name, side in zip((y + 17, y + 34), ("before", "now"), sides, strict=True):
+        if side in known and side is not None:
+            yield _range(side, scale.at, at, name)
         else:
-            parts.append(svg.write(start, at + 4, "no finite values", "quiet slanted"))
-        if bad := (side.get("nan") or 0) + (side.get("inf") or 0):
-            parts.append(svg.cross(svg.WIDTH - 6, at))
-            parts.append(
-                svg.write(svg.WIDTH - 16, at + 4, f"{bad:,} NaN or inf", "alarm small end")
-            )
-    if scale is not None:
-        parts.append(svg.path(f"M{start} {y + 44}H{end}", "rule"))
-        taken = -math.inf
-        for x, text in sorted(scale.ticks):
-            half = len(text) * svg.LETTER / 2 + 2
-            parts.append(svg.path(f"M{svg.plain(x)} {y + 44}v3", "axis-line"))
-            if x - half >= taken and x + half <= svg.WIDTH:
-                taken = x + half
-                parts.append(svg.write(x, y + 58, text, "quiet small middle"))
-    return "".join(parts)
+            missing = "not in the snapshot" if name == "before" else "not there now"
+            why = missing if side is None else "no finite values"
+            yield svg.write(start, at + 4, why, "quiet slanted")
+        if bad := (side.get("nan") or 0) + (side.get("inf") or 0) if side else 0:
+            yield svg.cross(svg.WIDTH - 6, at)
+            yield svg.write(svg.WIDTH - 16, at + 4, f"{bad:,} NaN or inf", "alarm small end")
+    if known:
+        yield svg.path(f"M{start} {y + 44}H{end}", "rule")
+        for x, text in scale.ticks:
+            yield svg.path(f"M{svg.plain(x)} {y + 44}v3", "axis-line")
+            yield svg.write(x, y + 58, text, "quiet small middle")
 
 
-def _range(side: Mapping[str, Any], at: Any, y: float, name: str) -> str:
+def _range(side: Mapping[str, Any], at: Callable[[float], float], y: float, name: str) -> str:
     """Return a line from least to greatest, a bar of mean and std, a stroke at the mean."""
     low, high = svg.plain(at(side["min"])), svg.plain(at(side["max"]))
     parts = [svg.path(f"M{low} {y - 4}v8m0 -4H{high}m0 -4v8", "extent")]
-    mean, std = side.get("mean"), side.get("std")
-    if svg.finite(mean) and mean is not None:
-        if svg.finite(std) and std is not None:
+    mean, std = side["mean"], side["std"]
+    if svg.finite(mean):
+        if svg.finite(std):
             start = at(mean - std)
-            width = max(1.0, at(mean + std) - start)
-            parts.append(
-                svg.tag("rect", x=start, y=y - 4.5, width=width, height=9, class_=f"spread {name}")
-            )
+            shape = {"x": start, "y": y - 4.5, "width": max(1.0, at(mean + std) - start)}
+            parts.append(svg.tag("rect", **shape, height=9, class_=f"spread {name}"))
         parts.append(svg.path(f"M{svg.plain(at(mean))} {y - 6.5}v13", f"mean {name}"))
     return svg.tag("g", *parts, class_=f"range {name}")
