@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from pytest_modelhealth.rendering.json import plain
@@ -91,27 +92,26 @@ def _row(
     has_called: bool,
 ) -> dict[str, Any]:
     """Return the row of a layer; `inside` are those of the layers in it."""
-    costs = _measured(seen)
-    own = None if costs is None else costs.layers.get(record.name, LayerCosts())
-    sizes = _sizes(record) if own is None else own.parameters
-    trainable = (
-        None if sizes is None else {n: s for n, s in sizes.items() if n not in record.frozen}
-    )
+    own = _costs(record, seen)
+    sizes = own.parameters
+    trainable = [size.count for name, size in (sizes or {}).items() if name not in record.frozen]
     row: dict[str, Any] = {
         **{key: getattr(record, key) for key in ("name", "label", "reason", "functional", "calls")},
         "depth": depth,
         "type": record.type_name,
         "status": record.status.value,
-        **_form(record, own),
-        "parameters": _total(sizes, "count"),
-        "trainable": _total(trainable, "count"),
+        "input_shape": own.input_shape,
+        "output_shape": own.output_shape,
+        "dtype": own.dtype or None,
+        "parameters": None if sizes is None else sum(size.count for size in sizes.values()),
+        "trainable": None if sizes is None else sum(trainable),
+        "frozen": None if sizes is None else sum(s.count for s in sizes.values()) - sum(trainable),
         "shared": dict(record.tied),
-        "parameter_bytes": _total(sizes, "nbytes"),
-        "activation_bytes": _activation_bytes(record, own, seen.batches),
-        "multiply_adds": None if own is None else own.multiply_adds,
-        "saved_bytes": None if own is None else own.saved_bytes,
+        "parameter_bytes": None if sizes is None else sum(s.nbytes for s in sizes.values()),
+        "activation_bytes": own.activation_bytes,
+        "multiply_adds": own.multiply_adds,
+        "saved_bytes": own.saved_bytes,
     }
-    row["frozen"] = None if sizes is None else row["parameters"] - row["trainable"]
     for key in SUMMED:
         # what an inner layer returned is what the outer one returns
         own_part = [] if key == "activation_bytes" and has_called else [row[key]]
@@ -119,32 +119,28 @@ def _row(
     return row
 
 
-def _total(sizes: Mapping[str, Size] | None, of: str) -> int | None:
-    return None if sizes is None else sum(getattr(size, of) for size in sizes.values())
-
-
-def _form(record: LayerRecord, own: LayerCosts | None) -> dict[str, Any]:
-    """Return the shapes that go in and out, and the dtype."""
-    if own is not None:
-        taken, given, dtype = own.input_shape, own.output_shape, own.dtype
-    else:
-        inputs, outputs = record.inputs, record.activations
-        taken = None if inputs is None else inputs.shape
-        given = None if outputs is None else outputs.shape
-        dtype = "" if outputs is None else outputs.dtype
-    return {"input_shape": taken, "output_shape": given, "dtype": dtype or None}
-
-
-def _sizes(record: LayerRecord) -> Mapping[str, Size] | None:
-    """Return how large its own parameters are; ``None`` where they were not looked at."""
-    if record.functional:
-        return {}
-    if "parameters" not in record.watched:
-        return None
-    return {
-        name: _size(seen, record.placements.get(f"parameters.{name}"))
-        for name, seen in record.parameters.items()
+def _costs(record: LayerRecord, seen: Observation) -> LayerCosts | SimpleNamespace:
+    """Return what was measured of a layer, or what its statistics tell where nothing was."""
+    costs = _measured(seen)
+    if costs is not None:
+        return costs.layers.get(record.name, LayerCosts())
+    taken, given = record.inputs, record.activations
+    unseen = None if record.calls and record.status not in UNCALLED else 0
+    sizes: dict[str, Size] | None = {
+        name: _size(own, record.placements.get(f"parameters.{name}"))
+        for name, own in record.parameters.items()
     }
+    if record.functional or "parameters" not in record.watched:
+        sizes = {} if record.functional else None
+    return SimpleNamespace(
+        input_shape=None if taken is None else taken.shape,
+        output_shape=None if given is None else given.shape,
+        dtype=None if given is None else given.dtype,
+        parameters=sizes,
+        activation_bytes=unseen if given is None else _size(given).nbytes // seen.batches,
+        multiply_adds=None,
+        saved_bytes=None,
+    )
 
 
 def _size(seen: TensorStatistics, placement: Placement | None = None) -> Size:
@@ -160,14 +156,6 @@ def itemsize(dtype: str) -> int:
     """Return the bytes of an element: 2 for ``"bfloat16"``, 1 for ``"float8_e4m3fn"``."""
     bits = re.search(r"\d+", dtype)
     return max(1, int(bits[0]) // 8) if bits else 1  # a bool has one
-
-
-def _activation_bytes(record: LayerRecord, own: LayerCosts | None, batches: int) -> int | None:
-    if own is not None:
-        return own.activation_bytes
-    if record.activations is None:
-        return None if record.calls and record.status not in UNCALLED else 0
-    return _size(record.activations).nbytes // batches
 
 
 def _sum(parts: Sequence[int | None]) -> int | None:
