@@ -92,6 +92,8 @@ def failure(comparison: Comparison) -> str:
             ]
         )
     limit = math.nan if found.result is None else found.result.limit
+    verb = "shows" if len(found.affected) == 1 else "show"
+    others = f"{plural(len(found.affected), 'other layer')} only {verb}"
     around = _table(comparison, _window(comparison, _layers(comparison), MOST_ROWS), 96)
     return "\n".join(
         [
@@ -99,7 +101,7 @@ def failure(comparison: Comparison) -> str:
             "",
             *_evidence(found.result, comparison.reference),
             *(f"  {row}" for row in around),
-            *_folded(comparison),
+            *([f"  {others} what began in {printable(found.label)}"] if found.affected else ()),
             "",
             f"verdict by:   {comparison.basis}, times {limit:g}",
             *_places(found),
@@ -200,14 +202,6 @@ def _cells(result: TensorResult | None) -> list[str]:
     if not result.difference.unequal:
         return ["equal", "0"]
     return [number(result.difference.relative_l2), number(result.ratio)]
-
-
-def _folded(comparison: Comparison) -> Iterator[str]:
-    found = comparison.first_divergence
-    if found is not None and found.affected:
-        others = plural(len(found.affected), "other layer")
-        show = "shows" if len(found.affected) == 1 else "show"
-        yield f"  {others} only {show} what began in {printable(found.label)}"
 
 
 def _alignment(comparison: Comparison) -> Iterator[str]:

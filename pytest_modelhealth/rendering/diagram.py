@@ -190,7 +190,7 @@ def folded(
             outer = places.get(source, source).rpartition(".")[0]
             places[target] = f"{outer}." * bool(outer) + target.replace(".", " ")
     paths = {name: tuple(places.get(name, name).split(".")) for name in names}
-    near = None if focus is None else places.get(focus, focus)
+    near = places.get(focus, focus) if focus is not None else None
     folding = _Folding(paths, None if near is None else tuple(near.split(".")), most_children)
     boxes = folding.opened(Box(("",), tuple(names)))
     while len(boxes) <= most:  # first what is looked at, with no regard to how many parts it has

@@ -83,22 +83,16 @@ def culprit_and_predecessor(report: HealthReport) -> Exhibit | None:
         named = report.layers.get(reference.layer)
         if named is not None and named is not culprit and named.tensors(role):
             return replace(alone, predecessor=named)
-    before = [
-        record
-        for record in leaves(report.observation)
-        if record.tensors(role) and _is_before(record, culprit, role)
-    ]
+    called = [r for r in leaves(report.observation) if r.tensors(role) and r.entered is not None]
+    at = math.nan if culprit.entered is None else culprit.entered
+    if role in BACKWARD_ROLES:
+        after = (record for record in called if (record.entered or 0) > at)
+        near = [record for record in after if not is_inside(record.name, culprit.name)]
+    else:
+        near = [record for record in called if (record.entered or 0) < at]
     nearest = min if role in BACKWARD_ROLES else max
-    last = nearest(before, key=lambda record: record.entered or 0, default=None)
+    last = nearest(near, key=lambda record: record.entered or 0, default=None)
     return replace(alone, predecessor=last)
-
-
-def _is_before(record: LayerRecord, culprit: LayerRecord, role: str) -> bool:
-    if record.entered is None or culprit.entered is None:
-        return False
-    if role not in BACKWARD_ROLES:
-        return record.entered < culprit.entered
-    return record.entered > culprit.entered and not is_inside(record.name, culprit.name)
 
 
 def render(report: HealthReport, *, ascii_only: bool | None = None) -> str:
@@ -184,16 +178,15 @@ def bin_starts(tensors: Iterable[TensorStatistics]) -> list[int]:
         return [0, 1]
     highest = max(seen.exponents.highest for seen in tensors)
     # the lowest exponent kept also holds what is smaller, so it belongs to the bin at zero
-    lowest = max(LOWEST_EXPONENT + 1, min(map(_bulk_start, tensors)))
+    starts = []
+    for seen in tensors:  # no more than `TAIL` of the values are below
+        below = np.cumsum(seen.exponents.counts.sum(axis=1))
+        least = int(np.searchsorted(below, TAIL * below[-1], "right"))
+        starts.append(seen.exponents.lowest + least)
+    lowest = max(LOWEST_EXPONENT + 1, min(starts))
     signs = sum(any(seen.exponents.counts[:, sign].any() for seen in tensors) for sign in (0, 1))
     step = math.ceil((highest + 1 - lowest) / (MAX_BINS // signs)) or 1
     return [*range(lowest, highest + 1, step), highest + 1]
-
-
-def _bulk_start(seen: TensorStatistics) -> int:
-    """Return the least exponent with no more than `TAIL` of the values below it."""
-    below = np.cumsum(seen.exponents.counts.sum(axis=1))
-    return seen.exponents.lowest + int(np.searchsorted(below, TAIL * below[-1], "right"))
 
 
 def binned(seen: TensorStatistics, starts: Sequence[int], *, strained: bool = False) -> list[int]:

@@ -70,13 +70,16 @@ def summarised(
     seen, layers = report.observation, rows(report)
     run = [plural(seen.samples, "sample")] if seen.samples else []
     run += [f"{seen.batches:,} batches"] if seen.batches != 1 else []
+    why_not = [_NOT_ASKED]
+    if seen.costs is not None:
+        why_not = [why for why in (seen.costs.why_not, seen.costs.why_not_saved) if why]
     return ModelSummary(
         model_type=seen.model_type,
         run=", ".join(run),
         rows=layers,
         totals=_totals(seen, layers),
         backward=seen.costs is not None and seen.costs.backward,
-        notes=tuple(_notes(seen)),
+        notes=(*why_not, *seen.notes, *seen.errors),
         depth=depth,
         max_rows=max_rows,
         renderer=report._renderer,
@@ -180,13 +183,6 @@ def _totals(seen: Observation, layers: Sequence[Row]) -> dict[str, int | None]:
 def _measured(seen: Observation) -> Costs | None:
     """Return what a run cost, where that was asked for and possible."""
     return None if seen.costs is None or seen.costs.why_not else seen.costs
-
-
-def _notes(seen: Observation) -> list[str]:
-    why_not = [_NOT_ASKED]
-    if seen.costs is not None:
-        why_not = [why for why in (seen.costs.why_not, seen.costs.why_not_saved) if why]
-    return [*why_not, *seen.notes, *seen.errors]
 
 
 _NOT_ASKED = (

@@ -95,17 +95,12 @@ def remarks(history: History) -> list[Remark]:
         for place in np.flatnonzero(flags[-1] & are_shown):
             layer = history.layers[place]
             said = text.format(dead=percent(dead[-1, place]), ratio=number(ratio[-1, place]))
-            since = int(steps[_start_of_last_run(flags[:, place])])
+            false = np.flatnonzero(~flags[:, place])
+            since = int(steps[false[-1] + 1 if len(false) else 0])
             is_origin = rank == 0 and first is not None and first[1].layer == layer
             order = -1 if is_origin else int(place)
             found.setdefault(layer, Remark(rank, since, order, layer, said))
     return sorted(found.values())
-
-
-def _start_of_last_run(flags: Flags) -> int:
-    """Return where the run of true flags begins that lasts until the end."""
-    false = np.flatnonzero(~flags)
-    return int(false[-1]) + 1 if len(false) else 0
 
 
 def headline(history: History, worst: Event | None = None) -> str:

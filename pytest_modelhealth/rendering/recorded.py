@@ -31,7 +31,7 @@ from pytest_modelhealth.report import (
 )
 from pytest_modelhealth.settings.setting import is_inside
 from pytest_modelhealth.snapshot.changes import phrases
-from pytest_modelhealth.snapshot.drift import Drift, Outcome, SnapshotCheck
+from pytest_modelhealth.snapshot.drift import Outcome, SnapshotCheck
 from pytest_modelhealth.snapshot.drift import summary as drift_summary
 from pytest_modelhealth.snapshot.snapshot import Snapshot
 from pytest_modelhealth.statistics import TensorStatistics
@@ -369,7 +369,12 @@ def _drift(check: SnapshotCheck) -> dict[str, Any]:
         "snapshot": check.file,
         "tensors": 0 if found is None else found.tensors,
         "story": "" if found is None else found.story,
-        "drifts": [] if found is None else [_moved(drift) for drift in found.drifts],
+        "drifts": []
+        if found is None
+        else [
+            {**_fields(drift, *_OF_DRIFT), "allowed": drift.allowance.distance}
+            for drift in found.drifts
+        ],
         "changes": [] if found is None else phrases(found.changes),
         "before": _layers(check.before) if drifted and check.before is not None else [],
         "now": _layers(check.now) if drifted else [],
@@ -386,11 +391,7 @@ def _drift_headline(check: SnapshotCheck) -> str:
     return str(check.found) if check.found is not None else check.outcome.value
 
 
-def _moved(drift: Drift) -> dict[str, Any]:
-    names = ("layer", "label", "role", "statistic", "before", "now", "distance", "moved")
-    return {**_fields(drift, *names), "allowed": drift.allowance.distance}
-
-
+_OF_DRIFT = ("layer", "label", "role", "statistic", "before", "now", "distance", "moved")
 _OF_TENSOR = ("shape", "dtype", "mean", "std", "min", "max", "zeros", "dead", "nan", "inf")
 
 

@@ -283,9 +283,10 @@ class _Map:
 
     def is_wrong(self) -> Flags:
         """Return which rows have something to look at."""
-        worst = np.nan_to_num(self.values, nan=0.0).max(axis=1, initial=0)
+        worst = np.nan_to_num(self.values, nan=0.0, posinf=np.inf).max(axis=1, initial=0)
         has_zero = (self.values == 0).any(axis=1)
-        return np.isinf(worst) | (has_zero if self.is_log else worst > MOST_DEAD)
+        wrong: Flags = np.isinf(worst) | (has_zero if self.is_log else worst > MOST_DEAD)
+        return wrong
 
 
 def _map(

@@ -163,7 +163,7 @@ class _Picture:
                 places[-1][0] += aside
             places[0][1] += BOX / 2 + 5 * is_back
             places[-1][1] -= BOX / 2 + 5 * (not is_back)
-            d = svg.line(places[:1])
+            d = f"M{svg.plain(places[0][0])} {svg.plain(places[0][1])}"
             for at, ((x0, y0), (x1, y1)) in enumerate(pairwise(places)):
                 start = y0 + BOX / 2 if at else y0  # between rows: straight past the boxes
                 end = y1 - BOX / 2 if at < len(places) - 2 else y1

@@ -269,7 +269,11 @@ def depth(
     if not shown:
         return svg.nothing("depth", "No activations and no gradients were measured.")
     values = {name: [_value(layer, name) for layer in shown] for name in _MEASURES}
-    most = [_greatest(layer) for layer in shown]
+    most = [
+        max((abs(t[end] or 0) for t in own for end in ("min", "max")), default=0.0)
+        for layer in shown
+        for own in [[t for t in layer["tensors"] if t["role"] == "activations"]]
+    ]
     rows = []
     for index, layer in enumerate(shown):
         told = [svg.label_of(layer)]
@@ -322,11 +326,6 @@ def _value(layer: Mapping[str, Any], name: str) -> Value | None:
         return Value(None, bool(bad))
     norm = math.hypot(*norms)
     return Value(norm / math.sqrt(count) if name.endswith("rms") else norm, bool(bad))
-
-
-def _greatest(layer: Mapping[str, Any]) -> float:
-    tensors = [tensor for tensor in layer["tensors"] if tensor["role"] == "activations"]
-    return max((abs(t[end] or 0.0) for t in tensors for end in ("min", "max")), default=0.0)
 
 
 def _change(name: str, values: Sequence[Value | None], labels: Sequence[str]) -> Iterator[str]:

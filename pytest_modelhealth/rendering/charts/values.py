@@ -329,14 +329,14 @@ def _both_sides(sides: Sequence[Mapping[str, Any] | None], y: float) -> Iterator
         if svg.finite(side["mean"]) and svg.finite(side["std"]):
             ends += (side["mean"] - side["std"], side["mean"] + side["std"])
     scale = svg.linear_scale(ends, start, end)
-    for at, name, side in zip((y + 17, y + 34), ("before", "now"), sides, strict=True):
-        if side in known and side is not None:
-            yield _range(side, scale.at, at, name)
+    for at, name, own in zip((y + 17, y + 34), ("before", "now"), sides, strict=True):
+        if own is not None and own in known:
+            yield _range(own, scale.at, at, name)
         else:
             missing = "not in the snapshot" if name == "before" else "not there now"
-            why = missing if side is None else "no finite values"
+            why = missing if own is None else "no finite values"
             yield svg.write(start, at + 4, why, "quiet slanted")
-        if bad := (side.get("nan") or 0) + (side.get("inf") or 0) if side else 0:
+        if own is not None and (bad := (own["nan"] or 0) + (own["inf"] or 0)):
             yield svg.cross(svg.WIDTH - 6, at)
             yield svg.write(svg.WIDTH - 16, at + 4, f"{bad:,} NaN or inf", "alarm small end")
     if known:
