@@ -187,7 +187,7 @@ def folded(
     places: dict[str, str] = {}
     for source, target, *_ in edges:
         if is_join(target) and (target not in places or not is_join(source)):
-            outer = places.get(source, source).rpartition(".")[0]
+            outer = str(places.get(source, source)).rpartition(".")[0]
             places[target] = f"{outer}." * bool(outer) + target.replace(".", " ")
     paths = {name: tuple(places.get(name, name).split(".")) for name in names}
     near = places.get(focus, focus) if focus is not None else None

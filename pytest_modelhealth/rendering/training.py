@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from pytest_modelhealth.rendering.figure import ALARM, INK, HealthFigure, drawable
+from pytest_modelhealth.rendering.figures import ALARM, INK, HealthFigure, drawable
 from pytest_modelhealth.rendering.notation import (
     abbreviate,
     number,

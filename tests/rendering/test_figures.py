@@ -15,8 +15,7 @@ from matplotlib.patches import Circle, FancyBboxPatch, PathPatch
 
 from pytest_modelhealth.errors import InspectionError, LayerNotFoundError
 from pytest_modelhealth.rendering.charts.svg import STYLE
-from pytest_modelhealth.rendering.figure import figure_of, path_of
-from pytest_modelhealth.rendering.figures import figures
+from pytest_modelhealth.rendering.figures import figure_of, figures, path_of
 from tests.builders import layer, observation
 from tests.rendering import reports
 
