@@ -57,8 +57,10 @@ def record(result: HealthReport | Comparison | SnapshotCheck, place: str) -> dic
     return {"kind": made.pop("kind"), "place": place, **plain(made)}
 
 
-def _fields(of: object, *names: str) -> dict[str, Any]:
-    return {name: getattr(of, name) for name in names}
+def _fields(of: object, *names: str, **paths: str) -> dict[str, Any]:
+    """Return attributes by their names, or by others for a path to them; ``None`` of nothing."""
+    known = dict(zip(names, names, strict=True)) | paths
+    return {key: None if of is None else attrgetter(path)(of) for key, path in known.items()}
 
 
 # An inspection
@@ -80,9 +82,7 @@ def _inspection(report: HealthReport) -> dict[str, Any]:
         "verdict": verdict.value,
         "headline": headline(report),
         "text": "" if verdict is Verdict.HEALTHY else report.render("failure"),
-        "model": seen.model_type,
-        "loss": seen.loss,
-        **_fields(seen, "samples", "batches", "backward", "notes"),
+        **_fields(seen, "loss", "samples", "batches", "backward", "notes", model="model_type"),
         "part": None if seen.part is None else asdict(seen.part),
         "ranks": None
         if seen.ranks is None
@@ -98,20 +98,16 @@ def _inspection(report: HealthReport) -> dict[str, Any]:
             for found in judgement.inconclusive
         ],
         "waived": [
-            {
-                **_where(report, found.check, found.layer),
-                "message": found.message,
-                "reason": waiver.reason,
-            }
-            for found, waiver in judgement.waived
+            {**_where(report, one.check, one.layer), "message": one.message, "reason": by.reason}
+            for one, by in judgement.waived
         ],
         "margins": [
             {
                 **_where(report, near.violation.check, near.violation.layer),
-                "role": near.violation.role,
+                **_fields(
+                    near, "limit", "setting", "used", role="violation.role", least="is_least"
+                ),
                 "value": float(near.violation.value),
-                **_fields(near, "limit", "setting", "used"),
-                "least": near.is_least,
             }
             for near in margins(report)
         ],
@@ -154,18 +150,16 @@ TOTALS = ("layers", "parameters", "trainable", *SIZES, "peak_bytes")
 
 
 def _layer(report: HealthReport, record: LayerRecord, costs: Mapping[str, Any]) -> dict[str, Any]:
-    given, made = record.inputs, record.activations
+    made = record.activations
     return {
         "label": label(report, record.name),
-        "type": record.type_name,
-        "status": record.status.value,
         **_fields(record, "name", "reason", "functional", "calls", "tied"),
-        "input_shape": None if given is None else given.shape,
-        "shape": None if made is None else made.shape,
+        **_fields(record, type="type_name", status="status.value"),
+        **_fields(record.inputs, input_shape="shape"),
+        **_fields(made, "shape"),
         "dtype": "" if made is None else made.dtype,
         "device": "" if made is None else made.device,
-        "parameters": costs["parameters"] or 0,
-        "trainable": costs["trainable"] or 0,
+        **{size: costs[size] or 0 for size in ("parameters", "trainable")},
         **{size: costs[size] for size in SIZES},
         **_places(report, record.name),
         "largest": _extremes(record.largest),
@@ -192,21 +186,13 @@ def _extremes(found: Mapping[str, Extreme]) -> dict[str, Any]:
 def tensor_data(role: str, name: str, seen: TensorStatistics) -> dict[str, Any]:
     """Return the statistics of a tensor."""
     counts = seen.exponents.counts
-    return {
-        "role": role,
-        "name": name,
-        "nan": seen.nan_count,
-        "inf": seen.inf_count,
-        "zeros": seen.zero_count,
-        "dead": seen.dead_fraction,
-        **_fields(seen, "shape", "dtype", "count", "mean", "std", "min", "max", "norm"),
-        "bins": {
-            "lowest": seen.exponents.lowest,
-            "negative": counts[:, 0].tolist(),
-            "positive": counts[:, 1].tolist(),
-            "sampled": seen.histogram_sampled,
-        },
-    }
+    moments = _fields(seen, "shape", "dtype", "count", "mean", "std", "min", "max", "norm")
+    shares = _fields(
+        seen, nan="nan_count", inf="inf_count", zeros="zero_count", dead="dead_fraction"
+    )
+    bins = _fields(seen, lowest="exponents.lowest", sampled="histogram_sampled")
+    bins |= {"negative": counts[:, 0].tolist(), "positive": counts[:, 1].tolist()}
+    return {"role": role, "name": name, **shares, **moments, "bins": bins}
 
 
 # Who feeds whom
@@ -300,41 +286,29 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
         "verdict": "different" if is_different else "equivalent",
         "headline": show("comparison", "line")(comparison),
         "text": show("comparison", "failure")(comparison) if is_different else "",
-        "model": comparison.reference,
-        "candidate": comparison.candidate,
+        **_fields(comparison, "candidate", "losses", "basis", "notes", model="reference"),
         "divergence": None
         if found is None
         else _fields(found, "layer", "candidate", "label", "kind", "story", "cause", "affected"),
-        **_fields(comparison, "losses", "basis", "notes"),
         "layers": [*map(_aligned, comparison.layers.values()), *_outputs(comparison.outputs)],
     }
 
 
 def _aligned(layer: AlignedLayer) -> dict[str, Any]:
     return {
-        **_fields(layer.pair, "reference", "candidate"),
-        **_fields(layer, "label", "diverged", "changed_parameters"),
-        "type": layer.type_name,
-        "change": layer.pair.change.value,
+        **_fields(layer.pair, "reference", "candidate", change="change.value"),
+        **_fields(layer, "label", "diverged", "changed_parameters", type="type_name"),
         "tensors": [_compared(result) for result in layer.tensors],
     }
 
 
 def _compared(result: TensorResult) -> dict[str, Any]:
-    found = result.difference
-    measures = {key: None if found is None else read(found) for key, read in _MEASURES.items()}
+    measures = ("max_abs", "max_ulp", "cosine", "found", "at")
     return {
-        "role": result.key.role,
-        "name": result.key.tensor,
-        **measures,
+        **_fields(result.difference, *measures, error="relative_l2", reference="expected"),
         **_fields(result, "noise", "ratio", "limit", "source", "diverged", "problem"),
+        **_fields(result, role="key.role", name="key.tensor"),
     }
-
-
-_MEASURES = {
-    key: attrgetter({"error": "relative_l2", "reference": "expected"}.get(key, key))
-    for key in ("error", "reference", "max_abs", "max_ulp", "cosine", "found", "at")
-}
 
 
 def _outputs(outputs: Iterable[TensorResult]) -> list[dict[str, Any]]:
