@@ -83,10 +83,10 @@ def layered(
     for vertex, number in row.items():
         rows[number].append(vertex)
     x: dict[Any, float] = {}
-    members = _sorted_rows(rows, graph)
+    _sort(rows, graph)
     for placing in range(_PLACINGS):  # the last one goes downward
         toward = graph.pred if placing % 2 == 0 else graph.succ
-        for vertices in members if placing % 2 == 0 else reversed(members):
+        for vertices in rows if placing % 2 == 0 else reversed(rows):
             _place_row(vertices, graph.nodes, toward, gap, x)
     left = min((x[v] - graph.nodes[v]["size"] / 2 for v in x), default=0.0)
     right = max((x[v] + graph.nodes[v]["size"] / 2 for v in x), default=0.0)
@@ -112,33 +112,15 @@ def _closing(boxes: Iterable[str], arrows: Sequence[tuple[str, str, str]]) -> li
     return [a != b and (a, b) in back for a, b, _ in arrows]
 
 
-def _sorted_rows(rows: list[list[Any]], graph: nx.DiGraph) -> list[list[Any]]:
-    """Order each row by the mean places of the neighbours; keep the order with fewest crossings."""
-    best, fewest = rows, _crossings(rows, graph)
-    for sorting in range(_SORTINGS if fewest else 0):
-        rows = [list(members) for members in rows]
-        place = {vertex: float(at) for members in rows for at, vertex in enumerate(members)}
+def _sort(rows: list[list[Any]], graph: nx.DiGraph) -> None:
+    """Order each row by the mean places of the neighbours, so that few arrows cross."""
+    place = {vertex: float(at) for members in rows for at, vertex in enumerate(members)}
+    for sorting in range(_SORTINGS):
         near, order = (graph.succ, rows[::-1]) if sorting % 2 else (graph.pred, rows)
         for members in order:
             wish = {v: fmean(place[o] for o in near[v]) if near[v] else place[v] for v in members}
             members.sort(key=wish.__getitem__)
             place.update({vertex: float(at) for at, vertex in enumerate(members)})
-        found = _crossings(rows, graph)
-        if found < fewest:
-            best, fewest = rows, found
-    return best
-
-
-def _crossings(rows: Sequence[Sequence[Any]], graph: nx.DiGraph) -> int:
-    place = {vertex: at for members in rows for at, vertex in enumerate(members)}
-    found = 0
-    for members in rows:
-        lower: list[int] = []
-        for vertex in members:
-            ends = [place[other] for other in graph[vertex]]
-            found += sum(other > end for end in ends for other in lower)
-            lower += ends
-    return found
 
 
 def _place_row(
