@@ -53,7 +53,7 @@ class Series:
     key: str
     name: str
     values: Sequence[Value | None]
-    is_second: bool = False
+    style: str = "first"
     whisker_name: str = ""
     whiskers: Sequence[float] = ()
 
@@ -183,7 +183,7 @@ def _panel(
     yield svg.path(d, "ranges") if d else ""
     for series in panel.series:
         parts = [*_series(series, bands, scale, low, high), " "]
-        yield svg.tag("g", *parts, class_=f"series {series.key} {_class(series)}")
+        yield svg.tag("g", *parts, class_=f"series {series.key} {series.style}")
     for glyph, name, class_ in _legend(panel):
         yield svg.write(x, 30, f"{glyph} {name}", f"small {class_}")
         x += 26 + len(name) * svg.LETTER * 0.93
@@ -192,20 +192,16 @@ def _panel(
 def _legend(panel: Panel) -> Iterator[tuple[str, str, str]]:
     for series in panel.series:
         if any(value is not None for value in series.values):
-            class_ = f"coloured {_class(series)}"
-            yield "\u25c6" if series.is_second else "\u25cf", series.name, class_
+            class_ = f"coloured {series.style}"
+            yield "\u25c6" if series.style == "second" else "\u25cf", series.name, class_
             if any(series.whiskers):
                 yield "\u2500\u2524", series.whisker_name, class_
     if any(panel.ranges):
         yield "\u2592", panel.range_name, "quiet"
 
 
-def _class(series: Series) -> str:
-    return "second" if series.is_second else "first"
-
-
 def _point(series: Series, x: float, y: float, class_: str = "point") -> str:
-    if series.is_second:
+    if series.style == "second":
         return svg.path(f"M{svg.plain(x)} {svg.plain(y - 3.5)}l3.5 3.5l-3.5 3.5l-3.5 -3.5z", class_)
     return svg.tag("circle", cx=x, cy=y, r=2.8, class_=class_)
 
@@ -241,7 +237,7 @@ def _run(series: Series, run: Sequence[tuple[float, ...]], has_points: bool) -> 
             across = [(a, y) for y, a, *_ in run] + [(b, y) for y, *_, b in reversed(run)]
             yield svg.path(f"{svg.line(across)}z", "envelope")
         if len(run) > 1:
-            class_ = f"line {_class(series)}"
+            class_ = f"line {series.style}"
             yield svg.path(svg.line((mean, y) for y, _, mean, _ in run), class_)
         if has_points or len(run) == 1:
             yield from (_point(series, mean, y) for y, _, mean, _ in run)
@@ -296,7 +292,7 @@ def depth(
         Panel(
             "gradient norm (L2)",
             [
-                Series("parameter_gradients", "of parameters", parameters, is_second=True),
+                Series("parameter_gradients", "of parameters", parameters, "second"),
                 Series("gradients", "of activations", gradients),
             ],
             "no gradients were measured",
@@ -363,12 +359,12 @@ def errors(comparison: Mapping[str, Any], anchor: str) -> Markup:
     panels = [
         Panel(
             f"{name}: relative error",
-            [Series(name, "error", [_error(one) for one in worst], is_second=name == "gradients")],
+            [Series(name, "error", [_error(tensor) for tensor in worst], style)],
             f"no {name} were compared",
             "explained by rounding",
             [_allowed(tensor) for tensor in worst],
         )
-        for name, worst in passes.items()
+        for (name, worst), style in zip(passes.items(), ("first", "second"), strict=True)
     ]
     rows = []
     for index, layer in enumerate(layers):
