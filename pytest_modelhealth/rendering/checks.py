@@ -66,11 +66,10 @@ def _changes(check: Check, settings: Settings) -> Iterator[str]:
     if not severity.endswith("(default)"):
         yield severity
     for setting in check.settings:
-        limit = settings[setting.name]
-        if limit.origin != "default":
-            yield f"{setting.name} = {setting.show(limit.value)} ({limit.origin})"
-        for text in _by_layer(setting, settings):
-            yield f"{setting.name} = {text}"
+        own, *by_layer = _values(setting, settings)
+        if settings[setting.name].origin != "default":
+            yield f"{setting.name} = {own}"
+        yield from (f"{setting.name} = {text}" for text in by_layer)
 
 
 def explain(settings: Settings, checks: str = "*") -> list[str]:
@@ -92,24 +91,21 @@ def explain(settings: Settings, checks: str = "*") -> list[str]:
 def _check(check: Check, settings: Settings) -> Iterator[str]:
     yield check.name
     yield from _wrapped(check.summary, _INDENT)
-    for term, text in (
-        ("definition", check.definition),
-        ("source", check.source),
-        ("evidence", check.minimum_evidence),
-        ("severity", _severity(check, settings)),
-    ):
+    entries = {
+        "definition": check.definition,
+        "source": check.source,
+        "evidence": check.minimum_evidence,
+        "severity": _severity(check, settings),
+        "runs": _runs(check, settings) if check.is_probe else "",
+        "limits": "" if check.settings else "none to set",
+    }
+    for term, text in entries.items():
         if text:
             yield from _entry(term, text)
-    if check.is_probe:
-        yield from _entry("runs", _runs(check, settings))
-    if not check.settings:
-        yield from _entry("limits", "none to set")
     for position, setting in enumerate(check.settings):
-        limit = settings[setting.name]
-        value = f"{setting.name} = {setting.show(limit.value)} ({limit.origin})"
-        yield from _entry("" if position else "limits", value)
-        yield from _wrapped(setting.help, _INDENT + _TERM + 4)
-        for text in _by_layer(setting, settings):
+        own, *by_layer = _values(setting, settings)
+        yield from _entry("" if position else "limits", f"{setting.name} = {own}")
+        for text in (setting.help, *by_layer):
             yield from _wrapped(text, _INDENT + _TERM + 4)
 
 
@@ -118,8 +114,7 @@ def _runs(check: Check, settings: Settings) -> str:
     asked, limit = settings.probes(check.name), settings["probes"]
     by_itself = "where a run calls for it" if getattr(check, "automatic", False) else "no"
     words = {True: "yes", False: "no", None: by_itself}
-    shown = ", ".join(limit.value) or "none"
-    return f"{words[asked]}: probes = {shown} ({limit.origin})"
+    return f"{words[asked]}: probes = {', '.join(limit.value) or 'none'} ({limit.origin})"
 
 
 def _severity(check: Check, settings: Settings) -> str:
@@ -131,7 +126,10 @@ def _severity(check: Check, settings: Settings) -> str:
     return f"{text}; left out ({', '.join(sorted(origins))})"
 
 
-def _by_layer(setting: Setting, settings: Settings) -> Iterator[str]:
+def _values(setting: Setting, settings: Settings) -> Iterator[str]:
+    """Yield the value of a setting, then those of single layers, each with its origin."""
+    limit = settings[setting.name]
+    yield f"{setting.show(limit.value)} ({limit.origin})"
     for special in settings.layer_limits:
         if special.setting == setting.name:
             yield f"{setting.show(special.limit.value)} by layer ({special.limit.origin})"
@@ -144,11 +142,5 @@ def _entry(term: str, text: str, column: int = _TERM) -> Iterator[str]:
 
 
 def _wrapped(text: str, indent: int) -> list[str]:
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=" " * indent,
-        subsequent_indent=" " * indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    lines = textwrap.wrap(text, WIDTH - indent, break_long_words=False, break_on_hyphens=False)
+    return [" " * indent + line for line in lines]

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pytest_modelhealth.alignment.result import Change, Pair
-from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, Divergence
-from pytest_modelhealth.comparison.measures import Difference
+from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, Divergence, differs
 from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.rendering.json import plain
 from pytest_modelhealth.rendering.notation import (
     NOT_SEEN,
-    abbreviate,
     number,
     plural,
     printable,
     shorten,
     table,
 )
+from pytest_modelhealth.rendering.recorded import comparison_data
 from pytest_modelhealth.report.flow import near
 
-MEASURES = (
-    "count", "unequal", "nan_both", "nonfinite", "max_abs", "max_rel", "relative_l2", "cosine"
-)  # fmt: skip
 FORWARD_ROLES = ("activations", "buffers")
 BACKWARD_ROLES = ("gradients", "parameter_gradients")
 MOST_ROWS = 9
@@ -45,19 +41,14 @@ def line(comparison: Comparison) -> str:
             f"not equivalent (strict_names): {_pair(first)}; every number is the same, by "
             f"{comparison.basis}"
         )
+    layers = [layer for layer in comparison.layers.values() if layer.tensors]
+    compared = "its outputs alone: no layer inside was compared"
+    if layers and (any(layer.name for layer in layers) or len(comparison.layers) == 1):
+        compared = plural(len(layers), "layer")
     return printable(
         f"equivalent by {comparison.basis}: {comparison.candidate} computes what "
-        f"{comparison.reference} does, in {_compared(comparison)}"
+        f"{comparison.reference} does, in {compared}"
     )
-
-
-def _compared(comparison: Comparison) -> str:
-    """Return in what the two were compared."""
-    compared = [layer for layer in comparison.layers.values() if layer.tensors]
-    is_whole = any(layer.name for layer in compared) or len(comparison.layers) == 1
-    if compared and is_whole:
-        return plural(len(compared), "layer")
-    return "its outputs alone: no layer inside was compared"
 
 
 def overview(comparison: Comparison) -> str:
@@ -101,6 +92,8 @@ def failure(comparison: Comparison) -> str:
             ]
         )
     limit = math.nan if found.result is None else found.result.limit
+    verb = "shows" if len(found.affected) == 1 else "show"
+    others = f"{plural(len(found.affected), 'other layer')} only {verb}"
     around = _table(comparison, _window(comparison, _layers(comparison), MOST_ROWS), 96)
     return "\n".join(
         [
@@ -108,7 +101,7 @@ def failure(comparison: Comparison) -> str:
             "",
             *_evidence(found.result, comparison.reference),
             *(f"  {row}" for row in around),
-            *_folded(comparison),
+            *([f"  {others} what began in {printable(found.label)}"] if found.affected else ()),
             "",
             f"verdict by:   {comparison.basis}, times {limit:g}",
             *_places(found),
@@ -132,46 +125,34 @@ def _evidence(result: TensorResult | None, model: str) -> Iterator[str]:
     """Yield how far the first tensor that diverged is off, and where most."""
     if result is None:
         return
-    what = _tensor(result, model)
-    difference = result.difference
-    if difference is None:
+    what, off = _tensor(result, model), result.difference
+    if off is None:
         yield f"  {what}: {result.problem}"
-        yield ""
-        return
-    yield (
-        f"  {what}: {difference.unequal:,} of {difference.count:,} elements differ, by "
-        f"{_times(result.ratio)} the natural noise (limit {result.limit:g})"
-    )
-    if difference.nonfinite:
-        yield f"  {_nonfinite(difference)}"
-    elif difference.at is not None:
+    else:
+        ratio = result.ratio
+        times = (
+            f"{ratio:,.{1 if ratio < 100 else 0}f} times" if math.isfinite(ratio) else "more than"
+        )
         yield (
-            f"  most at {list(difference.at)}: {difference.found:.6g} instead of "
-            f"{difference.expected:.6g}; {_measures(difference)}"
+            f"  {what}: {off.unequal:,} of {off.count:,} elements differ, by {times} the natural "
+            f"noise (limit {result.limit:g})"
+        )
+    if off is not None and off.nonfinite:
+        parts = {
+            "NaN in the candidate only": off.nan_candidate,
+            "NaN in the reference only": off.nan_reference,
+            "infinite on one side only": off.other_infinities,
+        }
+        said = ", ".join(f"{count:,} {what}" for what, count in parts.items() if count)
+        yield f"  {said}" + ("" if off.at is None else f"; the first at {list(off.at)}")
+    elif off is not None and off.at is not None:
+        sqnr = f"{off.sqnr:.0f}" if math.isfinite(off.sqnr) else "inf"
+        yield (
+            f"  most at {list(off.at)}: {off.found:.6g} instead of {off.expected:.6g}; relative L2 "
+            f"{number(off.relative_l2)}, cosine {off.cosine:.6g}, SQNR {sqnr} dB, "
+            f"{off.max_ulp:,.0f} ULP"
         )
     yield ""
-
-
-def _nonfinite(difference: Difference) -> str:
-    parts = [
-        (difference.nan_candidate, "NaN in the candidate only"),
-        (difference.nan_reference, "NaN in the reference only"),
-        (difference.other_infinities, "infinite on one side only"),
-    ]
-    said = ", ".join(f"{count:,} {what}" for count, what in parts if count)
-    at = "" if difference.at is None else f"; the first at {list(difference.at)}"
-    return f"{said}{at}"
-
-
-def _measures(difference: Difference) -> str:
-    return (
-        f"relative L2 {number(difference.relative_l2)}, cosine {difference.cosine:.6g}, "
-        f"SQNR {_decibels(difference.sqnr)}, {difference.max_ulp:,.0f} ULP"
-    )
-
-
-def _decibels(value: float) -> str:
-    return f"{value:.0f} dB" if math.isfinite(value) else "inf dB"
 
 
 def _tensor(result: TensorResult, model: str) -> str:
@@ -184,12 +165,6 @@ def _tensor(result: TensorResult, model: str) -> str:
     if key.role == "buffers":
         return f"{layer}.{key.tensor} after the step"
     return f"{key.role} of {layer}"
-
-
-def _times(ratio: float) -> str:
-    if math.isinf(ratio):
-        return "more than"
-    return f"{ratio:,.1f} times" if ratio < 100 else f"{ratio:,.0f} times"
 
 
 def _window(
@@ -212,13 +187,10 @@ def _table(comparison: Comparison, layers: Sequence[AlignedLayer], width: int) -
         mark = "!" if is_culprit else "~" if layer.diverged else ""
         forward, backward = layer.worst(*FORWARD_ROLES), layer.worst(*BACKWARD_ROLES)
         cells = [*_cells(forward), *_cells(backward)]
-        rows.append([mark, layer.label, printable(layer.pair.word), *cells])
+        rows.append([mark, printable(layer.label), printable(layer.pair.word), *cells])
     names = max(16, (width - 44) * 3 // 5)
-    cut = [
-        [mark, abbreviate(printable(name), names), shorten(now, width - 44 - names), *cells]
-        for mark, name, now, *cells in rows
-    ]
-    return table(cut, left=(0, 1, 2))
+    widest = ((1, names), (2, width - 44 - names))
+    return table(rows, (0, 1, 2), width=0, narrowest=widest, names=1)
 
 
 def _cells(result: TensorResult | None) -> list[str]:
@@ -232,16 +204,6 @@ def _cells(result: TensorResult | None) -> list[str]:
     return [number(result.difference.relative_l2), number(result.ratio)]
 
 
-def _folded(comparison: Comparison) -> Iterator[str]:
-    found = comparison.first_divergence
-    if found is not None and found.affected:
-        show = "shows" if len(found.affected) == 1 else "show"
-        yield (
-            f"  {plural(len(found.affected), 'other layer')} only {show} what began in "
-            f"{printable(found.label)}"
-        )
-
-
 def _alignment(comparison: Comparison) -> Iterator[str]:
     """Yield which layers were not simply matched."""
     alignment = comparison.alignment
@@ -249,26 +211,14 @@ def _alignment(comparison: Comparison) -> Iterator[str]:
     for change in (Change.RENAMED, Change.RETYPED, Change.MOVED, Change.INSERTED, Change.REMOVED):
         pairs = [pair for pair in alignment.of(change) if not pair.reason or pair.aligned]
         if pairs:
-            names = _names(_pair(pair, short=True) for pair in pairs)
-            parts.append(f"{len(pairs)} {change} ({names})")
-    noted = [f"{pair.name} {pair.note}" for pair in alignment.pairs if _tells(pair)]
-    if noted:
-        shown = noted[:MOST_NAMES]
-        more = len(noted) - len(shown)
-        parts += [*shown, f"and {more} more"] if more else shown
+            names = ", ".join(_pair(pair, short=True) for pair in pairs[:MOST_NAMES])
+            more = f" and {len(pairs) - MOST_NAMES} more" * (len(pairs) > MOST_NAMES)
+            parts.append(f"{len(pairs)} {change} ({names}{more})")
+    noted = [pair for pair in alignment.pairs if pair.note and not pair.is_noted_elsewhere]
+    parts += [f"{pair.name} {pair.note}" for pair in noted[:MOST_NAMES]]
+    parts += [f"and {len(noted) - MOST_NAMES} more"] * (len(noted) > MOST_NAMES)
     if parts:
         yield f"alignment:    {printable('; '.join(parts))}"
-
-
-def _tells(pair: Pair) -> bool:
-    """Whether a pair has a note that no other pair's note says too."""
-    return bool(pair.note) and not pair.is_noted_elsewhere
-
-
-def _names(names: Iterable[str]) -> str:
-    every = list(names)
-    more = f" and {len(every) - MOST_NAMES} more" if len(every) > MOST_NAMES else ""
-    return ", ".join(every[:MOST_NAMES]) + more
 
 
 def _pair(pair: Pair, *, short: bool = False) -> str:
@@ -292,51 +242,11 @@ def _more(count: int, what: str) -> Iterator[str]:
 
 
 def to_dict(comparison: Comparison) -> dict[str, Any]:
-    """Return everything as plain dictionaries, lists, numbers and strings."""
-    found = comparison.first_divergence
-    first = None
-    if found is not None:
-        first = _fields(found, "layer", "candidate", "kind", "story", "cause")
-        first |= {
-            "affected": list(found.affected),
-            "called_at": list(found.called_at),
-            "tensor": None if found.result is None else _tensor_as_data(found.result),
-        }
-    return {
-        **_fields(comparison, "equivalent", "reference", "candidate", "basis"),
-        "losses": list(comparison.losses),
-        "notes": list(comparison.notes),
-        "first_divergence": first,
-        "layers": [_layer_as_data(layer) for layer in comparison.layers.values()],
-        "outputs": [_tensor_as_data(result) for result in comparison.outputs],
-    }
+    """Return a comparison as in the file of a run, and whether the two are equivalent."""
+    equivalent = not differs(comparison)
+    return {"equivalent": equivalent, **plain(comparison_data(comparison))}
 
 
 def to_json(comparison: Comparison) -> str:
     """Return `to_dict` as strict JSON, ending in a newline: what is not finite is ``null``."""
-    return json.dumps(plain(to_dict(comparison)), indent=1, allow_nan=False) + "\n"
-
-
-def _fields(of: object, *names: str) -> dict[str, Any]:
-    return {name: getattr(of, name) for name in names}
-
-
-def _layer_as_data(layer: AlignedLayer) -> dict[str, Any]:
-    return {
-        **_fields(layer.pair, "reference", "candidate"),
-        "change": str(layer.pair.change),
-        "note": layer.pair.note,
-        "type": layer.type_name,
-        "diverged": layer.diverged,
-        "changed_parameters": list(layer.changed_parameters),
-        "tensors": [_tensor_as_data(result) for result in layer.tensors],
-    }
-
-
-def _tensor_as_data(result: TensorResult) -> dict[str, Any]:
-    data = _fields(result.key, "role", "tensor", "number")
-    data |= _fields(result, "diverged", "ratio", "noise", "source", "problem")
-    if result.difference is not None:
-        data |= _fields(result.difference, *MEASURES)
-        data |= {"sqnr_db": result.difference.sqnr, "max_ulp": result.difference.max_ulp}
-    return data
+    return json.dumps(to_dict(comparison), indent=1, allow_nan=False) + "\n"

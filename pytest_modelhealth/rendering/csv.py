@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from pytest_modelhealth.rendering.summary import STATISTICS
 from pytest_modelhealth.report import ROLES, HealthReport, LayerRecord
-from pytest_modelhealth.statistics import TensorStatistics
 
 FORMAT_VERSION = 1
 """Raised when a column changes its name or meaning."""
@@ -30,47 +29,37 @@ def render(report: HealthReport) -> str:
     written ``64x10``.
     """
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*LAYER_COLUMNS, *TENSOR_COLUMNS])
+    writer = csv.DictWriter(text, [*LAYER_COLUMNS, *TENSOR_COLUMNS], lineterminator="\n")
+    writer.writeheader()
     for record in report:
-        writer.writerows(_rows(record))
+        writer.writerows(list(_rows(record)) or [_layer(record)])
     return text.getvalue()
 
 
-def _rows(record: LayerRecord) -> Iterator[list[object]]:
-    layer = [FORMAT_VERSION, record.name, record.type_name, record.status.value, record.reason]
-    layer += [record.activation, record.calls]
-    rows = [
-        [*layer, role, tensor, *_cells(seen), _frozen(record, role, tensor), *_place(record, role)]
-        for role in ROLES
-        for tensor, seen in record.tensors(role).items()
-    ]
-    yield from rows or [[*layer, "", "", *[""] * len(TENSOR_COLUMNS)]]
+def _layer(record: LayerRecord) -> dict[str, object]:
+    own = {name: getattr(record, name) for name in ("reason", "activation", "calls")}
+    own |= {"layer": record.name, "type": record.type_name, "status": record.status.value}
+    return {"format_version": FORMAT_VERSION, **own}
 
 
-def _cells(seen: TensorStatistics) -> list[object]:
-    first, units = seen.first_nonfinite, seen.units
-    return [
-        _joined(seen.shape),
-        seen.dtype,
-        seen.device,
-        *(getattr(seen, name) for name in STATISTICS),
-        seen.histogram_sampled,
-        None if first is None else _joined(first),
-        None if units is None else len(units.alive),
-        None if units is None else units.observations,
-    ]
+def _rows(record: LayerRecord) -> Iterator[dict[str, object]]:
+    for role in ROLES:
+        largest = record.largest.get(role)
+        for tensor, seen in record.tensors(role).items():
+            first, units = seen.first_nonfinite, seen.units
+            yield {
+                **_layer(record),
+                **{name: getattr(seen, name) for name in (*STATISTICS, *_PLAIN)},
+                "role": role,
+                "tensor": tensor,
+                "shape": "x".join(map(str, seen.shape)),
+                "first_nonfinite": None if first is None else "x".join(map(str, first)),
+                "units": units and len(units.alive),
+                "unit_observations": units and units.observations,
+                "frozen": tensor in record.frozen if role == "parameters" else None,
+                "largest_in_batch": largest and largest.batch,
+                "largest_in_sample": largest and largest.sample,
+            }
 
 
-def _joined(numbers: Iterable[int]) -> str:
-    return "x".join(map(str, numbers))
-
-
-def _frozen(record: LayerRecord, role: str, tensor: str) -> bool | None:
-    return tensor in record.frozen if role == "parameters" else None
-
-
-def _place(record: LayerRecord, role: str) -> tuple[int | None, int | None]:
-    """Return batch and sample of the largest magnitude, where that is known."""
-    found = record.largest.get(role)
-    return (None, None) if found is None else (found.batch, found.sample)
+_PLAIN = ("dtype", "device", "histogram_sampled")

@@ -1,13 +1,16 @@
-"""The flow of a run as boxes and arrows: what Mermaid, DOT and the figure draw.
+"""The flow of a run as boxes and arrows: what Mermaid, DOT, the page and the figure draw.
 
 Views and single operations stand on the arrows; sums, products and whatever else joins two ways are
-boxes of their own. A large model is folded into its containers.
+boxes of their own, ``"+ #45"``. A large model is folded into its containers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any, NamedTuple
 
 from pytest_modelhealth.report import HealthReport
 from pytest_modelhealth.report.flow import (
@@ -21,72 +24,14 @@ from pytest_modelhealth.report.flow import (
 )
 
 MOST_BOXES = 60
-"""A picture of more boxes is folded: that many can be read on one page."""
-
-
-@dataclass(frozen=True)
-class Box:
-    """A layer, a source, an end of the run, or an operation that joins several.
-
-    Args:
-        key: identifies it in the diagram.
-        label: what to write in it.
-        kind: ``"layer"``, ``"source"``, ``"end"`` or ``"join"``.
-    """
-
-    key: str
-    label: str
-    kind: str
-
-
-@dataclass(frozen=True)
-class Arrow:
-    """What goes from one box to another.
-
-    Args:
-        source, target: keys of the boxes.
-        label: operations on the way, views apart.
-        passes_gradient: whether a gradient goes back.
-    """
-
-    source: str
-    target: str
-    label: str = ""
-    passes_gradient: bool = True
-
-
-@dataclass(frozen=True)
-class Diagram:
-    """Boxes, sources first, and the arrows between them."""
-
-    boxes: tuple[Box, ...]
-    arrows: tuple[Arrow, ...]
-
+"""A text of more boxes is folded: that many can be read on one page."""
 
 NO_FLOW = "no flow was recorded in this run"
 
+ELLIPSIS = " \N{HORIZONTAL ELLIPSIS} "
 
-def diagram(report: HealthReport, most_boxes: int = MOST_BOXES) -> Diagram | None:
-    """Return the diagram of a report's flow, folded until it has no more than so many boxes.
-
-    ``None`` where no flow was recorded.
-    """
-    if report.flow is None or not report.flow.graph.vertices:
-        return None
-    graph = report.flow.graph
-    levels = _levels(graph)
-    for depth in range(max(levels, default=0), 1, -1):
-        drawn = _Drawing(graph, levels, depth).diagram()
-        if len(drawn.boxes) <= most_boxes:
-            return drawn
-    return _Drawing(graph, levels, 1).diagram()
-
-
-def _levels(graph: Graph) -> list[int]:
-    levels: list[int] = []
-    for call in graph.calls:
-        levels.append(0 if call.parent < 0 else levels[call.parent] + 1)
-    return levels
+Edge = Sequence[Any]
+"""From which box to which, whether a gradient goes back, and by which operations, views apart."""
 
 
 class _Way(NamedTuple):
@@ -97,87 +42,252 @@ class _Way(NamedTuple):
     is_open: bool = True
 
 
-class _Drawing:
-    def __init__(self, graph: Graph, levels: list[int], depth: int) -> None:
+class Diagram:
+    """The innermost layers of a run, its sources and ends, and what joins ways between them.
+
+    Args:
+        graph: the recorded flow.
+
+    Attributes:
+        kinds: of each box: ``"layer"``, ``"source"``, ``"end"`` or ``"join"``; sources first.
+    """
+
+    def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._depth = depth
-        self._boxes: dict[str, Box] = {}
-        self._arrows: dict[tuple[str, str, str], Arrow] = {}
-        self._shown = [self._box_of_call(number, levels) for number in range(len(graph.calls))]
+        self.kinds: dict[str, str] = {}
+        self._passes: dict[tuple[str, str, tuple[str, ...]], bool] = {}
+        self._layers = [c.layer if c.last == at else None for at, c in enumerate(graph.calls)]
         self._read_between = {
             operand
             for vertex in graph.vertices
             if vertex.kind is Kind.OPERATION
             and vertex.call >= 0
-            and self._shown[vertex.call] is None
+            and self._layers[vertex.call] is None
             for operand in vertex.operands
         }
-
-    def _box_of_call(self, number: int, levels: list[int]) -> str | None:
-        """Return the layer whose box a call is in; ``None`` where the call is opened."""
-        call = self._graph.calls[number]
-        if call.last != number and levels[number] < self._depth:
-            return None
-        while levels[number] > self._depth:
-            number = self._graph.calls[number].parent
-        return self._graph.calls[number].layer
-
-    def diagram(self) -> Diagram:
         ways: list[_Way | None] = []
-        for number in range(len(self._graph.vertices)):
+        for number in range(len(graph.vertices)):
             ways.append(self._way(number, ways))
-        if self._graph.loss is None:
-            key = self._box(OUTPUT, "end")
-            for way in filter(None, (ways[output] for output in self._graph.outputs)):
-                self._connect(way, key)
-        return Diagram(tuple(self._boxes.values()), tuple(self._arrows.values()))
+        if graph.loss is None:
+            for way in filter(None, (ways[output] for output in graph.outputs)):
+                self._joined([(way, True)], OUTPUT, "end")
+
+    @property
+    def edges(self) -> list[Edge]:
+        """What goes from one box to another."""
+        return [[a, b, passes, [*names]] for (a, b, names), passes in self._passes.items()]
 
     def _way(self, number: int, ways: list[_Way | None]) -> _Way | None:
         vertex = self._graph.vertices[number]
         is_read = vertex.kind is Kind.PARAMETER and number in self._read_between
         if is_read or vertex.kind in (Kind.INPUT, Kind.TARGET):
-            return _Way(self._box(vertex.name, "source"))
+            return self._joined([], vertex.name, "source")
         given = [
             (way, vertex.passes_gradient(position) or not self._graph.vertices[operand].live)
             for position, operand in enumerate(vertex.operands)
             if (way := ways[operand]) is not None
         ]
-        layer = self._shown[vertex.call] if vertex.call >= 0 else None
+        layer = self._layers[vertex.call] if vertex.call >= 0 else None
         if layer is not None:
-            return self._joined(given, self._box(layer, "layer"))
+            return self._joined(given, layer, "layer")
         if vertex.call < 0 and self._graph.loss is not None:
-            return self._joined(given, self._box(LOSS, "end"))
-        return self._operation(number, given)
-
-    def _operation(self, number: int, given: list[tuple[_Way, bool]]) -> _Way | None:
+            return self._joined(given, LOSS, "end")
         if not given:
             return None
-        function = self._graph.vertices[number].function
+        function = vertex.function
         if len({way.source for way, _ in given}) > 1:
-            return self._joined(given, self._box(f"{number}", "join", _symbol(function)))
+            return self._joined(given, f"{_symbol(function)} #{number}", "join")
         (source, operations, is_open), passes = given[0]
         is_named = function not in SUMS and (function not in AS_IT_IS or not passes)
         names = (*operations, function) if is_named else operations
         return _Way(source, names, is_open and passes)
 
-    def _joined(self, given: list[tuple[_Way, bool]], key: str) -> _Way:
-        for way, passes in given:
-            self._connect(way._replace(is_open=way.is_open and passes), key)
-        return _Way(key)
-
-    def _box(self, key: str, kind: str, label: str = "") -> str:
-        self._boxes.setdefault(key, Box(key, label or key, kind))
-        return key
-
-    def _connect(self, way: _Way, target: str) -> None:
-        if way.source != target:
-            arrow = way.source, target, " ".join(dict.fromkeys(way.operations))
-            known = self._arrows.get(arrow)
-            is_open = way.is_open or (known is not None and known.passes_gradient)
-            self._arrows[arrow] = Arrow(*arrow, is_open)
+    def _joined(self, given: list[tuple[_Way, bool]], box: str, kind: str) -> _Way:
+        self.kinds.setdefault(box, kind)
+        for (source, operations, is_open), passes in given:
+            if source != box:
+                edge = source, box, tuple(dict.fromkeys(operations))
+                self._passes[edge] = (is_open and passes) or self._passes.get(edge, False)
+        return _Way(box)
 
 
 def _symbol(function: str) -> str:
     if function in SUMS:
         return "-" if function in ("sub", "isub", "rsub", "subtract") else "+"
     return "*" if function in PRODUCTS else function
+
+
+def diagram(report: HealthReport) -> Diagram | None:
+    """Return the diagram of a report's flow; ``None`` where none was recorded."""
+    if report.flow is None or not report.flow.graph.vertices:
+        return None
+    return Diagram(report.flow.graph)
+
+
+def is_join(name: str) -> bool:
+    """Return whether this is an operation that joins several ways, which is numbered: "+ #45"."""
+    return bool(re.search(r" #\d+$", name))
+
+
+# Folding
+
+
+@dataclass(frozen=True)
+class Box:
+    """What is drawn as one: the boxes folded into it, and its name, that of the ends of a range."""
+
+    ends: tuple[str, ...]
+    leaves: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of a layer or a container, or of the first and the last of several."""
+        return ELLIPSIS.join(self.ends)
+
+    @property
+    def is_range(self) -> bool:
+        """Whether it holds several siblings."""
+        return len(self.ends) > 1
+
+
+@dataclass
+class Arrow:
+    """All edges from a box to another, by numbers of the boxes."""
+
+    source: int
+    target: int
+    is_cut: bool
+    operations: dict[str, None] = field(default_factory=dict)
+    count: int = 0
+
+
+_NEAR, _RANGES = 2, 6
+"""Siblings that stand beside what is looked at; ranges of any other long stack."""
+
+
+def folded(
+    names: Collection[str],
+    edges: Iterable[Edge],
+    most: int,
+    *,
+    focus: str | None = None,
+    most_children: int = 12,
+) -> list[Box]:
+    """Return at most about `most` boxes.
+
+    Args:
+        names: what is to be folded.
+        edges: an operation is folded with the last layer that feeds it.
+        most: how many boxes.
+        focus: a layer or a container; it and what is near is opened first.
+        most_children: all layers of a container of so many are shown, ranges of more.
+    """
+    if len(names) <= most:
+        return [Box((name,), (name,)) for name in names]
+    places: dict[str, str] = {}
+    for source, target, *_ in edges:
+        if is_join(target) and (target not in places or not is_join(source)):
+            outer = str(places.get(source, source)).rpartition(".")[0]
+            places[target] = f"{outer}." * bool(outer) + target.replace(".", " ")
+    paths = {name: tuple(places.get(name, name).split(".")) for name in names}
+    near = places.get(focus, focus) if focus is not None else None
+    folding = _Folding(paths, None if near is None else tuple(near.split(".")), most_children)
+    boxes = folding.opened(Box(("",), tuple(names)))
+    while len(boxes) <= most:  # first what is looked at, with no regard to how many parts it has
+        whole = (b for b in boxes if len(b.leaves) > 1 and folding.is_near(b) and b.name != near)
+        box = next(whole, None)
+        if box is None:
+            break
+        boxes[boxes.index(box) : boxes.index(box) + 1] = folding.opened(box)
+    waiting = [box for box in boxes if box.name != near]
+    for box in waiting:
+        parts = folding.opened(box) if len(box.leaves) > 1 and not box.is_range else []
+        if 0 < len(parts) <= most_children and len(boxes) + len(parts) - 1 <= most:
+            boxes[boxes.index(box) : boxes.index(box) + 1] = parts
+            waiting += parts
+    return boxes
+
+
+class _Folding(NamedTuple):
+    """The parts of the name of each leaf, and of what is looked at."""
+
+    paths: Mapping[str, tuple[str, ...]]
+    near: tuple[str, ...] | None
+    most_children: int
+
+    def is_near(self, box: Box) -> bool:
+        """Return whether the box is what is looked at, holds it or lies in it."""
+        near = self.near
+        return near is not None and any(self.paths[n][: len(near)] == near for n in box.leaves)
+
+    def opened(self, box: Box) -> list[Box]:
+        """Return the parts of a container or a range, as ranges where they are many."""
+        first, last = (least(self.paths[leaf] for leaf in box.leaves) for least in (min, max))
+        pairs = zip(first, last, strict=False)
+        depth = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) + 1
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for leaf in box.leaves:
+            groups.setdefault(self.paths[leaf][:depth], []).append(leaf)
+        parts = [
+            Box((leaves[0] if len(leaves) == 1 else ".".join(path),), tuple(leaves))
+            for path, leaves in groups.items()
+        ]
+        if len(parts) <= self.most_children:
+            return parts
+        at = next((at for at, part in enumerate(parts) if self.is_near(part)), None)
+        if at is None:
+            size = -(-len(parts) // _RANGES)
+            spans = [parts[start : start + size] for start in range(0, len(parts), size)]
+        else:
+            start, end = max(0, at - _NEAR), at + _NEAR + 1
+            spans = [parts[:start], *([part] for part in parts[start:end]), parts[end:]]
+        return [
+            Box(
+                (span[0].name, span[-1].name)[: len(span)], tuple(n for s in span for n in s.leaves)
+            )
+            for span in spans
+            if span
+        ]
+
+
+def arrows(boxes: Sequence[Box], edges: Iterable[Edge]) -> list[Arrow]:
+    """Return one arrow for all edges from a box to another, apart by whether gradients go back."""
+    box_of = {leaf: index for index, box in enumerate(boxes) for leaf in box.leaves}
+    found: dict[tuple[int, int, bool], Arrow] = {}
+    for source, target, passes, operations in edges:
+        a, b = box_of[source], box_of[target]
+        if a != b or source == target:
+            arrow = found.setdefault((a, b, passes), Arrow(a, b, not passes))
+            arrow.count += 1
+            if len(arrow.operations) < 6:
+                arrow.operations.update(dict.fromkeys(operations))
+    return list(found.values())
+
+
+def written(
+    report: HealthReport, most_boxes: int, shapes: Mapping[str, str]
+) -> tuple[list[tuple[str, str, str]], list[tuple[str, str, str, bool]]] | None:
+    """Return what a language of graphs writes; ``None`` where no flow was recorded.
+
+    Args:
+        report: the report.
+        most_boxes: more are folded.
+        shapes: by the kind of a box.
+
+    Returns:
+        Name, text and shape of each box; the ends, the text and whether it is cut of each arrow.
+    """
+    drawn = diagram(report)
+    if drawn is None:
+        return None
+    edges = drawn.edges
+    boxes = folded(drawn.kinds, edges, most_boxes, most_children=most_boxes)
+    texts = [re.sub(r" #\d+$", "", box.name) for box in boxes]
+    kinds = [drawn.kinds.get(box.name, "layer") for box in boxes]
+    return (
+        [(b.name, t, shapes[kind]) for b, t, kind in zip(boxes, texts, kinds, strict=True)],
+        [
+            (boxes[a.source].name, boxes[a.target].name, " ".join(a.operations), a.is_cut)
+            for a in arrows(boxes, edges)
+        ],
+    )

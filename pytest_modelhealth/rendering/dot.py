@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_modelhealth.rendering.diagram import MOST_BOXES, NO_FLOW, diagram
+from pytest_modelhealth.rendering.diagram import MOST_BOXES, NO_FLOW, written
 from pytest_modelhealth.report import HealthReport
 
 _SHAPES = {"layer": "box", "source": "ellipse", "end": "doubleoctagon", "join": "circle"}
@@ -10,18 +10,16 @@ _SHAPES = {"layer": "box", "source": "ellipse", "end": "doubleoctagon", "join": 
 
 def render(report: HealthReport, most_boxes: int = MOST_BOXES) -> str:
     """Return the graph; where no gradient goes back the arrow is dashed."""
-    drawn = diagram(report, most_boxes)
+    drawn = written(report, most_boxes, _SHAPES)
     if drawn is None:
         return f"digraph flow {{\n  label={_quoted(NO_FLOW)};\n}}\n"
+    boxes, arrows = drawn
     lines = ["digraph flow {", '  node [fontname="sans-serif", fontsize=10];']
-    lines += [
-        f"  {_quoted(box.key)} [label={_quoted(box.label)}, shape={_SHAPES[box.kind]}];"
-        for box in drawn.boxes
-    ]
-    for arrow in drawn.arrows:
-        style = "" if arrow.passes_gradient else ", style=dashed"
-        ends = f"{_quoted(arrow.source)} -> {_quoted(arrow.target)}"
-        lines.append(f"  {ends} [label={_quoted(arrow.label)}{style}];")
+    for name, text, shape in boxes:
+        lines.append(f"  {_quoted(name)} [label={_quoted(text)}, shape={shape}];")
+    for source, target, text, is_cut in arrows:
+        style = ", style=dashed" * is_cut
+        lines.append(f"  {_quoted(source)} -> {_quoted(target)} [label={_quoted(text)}{style}];")
     return "\n".join([*lines, "}"]) + "\n"
 
 

@@ -83,22 +83,16 @@ def culprit_and_predecessor(report: HealthReport) -> Exhibit | None:
         named = report.layers.get(reference.layer)
         if named is not None and named is not culprit and named.tensors(role):
             return replace(alone, predecessor=named)
-    before = [
-        record
-        for record in leaves(report.observation)
-        if record.tensors(role) and _is_before(record, culprit, role)
-    ]
+    called = [r for r in leaves(report.observation) if r.tensors(role) and r.entered is not None]
+    at = math.nan if culprit.entered is None else culprit.entered
+    if role in BACKWARD_ROLES:
+        after = (record for record in called if (record.entered or 0) > at)
+        near = [record for record in after if not is_inside(record.name, culprit.name)]
+    else:
+        near = [record for record in called if (record.entered or 0) < at]
     nearest = min if role in BACKWARD_ROLES else max
-    last = nearest(before, key=lambda record: record.entered or 0, default=None)
+    last = nearest(near, key=lambda record: record.entered or 0, default=None)
     return replace(alone, predecessor=last)
-
-
-def _is_before(record: LayerRecord, culprit: LayerRecord, role: str) -> bool:
-    if record.entered is None or culprit.entered is None:
-        return False
-    if role not in BACKWARD_ROLES:
-        return record.entered < culprit.entered
-    return record.entered > culprit.entered and not is_inside(record.name, culprit.name)
 
 
 def render(report: HealthReport, *, ascii_only: bool | None = None) -> str:
@@ -113,74 +107,65 @@ def render(report: HealthReport, *, ascii_only: bool | None = None) -> str:
     found = culprit_and_predecessor(report)
     if found is None:
         return headline(report)
-    records = [record for record in (found.predecessor, found.culprit) if record is not None]
-    panels = [Panel(record, seen) for record in records if (seen := found.statistics(record))]
-    blocks = _can_print_blocks() if ascii_only is None else not ascii_only
-    lines = [_title(found), ""]
+    culprit, before = printable(found.culprit.label), found.predecessor
+    lines = [f"{found.role.replace('_', ' ')} of {culprit} ({found.violation.check})", ""]
+    if before is not None:
+        lines[0] += f", beside {printable(before.label)} computed just before"
+    panels = [
+        (_title(record), seen)
+        for record in (before, found.culprit)
+        if record is not None and (seen := found.statistics(record))
+    ]
     if panels:
-        rest = list(_further(report, found))
-        lines += [*_histograms(panels, BLOCKS if blocks else "#"), "", *_numbers([*panels, *rest])]
-    lines += [line for panel in panels for line in _range_of_dtype(panel)]
-    lines += [f"{p.title}: bins counted on a sample" for p in panels if p.seen.histogram_sampled]
+        has_blocks = _can_print_blocks() if ascii_only is None else not ascii_only
+        lines += _histograms(panels, BLOCKS if has_blocks else "#")
+        lines += ["", *_numbers([*panels, *_further(report, found)])]
+    lines += [line for panel in panels for line in _range_of_dtype(*panel)]
+    lines += [f"{title}: bins counted on a sample" for title, s in panels if s.histogram_sampled]
     if found.statistics(found.culprit) is None:
         lines.append(printable(found.culprit.why_not_seen(found.role)))
     return "\n".join(lines)
 
 
-def _title(found: Exhibit) -> str:
-    role = found.role.replace("_", " ")
-    title = f"{role} of {printable(found.culprit.label)} ({found.violation.check})"
-    if found.predecessor is None:
-        return title
-    return f"{title}, beside {printable(found.predecessor.label)} computed just before"
+def _title(record: LayerRecord) -> str:
+    """Return a layer's name, short enough to stand over its bars."""
+    return abbreviate(printable(record.label), BAR)
 
 
-@dataclass(frozen=True)
-class Panel:
-    """One of the tensors that are compared."""
-
-    record: LayerRecord
-    seen: TensorStatistics
-    what: str = ""
-
-    @property
-    def title(self) -> str:
-        """Its layer's name, short enough to stand over its bars, and the role if it is another."""
-        return f"{abbreviate(printable(self.record.label), BAR)}{self.what}"
-
-
-def _further(report: HealthReport, found: Exhibit) -> Iterator[Panel]:
+def _further(report: HealthReport, found: Exhibit) -> Iterator[tuple[str, TensorStatistics]]:
     """Yield what else the violation is read from: other roles than the one in the histograms."""
     for reference in found.violation.evidence:
         record = report.layers.get(reference.layer)
         tensors = {} if record is None else record.tensors(reference.role)
         seen = tensors.get(reference.tensor, tensors.get(""))
         if record is not None and seen is not None and reference.role != found.role:
-            yield Panel(record, seen, f" {reference.tensor or reference.role}")
+            yield f"{_title(record)} {reference.tensor or reference.role}", seen
 
 
-def _histograms(panels: Sequence[Panel], ink: str) -> list[str]:
-    starts = bin_starts([panel.seen for panel in panels])
-    counts = np.array([[*binned(p.seen, starts), p.seen.nonfinite_count] for p in panels])
-    strained = np.array([[*binned(p.seen, starts, strained=True), 0] for p in panels])
-    parts = counts / np.array([[max(1, panel.seen.count)] for panel in panels])
+def _histograms(panels: Sequence[tuple[str, TensorStatistics]], ink: str) -> list[str]:
+    tensors = [seen for _, seen in panels]
+    starts = bin_starts(tensors)
+    counts = np.array([[*binned(seen, starts), seen.nonfinite_count] for seen in tensors])
+    strained = np.array([[*binned(seen, starts, strained=True), 0] for seen in tensors])
+    parts = counts / np.array([[max(1, seen.count)] for seen in tensors])
     largest = parts.max() or 1.0
-    rows = [["", *(cell for panel in panels for cell in (panel.title, ""))]]
-    for index, name in enumerate([*_bin_names(starts), "NaN, inf"]):
+    edges = ["0", *map(power_of_two, starts)]
+    positive = [f"{low} .. {high}" for low, high in pairwise(edges)]
+    edges = ["0", *(f"-{edge}" for edge in edges[1:])]
+    negative = [f"{low} .. {high}" for high, low in pairwise(edges)]
+    rows = []
+    for index, name in enumerate([*negative[::-1], "zero", *positive, "NaN, inf"]):
         row = [name]
         for part, star in zip(parts[:, index], strained[:, index], strict=True):
             share = percent(part) if part else ""
             row += [bar(part / largest, ink).ljust(BAR), f"{share:>4}{'*' if star else ' '}"]
         rows.append(row)
-    shown = [0, *(1 + index for index in _worth_a_row(np.any(counts, axis=0).tolist()))]
-    return table([rows[index] for index in shown], left=range(1, 2 * len(panels) + 1))
-
-
-def _worth_a_row(filled: Sequence[bool]) -> list[int]:
-    """Return the bins from the first filled one to the last, the zeros, and the non-finite."""
-    finite = {*np.flatnonzero(filled[:-1]).tolist(), len(filled) // 2 - 1}
-    last = [len(filled) - 1] if filled[-1] else []
-    return [*range(min(finite), max(finite) + 1), *last]
+    # from the first filled bin to the last, the zeros, and what is not finite
+    filled = np.flatnonzero(counts[:, :-1].any(axis=0)).tolist()
+    inner = [*filled, len(positive)]
+    shown = rows[min(inner) : max(inner) + 1] + rows[-1:] * bool(counts[:, -1].any())
+    titles = ["", *(cell for title, _ in panels for cell in (title, ""))]
+    return table([titles, *shown], left=range(1, 2 * len(panels) + 1))
 
 
 def bin_starts(tensors: Iterable[TensorStatistics]) -> list[int]:
@@ -193,16 +178,15 @@ def bin_starts(tensors: Iterable[TensorStatistics]) -> list[int]:
         return [0, 1]
     highest = max(seen.exponents.highest for seen in tensors)
     # the lowest exponent kept also holds what is smaller, so it belongs to the bin at zero
-    lowest = max(LOWEST_EXPONENT + 1, min(bulk_start(seen) for seen in tensors))
+    starts = []
+    for seen in tensors:  # no more than `TAIL` of the values are below
+        below = np.cumsum(seen.exponents.counts.sum(axis=1))
+        least = int(np.searchsorted(below, TAIL * below[-1], "right"))
+        starts.append(seen.exponents.lowest + least)
+    lowest = max(LOWEST_EXPONENT + 1, min(starts))
     signs = sum(any(seen.exponents.counts[:, sign].any() for seen in tensors) for sign in (0, 1))
     step = math.ceil((highest + 1 - lowest) / (MAX_BINS // signs)) or 1
     return [*range(lowest, highest + 1, step), highest + 1]
-
-
-def bulk_start(seen: TensorStatistics) -> int:
-    """Return the least exponent with no more than `TAIL` of the values below it."""
-    below = np.cumsum(seen.exponents.counts.sum(axis=1))
-    return seen.exponents.lowest + int(np.searchsorted(below, TAIL * below[-1], "right"))
 
 
 def binned(seen: TensorStatistics, starts: Sequence[int], *, strained: bool = False) -> list[int]:
@@ -223,18 +207,9 @@ def binned(seen: TensorStatistics, starts: Sequence[int], *, strained: bool = Fa
     return [*rows[::-1, 0].tolist(), zeros, *rows[:, 1].tolist()]
 
 
-def _bin_names(starts: Sequence[int]) -> list[str]:
-    edges = ["0", *map(power_of_two, starts)]
-    positive = [f"{low} .. {high}" for low, high in pairwise(edges)]
-    edges = ["0", *(f"-{edge}" for edge in edges[1:])]
-    negative = [f"{low} .. {high}" for high, low in pairwise(edges)]
-    return [*reversed(negative), "zero", *positive]
-
-
 def bar(part: float, ink: str) -> str:
     """Return a bar of `part` times `BAR` characters; something that is not nothing is seen."""
-    steps = math.ceil(part * BAR * len(ink))
-    whole, rest = divmod(steps, len(ink))
+    whole, rest = divmod(math.ceil(part * BAR * len(ink)), len(ink))
     return ink[-1] * whole + (ink[rest - 1] if rest else "")
 
 
@@ -246,43 +221,29 @@ def _can_print_blocks() -> bool:
     return True
 
 
-def _numbers(panels: Sequence[Panel]) -> list[str]:
+def _numbers(panels: Iterable[tuple[str, TensorStatistics]]) -> list[str]:
     rows = [["", "mean", "std", "min", "max", "zeros", "dead", "NaN", "inf", "dtype", "shape"]]
-    for panel in panels:
-        seen = panel.seen
-        rows.append(
-            [
-                panel.title,
-                *map(number, (seen.mean, seen.std, seen.min, seen.max)),
-                percent(seen.zero_fraction),
-                percent(seen.dead_fraction),
-                f"{seen.nan_count:,}",
-                f"{seen.inf_count:,}",
-                seen.dtype,
-                shape(seen.shape),
-            ]
-        )
+    for title, seen in panels:
+        numbers = map(number, (seen.mean, seen.std, seen.min, seen.max))
+        shares = map(percent, (seen.zero_fraction, seen.dead_fraction))
+        counts = (f"{count:,}" for count in (seen.nan_count, seen.inf_count))
+        rows.append([title, *numbers, *shares, *counts, seen.dtype, shape(seen.shape)])
     return table(rows, left=(0, 9, 10))
 
 
-def _range_of_dtype(panel: Panel) -> Iterator[str]:
+def _range_of_dtype(title: str, seen: TensorStatistics) -> Iterator[str]:
     """Say how much of the tensor its dtype nearly cannot hold (the rows with a star)."""
-    seen = panel.seen
     smallest, largest = normal_exponents(seen.dtype)
     exponents = np.arange(seen.exponents.lowest, seen.exponents.highest + 1)
     counts = seen.exponents.counts.sum(axis=1)
-    if small := counts[exponents < smallest].sum():
-        limit = torch.finfo(getattr(torch, seen.dtype)).smallest_normal
-        yield (
-            f"* underflow: {percent(small / seen.count)} of {panel.title} is below the smallest "
-            f"normal {seen.dtype}, {number(limit)}"
-        )
-    if large := counts[exponents >= largest].sum():
-        limit = torch.finfo(getattr(torch, seen.dtype)).max
-        yield (
-            f"* overflow: {percent(large / seen.count)} of {panel.title} is within a factor of 2 "
-            f"of the largest {seen.dtype}, {number(limit)}"
-        )
+    for name, beyond, limit, what in (
+        ("underflow", exponents < smallest, "smallest_normal", "below the smallest normal"),
+        ("overflow", exponents >= largest, "max", "within a factor of 2 of the largest"),
+    ):
+        if count := counts[beyond].sum():
+            size = number(getattr(torch.finfo(getattr(torch, seen.dtype)), limit))
+            share = percent(count / seen.count)
+            yield f"* {name}: {share} of {title} is {what} {seen.dtype}, {size}"
 
 
 def normal_exponents(dtype: str) -> tuple[float, float]:

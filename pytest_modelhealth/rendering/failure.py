@@ -36,15 +36,30 @@ MAX_REMARKS = 3
 def render(report: HealthReport) -> str:
     """Return at most a screenful (24 lines); its first line is verdict and worst layer."""
     if not report.violations:
-        ways = _without_broken(report) if report._judgement.broken else _without_doubt(report)
-        return "\n".join([headline(report), *ways, run(report), *_remarks(report)])
+        judgement, limit = report._judgement, report._settings["inconclusive"]
+        if judgement.broken:
+            ways = [
+                "The other checks ran and object to nothing. Correct this one, or leave it out:",
+                f'  @pytest.mark.modelhealth(skip_checks="{judgement.broken[0].check}")',
+            ]
+        else:
+            enough = "not enough was seen to call it healthy"
+            ways = [
+                f"Nothing is violated, but {enough}. Give what is missing,",
+                "or use report.assert_healthy(), which fails for violations alone",
+            ]
+            if limit.value == "fail":
+                ways[1] = 'or let it pass: @pytest.mark.modelhealth(inconclusive="warn")'
+                ways.append(f'"fail" was set by: {printable(limit.origin)}')
+        return "\n".join([headline(report), "", *ways, "", run(report), *_remarks(report)])
     worst = report.violations[0]
+    following = consequences(report, worst)
     return "\n".join(
         [
             headline(report),
             "",
             *_violations(report),
-            *_consequences(report, worst),
+            *([f"  {following}"] if following else ()),
             "",
             *([f"likely cause: {printable(near(worst.cause))}"] if worst.cause else ()),
             *(f"seen:         {printable(near(line))}" for line in worst.details[:_FEW]),
@@ -54,27 +69,6 @@ def render(report: HealthReport) -> str:
             *_remarks(report),
         ]
     )
-
-
-def _without_broken(report: HealthReport) -> Iterator[str]:
-    """Yield how to go on where a check broke, and the others object to nothing."""
-    yield ""
-    yield "The other checks ran and object to nothing. Correct this one, or leave it out:"
-    yield f'  @pytest.mark.modelhealth(skip_checks="{report._judgement.broken[0].check}")'
-    yield ""
-
-
-def _without_doubt(report: HealthReport) -> Iterator[str]:
-    """Yield how to go on where nothing is violated, and something could not be judged."""
-    limit = report._settings["inconclusive"]
-    yield ""
-    yield "Nothing is violated, but not enough was seen to call it healthy. Give what is missing,"
-    if limit.value == "fail":
-        yield 'or let it pass: @pytest.mark.modelhealth(inconclusive="warn")'
-        yield f'"fail" was set by: {printable(limit.origin)}'
-    else:
-        yield "or use report.assert_healthy(), which fails for violations alone"
-    yield ""
 
 
 def _violations(report: HealthReport) -> Iterator[str]:
@@ -100,11 +94,6 @@ def _row(report: HealthReport, violation: Violation) -> tuple[str, ...]:
     return (name, violation.check, tensor, value, limit, origin)
 
 
-def _consequences(report: HealthReport, worst: Violation) -> Iterator[str]:
-    if following := consequences(report, worst):
-        yield f"  {following}"
-
-
 def _code(worst: Violation) -> Iterator[str]:
     """Yield the code at the places that the violation names."""
     said = f"{worst.message} {worst.cause}"
@@ -119,12 +108,15 @@ _PLACE = re.compile(r"([^\s`]+\.py):(\d+)")
 def _way(report: HealthReport, worst: Violation) -> Iterator[str]:
     """Yield what feeds the worst layer, what it feeds, the operations between, and where it is."""
     flow, layer = report.flow, worst.layer
-    own_class = _own_class(report, layer)
-    line = "" if _PLACE.search(worst.cause) else called_at(report, layer)
-    called = [printable(near(line))] if line else []
+    line, own = called_at(report, layer), defined_at(report, layer)
+    places = {
+        "called": "" if _PLACE.search(worst.cause) else line,
+        "class": "" if own and is_of_a_library(own) else own,  # no business of the user's
+    }
+    known = {what: printable(near(place)) for what, place in places.items() if place}
     if flow is None or not layer or layer not in flow:
-        yield from (f"called at:    {place}" for place in called)
-        yield from (f"class:        {place}" for place in own_class)
+        titles = {"called": "called at:", "class": "class:"}
+        yield from (f"{titles[what]:<14}{place}" for what, place in known.items())
         return
     before = flow.producers(layer, as_it_is=True) or flow.producers(layer)
     after = flow.consumers(layer)
@@ -134,15 +126,8 @@ def _way(report: HealthReport, worst: Violation) -> Iterator[str]:
     if len(steps) > 2 * _FEW:
         steps[_FEW:-_FEW] = ["..."]
     shown = " -> ".join(filter(None, (_some(before), layer, *steps, _some(after))))
-    places = [f"called at {place}" for place in called]
-    places += [f"class at {place}" for place in own_class]
-    yield f"way:          {printable(shown)}" + (f"  ({', '.join(places)})" if places else "")
-
-
-def _own_class(report: HealthReport, layer: str) -> list[str]:
-    """Return where the class of a layer is written, unless that is no business of the user's."""
-    place = defined_at(report, layer)
-    return [] if not place or is_of_a_library(place) else [printable(near(place))]
+    told = ", ".join(f"{what} at {place}" for what, place in known.items())
+    yield f"way:          {printable(shown)}" + (f"  ({told})" if told else "")
 
 
 def _is_telling(made: Vertex, report: HealthReport, flow: Flow) -> bool:

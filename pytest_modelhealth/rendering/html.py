@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pytest_modelhealth.rendering.summary import (
     by_layer,
     columns,
@@ -22,31 +20,25 @@ TEXT_COLUMNS = 2
 def render(report: HealthReport) -> str:
     """Return a self-contained ``<div>``; every name and message in it is escaped."""
     verdict, _, reason = headline(report).partition(": ")
+    found, warned = by_layer(report.violations), by_layer(report.warnings)
+    shelf = columns(report)
+    rows = [
+        {
+            "cells": [column.cell(record) for column in shelf],
+            "reason": record.reason,
+            "observed": record.status is Status.OBSERVED,
+            "violations": [(v, consequences(report, v)) for v in found.get(record.name, ())],
+            "warnings": warned.get(record.name, ()),
+        }
+        for record in report
+    ]
     html: str = template("report.html").render(
         verdict=verdict,
         reason=reason,
         run=run(report),
         remarks=remarks(report),
-        columns=columns(report),
+        columns=shelf,
         texts=TEXT_COLUMNS,
-        rows=_rows(report),
+        rows=rows,
     )
     return html
-
-
-def _rows(report: HealthReport) -> list[dict[str, Any]]:
-    found, warned = by_layer(report.violations), by_layer(report.warnings)
-    shelf = columns(report)
-    return [
-        {
-            "cells": [column.cell(record) for column in shelf],
-            "reason": record.reason,
-            "observed": record.status is Status.OBSERVED,
-            "violations": [
-                (violation, consequences(report, violation))
-                for violation in found.get(record.name, ())
-            ],
-            "warnings": warned.get(record.name, ()),
-        }
-        for record in report
-    ]

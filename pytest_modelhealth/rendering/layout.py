@@ -7,7 +7,6 @@ sorted by the mean place of their neighbours.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,12 +15,10 @@ from typing import Any
 
 import networkx as nx
 
-_SORTINGS = 12
-_PLACINGS = 9
+_SORTINGS, _PLACINGS = 12, 9
+
 _PULL = {"way": 10, "through": 6, "direct": 2}
 """How straight arrows are kept: those on the lit way, those that pass rows, and all others."""
-
-_Vertex = Any
 
 
 @dataclass(frozen=True)
@@ -60,36 +57,40 @@ def layered(
         lane: the width of an arrow that passes a row.
     """
     turned = _closing(widths, arrows)
-    graph = nx.DiGraph()
-    graph.add_nodes_from(widths)
-    ends = [
-        (b, a) if is_back else (a, b) for (a, b, _), is_back in zip(arrows, turned, strict=True)
-    ]
-    graph.add_edges_from((a, b) for a, b in ends if a != b)
-    row: dict[_Vertex, int] = {}
-    for number, members in enumerate(nx.topological_generations(graph)):
-        row.update(dict.fromkeys(members, number))
+    ends = [(b, a) if back else (a, b) for (a, b, _), back in zip(arrows, turned, strict=True)]
+    boxes = nx.DiGraph()
+    boxes.add_nodes_from(widths)
+    boxes.add_edges_from((a, b) for a, b in ends if a != b)
+    generations = enumerate(nx.topological_generations(boxes))
+    row: dict[Any, int] = {box: number for number, members in generations for box in members}
     for box in widths:  # a source stands right above what it feeds first
-        if graph.out_degree(box) and not graph.in_degree(box):
-            row[box] = min(row[other] for other in graph[box]) - 1
-    size: dict[_Vertex, float] = dict(widths)
-    ties: dict[tuple[_Vertex, _Vertex], int] = {}
-    paths: list[list[_Vertex]] = []
+        if boxes.out_degree(box) and not boxes.in_degree(box):
+            row[box] = min(row[other] for other in boxes[box]) - 1
+    graph = nx.DiGraph()  # of boxes and lanes, each edge from a row to the next
+    graph.add_nodes_from((box, {"size": width}) for box, width in widths.items())
+    paths = []
     for (upper, lower), (_, _, style), is_back in zip(ends, arrows, turned, strict=True):
-        through = range(row[upper] + 1, row[lower])
-        lanes = [(upper, style, is_back, number) for number in through]
-        size.update(dict.fromkeys(lanes, lane))
+        lanes = [(upper, style, is_back, at) for at in range(row[upper] + 1, row[lower])]
+        graph.add_nodes_from(lanes, size=lane)
         row.update({vertex: vertex[3] for vertex in lanes})
         paths.append([upper, *lanes, lower])
-        for pair in pairwise(paths[-1]) if upper != lower else ():
-            is_through = not lanes or (pair[0] != upper and pair[1] != lower)
-            kind = "way" if "way" in style else "through" if lanes else "direct"
-            ties[pair] = max(ties.get(pair, 0), _PULL[kind] if is_through else 1)
-    rows = _sorted_rows(row, ties)
-    x = _placed(rows, size, ties, gap)
-    left = min((x[v] - size[v] / 2 for v in x), default=0.0)
-    right = max((x[v] + size[v] / 2 for v in x), default=0.0)
-    routes = [[(x[vertex] - left, row[vertex]) for vertex in way] for way in paths]
+        kind = "way" if "way" in style else "through" if lanes else "direct"
+        for a, b in pairwise(paths[-1]) if upper != lower else ():
+            pull = _PULL[kind] if not lanes or (a in lanes and b in lanes) else 1
+            known = graph.edges[a, b]["pull"] if graph.has_edge(a, b) else 0
+            graph.add_edge(a, b, pull=max(pull, known))
+    rows: list[list[Any]] = [[] for _ in range(max(row.values(), default=-1) + 1)]
+    for vertex, number in row.items():
+        rows[number].append(vertex)
+    x: dict[Any, float] = {}
+    _sort(rows, graph)
+    for placing in range(_PLACINGS):  # the last one goes downward
+        toward = graph.pred if placing % 2 == 0 else graph.succ
+        for vertices in rows if placing % 2 == 0 else reversed(rows):
+            _place_row(vertices, graph.nodes, toward, gap, x)
+    left = min((x[v] - graph.nodes[v]["size"] / 2 for v in x), default=0.0)
+    right = max((x[v] + graph.nodes[v]["size"] / 2 for v in x), default=0.0)
+    routes = [[(x[vertex] - left, row[vertex]) for vertex in path] for path in paths]
     places = {box: x[box] - left for box in widths}
     return Layout(places, {box: row[box] for box in widths}, right - left, routes, turned)
 
@@ -111,76 +112,27 @@ def _closing(boxes: Iterable[str], arrows: Sequence[tuple[str, str, str]]) -> li
     return [a != b and (a, b) in back for a, b, _ in arrows]
 
 
-def _sorted_rows(
-    row: Mapping[_Vertex, int], ties: Mapping[tuple[_Vertex, _Vertex], int]
-) -> list[list[_Vertex]]:
-    """Order each row by the mean places of the neighbours; keep the order with fewest crossings."""
-    rows: list[list[_Vertex]] = [[] for _ in range(max(row.values(), default=-1) + 1)]
-    for vertex, number in row.items():
-        rows[number].append(vertex)
-    above, below = defaultdict(list), defaultdict(list)
-    for upper, lower in ties:
-        above[lower].append(upper)
-        below[upper].append(lower)
-    best, fewest = [list(members) for members in rows], _crossings(rows, below)
-    for sorting in range(_SORTINGS if fewest else 0):
-        near, order = (above, rows) if sorting % 2 == 0 else (below, rows[::-1])
-        place = {vertex: float(at) for members in rows for at, vertex in enumerate(members)}
+def _sort(rows: list[list[Any]], graph: nx.DiGraph) -> None:
+    """Order each row by the mean places of the neighbours, so that few arrows cross."""
+    place = {vertex: float(at) for members in rows for at, vertex in enumerate(members)}
+    for sorting in range(_SORTINGS):
+        near, order = (graph.succ, rows[::-1]) if sorting % 2 else (graph.pred, rows)
         for members in order:
             wish = {v: fmean(place[o] for o in near[v]) if near[v] else place[v] for v in members}
             members.sort(key=wish.__getitem__)
             place.update({vertex: float(at) for at, vertex in enumerate(members)})
-        found = _crossings(rows, below)
-        if found < fewest:
-            best, fewest = [list(members) for members in rows], found
-    return best
-
-
-def _crossings(rows: Sequence[Sequence[_Vertex]], below: Mapping[_Vertex, list[_Vertex]]) -> int:
-    place = {vertex: at for members in rows for at, vertex in enumerate(members)}
-    found = 0
-    for members in rows:
-        lower: list[int] = []
-        for vertex in members:
-            ends = [place[other] for other in below.get(vertex, ())]
-            found += sum(other > end for end in ends for other in lower)
-            lower += ends
-    return found
-
-
-def _placed(
-    rows: Sequence[Sequence[_Vertex]],
-    size: Mapping[_Vertex, float],
-    ties: Mapping[tuple[_Vertex, _Vertex], int],
-    gap: float,
-) -> dict[_Vertex, float]:
-    """Pull every vertex to where its strongest neighbours stand, as far as its row has room."""
-    above: dict[_Vertex, list[tuple[_Vertex, int]]] = defaultdict(list)
-    below: dict[_Vertex, list[tuple[_Vertex, int]]] = defaultdict(list)
-    for (upper, lower), pull in ties.items():
-        above[lower].append((upper, pull))
-        below[upper].append((lower, pull))
-    x: dict[_Vertex, float] = {}
-    for placing in range(_PLACINGS):
-        is_downward = placing % 2 == 0
-        for members in rows if is_downward else reversed(rows):
-            _place_row(members, size, above if is_downward else below, gap, x)
-    return x
 
 
 def _place_row(
-    members: Sequence[_Vertex],
-    size: Mapping[_Vertex, float],
-    ties: Mapping[_Vertex, list[tuple[_Vertex, int]]],
-    gap: float,
-    x: dict[_Vertex, float],
+    members: Sequence[Any], nodes: Any, toward: Any, gap: float, x: dict[Any, float]
 ) -> None:
-    """Give the vertices of a row the places nearest to their wishes that keep them apart."""
+    """Give the vertices of a row the places nearest to their neighbours' that keep them apart."""
     blocks: list[tuple[float, float, list[float]]] = []  # of the first, weight, distances from it
     offset, before = 0.0, None
     for vertex in members:
-        offset += (size[before] + size[vertex]) / 2 + gap if before is not None else 0.0
-        known = [(x[other], pull) for other, pull in ties.get(vertex, ()) if other in x]
+        if before is not None:
+            offset += (nodes[before]["size"] + nodes[vertex]["size"]) / 2 + gap
+        known = [(x[other], tie["pull"]) for other, tie in toward[vertex].items() if other in x]
         wish = _median(known) if known else x.get(vertex, offset)
         weight = float(max((pull for _, pull in known), default=0)) or 0.01
         blocks.append((wish - offset, weight, [offset]))
@@ -196,10 +148,5 @@ def _place_row(
 
 def _median(weighted: list[tuple[float, int]]) -> float:
     """Return the weighted median: the place of a neighbour, so that arrows become straight."""
-    weighted.sort()
-    rest = sum(pull for _, pull in weighted) / 2
-    at = -1
-    while rest > 0:
-        at += 1
-        rest -= weighted[at][1]
-    return weighted[at][0] if rest else fmean((weighted[at][0], weighted[at + 1][0]))
+    places = sorted(place for place, pull in weighted for _ in range(pull))
+    return (places[len(places) // 2] + places[(len(places) - 1) // 2]) / 2

@@ -7,7 +7,6 @@ tightest limit that there is: the value furthest on is how near it came.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import NamedTuple, cast
 
@@ -61,8 +60,9 @@ def _measured(
     check: Check, setting: Setting, settings: Settings, observation: Observation
 ) -> list[Margin]:
     """Return what a check measures beside a limit: one from above, else one from below."""
+    found: list[Margin] = []
     if setting.type is not float or settings[setting.name].value is None:
-        return []
+        return found
     least = 0.0 if setting.minimum is None else setting.minimum
     most = 1e300 if setting.maximum is None else setting.maximum
     for tightest in (least, most):
@@ -70,23 +70,19 @@ def _measured(
         everywhere = {"thresholds": {"*": limits}} if setting.per_layer else {}
         tightened = settings.override({**limits, **everywhere}, "margins")
         try:
-            found = list(check.run(observation, tightened))
+            made = list(check.run(observation, tightened))
         except Exception:  # noqa: BLE001 - no check is written for such limits, and a project's least of all
             continue
-        met = [one for one in found if isinstance(one, Violation) and one.limit == tightest]
-        if beside := list(_beside(met, setting.name, settings)):
-            return beside
-    return []
-
-
-def _beside(found: list[Violation], name: str, settings: Settings) -> Iterator[Margin]:
-    """Yield the values that were found under a tighter limit beside the limit in force."""
-    for one in found:
-        limit = settings.limit(name, one.layer).value
-        is_judged = any(fnmatchcase(one.layer, each) for each in settings[LAYERS.name].value)
-        if limit is None or not is_judged or not math.isfinite(one.value):
-            continue
-        is_least = one.limit is not None and one.value < one.limit
-        above, below = (limit, one.value) if is_least else (one.value, limit)
-        used = above / below if below else math.inf if above else 1.0
-        yield Margin(name, one, limit, used, is_least)
+        for one in made:
+            if not isinstance(one, Violation) or one.limit != tightest:
+                continue
+            limit = settings.limit(setting.name, one.layer).value
+            is_judged = any(fnmatchcase(one.layer, each) for each in settings[LAYERS.name].value)
+            if is_judged and limit is not None and math.isfinite(one.value):
+                is_least = one.value < tightest
+                above, below = (limit, one.value) if is_least else (one.value, limit)
+                used = above / below if below else math.inf if above else 1.0
+                found.append(Margin(setting.name, one, limit, used, is_least))
+        if found:
+            break
+    return found

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from pytest_modelhealth.rendering.json import plain
-from pytest_modelhealth.rendering.layer_tree import Branch, Row, grown
-from pytest_modelhealth.rendering.model_summary_text import text
+from pytest_modelhealth.rendering.model_summary_text import Row, text
 from pytest_modelhealth.rendering.notation import plural
 from pytest_modelhealth.report import (
     UNCALLED,
@@ -22,6 +22,7 @@ from pytest_modelhealth.report import (
     Size,
 )
 from pytest_modelhealth.report.ranks import Placement
+from pytest_modelhealth.settings.setting import ancestors
 from pytest_modelhealth.statistics import TensorStatistics
 
 SUMMED = ("parameters", "trainable", "activation_bytes", "multiply_adds", "saved_bytes")
@@ -31,7 +32,29 @@ MAX_ROWS = 200
 
 def rows(report: HealthReport) -> list[dict[str, Any]]:
     """Return a row for each layer, as in `ModelSummary`; a layer stands before those inside."""
-    return [branch.row for root in _roots(report.observation) for branch in root.walk()]
+    seen = report.observation
+    inside: dict[str | None, list[str]] = {name: [] for name in (None, *seen.layers)}
+    depths: dict[str | None, int] = {None: -1}
+    for name in sorted(seen.layers, key=len):  # a layer before those in it
+        around = next((outer for outer in ancestors(name) if outer in seen.layers), None)
+        depths[name] = depths[around] + 1
+        inside[around].append(name)
+    entered: dict[str, float] = {}
+    found: dict[str, dict[str, Any]] = {}
+    for name in sorted(seen.layers, key=depths.__getitem__, reverse=True):  # and after them
+        record = seen.layers[name]
+        first = min((entered[each] for each in inside[name]), default=math.inf)
+        entered[name] = first if record.entered is None else record.entered
+        held = [found[each] for each in inside[name]]
+        found[name] = _row(record, depths[name], seen, held, has_called=first < math.inf)
+    ordered, waiting = [], [*inside[None]]
+    waiting.sort(key=entered.__getitem__, reverse=True)
+    while waiting:
+        name = waiting.pop()
+        ordered.append(found[name])
+        # the first one called is taken next; of those never called the first by name
+        waiting += sorted(inside[name], key=entered.__getitem__)[::-1]
+    return ordered
 
 
 def summarised(
@@ -45,96 +68,82 @@ def summarised(
         max_rows: show at most so many lines.
     """
     seen, layers = report.observation, rows(report)
+    run = [plural(seen.samples, "sample")] if seen.samples else []
+    run += [f"{seen.batches:,} batches"] if seen.batches != 1 else []
+    why_not = [_NOT_ASKED]
+    if seen.costs is not None:
+        why_not = [why for why in (seen.costs.why_not, seen.costs.why_not_saved) if why]
     return ModelSummary(
         model_type=seen.model_type,
-        run=_run(seen),
+        run=", ".join(run),
         rows=layers,
         totals=_totals(seen, layers),
         backward=seen.costs is not None and seen.costs.backward,
-        notes=tuple(_notes(seen)),
+        notes=(*why_not, *seen.notes, *seen.errors),
         depth=depth,
         max_rows=max_rows,
         renderer=report._renderer,
     )
 
 
-def _roots(seen: Observation) -> list[Branch]:
-    """Return the layers that lie in no other, with those inside in execution order."""
-    outer = grown(list(seen.layers))
-    branches = {name: Branch() for name in seen.layers}
-    roots: list[Branch] = []
-    depths: dict[str, int] = {}
-    for name in sorted(seen.layers, key=len):  # a layer before those in it
-        around = outer[name]
-        depths[name] = 0 if around is None else depths[around] + 1
-        (roots if around is None else branches[around].inside).append(branches[name])
-    for name in sorted(seen.layers, key=depths.__getitem__, reverse=True):  # and after them
-        branch, record = branches[name], seen.layers[name]
-        branch.inside.sort(key=_entered)
-        first = min(map(_entered, branch.inside), default=math.inf)
-        branch.entered = first if record.entered is None else record.entered
-        branch.row = _row(record, depths[name], seen, branch.inside)
-    return sorted(roots, key=_entered)
-
-
-def _entered(branch: Branch) -> float:
-    return branch.entered
-
-
 def _row(
-    record: LayerRecord, depth: int, seen: Observation, inside: Sequence[Branch]
+    record: LayerRecord,
+    depth: int,
+    seen: Observation,
+    inside: Sequence[Row],
+    *,
+    has_called: bool,
 ) -> dict[str, Any]:
-    costs = _measured(seen)
-    own = None if costs is None else costs.layers.get(record.name, LayerCosts())
-    sizes = _sizes(record) if own is None else own.parameters
+    """Return the row of a layer; `inside` are those of the layers in it."""
+    own = _costs(record, seen)
+    sizes = own.parameters
+    trainable = [size.count for name, size in (sizes or {}).items() if name not in record.frozen]
     row: dict[str, Any] = {
-        "name": record.name,
-        "label": record.label,
+        **{key: getattr(record, key) for key in ("name", "label", "reason", "functional", "calls")},
         "depth": depth,
         "type": record.type_name,
         "status": record.status.value,
-        "reason": record.reason,
-        "functional": record.functional,
-        "calls": record.calls,
-        **_form(record, own),
-        "parameters": _count(sizes),
-        "trainable": _count(sizes, without=record.frozen),
-        "frozen": _count(sizes, only=record.frozen),
+        "input_shape": own.input_shape,
+        "output_shape": own.output_shape,
+        "dtype": own.dtype or None,
+        "parameters": None if sizes is None else sum(size.count for size in sizes.values()),
+        "trainable": None if sizes is None else sum(trainable),
+        "frozen": None if sizes is None else sum(s.count for s in sizes.values()) - sum(trainable),
         "shared": dict(record.tied),
-        "parameter_bytes": None if sizes is None else sum(size.nbytes for size in sizes.values()),
-        "activation_bytes": _activation_bytes(record, own, seen.batches),
-        "multiply_adds": None if own is None else own.multiply_adds,
-        "saved_bytes": None if own is None else own.saved_bytes,
+        "parameter_bytes": None if sizes is None else sum(s.nbytes for s in sizes.values()),
+        "activation_bytes": own.activation_bytes,
+        "multiply_adds": own.multiply_adds,
+        "saved_bytes": own.saved_bytes,
     }
-    returned_inside = any(branch.entered < math.inf for branch in inside)
     for key in SUMMED:
-        own_part = [] if key == "activation_bytes" and returned_inside else [row[key]]
-        row[f"all_{key}"] = _sum([*own_part, *(branch.row[f"all_{key}"] for branch in inside)])
+        # what an inner layer returned is what the outer one returns
+        own_part = [] if key == "activation_bytes" and has_called else [row[key]]
+        row[f"all_{key}"] = _sum([*own_part, *(each[f"all_{key}"] for each in inside)])
     return row
 
 
-def _form(record: LayerRecord, own: LayerCosts | None) -> dict[str, Any]:
-    """Return the shapes that go in and out, and the dtype."""
-    if own is not None:
-        taken, given, dtype = own.input_shape, own.output_shape, own.dtype
-    else:
-        inputs, outputs = record.inputs, record.activations
-        taken = None if inputs is None else inputs.shape
-        given = None if outputs is None else outputs.shape
-        dtype = "" if outputs is None else outputs.dtype
-    return {"input_shape": taken, "output_shape": given, "dtype": dtype or None}
-
-
-def _sizes(record: LayerRecord) -> Mapping[str, Size] | None:
-    """Return how large its own parameters are; ``None`` where they were not looked at."""
-    if record.functional:
-        return {}
-    if "parameters" not in record.watched:
-        return None
-    return {
-        name: _size(seen, record.placements.get(f"parameters.{name}"))
-        for name, seen in record.parameters.items()
+def _costs(record: LayerRecord, seen: Observation) -> LayerCosts | SimpleNamespace:
+    """Return what was measured of a layer, or what its statistics tell where nothing was."""
+    costs = _measured(seen)
+    if costs is not None:
+        return costs.layers.get(record.name, LayerCosts())
+    taken, given = record.inputs, record.activations
+    unseen = None if record.calls and record.status not in UNCALLED else 0
+    sizes: dict[str, Size] | None = {
+        name: _size(own, record.placements.get(f"parameters.{name}"))
+        for name, own in record.parameters.items()
     }
+    if record.functional or "parameters" not in record.watched:
+        sizes = {} if record.functional else None
+    return SimpleNamespace(
+        input_shape=None if taken is None else taken.shape,
+        output_shape=None if given is None else given.shape,
+        dtype=None if given is None else given.dtype,
+        parameters=sizes,
+        activation_bytes=unseen if given is None else _size(given).nbytes // seen.batches,
+        multiply_adds=None,
+        saved_bytes=None,
+    )
 
 
 def _size(seen: TensorStatistics, placement: Placement | None = None) -> Size:
@@ -150,26 +159,6 @@ def itemsize(dtype: str) -> int:
     """Return the bytes of an element: 2 for ``"bfloat16"``, 1 for ``"float8_e4m3fn"``."""
     bits = re.search(r"\d+", dtype)
     return max(1, int(bits[0]) // 8) if bits else 1  # a bool has one
-
-
-def _count(
-    sizes: Mapping[str, Size] | None,
-    *,
-    only: Iterable[str] | None = None,
-    without: Iterable[str] = (),
-) -> int | None:
-    if sizes is None:
-        return None
-    names = set(sizes if only is None else only) - set(without)
-    return sum(size.count for name, size in sizes.items() if name in names)
-
-
-def _activation_bytes(record: LayerRecord, own: LayerCosts | None, batches: int) -> int | None:
-    if own is not None:
-        return own.activation_bytes
-    if record.activations is None:
-        return None if record.calls and record.status not in UNCALLED else 0
-    return _size(record.activations).nbytes // batches
 
 
 def _sum(parts: Sequence[int | None]) -> int | None:
@@ -196,20 +185,6 @@ def _measured(seen: Observation) -> Costs | None:
     return None if seen.costs is None or seen.costs.why_not else seen.costs
 
 
-def _run(seen: Observation) -> str:
-    parts = [plural(seen.samples, "sample")] if seen.samples else []
-    if seen.batches != 1:
-        parts.append(f"{seen.batches:,} batches")
-    return ", ".join(parts)
-
-
-def _notes(seen: Observation) -> list[str]:
-    why_not = [_NOT_ASKED]
-    if seen.costs is not None:
-        why_not = [why for why in (seen.costs.why_not, seen.costs.why_not_saved) if why]
-    return [*why_not, *seen.notes, *seen.errors]
-
-
 _NOT_ASKED = (
     "'-' was not measured: Inspector(model).summary(batch), or run_inspection(..., costs=True), "
     "measures it"
@@ -229,14 +204,6 @@ def render(
 
 def to_dict(summary: ModelSummary) -> dict[str, Any]:
     """Return a summary as dictionaries, lists, numbers, strings and ``None``."""
-    data: dict[str, Any] = plain(
-        {
-            "model_type": summary.model_type,
-            "run": summary.run,
-            "backward": summary.backward,
-            "totals": summary.totals,
-            "notes": summary.notes,
-            "rows": summary.rows,
-        }
-    )
+    keys = ("model_type", "run", "backward", "totals", "notes", "rows")
+    data: dict[str, Any] = plain({key: getattr(summary, key) for key in keys})
     return data

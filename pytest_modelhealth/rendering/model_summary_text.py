@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
-from pytest_modelhealth.rendering.layer_tree import Alike, Branch, Row, shown
 from pytest_modelhealth.rendering.notation import (
     NOT_SEEN,
-    fitted_widths,
     plural,
     printable,
     shape,
@@ -17,6 +17,19 @@ from pytest_modelhealth.rendering.notation import (
 )
 from pytest_modelhealth.rendering.template import template
 from pytest_modelhealth.report import ModelSummary, Status
+
+Row = Mapping[str, Any]
+
+_LONGEST_PERIOD = 8
+"""Of siblings in turns (linear, norm, ReLU, linear, ...) so many are taken for one block."""
+
+_WIDE = 120
+"""Characters from which on there is room for the shapes of inputs."""
+
+_NARROWEST = ((1, 12), (0, 28), (-1, 8), (1, 8), (0, 16))
+"""Columns that give way when the table is too wide, in this order, and how far."""
+
+_TIES = 5
 
 
 def text(summary: ModelSummary, *, width: int = 100) -> str:
@@ -28,18 +41,20 @@ def text(summary: ModelSummary, *, width: int = 100) -> str:
         summary: what to show.
         width: characters that a line may take; names, types and remarks are cut to fit.
     """
-    lines, left_out = selected(summary)
+    lines, left_out = _selected(summary)
     columns = [column for column in COLUMNS if column.title != "input" or width >= _WIDE]
-    body = _table(lines, columns, width)
+    cells = [[column.title for column in columns]]
+    cells += [[column.cell(row) for column in columns] for row in lines if not isinstance(row, str)]
+    texts = {index for index, column in enumerate(columns) if column.is_text}
+    narrowest = [(column % len(columns), least) for column, least in _NARROWEST]
+    titles, *found = table(cells, texts, width=width, narrowest=narrowest)
+    layers = iter(found)
+    body = [shorten(row, width) if isinstance(row, str) else next(layers) for row in lines]
     if left_out:
         body.append(f"... and {plural(left_out, 'more line')}: summary(max_rows=None) shows all")
     notes = [printable(note) for note in summary.notes]
-    head = line(summary)
-    return "\n".join([head, "", *(body or ["no layers"]), "", *facts(summary), *notes])
-
-
-_WIDE = 120
-"""From here on there is room for the shapes of inputs."""
+    shown = [titles, *body] if body else ["no layers"]
+    return "\n".join([line(summary), "", *shown, "", *facts(summary), *notes])
 
 
 def line(summary: ModelSummary) -> str:
@@ -52,18 +67,51 @@ def line(summary: ModelSummary) -> str:
     return f"{printable(summary.model_type)}: {', '.join(parts)}"
 
 
-def selected(summary: ModelSummary) -> tuple[list[Row | Alike], int]:
+def _selected(summary: ModelSummary) -> tuple[list[Row | str], int]:
     """Return the lines to show, and how many more there are."""
-    roots: list[Branch] = []
-    path: list[Branch] = []
-    for row in summary.rows:
-        branch = Branch(dict(row))
-        del path[row["depth"] :]
-        (path[-1].inside if path else roots).append(branch)
-        path.append(branch)
-    lines = list(shown(roots, summary.depth))
+    lines = list(_shown(summary.rows, summary.depth))
     most = len(lines) if summary.max_rows is None else summary.max_rows
     return lines[:most], max(0, len(lines) - most)
+
+
+def _shown(rows: Sequence[Row], depth: int | None) -> Iterator[Row | str]:
+    """Yield rows, each before those in it, and a text for siblings that are like those before."""
+    starts = [at for at, row in enumerate(rows) if row["depth"] == rows[0]["depth"]]
+    siblings = [rows[start:end] for start, end in pairwise([*starts, len(rows)])]
+    names = {"name", "label", "shared", "reason"}
+    alike = [[{k: v for k, v in row.items() if k not in names} for row in own] for own in siblings]
+    place = 0
+    while place < len(siblings):
+        period, times = _repeated(alike[place:])
+        for first, *inside in siblings[place : place + period]:
+            yield first
+            if depth is None or first["depth"] < depth:
+                yield from _shown(inside, depth)
+        others = siblings[place + period : place + period * (1 + times)]
+        if others:
+            ends = (
+                printable(own[0]["label"].rpartition(".")[2]) for own in (others[0], others[-1])
+            )
+            layers = plural(sum(map(len, others)), "layer")
+            indent = "  " * others[0][0]["depth"]
+            yield f"{indent}{' .. '.join(ends)}: {times:,} times the same ({layers})"
+        place += period + len(others)
+
+
+def _repeated(alike: Sequence[Any]) -> tuple[int, int]:
+    """Return how many first siblings come again, and how often after the first time.
+
+    Two alike are no burden: a block has to come three times to stand once.
+    """
+    best = (1, 0)
+    for period in range(1, _LONGEST_PERIOD + 1):
+        end = period
+        while end < len(alike) and alike[end] == alike[end - period]:
+            end += 1
+        times = end // period - 1
+        if times >= 2 and period * times > best[0] * best[1]:
+            best = period, times
+    return best
 
 
 @dataclass(frozen=True)
@@ -83,8 +131,8 @@ class Column:
     is_text: bool = False
 
 
-def _shape(row: Row, key: str) -> str:
-    return NOT_SEEN if row[key] is None else shape(row[key])
+def _shape(sizes: Sequence[int] | None) -> str:
+    return NOT_SEEN if sizes is None else shape(sizes)
 
 
 def _remark(row: Row) -> str:
@@ -114,8 +162,8 @@ COLUMNS = (
     Column(
         "type", "class of the module, or the function", lambda row: printable(row["type"]), True
     ),
-    Column("input", "shape of the first input", lambda row: _shape(row, "input_shape")),
-    Column("output", "shape of the first output", lambda row: _shape(row, "output_shape")),
+    Column("input", "shape of the first input", lambda row: _shape(row["input_shape"])),
+    Column("output", "shape of the first output", lambda row: _shape(row["output_shape"])),
     Column(
         "params",
         "elements of all parameters, shared ones once",
@@ -165,109 +213,48 @@ def _in_units(count: int, base: int, units: Sequence[str]) -> str:
     return f"{value:,.{digits}f}{units[power]}"
 
 
-def _table(lines: Sequence[Row | Alike], columns: Sequence[Column], width: int) -> list[str]:
-    """Return the lines of the table, in `width` characters where numbers leave that room."""
-    cells = [[column.title for column in columns]]
-    cells += [
-        [column.cell(row) for column in columns] for row in lines if not isinstance(row, Alike)
-    ]
-    if len(cells) == 1:
-        return []
-    texts = {index for index, column in enumerate(columns) if column.is_text}
-    titles, *found = table(_fitted(cells, width), left=texts)
-    body, remaining = [titles], iter(found)
-    body += [
-        shorten(alike(row), width) if isinstance(row, Alike) else next(remaining) for row in lines
-    ]
-    return body
-
-
-def alike(left_out: Alike) -> str:
-    """Return a line for siblings that are like those before."""
-    first, last = (printable(name.rpartition(".")[2]) for name in (left_out.first, left_out.last))
-    layers = plural(left_out.layers, "layer")
-    return f"{'  ' * left_out.depth}{first} .. {last}: {left_out.times:,} times the same ({layers})"
-
-
-_NARROWEST = ((1, 12), (0, 28), (-1, 8), (1, 8), (0, 16))
-"""Columns that give way when the table is too wide, in this order, and how far."""
-
-
-def _fitted(cells: list[list[str]], width: int) -> list[list[str]]:
-    widths = fitted_widths(cells, width, _NARROWEST)
-    cut_at = {column: widths[column] for column in (0, 1, len(widths) - 1)}
-    return [
-        [shorten(cell, cut_at[at]) if at in cut_at else cell for at, cell in enumerate(row)]
-        for row in cells
-    ]
+_FACTS = {
+    "parameters": "parameters  {} ({parameter_bytes}): {trainable} trainable, {frozen} frozen",
+    "multiply_adds": "mult-adds  {} in the forward, by torch's counter (2 flops each)",
+    "activation_bytes": "activations  {} returned by the innermost layers",
+    "saved_bytes": "saved  {} for the backward pass, beyond parameters and batch",
+    "peak_bytes": "peak  {} of tensors in {phases}, {held_bytes} of it model and batch",
+    "cuda_peak_bytes": "peak  {} by CUDA's allocator",
+}
 
 
 def facts(summary: ModelSummary) -> list[str]:
     """Return the totals, a line each; those that were not measured are left out."""
     found = summary.totals
-    counts = {key: whole(found[key]) for key in ("parameters", "trainable", "frozen")}
-    sizes = {key: in_bytes(number) for key, number in found.items() if key.endswith("_bytes")}
-    lines = {
-        "parameters": (
-            f"{counts['parameters']} ({sizes['parameter_bytes']}): {counts['trainable']} "
-            f"trainable, {counts['frozen']} frozen"
-        ),
-        "multiply_adds": (
-            f"{scaled(found['multiply_adds'])} in the forward, by torch's counter (2 flops each)"
-        ),
-        "activation_bytes": f"{sizes['activation_bytes']} returned by the innermost layers",
-        "saved_bytes": (
-            f"{sizes['saved_bytes']} for the backward pass, beyond parameters and batch"
-        ),
-        "peak_bytes": (
-            f"{sizes['peak_bytes']} of tensors in {_phases(summary)}, {sizes['held_bytes']} of it "
-            "model and batch"
-        ),
-        "cuda_peak_bytes": f"{sizes['cuda_peak_bytes']} by CUDA's allocator",
-    }
-    listed = [(_TITLES[key], text) for key, text in lines.items() if found[key] is not None]
-    tied = [("tied", text) for text in _ties(summary.rows)]
-    return table([*listed, *tied], left=(0, 1)) if listed or tied else []
-
-
-_TITLES = {
-    "parameters": "parameters",
-    "multiply_adds": "mult-adds",
-    "activation_bytes": "activations",
-    "saved_bytes": "saved",
-    "peak_bytes": "peak",
-    "cuda_peak_bytes": "peak",
-}
-
-
-def _ties(layers: Sequence[Row]) -> list[str]:
-    """Return which parameters are shared, at most so many that they do not fill the page."""
-    pairs = [
-        f"{printable(row['name'] + '.' * bool(row['name']) + own)} is {printable(full)}"
-        for row in layers
+    values = {key: in_bytes(n) if key.endswith("_bytes") else whole(n) for key, n in found.items()}
+    values["multiply_adds"] = scaled(found["multiply_adds"])
+    values["phases"] = "forward, loss and backward" if summary.backward else "the forward"
+    listed = [
+        tuple(fact.format(values[key], **values).split("  ", 1))
+        for key, fact in _FACTS.items()
+        if found[key] is not None
+    ]
+    ties = [
+        ("tied", f"{printable(row['name'] + '.' * bool(row['name']) + own)} is {printable(full)}")
+        for row in summary.rows
         for own, full in row["shared"].items()
     ]
-    return [*pairs[:_TIES], *([f"and {len(pairs) - _TIES:,} more"] if len(pairs) > _TIES else [])]
-
-
-_TIES = 5
-
-
-def _phases(summary: ModelSummary) -> str:
-    return "forward, loss and backward" if summary.backward else "the forward"
+    listed += ties[:_TIES]
+    listed += [("tied", f"and {len(ties) - _TIES:,} more")] * (len(ties) > _TIES)
+    return table(listed, left=(0, 1)) if listed else []
 
 
 def fragment(summary: ModelSummary) -> str:
     """Return a self-contained ``<div>``; every name in it is escaped."""
-    lines, left_out = selected(summary)
+    lines, left_out = _selected(summary)
     html: str = template("model_summary.html").render(
         line=line(summary),
         facts=facts(summary),
         notes=summary.notes,
         columns=COLUMNS,
         lines=[
-            {"alike": alike(row).strip(), "depth": row.depth}
-            if isinstance(row, Alike)
+            {"alike": row.strip(), "depth": (len(row) - len(row.lstrip())) // 2}
+            if isinstance(row, str)
             else {
                 "cells": [column.cell(row).strip() for column in COLUMNS],
                 "name": row["label"],

@@ -92,32 +92,38 @@ def abbreviate(name: str, width: int) -> str:
     return short if len(short) <= width else ".." + short[len(short) - width + 2 :]
 
 
-def table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
-    """Return `rows` as aligned lines; the columns in `left` are flush left, the others right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if column in left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-
-
-def fitted_widths(
-    rows: Sequence[Sequence[str]], width: int, narrowest: Iterable[tuple[int, int]]
-) -> list[int]:
-    """Return the widths of the columns of a table that is to take at most `width` characters.
+def table(
+    rows: Sequence[Sequence[str]],
+    left: Collection[int] = (0,),
+    *,
+    width: int | None = None,
+    narrowest: Iterable[tuple[int, int]] = (),
+    names: int | None = None,
+) -> list[str]:
+    """Return `rows` as aligned lines.
 
     Args:
-        rows: its cells.
-        width: of the whole, where that can be.
+        rows: the cells.
+        left: the columns that are flush left; the others are flush right.
+        width: characters that a line is to take, where that can be.
         narrowest: the columns that give way, in this order, and how far.
+        names: the column with names of layers, which are abbreviated rather than cut.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    excess = sum(widths) + 2 * (len(widths) - 1) - width
+    excess = 0 if width is None else sum(widths) + 2 * (len(widths) - 1) - width
     for column, least in narrowest:
         cut = max(0, min(excess, widths[column] - least))
         widths[column] -= cut
         excess -= cut
-    return widths
+    lines = []
+    for row in rows:
+        cells = [
+            abbreviate(cell, most) if column == names else shorten(cell, most)
+            for column, (cell, most) in enumerate(zip(row, widths, strict=True))
+        ]
+        aligned = (
+            cell.ljust(most) if column in left else cell.rjust(most)
+            for column, (cell, most) in enumerate(zip(cells, widths, strict=True))
+        )
+        lines.append("  ".join(aligned).rstrip())
+    return lines

@@ -24,7 +24,7 @@ def defined_at(report: HealthReport, layer: str) -> str:
 
 def class_place(record: LayerRecord) -> str:
     """Return `defined_at` of a layer by its record."""
-    known = [definition for definition in record.definitions if _has_file(definition)]
+    known = [found for found in record.definitions if found.path and found.path[0] != "<"]
     for definition in known:
         line = _class_line(definition)
         if line:
@@ -45,10 +45,6 @@ def is_of_a_library(place: str) -> bool:
 
 
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
-
-
-def _has_file(definition: Definition) -> bool:
-    return bool(definition.path) and not definition.path.startswith("<")
 
 
 def _class_line(definition: Definition) -> int:

@@ -95,17 +95,12 @@ def remarks(history: History) -> list[Remark]:
         for place in np.flatnonzero(flags[-1] & are_shown):
             layer = history.layers[place]
             said = text.format(dead=percent(dead[-1, place]), ratio=number(ratio[-1, place]))
-            since = int(steps[_start_of_last_run(flags[:, place])])
+            false = np.flatnonzero(~flags[:, place])
+            since = int(steps[false[-1] + 1 if len(false) else 0])
             is_origin = rank == 0 and first is not None and first[1].layer == layer
             order = -1 if is_origin else int(place)
             found.setdefault(layer, Remark(rank, since, order, layer, said))
     return sorted(found.values())
-
-
-def _start_of_last_run(flags: Flags) -> int:
-    """Return where the run of true flags begins that lasts until the end."""
-    false = np.flatnonzero(~flags)
-    return int(false[-1]) + 1 if len(false) else 0
 
 
 def headline(history: History, worst: Event | None = None) -> str:
@@ -153,32 +148,25 @@ def summary(history: History, k: int = 10, worst: Event | None = None) -> str:
     """
     if not len(history):
         return headline(history, worst)
+    layers = history.layers
     found = {remark.layer: remark for remark in remarks(history)}
-    are_shown = [
-        layer for layer, is_shown in zip(history.layers, shown(history), strict=True) if is_shown
+    gradients = np.nan_to_num(history["parameter_gradient_norm"][-1], nan=-1.0)
+    others = [
+        int(at)
+        for at in np.argsort(-gradients, kind="stable")
+        if shown(history)[at] and layers[at] not in found
     ]
-    gradients = history["parameter_gradient_norm"][-1]
-    largest = dict(zip(history.layers, gradients, strict=True))
-    others = sorted(
-        (layer for layer in are_shown if layer not in found),
-        key=lambda layer: -1.0 if math.isnan(largest[layer]) else largest[layer],
-        reverse=True,
-    )
-    listed = [*found, *others]
+    listed = [*map(layers.index, found), *others]
     rows = [["layer", *_COLUMNS, ""]]
-    for layer in listed[:k]:
-        at = history.layers.index(layer)
-        cells = [form(_or_none(history[name][-1, at])) for name, form in _COLUMNS.values()]
+    for at in listed[:k]:
+        values = ((form, float(history[name][-1, at])) for name, form in _COLUMNS.values())
+        cells = [form(None if math.isnan(value) else value) for form, value in values]
         if history["parameter_gradient_nonfinite"][-1, at] > 0:
             cells[0] = "NaN/inf"
-        remark = found.get(layer)
+        remark = found.get(layers[at])
         note = f"{remark.text} since step {remark.since}" if remark else ""
-        rows.append([layer_label(layer), *cells, note])
+        rows.append([layer_label(layers[at]), *cells, note])
     lines = [headline(history, worst), "", *(f"  {line}" for line in table(rows, left=(0, 5)))]
     if len(listed) > k:
         lines.append(f"  and {plural(len(listed) - k, 'layer')} more")
     return "\n".join(lines)
-
-
-def _or_none(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)

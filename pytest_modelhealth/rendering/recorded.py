@@ -29,10 +29,9 @@ from pytest_modelhealth.report import (
     Verdict,
     Violation,
 )
-from pytest_modelhealth.report.ranks import Ranks
 from pytest_modelhealth.settings.setting import is_inside
 from pytest_modelhealth.snapshot.changes import phrases
-from pytest_modelhealth.snapshot.drift import Drift, Outcome, SnapshotCheck
+from pytest_modelhealth.snapshot.drift import Outcome, SnapshotCheck
 from pytest_modelhealth.snapshot.drift import summary as drift_summary
 from pytest_modelhealth.snapshot.snapshot import Snapshot
 from pytest_modelhealth.statistics import TensorStatistics
@@ -58,8 +57,10 @@ def record(result: HealthReport | Comparison | SnapshotCheck, place: str) -> dic
     return {"kind": made.pop("kind"), "place": place, **plain(made)}
 
 
-def _fields(of: object, *names: str) -> dict[str, Any]:
-    return {name: getattr(of, name) for name in names}
+def _fields(of: object, *names: str, **paths: str) -> dict[str, Any]:
+    """Return attributes by their names, or by others for a path to them; ``None`` of nothing."""
+    known = dict(zip(names, names, strict=True)) | paths
+    return {key: None if of is None else attrgetter(path)(of) for key, path in known.items()}
 
 
 # An inspection
@@ -77,15 +78,19 @@ def _inspection(report: HealthReport) -> dict[str, Any]:
     layers = [_layer(report, record, costs[record.name]) for record in report]
     return {
         "kind": "inspection",
-        "of": _of_what(report),
+        "of": "training" if seen.course else "step" if seen.stepped else "batch",
         "verdict": verdict.value,
         "headline": headline(report),
         "text": "" if verdict is Verdict.HEALTHY else report.render("failure"),
-        "model": seen.model_type,
-        "loss": seen.loss,
-        **_fields(seen, "samples", "batches", "backward", "notes"),
+        **_fields(seen, "loss", "samples", "batches", "backward", "notes", model="model_type"),
         "part": None if seen.part is None else asdict(seen.part),
-        "ranks": None if seen.ranks is None else _ranks(seen.ranks),
+        "ranks": None
+        if seen.ranks is None
+        else {
+            **_fields(seen.ranks, "ranks", "engine"),
+            "groups": [asdict(group) for group in seen.ranks.groups],
+            "losses": [{"loss": loss, "rank": rank} for loss, rank in seen.ranks.losses],
+        },
         "violations": findings_data(report),
         "warnings": [_finding(report, found) for found in judgement.warned],
         "inconclusive": [
@@ -93,20 +98,16 @@ def _inspection(report: HealthReport) -> dict[str, Any]:
             for found in judgement.inconclusive
         ],
         "waived": [
-            {
-                **_where(report, found.check, found.layer),
-                "message": found.message,
-                "reason": waiver.reason,
-            }
-            for found, waiver in judgement.waived
+            {**_where(report, one.check, one.layer), "message": one.message, "reason": by.reason}
+            for one, by in judgement.waived
         ],
         "margins": [
             {
                 **_where(report, near.violation.check, near.violation.layer),
-                "role": near.violation.role,
+                **_fields(
+                    near, "limit", "setting", "used", role="violation.role", least="is_least"
+                ),
                 "value": float(near.violation.value),
-                **_fields(near, "limit", "setting", "used"),
-                "least": near.is_least,
             }
             for near in margins(report)
         ],
@@ -115,12 +116,6 @@ def _inspection(report: HealthReport) -> dict[str, Any]:
         "flow": flow_data(report),
         "course": _course(report),
     }
-
-
-def _of_what(report: HealthReport) -> str:
-    if report.observation.course is not None:
-        return "training"
-    return "batch" if report.observation.stepped is None else "step"
 
 
 def _where(report: HealthReport, check: str, layer: str) -> dict[str, Any]:
@@ -155,18 +150,16 @@ TOTALS = ("layers", "parameters", "trainable", *SIZES, "peak_bytes")
 
 
 def _layer(report: HealthReport, record: LayerRecord, costs: Mapping[str, Any]) -> dict[str, Any]:
-    given, made = record.inputs, record.activations
+    made = record.activations
     return {
         "label": label(report, record.name),
-        "type": record.type_name,
-        "status": record.status.value,
         **_fields(record, "name", "reason", "functional", "calls", "tied"),
-        "input_shape": None if given is None else given.shape,
-        "shape": None if made is None else made.shape,
+        **_fields(record, type="type_name", status="status.value"),
+        **_fields(record.inputs, input_shape="shape"),
+        **_fields(made, "shape"),
         "dtype": "" if made is None else made.dtype,
         "device": "" if made is None else made.device,
-        "parameters": costs["parameters"] or 0,
-        "trainable": costs["trainable"] or 0,
+        **{size: costs[size] or 0 for size in ("parameters", "trainable")},
         **{size: costs[size] for size in SIZES},
         **_places(report, record.name),
         "largest": _extremes(record.largest),
@@ -187,80 +180,48 @@ def tensors_data(record: LayerRecord, role: str | None = None) -> list[dict[str,
 
 
 def _extremes(found: Mapping[str, Extreme]) -> dict[str, Any]:
-    return {
-        role: {"batch": one.batch, "sample": one.sample, "rank": one.rank}
-        for role, one in found.items()
-    }
-
-
-def _ranks(found: Ranks) -> dict[str, Any]:
-    """Return who took part; in what they disagree, the findings say."""
-    return {
-        "ranks": found.ranks,
-        "engine": found.engine,
-        "groups": [asdict(group) for group in found.groups],
-        "losses": [{"loss": loss, "rank": rank} for loss, rank in found.losses],
-    }
+    return {role: _fields(one, "batch", "sample", "rank") for role, one in found.items()}
 
 
 def tensor_data(role: str, name: str, seen: TensorStatistics) -> dict[str, Any]:
     """Return the statistics of a tensor."""
     counts = seen.exponents.counts
-    return {
-        "role": role,
-        "name": name,
-        "nan": seen.nan_count,
-        "inf": seen.inf_count,
-        "zeros": seen.zero_count,
-        "dead": seen.dead_fraction,
-        **_fields(seen, "shape", "dtype", "count", "mean", "std", "min", "max", "norm"),
-        "bins": {
-            "lowest": seen.exponents.lowest,
-            "negative": counts[:, 0].tolist(),
-            "positive": counts[:, 1].tolist(),
-            "sampled": seen.histogram_sampled,
-        },
-    }
+    moments = _fields(seen, "shape", "dtype", "count", "mean", "std", "min", "max", "norm")
+    shares = _fields(
+        seen, nan="nan_count", inf="inf_count", zeros="zero_count", dead="dead_fraction"
+    )
+    bins = _fields(seen, lowest="exponents.lowest", sampled="histogram_sampled")
+    bins |= {"negative": counts[:, 0].tolist(), "positive": counts[:, 1].tolist()}
+    return {"role": role, "name": name, **shares, **moments, "bins": bins}
 
 
 # Who feeds whom
 
-_ALL = 1 << 30
-
 
 def flow_data(report: HealthReport) -> dict[str, Any] | None:
     """Return a report's flow; ``None`` where none was recorded."""
-    drawn = diagram(report, most_boxes=_ALL)
+    drawn = diagram(report)
     if drawn is None or report.flow is None:
         return None
-    names = {
-        box.key: f"{box.label} #{box.key}" if box.kind == "join" else box.key for box in drawn.boxes
-    }
-    edges = [
-        [names[arrow.source], names[arrow.target], arrow.passes_gradient, arrow.label.split()]
-        for arrow in drawn.arrows
-    ]
     violations = report._judgement.violations
-    way = _way(drawn, violations[0].layer) if violations else []
     return {
-        "edges": edges,
-        "joins": [names[box.key] for box in drawn.boxes if box.kind == "join"],
-        "way": [names[key] for key in way],
+        "edges": drawn.edges,
+        "joins": [name for name, kind in drawn.kinds.items() if kind == "join"],
+        "way": _way(drawn, violations[0].layer) if violations else [],
         "exact": report.flow.is_exact,
     }
 
 
 def _way(drawn: Diagram, culprit: str) -> list[str]:
     """Return the shortest way from the batch through the culprit, or the first layer inside it."""
-    keys = [box.key for box in drawn.boxes]
-    inside = (key for key in keys if key == culprit or is_inside(key, culprit))
+    inside = (name for name in drawn.kinds if name == culprit or is_inside(name, culprit))
     through = next(inside, None)
     if through is None:
         return []
-    graph = nx.DiGraph((arrow.source, arrow.target) for arrow in drawn.arrows)
+    graph = nx.DiGraph((source, target) for source, target, *_ in drawn.edges)
     graph.add_node(through)
     before, after = (
-        _shortest(ways, through, {box.key for box in drawn.boxes if box.kind == kind})
+        _shortest(ways, through, {name for name, each in drawn.kinds.items() if each == kind})
         for ways, kind in ((graph.reverse(copy=False), "source"), (graph, "end"))
     )
     return [*reversed(before), *after[1:]]
@@ -278,12 +239,8 @@ MOST_STEPS, MOST_LAYERS = 256, 32
 """Of more layers, those that something is found in come before the others."""
 
 SHOWN = (
-    "activation_rms",
-    "gradient_norm",
-    "parameter_gradient_norm",
-    "update_ratio",
-    "dead_fraction",
-)
+    "activation_rms", "gradient_norm", "parameter_gradient_norm", "update_ratio", "dead_fraction"
+)  # fmt: skip
 
 
 def _course(report: HealthReport) -> dict[str, Any] | None:
@@ -329,42 +286,29 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
         "verdict": "different" if is_different else "equivalent",
         "headline": show("comparison", "line")(comparison),
         "text": show("comparison", "failure")(comparison) if is_different else "",
-        "model": comparison.reference,
-        "candidate": comparison.candidate,
+        **_fields(comparison, "candidate", "losses", "basis", "notes", model="reference"),
         "divergence": None
         if found is None
         else _fields(found, "layer", "candidate", "label", "kind", "story", "cause", "affected"),
-        **_fields(comparison, "losses", "basis", "notes"),
         "layers": [*map(_aligned, comparison.layers.values()), *_outputs(comparison.outputs)],
     }
 
 
 def _aligned(layer: AlignedLayer) -> dict[str, Any]:
     return {
-        **_fields(layer.pair, "reference", "candidate"),
-        **_fields(layer, "label", "diverged", "changed_parameters"),
-        "type": layer.type_name,
-        "change": layer.pair.change.value,
+        **_fields(layer.pair, "reference", "candidate", change="change.value"),
+        **_fields(layer, "label", "diverged", "changed_parameters", type="type_name"),
         "tensors": [_compared(result) for result in layer.tensors],
     }
 
 
 def _compared(result: TensorResult) -> dict[str, Any]:
-    found = result.difference
-    measures = {key: None if found is None else read(found) for key, read in _MEASURES.items()}
+    measures = ("max_abs", "max_ulp", "cosine", "found", "at")
     return {
-        "role": result.key.role,
-        "name": result.key.tensor,
-        **measures,
+        **_fields(result.difference, *measures, error="relative_l2", reference="expected"),
         **_fields(result, "noise", "ratio", "limit", "source", "diverged", "problem"),
+        **_fields(result, role="key.role", name="key.tensor"),
     }
-
-
-_MEASURES = {
-    "error": attrgetter("relative_l2"),
-    "reference": attrgetter("expected"),
-    **{key: attrgetter(key) for key in ("max_abs", "max_ulp", "cosine", "found", "at")},
-}
 
 
 def _outputs(outputs: Iterable[TensorResult]) -> list[dict[str, Any]]:
@@ -399,7 +343,12 @@ def _drift(check: SnapshotCheck) -> dict[str, Any]:
         "snapshot": check.file,
         "tensors": 0 if found is None else found.tensors,
         "story": "" if found is None else found.story,
-        "drifts": [] if found is None else [_moved(drift) for drift in found.drifts],
+        "drifts": []
+        if found is None
+        else [
+            {**_fields(drift, *_OF_DRIFT), "allowed": drift.allowance.distance}
+            for drift in found.drifts
+        ],
         "changes": [] if found is None else phrases(found.changes),
         "before": _layers(check.before) if drifted and check.before is not None else [],
         "now": _layers(check.now) if drifted else [],
@@ -416,11 +365,7 @@ def _drift_headline(check: SnapshotCheck) -> str:
     return str(check.found) if check.found is not None else check.outcome.value
 
 
-def _moved(drift: Drift) -> dict[str, Any]:
-    names = ("layer", "label", "role", "statistic", "before", "now", "distance", "moved")
-    return {**_fields(drift, *names), "allowed": drift.allowance.distance}
-
-
+_OF_DRIFT = ("layer", "label", "role", "statistic", "before", "now", "distance", "moved")
 _OF_TENSOR = ("shape", "dtype", "mean", "std", "min", "max", "zeros", "dead", "nan", "inf")
 
 

@@ -28,21 +28,9 @@ from pytest_modelhealth.report.flow import near
 from pytest_modelhealth.statistics import TensorStatistics
 
 STATISTICS = (
-    "count",
-    "nan_count",
-    "positive_inf_count",
-    "negative_inf_count",
-    "zero_count",
-    "mean",
-    "std",
-    "min",
-    "max",
-    "abs_max",
-    "rms",
-    "norm",
-    "zero_fraction",
-    "dead_fraction",
-)
+    "count", "nan_count", "positive_inf_count", "negative_inf_count", "zero_count", "mean", "std",
+    "min", "max", "abs_max", "rms", "norm", "zero_fraction", "dead_fraction",
+)  # fmt: skip
 """The numbers of a tensor that the formats for machines write, by their names in Python."""
 
 
@@ -56,19 +44,20 @@ def headline(report: HealthReport) -> str:
     """Return the verdict and what carries it, in one line that stands alone."""
     judgement = report._judgement
     if judgement.violations:
-        worst = judgement.violations[0]
-        message = printable(near(worst.message))
-        return f"unhealthy: {label(report, worst.layer)} ({worst.check}): {message}"
+        return f"unhealthy: {_found(report, judgement.violations[0])}"
     if judgement.broken:
         return f"inconclusive: {_broken(judgement.broken[0])}"
     if judgement.inconclusive:
         return _inconclusive(report)
     seen = report.observation
-    part = "" if seen.part is None else f" in {seen.part}"
-    model = f"{printable(seen.model_type)}{part}"
+    model = f"{printable(seen.model_type)}{'' if seen.part is None else f' in {seen.part}'}"
     if judgement.warned:
         return f"healthy: no check fails {model}, with {_warned(report)}"
     return f"healthy: no check objects to {model}"
+
+
+def _found(report: HealthReport, found: Violation) -> str:
+    return f"{label(report, found.layer)} ({found.check}): {printable(near(found.message))}"
 
 
 def _inconclusive(report: HealthReport) -> str:
@@ -83,9 +72,7 @@ def _broken(found: BrokenCheck) -> str:
 
 def _warned(report: HealthReport) -> str:
     """Return how many violations only warn, and the first of them."""
-    first, *_ = warned = report.warnings
-    found = f"{label(report, first.layer)} ({first.check}): {printable(near(first.message))}"
-    return f"{plural(len(warned), 'warning')}: {found}"
+    return f"{plural(len(report.warnings), 'warning')}: {_found(report, report.warnings[0])}"
 
 
 def counts(report: HealthReport) -> str:
@@ -219,7 +206,7 @@ def _of(what: str, text: Callable[[TensorStatistics], str]) -> Callable[[LayerRe
 def _outcome(record: LayerRecord) -> str:
     if record.status is not Status.OBSERVED:
         return record.status.replace("_", " ")
-    return NOT_SEEN if record.activations is None else shape(record.activations.shape)
+    return _of("activations", lambda seen: shape(seen.shape))(record)
 
 
 def norm(seen: TensorStatistics) -> float:
@@ -236,27 +223,24 @@ def nonfinite(record: LayerRecord) -> int:
     return sum(seen.nonfinite_count for role in roles for seen in record.tensors(role).values())
 
 
-LAYER = Column("layer", "fully qualified name", lambda record: printable(record.label))
-TYPE = Column("type", "class of the module, or the function", lambda r: printable(r.type_name))
-OUTPUT = Column("output", "shape of the first output, or why there is none", _outcome)
-NUMBERS = (
-    Column("mean", "mean of the activations", _of("activations", lambda s: number(s.mean))),
-    Column("std", "their standard deviation", _of("activations", lambda s: number(s.std))),
-    Column("abs max", "their largest magnitude", _of("activations", lambda s: number(s.abs_max))),
-    Column("zeros", "part that is zero", _of("activations", lambda s: percent(s.zero_fraction))),
+_MADE, _FLOWING = "activations", "L2 norm of the loss's gradient with respect to the {}"
+COLUMNS = (
+    Column("layer", "fully qualified name", lambda record: printable(record.label)),
+    Column("type", "class of the module, or the function", lambda r: printable(r.type_name)),
+    Column("output", "shape of the first output, or why there is none", _outcome),
+    Column("mean", "mean of the activations", _of(_MADE, lambda s: number(s.mean))),
+    Column("std", "their standard deviation", _of(_MADE, lambda s: number(s.std))),
+    Column("abs max", "their largest magnitude", _of(_MADE, lambda s: number(s.abs_max))),
+    Column("zeros", "part that is zero", _of(_MADE, lambda s: percent(s.zero_fraction))),
     Column(
         "dead",
         "part of the units that were never active",
-        _of("activations", lambda s: percent(s.dead_fraction)),
+        _of(_MADE, lambda s: percent(s.dead_fraction)),
     ),
-    Column(
-        "grad",
-        "L2 norm of the loss's gradient with respect to the activations",
-        _of("gradients", lambda s: number(norm(s))),
-    ),
+    Column("grad", _FLOWING.format(_MADE), _of("gradients", lambda s: number(norm(s)))),
     Column(
         "p.grad",
-        "L2 norm of the loss's gradient with respect to the parameters",
+        _FLOWING.format("parameters"),
         _of("parameter_gradients", lambda s: number(norm(s))),
     ),
 )
@@ -269,5 +253,4 @@ NONFINITE = Column(
 
 def columns(report: HealthReport) -> tuple[Column, ...]:
     """Return the columns that say something about this report."""
-    extra = (NONFINITE,) if any(map(nonfinite, report)) else ()
-    return (LAYER, TYPE, OUTPUT, *NUMBERS, *extra)
+    return (*COLUMNS, NONFINITE) if any(map(nonfinite, report)) else COLUMNS

@@ -140,7 +140,7 @@ def test_it_is_plain_data_on_request():
     comparison = broken()
     data = json.loads(json.dumps(comparison.to_dict()))
     assert data["equivalent"] is False
-    assert data["first_divergence"]["layer"] == "blocks.1.ln2"
+    assert data["divergence"]["layer"] == "blocks.1.ln2"
     layer = next(x for x in data["layers"] if x["reference"] == "blocks.1.ln2")
     assert layer["diverged"]
     assert {t["role"] for t in layer["tensors"]} >= {"inputs", "activations", "gradients"}

@@ -15,8 +15,7 @@ from matplotlib.patches import Circle, FancyBboxPatch, PathPatch
 
 from pytest_modelhealth.errors import InspectionError, LayerNotFoundError
 from pytest_modelhealth.rendering.charts.svg import STYLE
-from pytest_modelhealth.rendering.figure import figure_of, path_of
-from pytest_modelhealth.rendering.figures import figures
+from pytest_modelhealth.rendering.figures import figure_of, figures, path_of
 from tests.builders import layer, observation
 from tests.rendering import reports
 
@@ -42,8 +41,9 @@ def test_shapes_stand_where_the_chart_has_them() -> None:
     """Text, boxes, circles and each command of a path, in the colours of the page's style."""
     chart = (
         '<svg class="chart chart-histogram" width="100" height="50">'
-        '<g class="second"><path class="line" d="M1 2L3 4"/><circle class="point" cx="9" cy="8"'
-        ' r="2"/></g><text x="5" y="6" class="alarm end">a $b$</text>'
+        '<g class="second"><path class="line second" d="M1 2L3 4"/>'
+        '<circle class="point" cx="9" cy="8" r="2"/></g>'
+        '<text x="5" y="6" class="alarm end">a $b$</text>'
         '<rect x="10" y="20" width="30" height="5" class="bin"/>'
         '<path class="head cut" d="M1 1z"/><g><title>no</title><rect class="mark"/></g></svg>'
     )

@@ -15,9 +15,8 @@ from torch import nn
 
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.errors import InspectionError, LayerNotFoundError
-from pytest_modelhealth.rendering.figure import ALARM
-from pytest_modelhealth.rendering.timeline import MISSING
-from pytest_modelhealth.rendering.training import MOST_COLUMNS, MOST_ROWS, NONFINITE, ZERO
+from pytest_modelhealth.rendering.figures import ALARM
+from pytest_modelhealth.rendering.training import MISSING, MOST_COLUMNS, MOST_ROWS, NONFINITE, ZERO
 from pytest_modelhealth.statistics import reduce
 from pytest_modelhealth.training.monitoring.history import History
 from pytest_modelhealth.training.monitoring.row import BINS, EDGES, Event, binned

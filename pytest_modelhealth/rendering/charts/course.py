@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
@@ -18,17 +17,10 @@ _LOG_FROM = 30
 """Times the least: positive values that differ by more have a log axis."""
 
 _MOST_LINES = 12
-"""Of more layers, the band from the least to the greatest is drawn."""
+"""Of more layers, those are drawn that end lowest, highest, and at the quartiles between."""
 
 _Line = tuple[str, Sequence["float | None"]]
-
-
-@dataclass(frozen=True)
-class _Frame:
-    x: float
-    y: float
-    width: float
-    height: float
+_Place = Callable[[float, float], tuple[float, float]]
 
 
 def course(found: Mapping[str, Any], anchor: str) -> Markup:
@@ -41,165 +33,124 @@ def course(found: Mapping[str, Any], anchor: str) -> Markup:
         for statistic, values in statistics.items():
             if any(map(svg.finite, values)):
                 by_statistic[statistic].append((name, values))
-    top = _ABOVE + _LOSS + _BELOW
-    row = _ABOVE + _SMALL + _BELOW
-    marks: list[str] = []
-    frame = _Frame(0, 0, svg.WIDTH, _LOSS)
-    body = [_over_steps("loss", frame, steps, [("", loss)], marks, None)]
-    width = (svg.WIDTH - _GAP) / 2
-    for index, (statistic, lines) in enumerate(by_statistic.items()):
-        frame = _Frame(index % 2 * (width + _GAP), top + index // 2 * row, width, _SMALL)
-        body.append(_over_steps(svg.words(statistic), frame, steps, lines, marks, anchor))
-    height = top + math.ceil(len(by_statistic) / 2) * row
-    return svg.chart(
-        "course", (svg.WIDTH, height), _course_told(steps, loss), "".join(body), "".join(marks)
-    )
+    panel = _Panel(steps, 0, _ABOVE, svg.WIDTH, _LOSS)
+    body, marks = [panel.loss(loss)], [panel.mark("loss", [("", loss)])]
+    width, row = (svg.WIDTH - _GAP) / 2, _ABOVE + _SMALL + _BELOW
+    top = 2 * _ABOVE + _LOSS + _BELOW
+    for at, (statistic, lines) in enumerate(by_statistic.items()):
+        panel = _Panel(steps, at % 2 * (width + _GAP), top + at // 2 * row, width, _SMALL)
+        title = svg.words(statistic)
+        marks.append(panel.mark(title, lines))  # below those of its lines
+        body.append(panel.statistic(title, lines, marks, anchor))
+    height = top - _ABOVE + math.ceil(len(by_statistic) / 2) * row
+    told = _told(steps, loss)
+    return svg.chart("course", (svg.WIDTH, height), told, "".join(body), "".join(marks))
 
 
-def _over_steps(
-    title: str,
-    frame: _Frame,
-    steps: Sequence[int],
-    lines: Sequence[_Line],
-    marks: list[str],
-    anchor: str | None,
-) -> str:
-    """Return a panel of one statistic; `anchor` is ``None`` for the loss."""
-    top, bottom = frame.y + _ABOVE, frame.y + _ABOVE + frame.height
-    left = frame.x + _LEFT
-    right = frame.x + frame.width - (8 if len(lines) == 1 else _LABEL)
-    known = [value for _, values in lines for value in values if value is not None]
-    positive = [value for value in known if value > 0] or [1.0]
-    is_log = min(known, default=-1) >= 0 and max(positive) > _LOG_FROM * min(positive)
-    scale = svg.log_scale if is_log else svg.linear_scale
-    vertical = scale(positive if is_log else known, bottom - 3, top + 3, 4)
-    across = svg.linear_scale(steps, left + 3, right - 3, 8 if frame.width > 400 else 5)
+class _Panel:
+    """A panel of lines over steps: place and size of its axes, the title above them."""
 
-    def place(step: float, value: float) -> tuple[float, float]:
-        return across.at(step), bottom if is_log and not value else vertical.at(value)
+    def __init__(self, steps: Sequence[int], x: float, y: float, width: float, height: int) -> None:
+        self.steps, self.x, self.y, self.bottom = steps, x, y, y + height
+        self.left, self.end = x + _LEFT, x + width
+        self.across = svg.linear_scale(steps, 0, 1, 8 if width > 400 else 5)
 
-    parts = _grid(vertical, across, frame, right, len(lines))
-    marks.append(
-        svg.mark(_summary(title, steps, lines), svg.area(left, top, right - left, frame.height))
-    )
-    ended = sorted(
-        (_last(own), at) for at, (_, own) in enumerate(lines) if any(map(svg.finite, own))
-    )
-    chosen = list(dict.fromkeys(at for _, at in (*ended[-1:], *ended[:1])))
-    named = [lines[at] for at in chosen]
-    if len(lines) > _MOST_LINES:
-        parts.append(_band(steps, lines, place))
-    else:
-        others = [own for at, (_, own) in enumerate(lines) if at not in chosen]
-        parts += [_line(steps, values, place, "line other") for values in others]
-    for (_, values), style in zip(named, ("first", "second"), strict=False):
-        parts.append(_line(steps, values, place, f"line chosen {style}"))
-    if anchor is not None and len(lines) > 1:
-        parts.append(_line_names(named, place, right, marks, anchor))
-    if anchor is None and not known:
-        parts.append(
-            svg.write(left + 8, top + 40, "no finite loss was given to step_end()", "quiet")
+    def loss(self, loss: Sequence[float | None]) -> str:
+        known = [value for value in loss if value is not None]
+        right = self.end - 8
+        place, parts = self._axes(known, right)
+        parts.append(svg.write(right, self.bottom + 14, "step", "quiet small end"))
+        parts.append(self._line(loss, place, "line chosen first"))
+        if not known:
+            why = "no finite loss was given to step_end()"
+            parts.append(svg.write(self.left + 8, self.y + 40, why, "quiet"))
+        elif (bad := _first_bad(self.steps, loss)) is not None:
+            x = place(bad, 0.0)[0]
+            is_late = x > svg.WIDTH - 160
+            text, class_ = f"NaN or inf from step {bad}", f"alarm{' end' * is_late}"
+            parts.append(svg.cross(x, self.y + 5))
+            parts.append(svg.write(x - 8 if is_late else x + 8, self.y + 9, text, class_))
+        return svg.write(self.x, self.y - 12, "loss", "strong") + svg.tag(
+            "g", *parts, class_="panel loss"
         )
-    bad = _first_bad(steps, lines[0][1]) if anchor is None and known else None
-    if bad is not None:
-        x = across.at(bad)
-        is_late = x > svg.WIDTH - 160
-        parts.append(svg.cross(x, top + 5))
-        text = f"NaN or inf from step {bad}"
-        parts.append(
-            svg.write(x - 8 if is_late else x + 8, top + 9, text, f"alarm{' end' * is_late}")
+
+    def statistic(self, title: str, lines: Sequence[_Line], marks: list[str], anchor: str) -> str:
+        """Return a line for each layer; those that end highest and lowest are named."""
+        right = self.end - _LABEL
+        place, parts = self._axes([v for _, own in lines for v in own if v is not None], right)
+        ends = [next(v for v in reversed(values) if v is not None) for _, values in lines]
+        order = sorted(range(len(lines)), key=lambda at: (ends[at], at))
+        others, count = order[1:-1], plural(len(lines), "layer")
+        if len(lines) > _MOST_LINES:
+            others = others[len(others) // 4 :: len(others) // 4][:3]
+            count += f", {len(others) + 2} drawn"
+        parts += [self._line(lines[at][1], place, "line other") for at in others]
+        above = -math.inf
+        for at, style in zip(
+            dict.fromkeys((order[-1], order[0])), ("first", "second"), strict=False
+        ):
+            name, values = lines[at]
+            parts.append(self._line(values, place, f"line chosen {style}"))
+            label = name or "model"
+            above = max(place(0, ends[at])[1] + 3.5, above + 12.5)
+            text = svg.fitted(label, 14)
+            parts.append(svg.write(right + 5, above, text, f"small coloured {style}"))
+            shape = svg.area(right + 2, above - 10, _LABEL - 4, 13)
+            title_ = f"{label}: ends at {svg.brief(ends[at])}"
+            marks.append(svg.mark(title_, shape, svg.link_to(anchor, name)))
+        parts.append(svg.write(right, self.y - 12, count, "quiet small end"))
+        return svg.write(self.x, self.y - 12, title, "strong") + svg.tag(
+            "g", *parts, class_="panel statistic"
         )
-    kind = "loss" if anchor is None else "statistic"
-    return svg.write(frame.x, frame.y + 12, title, "strong") + svg.tag(
-        "g", *parts, class_=f"panel {kind}"
-    )
 
+    def mark(self, title: str, lines: Sequence[_Line]) -> str:
+        told = f"of {plural(len(lines), 'layer')}, steps {self.steps[0]} to {self.steps[-1]}"
+        shape = svg.area(self.left, self.y, self.end - self.left - 8, self.bottom - self.y)
+        return svg.mark(f"{title} {told}" if lines[0][0] else _told(self.steps, lines[0][1]), shape)
 
-def _grid(
-    vertical: svg.Scale, across: svg.Scale, frame: _Frame, right: float, lines: int
-) -> list[str]:
-    """Return the axes of a panel, and what stands at their end."""
-    left, bottom = svg.plain(frame.x + _LEFT), frame.y + _ABOVE + frame.height
-    parts = [svg.path(f"M{left} {svg.plain(bottom)}H{svg.plain(right)}", "axis-line")]
-    for y, text in vertical.ticks:
-        parts.append(svg.path(f"M{left} {svg.plain(y)}H{svg.plain(right)}", "rule"))
-        parts.append(svg.write(frame.x + _LEFT - 5, y + 3.5, text, "quiet small end"))
-    for x, text in across.ticks:
-        if "." not in text and (lines > 1 or x <= right - 40):
-            parts.append(svg.path(f"M{svg.plain(x)} {svg.plain(bottom)}v3", "axis-line"))
-            parts.append(svg.write(x, bottom + 14, text, "quiet small middle"))
-    y, text = (bottom + 14, "step") if lines == 1 else (frame.y + 12, plural(lines, "layer"))
-    return [*parts, svg.write(right, y, text, "quiet small end")]
-
-
-def _last(values: Sequence[float | None]) -> float:
-    return next(value for value in reversed(values) if value is not None)
-
-
-def _line(steps: Sequence[int], values: Sequence[float | None], place: Any, class_: str) -> str:
-    """Return a line that breaks where there is no number."""
-    parts, run = [], []
-    for step, value in [*zip(steps, values, strict=True), (0, None)]:
-        if value is not None:
-            run.append(place(step, value))
-        elif run:
-            alone = "h.1" if len(run) == 1 else ""
-            parts.append(svg.line(run) + alone)
-            run = []
-    return svg.path("".join(parts), class_)
-
-
-def _band(steps: Sequence[int], lines: Sequence[_Line], place: Any) -> str:
-    """Return the band from the least to the greatest of all layers, and the median."""
-    lows, medians, highs = [], [], []
-    for index, step in enumerate(steps):
-        known = sorted(v for _, values in lines if (v := values[index]) is not None)
-        if known:
-            lows.append(place(step, known[0]))
-            medians.append(place(step, known[len(known) // 2]))
-            highs.append(place(step, known[-1]))
-    band = f"{svg.line(lows)}L{svg.line(highs[::-1])[1:]}z"
-    return svg.path(band, "band") + svg.path(svg.line(medians), "median")
-
-
-def _line_names(
-    named: Sequence[_Line],
-    place: Any,
-    right: float,
-    marks: list[str],
-    anchor: str,
-) -> str:
-    """Return the names of lines at their ends, apart from each other."""
-    parts, above = [], -math.inf
-    ends = [
-        (place(0, _last(values))[1], style, name, _last(values))
-        for (name, values), style in zip(named, ("first", "second"), strict=False)
-    ]
-    for y, style, name, end in sorted(ends):
-        above = max(y + 3.5, above + 12.5)
-        label = name or "model"
-        text = svg.fitted(label, 14)
-        parts.append(svg.write(right + 5, above, text, f"small coloured {style}"))
-        shape = svg.area(right + 2, above - 10, _LABEL - 4, 13)
-        marks.append(
-            svg.mark(f"{label}: ends at {svg.brief(end)}", shape, svg.link_to(anchor, name))
+    def _axes(self, known: Sequence[float], right: float) -> tuple[_Place, list[str]]:
+        """Return where a value at a step stands, and the axes."""
+        positive = [value for value in known if value > 0] or [1.0]
+        is_log = min(known, default=-1) >= 0 and max(positive) > _LOG_FROM * min(positive)
+        ends = self.bottom - 3, self.y + 3
+        vertical = (
+            svg.log_scale(positive, *ends, 4) if is_log else svg.linear_scale(known, *ends, 4)
         )
-    return "".join(parts)
+        start, span = self.left + 3, right - self.left - 6
+
+        def place(step: float, value: float) -> tuple[float, float]:
+            y = self.bottom if is_log and not value else vertical.at(value)
+            return start + self.across.at(step) * span, y
+
+        left, bottom, end = map(svg.plain, (self.left, self.bottom, right))
+        parts = [svg.path(f"M{left} {bottom}H{end}", "axis-line")]
+        for y, text in vertical.ticks:
+            parts.append(svg.path(f"M{left} {svg.plain(y)}H{end}", "rule"))
+            parts.append(svg.write(self.left - 5, y + 3.5, text, "quiet small end"))
+        for part, text in self.across.ticks:
+            x = start + part * span
+            if "." not in text and x <= right - 40 * (self.end - right < _LABEL):
+                parts.append(svg.path(f"M{svg.plain(x)} {bottom}v3", "axis-line"))
+                parts.append(svg.write(x, self.bottom + 14, text, "quiet small middle"))
+        return place, parts
+
+    def _line(self, values: Sequence[float | None], place: _Place, class_: str) -> str:
+        """Return a line that breaks where there is no number."""
+        d, run = "", []
+        for step, value in [*zip(self.steps, values, strict=True), (0, None)]:
+            if value is not None:
+                run.append(place(step, value))
+            elif run:
+                d += svg.line(run) + "h.1" * (len(run) == 1)
+                run = []
+        return svg.path(d, class_)
 
 
 def _first_bad(steps: Sequence[int], loss: Sequence[float | None]) -> int | None:
     return next((s for s, value in zip(steps, loss, strict=False) if value is None), None)
 
 
-def _summary(title: str, steps: Sequence[int], lines: Sequence[_Line]) -> str:
-    known = [value for value in lines[0][1] if value is not None]
-    if len(lines) > 1:
-        return f"{title} of {len(lines)} layers, steps {steps[0]} to {steps[-1]}"
-    ends = (svg.brief(known[0]), svg.brief(known[-1])) if known else ("no number", "no number")
-    return f"{title}: {ends[0]} at first, {ends[1]} at last"
-
-
-def _course_told(steps: Sequence[int], loss: Sequence[float | None]) -> str:
+def _told(steps: Sequence[int], loss: Sequence[float | None]) -> str:
     known = [value for value in loss if value is not None]
     if not known:
         return f"course of {plural(len(steps), 'step')}; no loss was recorded"

@@ -7,9 +7,8 @@ greatest and the geometric mean of them: no layer is left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
@@ -54,7 +53,7 @@ class Series:
     key: str
     name: str
     values: Sequence[Value | None]
-    is_second: bool = False
+    style: str = "first"
     whisker_name: str = ""
     whiskers: Sequence[float] = ()
 
@@ -70,26 +69,17 @@ class Panel:
     ranges: Sequence[float] = ()
 
 
-class Bands(NamedTuple):
-    """How the rows of so many layers lie: pixels of each, and how many share a band."""
+class Band(NamedTuple):
+    """Neighbouring layers that are drawn at one height."""
 
-    rows: int
-    pitch: float
-    size: int
+    layers: slice
+    y: float
+    height: float
 
     @property
     def has_points(self) -> bool:
         """Whether there is room for points; a line only, where there is none."""
-        return self.pitch >= 6
-
-    def spans(self) -> list[range]:
-        """Return the layers of each band."""
-        starts = range(0, self.rows, self.size)
-        return [range(start, min(start + self.size, self.rows)) for start in starts]
-
-    def y(self, rows: range) -> float:
-        """Return the middle of these rows."""
-        return HEAD + (rows.start + rows.stop) / 2 * self.pitch
+        return self.height >= 6
 
 
 def rows_chart(
@@ -102,85 +92,76 @@ def rows_chart(
 ) -> Markup:
     """Return a chart of layers with panels beside their names."""
     pitch = min(ROW, TALLEST / len(rows))
-    bands = Bands(len(rows), pitch, max(1, math.ceil(3 / pitch)))
-    bottom = HEAD + bands.pitch * len(rows)
+    size = max(1, math.ceil(3 / pitch))
+    bands = []
+    for start in range(0, len(rows), size):
+        end = min(start + size, len(rows))
+        y = HEAD + (start + end) / 2 * pitch
+        bands.append(Band(slice(start, end), y, (end - start) * pitch))
+    bottom = HEAD + pitch * len(rows)
+    named = _named(rows, pitch)
+    body, marks = [], []
+    for band in bands:
+        held = rows[band.layers]
+        chief = next((row for row in held if row.is_culprit or row.is_found), held[0])
+        across = {"x": 0, "y": band.y - band.height / 2, "width": svg.WIDTH, "height": band.height}
+        for holds, class_ in (
+            (any(row.is_tinted for row in held), "tinted-band"),
+            (any(row.is_culprit for row in held), "culprit-band"),
+        ):
+            body += [svg.tag("rect", **across, class_=class_)] * holds
+        several = f"{plural(len(held), 'layer')}, from {held[0].label}; of them:\n"
+        title = (several if len(held) > 1 else "") + chief.title
+        is_reached = not named.isdisjoint(range(band.layers.start, band.layers.stop))
+        shape = svg.tag("rect", **across, class_="mark")
+        marks.append(svg.mark(title, shape, svg.link_to(anchor, chief.name), is_reached=is_reached))
     width = (svg.WIDTH - NAMES - GAP * (len(panels) - 1) - 10) / len(panels)
-    named = _named(rows, bands)
-    body = [*_tints(rows, bands)]
     for index, panel in enumerate(panels):
-        body.append(_panel(panel, bands, NAMES + index * (width + GAP), width, bottom))
-    body += [_name(rows[index], bands.y(range(index, index + 1)) + 3.8) for index in sorted(named)]
+        body += _panel(panel, bands, NAMES + index * (width + GAP), width, bottom)
+    for index in sorted(named):
+        body += _name(rows[index], HEAD + (index + 0.5) * pitch + 3.8)
     if footnote:
         body.append(svg.write(0, bottom + FOOT + 14, footnote, "quiet small"))
-    marks = []
-    for band in bands.spans():
-        held = rows[band.start : band.stop]
-        chief = next((row for row in held if row.is_culprit or row.is_found), held[0])
-        several = f"{plural(len(held), 'layer')}, from {held[0].label}; of them:\n"
-        height = bands.pitch * len(held)
-        shape = svg.area(0, HEAD + band.start * bands.pitch, svg.WIDTH, height)
-        title = (several if len(held) > 1 else "") + chief.title
-        is_reached = not named.isdisjoint(band)
-        marks.append(svg.mark(title, shape, svg.link_to(anchor, chief.name), is_reached=is_reached))
-    size = (svg.WIDTH, bottom + FOOT + (18 if footnote else 0))
-    return svg.chart(kind, size, finding, "".join(body), "".join(marks))
+    height = bottom + FOOT + (18 if footnote else 0)
+    return svg.chart(kind, (svg.WIDTH, height), finding, "".join(body), "".join(marks))
 
 
-def _named(rows: Sequence[Row], bands: Bands) -> set[int]:
+def _named(rows: Sequence[Row], pitch: float) -> set[int]:
     """Return which names stand far enough apart to be read: what was found first."""
     found = [index for index, row in enumerate(rows) if row.is_found or row.note]
-    step = 1 if bands.pitch >= NAME_PITCH else math.ceil(20 / bands.pitch)
+    step = 1 if pitch >= NAME_PITCH else math.ceil(20 / pitch)
+    reach = math.ceil(NAME_PITCH / pitch - 0.01)
     chosen: set[int] = set()
     for index in (
         *(index for index, row in enumerate(rows) if row.is_culprit),
         *found[:MOST_NAMED], 0, len(rows) - 1, *range(0, len(rows), step),
     ):  # fmt: skip
-        reach = math.ceil(NAME_PITCH / bands.pitch - 0.01)
         if chosen.isdisjoint(range(index - reach + 1, index + reach)):
             chosen.add(index)
     return chosen
 
 
-def _tints(rows: Sequence[Row], bands: Bands) -> Iterable[str]:
-    for is_tinted, group in groupby(range(len(rows)), lambda index: rows[index].is_tinted):
-        held = list(group)
-        if is_tinted:
-            yield _tint(range(held[0], held[-1] + 1), bands, "tinted-band")
-    for index, row in enumerate(rows):
-        if row.is_culprit:
-            yield _tint(range(index, index + 1), bands, "culprit-band")
-
-
-def _tint(span: range, bands: Bands, class_: str) -> str:
-    height = max(len(span) * bands.pitch, 3)
-    y = bands.y(span) - height / 2
-    return svg.tag("rect", x=0, y=y, width=svg.WIDTH, height=height, class_=class_)
-
-
-def _name(row: Row, y: float) -> str:
+def _name(row: Row, y: float) -> Iterator[str]:
     note = f" {row.note}" if row.note else ""
     text = svg.fitted(row.label, 24 - len(note) - 3 * row.is_culprit) + note
-    kinds = ("end", "alarm" * (row.is_culprit or row.is_found), "name", "culprit" * row.is_culprit)
-    written = svg.write(NAMES - 12, y, text, " ".join(filter(None, kinds)))
-    if not row.is_culprit:
-        return written
-    x = max(1.0, NAMES - 26 - len(text) * svg.LETTER * 1.08)
-    return written + svg.path(
-        f"M{svg.plain(x)} {svg.plain(y - 8.6)}l8 4.5l-8 4.5z", "alarm pointer"
-    )
+    is_red = row.is_culprit or row.is_found
+    class_ = f"end name{' alarm' * is_red}{' culprit' * row.is_culprit}"
+    yield svg.write(NAMES - 12, y, text, class_)
+    if row.is_culprit:
+        yield svg.write(1, y, "\N{BLACK RIGHT-POINTING TRIANGLE}", "alarm")
 
 
-def _panel(panel: Panel, bands: Bands, x: float, width: float, bottom: float) -> str:
+def _panel(
+    panel: Panel, bands: Sequence[Band], x: float, width: float, bottom: float
+) -> Iterator[str]:
     seen = [value for series in panel.series for value in series.values if value is not None]
-    positive = [value.number for value in seen if value.number]
-    for series in panel.series:
-        positive += filter(None, series.whiskers)
-    positive += filter(None, panel.ranges)
-    has_zeros = any(value.number == 0 for value in seen)
-    has_bad = any(value.bad for value in seen)
-    title = svg.write(x, 12, panel.title, "strong")
+    numbers = [*(value.number for value in seen), *panel.ranges]
+    positive = [n for n in (*numbers, *(w for s in panel.series for w in s.whiskers)) if n]
+    has_zeros, has_bad = any(v.number == 0 for v in seen), any(v.bad for v in seen)
+    yield svg.write(x, 12, panel.title, "strong")
     if not positive and not has_zeros and not has_bad:
-        return title + svg.write(x, HEAD + 14, panel.empty, "quiet slanted")
+        yield svg.write(x, HEAD + 14, panel.empty, "quiet slanted")
+        return
     left, right = x + GUTTER * has_zeros, x + width - GUTTER * has_bad
     scale = svg.log_scale(positive, left, right, max(3, int((right - left) / 46)))
     axis = [svg.tag("rect", x=x, y=HEAD, width=width, height=bottom - HEAD, class_="rule")]
@@ -188,122 +169,85 @@ def _panel(panel: Panel, bands: Bands, x: float, width: float, bottom: float) ->
         axis.append(svg.path(f"M{svg.plain(at)} {HEAD}V{svg.plain(bottom)}", "rule"))
         if (not has_zeros or at > left + 14) and (not has_bad or at < right - 16):
             axis.append(svg.write(at, bottom + 15, text, "quiet small middle"))
-    if has_zeros:
-        axis.append(svg.write(x + GUTTER / 2, bottom + 15, "0", "quiet small middle"))
-    if has_bad:
-        axis.append(svg.write(x + width - GUTTER / 2 - 2, bottom + 15, "NaN", "alarm small middle"))
-    parts = [title, svg.tag("g", *axis, class_="axis"), _ranges(panel, bands, scale, left)]
-    edges = (x + GUTTER / 2, x + width - GUTTER / 2)
-    parts += [_series(series, bands, scale, edges) for series in panel.series]
-    return "".join((*parts, _legend(panel, bands, x)))
+    low, high = x + GUTTER / 2, x + width - GUTTER / 2
+    axis += [svg.write(low, bottom + 15, "0", "quiet small middle")] * has_zeros
+    axis += [svg.write(high - 2, bottom + 15, "NaN", "alarm small middle")] * has_bad
+    yield svg.tag("g", *axis, class_="axis")
+    d = ""
+    for band in bands if panel.ranges else ():
+        most = max(panel.ranges[band.layers])
+        if most > 0:
+            height = max(1.0, band.height - 4 * band.has_points)
+            top, end = svg.plain(band.y - height / 2), svg.plain(max(left, scale.at(most)))
+            d += f"M{svg.plain(left)} {top}H{end}v{svg.plain(height)}H{svg.plain(left)}z"
+    yield svg.path(d, "ranges") if d else ""
+    for series in panel.series:
+        parts = [*_series(series, bands, scale, low, high), " "]
+        yield svg.tag("g", *parts, class_=f"series {series.key} {series.style}")
+    for glyph, name, class_ in _legend(panel):
+        yield svg.write(x, 30, f"{glyph} {name}", f"small {class_}")
+        x += 26 + len(name) * svg.LETTER * 0.93
 
 
-def _legend(panel: Panel, bands: Bands, x: float) -> str:
-    parts: list[str] = []
-    y = 30
-
-    def add(name: str, width: float, glyph: str) -> None:
-        nonlocal x
-        parts.extend((glyph, svg.write(x + width + 4, y, name, "quiet small")))
-        x += width + 16 + len(name) * svg.LETTER * 0.93
-
+def _legend(panel: Panel) -> Iterator[tuple[str, str, str]]:
     for series in panel.series:
         if any(value is not None for value in series.values):
-            glyph = svg.path(f"M{svg.plain(x)} {y - 4}h18", "line") + _point(
-                series, x + 9, y - 4, "point-key"
-            )
-            add(series.name, 18, svg.tag("g", glyph, class_=_class(series)))
+            class_ = f"coloured {series.style}"
+            yield "\u25c6" if series.style == "second" else "\u25cf", series.name, class_
             if any(series.whiskers):
-                d = f"M{svg.plain(x)} {y - 4}h14" + ("m0 -3v6" if bands.has_points else "")
-                add(
-                    series.whisker_name,
-                    16,
-                    svg.tag("g", svg.path(d, "whiskers"), class_=_class(series)),
-                )
+                yield "\u2500\u2524", series.whisker_name, class_
     if any(panel.ranges):
-        box = svg.tag("rect", x=x, y=y - 9, width=14, height=9, class_="ranges-key")
-        add(panel.range_name, 14, box)
-    return "".join(parts)
-
-
-def _class(series: Series) -> str:
-    return "second" if series.is_second else "first"
+        yield "\u2592", panel.range_name, "quiet"
 
 
 def _point(series: Series, x: float, y: float, class_: str = "point") -> str:
-    if series.is_second:
+    if series.style == "second":
         return svg.path(f"M{svg.plain(x)} {svg.plain(y - 3.5)}l3.5 3.5l-3.5 3.5l-3.5 -3.5z", class_)
     return svg.tag("circle", cx=x, cy=y, r=2.8, class_=class_)
 
 
-def _ranges(panel: Panel, bands: Bands, scale: svg.Scale, left: float) -> str:
-    """Return bars from the left up to where each row's range goes."""
-    parts = []
-    for band in bands.spans() if panel.ranges else ():
-        most = max(panel.ranges[band.start : band.stop])
-        if most > 0:
-            height = max(1.0, len(band) * bands.pitch - 4 * bands.has_points)
-            top, end = svg.plain(bands.y(band) - height / 2), svg.plain(max(left, scale.at(most)))
-            parts.append(f"M{svg.plain(left)} {top}H{end}v{svg.plain(height)}H{svg.plain(left)}z")
-    return svg.path("".join(parts), "ranges") if parts else ""
-
-
-class _Band(NamedTuple):
-    """What a series has in a band: least, mean and greatest across, and where whiskers end."""
-
-    y: float
-    places: tuple[float, float, float] | None
-    whisker: float | None
-    has_zero: bool
-    has_bad: bool
-
-
-def _gathered(series: Series, bands: Bands, scale: svg.Scale) -> Iterator[_Band]:
-    for band in bands.spans():
-        held = [v for v in series.values[band.start : band.stop] if v is not None]
-        positive = [value.number for value in held if value.number]
-        most = max(series.whiskers[band.start : band.stop], default=0.0)
-        places = whisker = None
-        if positive:
+def _series(
+    series: Series, bands: Sequence[Band], scale: svg.Scale, low: float, high: float
+) -> Iterator[str]:
+    """Yield the line through a series, what it spans in each band, zeros and NaN beside it."""
+    runs: list[list[tuple[float, ...]]] = [[]]  # y; least, mean, most across
+    whiskers = ""
+    for band in bands:
+        held = [value for value in series.values[band.layers] if value is not None]
+        if positive := [value.number for value in held if value.number]:
             mean = math.exp(math.fsum(map(math.log, positive)) / len(positive))
-            places = scale.at(min(positive)), scale.at(mean), scale.at(max(positive))
-            whisker = scale.at(most) if most > 0 else None
-        has_zero, has_bad = any(v.number == 0 for v in held), any(v.bad for v in held)
-        yield _Band(bands.y(band), places, whisker, has_zero, has_bad)
-
-
-def _series(series: Series, bands: Bands, scale: svg.Scale, edges: tuple[float, float]) -> str:
-    """Return the line through a series, what it spans in each band, zeros and NaN beside it."""
-    runs: list[list[tuple[float, float, float, float]]] = [[]]  # y; low, mean and high across
-    parts, ends, whiskers = [], [], []
-    for band in _gathered(series, bands, scale):
-        if band.places is not None:
-            runs[-1].append((band.y, *band.places))
-            if band.whisker is not None:
-                start = svg.line([(band.places[1], band.y)])
-                whiskers.append(f"{start}H{svg.plain(band.whisker)}m0 -3v6")
-                ends.append((band.whisker, band.y))
-        elif (band.has_zero or band.has_bad) and runs[-1]:
+            runs[-1].append((band.y, *map(scale.at, (min(positive), mean, max(positive)))))
+            if any(series.whiskers[band.layers]):
+                end = scale.at(max(series.whiskers[band.layers]))
+                whiskers += f"{svg.line([(scale.at(mean), band.y)])}H{svg.plain(end)}m0 -3v6"
+        elif held:
             runs.append([])  # a zero or NaN alone in its band breaks the line
-        parts += [_point(series, edges[0], band.y, "zero")] * band.has_zero
-        parts += [svg.cross(edges[1], band.y)] * band.has_bad
-    if ends:
-        dense = svg.path(svg.line(ends), "whiskers dense")
-        parts.append(svg.path("".join(whiskers), "whiskers") if bands.has_points else dense)
-    parts += [_run(series, run, bands) for run in runs if run]
-    return svg.tag("g", *parts, " ", class_=f"series {series.key} {_class(series)}")
+        if any(value.number == 0 for value in held):
+            yield _point(series, low, band.y, "zero")
+        if any(value.bad for value in held):
+            yield svg.cross(high, band.y)
+    if whiskers:
+        yield svg.path(whiskers, "whiskers")
+    yield from (shape for run in runs for shape in _run(series, run, bands[0].has_points))
 
 
-def _run(series: Series, run: Sequence[tuple[float, float, float, float]], bands: Bands) -> str:
-    parts = []
-    if bands.size > 1:
-        lows, highs = [(low, y) for y, low, _, _ in run], [(high, y) for y, *_, high in run]
-        parts.append(svg.path(f"{svg.line(lows)}L{svg.line(highs[::-1])[1:]}z", "envelope"))
-    if len(run) > 1:
-        parts.append(svg.path(svg.line((mean, y) for y, _, mean, _ in run), "line"))
-    if bands.has_points or len(run) == 1:
-        parts += [_point(series, mean, y) for y, _, mean, _ in run]
-    return "".join(parts)
+def _run(series: Series, run: Sequence[tuple[float, ...]], has_points: bool) -> Iterator[str]:
+    if run:
+        if any(least != most for _, least, _, most in run):
+            across = [(a, y) for y, a, *_ in run] + [(b, y) for y, *_, b in reversed(run)]
+            yield svg.path(f"{svg.line(across)}z", "envelope")
+        if len(run) > 1:
+            class_ = f"line {series.style}"
+            yield svg.path(svg.line((mean, y) for y, _, mean, _ in run), class_)
+        if has_points or len(run) == 1:
+            yield from (_point(series, mean, y) for y, _, mean, _ in run)
+
+
+_MEASURES = {
+    "activation rms": "activations",
+    "gradient norm": "gradients",
+    "parameter gradient norm": "parameter_gradients",
+}
 
 
 def depth(
@@ -315,31 +259,30 @@ def depth(
     shown = []
     for layer in layers:
         roles = {tensor["role"] for tensor in layer["tensors"]}
-        if roles & {"activations", "gradients", "parameter_gradients"} and (
-            layer["name"] not in containers
-            or "parameter_gradients" in roles
-            or layer["name"] in found
-        ):
+        is_leaf = layer["name"] not in containers or "parameter_gradients" in roles
+        if roles.intersection(_MEASURES.values()) and (is_leaf or layer["name"] in found):
             shown.append(layer)
     if not shown:
         return svg.nothing("depth", "No activations and no gradients were measured.")
-    scale = [_value(layer, "activations", _rms) for layer in shown]
-    most = [_greatest(layer) for layer in shown]
-    gradients = [_value(layer, "gradients", _norm) for layer in shown]
-    parameters = [_value(layer, "parameter_gradients", _norm) for layer in shown]
+    values = {name: [_value(layer, name) for layer in shown] for name in _MEASURES}
+    most = [
+        max((abs(t[end] or 0) for t in own for end in ("min", "max")), default=0.0)
+        for layer in shown
+        for own in [[t for t in layer["tensors"] if t["role"] == "activations"]]
+    ]
     rows = []
     for index, layer in enumerate(shown):
-        told = [
-            svg.label_of(layer),
-            *_told("activation rms", scale[index]),
-            *([f"greatest |x| {svg.brief(most[index])}"] if most[index] else []),
-            *_told("gradient norm", gradients[index]),
-            *_told("parameter gradient norm", parameters[index]),
-            *(v["message"] for v in violations if v["layer"] == layer["name"]),
-        ]
+        told = [svg.label_of(layer)]
+        for name, own in values.items():
+            if (value := own[index]) is not None:
+                size = "no number" if value.number is None else svg.brief(value.number)
+                told.append(f"{name} {size}{', with NaN or inf' if value.bad else ''}")
+        told += [f"greatest |x| {svg.brief(most[index])}"] if most[index] else []
+        told += [v["message"] for v in violations if v["layer"] == layer["name"]]
         is_culprit = bool(violations) and violations[0]["layer"] == layer["name"]
         is_found = layer["name"] in found
         rows.append(Row(layer["name"], told[0], "\n".join(told), is_culprit, is_found))
+    scale, gradients, parameters = values.values()
     panels = [
         Panel(
             "activation scale",
@@ -349,7 +292,7 @@ def depth(
         Panel(
             "gradient norm (L2)",
             [
-                Series("parameter_gradients", "of parameters", parameters, is_second=True),
+                Series("parameter_gradients", "of parameters", parameters, "second"),
                 Series("gradients", "of activations", gradients),
             ],
             "no gradients were measured",
@@ -361,73 +304,36 @@ def depth(
         *_change("activation rms", scale, labels),
         *_change("gradient norm", flowing[::-1], labels[::-1]),
     ]
-    pairs = zip(scale, flowing, strict=True)
-    bad = sum(any(v is not None and v.bad for v in pair) for pair in pairs)
-    if bad:
-        said.append(f"NaN or infinity in {plural(bad, 'layer')}")
     if violations:
         said.append(f"culprit {svg.label_of(violations[0])}: {svg.words(violations[0]['check'])}")
     finding = "; ".join(said) or "no finite activations and gradients"
     return rows_chart("depth", anchor, rows, panels, finding)
 
 
-Read = Callable[[Sequence[Mapping[str, Any]]], "float | None"]
+def _value(layer: Mapping[str, Any], name: str) -> Value | None:
+    """Return what the tensors of a role measure together; ``None`` where there are none."""
+    tensors = [tensor for tensor in layer["tensors"] if tensor["role"] == _MEASURES[name]]
+    if not tensors:
+        return None
+    bad = sum(tensor["nan"] + tensor["inf"] for tensor in tensors)
+    count = sum(tensor["count"] for tensor in tensors) - bad
+    norms = [t["norm"] for t in tensors if svg.finite(t["norm"])]
+    if not norms or count <= 0:
+        return Value(None, bool(bad))
+    norm = math.hypot(*norms)
+    return Value(norm / math.sqrt(count) if name.endswith("rms") else norm, bool(bad))
 
 
-def _value(layer: Mapping[str, Any], role: str, read: Read) -> Value | None:
-    """Return the value of the tensors of a role together; ``None`` where there are none."""
-    tensors = [tensor for tensor in layer["tensors"] if tensor["role"] == role]
-    bad = any(tensor["nan"] or tensor["inf"] for tensor in tensors)
-    return Value(read(tensors), bad) if tensors else None
-
-
-def _norm(tensors: Sequence[Mapping[str, Any]]) -> float | None:
-    norms = [t["norm"] for t in tensors if svg.has_finite(t) and svg.finite(t.get("norm"))]
-    return math.hypot(*norms) if norms else None
-
-
-def _rms(tensors: Sequence[Mapping[str, Any]]) -> float | None:
-    norm = _norm(tensors)
-    count = sum(tensor["count"] - tensor["nan"] - tensor["inf"] for tensor in tensors)
-    return norm / math.sqrt(count) if norm is not None and count > 0 else None
-
-
-def _greatest(layer: Mapping[str, Any]) -> float:
-    ends = [
-        abs(tensor[end] or 0.0)
-        for tensor in layer["tensors"]
-        if tensor["role"] == "activations"
-        for end in ("min", "max")
-    ]
-    return max(ends, default=0.0)
-
-
-def _told(name: str, value: Value | None) -> list[str]:
-    if value is None:
-        return []
-    number = "no number" if value.number is None else svg.brief(value.number)
-    return [f"{name} {number}{', with NaN or inf' if value.bad else ''}"]
-
-
-def _change(name: str, values: Sequence[Value | None], labels: Sequence[str]) -> list[str]:
-    """Return from where to where a value rises or falls, and in how many layers it is zero."""
-    seen = [
-        (value.number, label)
-        for value, label in zip(values, labels, strict=True)
-        if value is not None and value.number is not None
-    ]
-    if not seen:
-        return []
-    (first, start), (last, end) = seen[0], seen[-1]
-    if len(seen) == 1:
-        said = [f"{name} {svg.brief(first)} at {start}"]
-    elif first == last:
-        said = [f"{name} is {svg.brief(last)} from {start} to {end}"]
-    else:
-        verb = "rises" if last > first else "falls"
-        said = [f"{name} {verb} from {svg.brief(first)} at {start} to {svg.brief(last)} at {end}"]
-    zeros = sum(number == 0 for number, _ in seen)
-    return [*said, f"{name} is zero in {plural(zeros, 'layer')}"] if zeros else said
+def _change(name: str, values: Sequence[Value | None], labels: Sequence[str]) -> Iterator[str]:
+    """Yield from where to where a value rises or falls, and in how many layers it is zero."""
+    pairs = zip(values, labels, strict=True)
+    seen = [(v.number, label) for v, label in pairs if v is not None and v.number is not None]
+    if seen:
+        (first, start), (last, end) = seen[0], seen[-1]
+        verb = "rises" if last > first else "falls" if last < first else "goes"
+        yield f"{name} {verb} from {svg.brief(first)} at {start} to {svg.brief(last)} at {end}"
+    if zeros := sum(number == 0 for number, _ in seen):
+        yield f"{name} is zero in {plural(zeros, 'layer')}"
 
 
 # Errors through depth
@@ -453,22 +359,23 @@ def errors(comparison: Mapping[str, Any], anchor: str) -> Markup:
     panels = [
         Panel(
             f"{name}: relative error",
-            [Series(name, "error", [_error(one) for one in worst], is_second=name == "gradients")],
+            [Series(name, "error", [_error(tensor) for tensor in worst], style)],
             f"no {name} were compared",
             "explained by rounding",
             [_allowed(tensor) for tensor in worst],
         )
-        for name, worst in passes.items()
+        for (name, worst), style in zip(passes.items(), ("first", "second"), strict=True)
     ]
     rows = []
     for index, layer in enumerate(layers):
         name = layer["candidate"] if layer["reference"] is None else layer["reference"]
-        label = svg.label_of(layer, name)
-        told, note = [label], ""
-        if layer["reference"] is None:
-            told, note = [label, "only in the candidate"], "(+)"
-        elif layer["candidate"] is None:
-            told, note = [label, "only in the reference"], "(\N{MINUS SIGN})"
+        label, note = svg.label_of(layer, name), ""
+        told = [label]
+        for side, other, sign in (
+            ("candidate", "reference", "(+)"), ("reference", "candidate", "(\N{MINUS SIGN})")
+        ):  # fmt: skip
+            if layer[other] is None:
+                told, note = [label, f"only in the {side}"], sign
         for kind, worst in passes.items():
             if (tensor := worst[index]) is not None:
                 sizes = (tensor["error"], tensor["noise"], _allowed(tensor))
@@ -477,14 +384,28 @@ def errors(comparison: Mapping[str, Any], anchor: str) -> Markup:
                 )
                 told += [tensor["problem"]] if tensor["problem"] else []
         is_first = _diverges_first(layer, divergence)
-        if is_first:
-            told.append(divergence["story"] or "the first divergence")
+        told += [divergence["story"] or "the first divergence"] if is_first and divergence else []
         title = "\n".join(told)
         rows.append(Row(name, label, title, is_first, is_tinted=layer["diverged"], note=note))
-    notes = [row.note for row in rows]
-    finding = _errors_in_words(comparison, layers, rows, passes)
     footnote = "(+) only in the candidate, (\N{MINUS SIGN}) only in the reference"
-    return rows_chart("errors", anchor, rows, panels, finding, footnote if any(notes) else "")
+    said = [
+        f"{sum(layer['diverged'] for layer in layers)} of {plural(len(layers), 'layer')} differ"
+    ]
+    if divergence is not None:
+        said.insert(0, f"first divergence at {svg.label_of(divergence)}")
+        seen = [
+            one
+            for row, *own in zip(rows, *passes.values(), strict=True)
+            if row.is_culprit
+            for one in own
+            if one is not None
+        ]
+        if seen:
+            one = max(seen, key=lambda tensor: tensor["diverged"])
+            error, allowed = svg.brief(one["error"]), svg.brief(_allowed(one))
+            said[0] += f": error {error} of {allowed} that rounding explains"
+    has_notes = any(row.note for row in rows)
+    return rows_chart("errors", anchor, rows, panels, "; ".join(said), footnote * has_notes)
 
 
 def _diverges_first(layer: Mapping[str, Any], divergence: Mapping[str, Any] | None) -> bool:
@@ -493,33 +414,6 @@ def _diverges_first(layer: Mapping[str, Any], divergence: Mapping[str, Any] | No
     if layer["reference"] is None:
         return layer["candidate"] in (divergence["layer"], divergence["candidate"])
     return bool(layer["reference"] == divergence["layer"])
-
-
-def _errors_in_words(
-    comparison: Mapping[str, Any],
-    layers: Sequence[Mapping[str, Any]],
-    rows: Sequence[Row],
-    passes: Mapping[str, Sequence[Mapping[str, Any] | None]],
-) -> str:
-    divergence = comparison["divergence"]
-    whole = plural(len(layers), "layer")
-    if divergence is not None:
-        at = next((index for index, row in enumerate(rows) if row.is_culprit), None)
-        seen = [worst[at] for worst in passes.values()] if at is not None else []
-        known = sorted(filter(None, seen), key=lambda tensor: not tensor["diverged"])
-        said = [f"first divergence at {svg.label_of(divergence)}"]
-        if known:
-            error, allowed = svg.brief(known[0]["error"]), svg.brief(_allowed(known[0]))
-            said = [f"{said[0]}: error {error} of {allowed} that rounding explains"]
-        said.append(f"{sum(layer['diverged'] for layer in layers)} of {whole} diverged")
-    else:
-        found = [one["error"] or 0.0 for worst in passes.values() for one in filter(None, worst)]
-        most = svg.brief(max(found, default=0.0))
-        said = [f"no divergence in {whole}", f"greatest relative error {most}"]
-    for note, side in (("(+)", "candidate"), ("(\N{MINUS SIGN})", "reference")):
-        if lone := sum(row.note == note for row in rows):
-            said.append(f"{plural(lone, 'layer')} only in the {side}")
-    return "; ".join(said)
 
 
 def _worst(layer: Mapping[str, Any], *roles: str) -> Mapping[str, Any] | None:

@@ -15,6 +15,7 @@ from urllib.parse import quote
 from markupsafe import Markup, escape
 
 from pytest_modelhealth.rendering.notation import abbreviate, number, printable
+from pytest_modelhealth.settings.setting import ancestors
 
 STYLE = Path(__file__).with_name("charts.css")
 WIDTH = 720
@@ -143,21 +144,10 @@ def finite(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def has_finite(tensor: Mapping[str, Any]) -> bool:
-    """Return whether a tensor has a finite value: the norm of one without is 0 and says nothing."""
-    bad = (tensor.get("nan") or 0) + (tensor.get("inf") or 0)
-    return not bad or bad < tensor["count"]
-
-
 def containers_of(layers: Sequence[Mapping[str, Any]]) -> set[str]:
     """Return the names of the layers that hold others."""
-    found = {""} if len(layers) > 1 else set()
-    for layer in layers:
-        outer = layer["name"].rpartition(".")[0]
-        while outer and outer not in found:
-            found.add(outer)
-            outer = outer.rpartition(".")[0]
-    return found
+    found = {outer for layer in layers for outer in ancestors(layer["name"])}
+    return found if len(layers) > 1 else found - {""}
 
 
 class Scale(NamedTuple):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
@@ -40,17 +41,13 @@ def histogram(tensor: Mapping[str, Any]) -> Markup:
     right = _WIDE - (76 if bad else 8)
     filled, zeros = _filled(tensor.get("bins")), tensor["zeros"] or 0
     axis = _axis(filled, zeros, right)
-    parts, marks = [svg.write(0, 11, _moments(tensor), "quiet")], []
+    parts, marks = [svg.write(0, 11, "  \N{MIDDLE DOT}  ".join(_moments(tensor)), "quiet")], []
     if not filled and not zeros:
         why = "no finite values" if bad else "the values were not counted by size"
         parts.append(svg.write(0, 70, why if tensor["count"] else "no values", "quiet slanted"))
-    own = _bars(axis, filled)
-    most = max((count for *_, count, _ in own), default=0)
+    bars = _bars(axis, filled, zeros)
+    most = max((count for *_, count, _, kind in bars if kind == "bin"), default=0)
     tallest = max(1, most, min(zeros, (most or zeros) * _MOST_ZEROS))
-    bars = [(*bar, "bin") for bar in own]
-    if zeros:
-        end = axis.zero_at + axis.zero_width
-        bars.append((axis.zero_at, end, zeros, plural(zeros, "zero"), "zeros"))
     for start, end, count, title, kind in bars:
         top = _FLOOR - max(1.5, min(count, tallest) / tallest * (_FLOOR - _TOP))
         space = 1 if end - start > 5 and kind == "bin" else 0
@@ -59,7 +56,7 @@ def histogram(tensor: Mapping[str, Any]) -> Markup:
         marks.append(svg.mark(title, svg.area(start, _TOP - 4, end - start, _FLOOR - _TOP + 4)))
         if count > tallest:
             parts.append(
-                svg.path(f"M{svg.plain(start - 2)} {_TOP + 11}l{end - start + 4:g} -6", "cut")
+                svg.path(f"M{svg.plain(start - 2)} {_TOP + 11}l{end - start + 4:g} -6", "broken")
             )
         if kind == "zeros" and count >= 0.005 * tensor["count"]:
             share = percent(count / tensor["count"])
@@ -73,12 +70,14 @@ def histogram(tensor: Mapping[str, Any]) -> Markup:
             svg.write(right + 27, y, name, "alarm strong"),
             svg.write(right + 14, y + 14, f"{count:,}", "alarm"),
         ]
-        title = f"{plural(count, 'value')} that {'is' if count == 1 else 'are'} {name}"
-        marks.append(svg.mark(title, svg.area(right + 10, y - 14, 66, 32)))
     if tensor.get("bins") and tensor["bins"].get("sampled"):
         parts.append(svg.write(_WIDE, 11, "a sample", "quiet end"))
+    told = [f"{svg.words(tensor['role'])} {tensor['name']}".strip(), *_moments(tensor)]
+    if svg.finite(tensor["min"]) and svg.finite(tensor["max"]):
+        told.append(f"from {svg.brief(tensor['min'])} to {svg.brief(tensor['max'])}")
+    told += [f"{plural(count, 'value')} {name}" for name, count in bad]
     size = _WIDE, _FLOOR + 20
-    return svg.chart("histogram", size, _told(tensor), "".join(parts), "".join(marks))
+    return svg.chart("histogram", size, ", ".join(told), "".join(parts), "".join(marks))
 
 
 def _mean_and_std(axis: _Axis, tensor: Mapping[str, Any]) -> Iterable[str]:
@@ -116,33 +115,26 @@ def histograms(named: Sequence[tuple[str, Mapping[str, Any]]], left_out: str) ->
         left_out: a sentence below.
     """
     filled = [_filled(tensor.get("bins")) for _, tensor in named]
-    signs = {(sign, power, 0) for row in filled for sign, power, _ in row}
-    zeros = sum(tensor["zeros"] or 0 for _, tensor in named)
+    every = sorted({(sign, power, 0) for row in filled for sign, power, _ in row})
     right = svg.WIDTH - _NAMES - _NUMBERS
-    inner = _axis(sorted(signs), zeros, right)
-    place, zero_at = inner.at, inner.zero_at
-    axis = inner._replace(at=lambda value: _NAMES + place(value), zero_at=_NAMES + zero_at)
+    inner = _axis(every, sum(tensor["zeros"] or 0 for _, tensor in named), right)
+    axis = inner._replace(at=lambda x: _NAMES + inner.at(x), zero_at=_NAMES + inner.zero_at)
     floor = _ROW * len(named)
     parts = [svg.path(f"M{_NAMES} {floor}h{svg.plain(right)}", "axis-line")]
     for row, ((name, tensor), own) in enumerate(zip(named, filled, strict=True)):
         y = (row + 1) * _ROW
-        bars = [(start, end, count, "bin") for start, end, count, _ in _bars(axis, own)]
-        bars += [(axis.zero_at, axis.zero_at + axis.zero_width, tensor["zeros"], "zeros")] * bool(
-            tensor["zeros"]
-        )
-        tallest = max((count for *_, count, _ in bars), default=1)
-        for start, end, count, kind in bars:
+        bars = _bars(axis, own, tensor["zeros"])
+        tallest = max((count for _, _, count, *_ in bars), default=1)
+        for start, end, count, _, kind in bars:
             height = max(1.0, count / tallest * (_ROW - 4))
             shape = {"x": start, "y": y - height, "width": end - start, "height": height}
             parts.append(svg.tag("rect", **shape, class_=kind))
         bad = tensor["nan"] + tensor["inf"]
-        parts.append(svg.write(_NAMES - 8, y - 5, svg.fitted(name, 26), "end name"))
         told = f"{svg.brief(tensor['mean'])} \N{PLUS-MINUS SIGN} {svg.brief(tensor['std'])}"
-        at = svg.WIDTH - _NUMBERS + 8
-        parts.append(
-            svg.write(at, y - 5, f"{told}, {bad:,} not finite" if bad else told, "quiet small")
-        )
-    parts += _ticks(axis, sorted(signs), floor, _NAMES + right)
+        told += f", {bad:,} not finite" if bad else ""
+        parts.append(svg.write(_NAMES - 8, y - 5, svg.fitted(name, 26), "end name"))
+        parts.append(svg.write(svg.WIDTH - _NUMBERS + 8, y - 5, told, "quiet small"))
+    parts += _ticks(axis, every, floor, _NAMES + right)
     parts.append(svg.write(0, floor + 32, left_out, "quiet slanted"))
     told = f"values of {plural(len(named), 'layer')}"
     return svg.chart("histograms", (svg.WIDTH, floor + 40), told, "".join(parts))
@@ -163,19 +155,16 @@ def units(layers: Sequence[tuple[str, int, str, Mapping[str, Sequence[int]]]]) -
         y = row * _ROW
         parts.append(svg.write(_NAMES - 8, y + 14, svg.fitted(name or "the model", 26), "end name"))
         parts.append(svg.write(_NAMES + right + 10, y + 14, told, "quiet"))
-        parts.append(
-            svg.tag("rect", x=_NAMES, y=y + 2, width=right, height=_ROW - 6, class_="unit")
-        )
-        for kind, indices in kinds.items():
+        bars = [(0, count, "unit")]
+        for kind, indices in kinds.items():  # neighbours are one bar
+            for _, run in groupby(enumerate(indices), lambda pair: pair[1] - pair[0]):
+                first, *others = (unit for _, unit in run)
+                bars.append((first, 1 + len(others), f"unit {kind}"))
+        for first, length, class_ in bars:
+            shape = {"x": _NAMES + first / count * right, "y": y + 2, "height": _ROW - 6}
             # a unit of thousands would be too narrow to be seen
-            for first, length in _runs(indices):
-                shape = {
-                    "x": _NAMES + first / count * right,
-                    "width": max(length / count * right, 1),
-                }
-                parts.append(
-                    svg.tag("rect", **shape, y=y + 2, height=_ROW - 6, class_=f"unit {kind}")
-                )
+            shape["width"] = max(length / count * right, 1)
+            parts.append(svg.tag("rect", **shape, class_=class_))
     x, y = float(_NAMES), len(layers) * _ROW + 10
     for kind in ("inactive", "duplicate", "unread", "stays"):
         parts.append(svg.tag("rect", x=x, y=y, width=14, height=9, class_=f"unit {kind}"))
@@ -183,17 +172,6 @@ def units(layers: Sequence[tuple[str, int, str, Mapping[str, Sequence[int]]]]) -
         x += 36 + len(kind) * svg.LETTER
     size = svg.WIDTH, len(layers) * _ROW + 26
     return svg.chart("units", size, f"units of {plural(len(layers), 'layer')}", "".join(parts))
-
-
-def _runs(indices: Iterable[int]) -> list[tuple[int, int]]:
-    """Return runs of neighbours: the first and how many."""
-    runs: list[tuple[int, int]] = []
-    for index in indices:
-        if runs and index == sum(runs[-1]):
-            runs[-1] = runs[-1][0], runs[-1][1] + 1
-        else:
-            runs.append((index, 1))
-    return runs
 
 
 def _axis(filled: Sequence[tuple[int, int, int]], zeros: int, right: float) -> _Axis:
@@ -219,9 +197,9 @@ def _axis(filled: Sequence[tuple[int, int, int]], zeros: int, right: float) -> _
 
 
 def _bars(
-    axis: _Axis, filled: Sequence[tuple[int, int, int]]
-) -> list[tuple[float, float, int, str]]:
-    """Return from where to where each bar is, how many values it holds, and in words."""
+    axis: _Axis, filled: Sequence[tuple[int, int, int]], zeros: int | None
+) -> list[tuple[float, float, int, str, str]]:
+    """Return from where to where each bar is, how many values it holds, in words, and its class."""
     counts: dict[tuple[int, int], int] = defaultdict(int)
     for sign, power, count in filled:
         counts[sign, (power - axis.low) // axis.group] += count
@@ -230,7 +208,10 @@ def _bars(
         ends = (min(axis.low + (place + n) * axis.group, axis.high, 1023) for n in (0, 1))
         start, end = sorted(sign * 2.0**power for power in ends)
         title = f"{plural(count, 'value')} of {svg.brief(start)} to {svg.brief(end)}"
-        bars.append((axis.at(start), axis.at(end), count, title))
+        bars.append((axis.at(start), axis.at(end), count, title, "bin"))
+    if zeros:
+        end = axis.zero_at + axis.zero_width
+        bars.append((axis.zero_at, end, zeros, plural(zeros, "zero"), "zeros"))
     return bars
 
 
@@ -266,39 +247,14 @@ def _ticks(
             yield svg.write(x, floor + 14, text, "quiet small middle")
 
 
-def _moments(tensor: Mapping[str, Any]) -> str:
-    told = [
-        f"{name} {svg.brief(tensor[name])}" for name in ("mean", "std") if svg.finite(tensor[name])
-    ]
-    told += [f"{percent(tensor['dead'])} dead"] if svg.finite(tensor["dead"]) else []
-    return "  \N{MIDDLE DOT}  ".join(told)
-
-
-def _told(tensor: Mapping[str, Any]) -> str:
-    told = [f"{_called(tensor)}: {plural(tensor['count'], 'value')}"]
-    if svg.finite(tensor["min"]) and svg.finite(tensor["max"]):
-        told.append(f"from {svg.brief(tensor['min'])} to {svg.brief(tensor['max'])}")
-    told += [
-        f"{name} {svg.brief(tensor[name])}" for name in ("mean", "std") if svg.finite(tensor[name])
-    ]
-    if tensor["count"]:
-        told.append(f"{percent((tensor['zeros'] or 0) / tensor['count'])} zeros")
-    if svg.finite(tensor["dead"]):
-        told.append(f"{percent(tensor['dead'])} of the units dead")
-    for key, name in (("nan", "NaN"), ("inf", "infinite")):
-        told += [f"{plural(tensor[key], 'value')} {name}"] if tensor[key] else []
-    return ", ".join(told)
-
-
-def _called(tensor: Mapping[str, Any]) -> str:
-    return " ".join(filter(None, (svg.words(tensor["role"]), tensor["name"])))
+def _moments(tensor: Mapping[str, Any]) -> list[str]:
+    told = [f"{key} {svg.brief(tensor[key])}" for key in ("mean", "std") if svg.finite(tensor[key])]
+    return [*told, f"{percent(tensor['dead'])} dead"] if svg.finite(tensor["dead"]) else told
 
 
 # Drift
 
 _HEAD, _LABELS, _TALL, _MOST_TENSORS = 24, 250, 66, 30
-_SPREAD = 25
-"""A range of more stds is drawn on an axis that is logarithmic far from zero."""
 
 
 def drift(found: Mapping[str, Any], anchor: str) -> Markup:
@@ -316,42 +272,39 @@ def drift(found: Mapping[str, Any], anchor: str) -> Markup:
         moves[item["layer"], item["role"], tensor_of(item)].append(item)
     if not moves:
         return svg.nothing("drift", "Nothing drifted.")
-    body, marks = [_drift_legend()], []
-    finding = ""
-    for index, (key, items) in enumerate(moves.items()):
-        layer, role, own = key
+    body, marks, said = [], [], []
+    for x, name in ((_LABELS, "before"), (_LABELS + 110, "now")):
+        glyph = {"min": x, "max": x + 44.0, "mean": x + 20.0, "std": 11.0}
+        body += [_range(glyph, float, 9, name), svg.write(x + 50, 13, name, "quiet")]
+    key = "line: least to greatest; bar: mean \N{PLUS-MINUS SIGN} std"
+    body.append(svg.write(_LABELS + 206, 13, key, "quiet"))
+    for index, ((layer, role, own), items) in enumerate(moves.items()):
+        y = _HEAD + index * _TALL
+        if index == _MOST_TENSORS:
+            rest = f"and {plural(len(moves) - index, 'tensor')} more"
+            body.append(svg.write(0, y + 14, rest, "quiet slanted"))
+            break
         label = layer if own and layer else svg.label_of(items[0])
-        what = " ".join(filter(None, (svg.words(role), own)))
+        what = f"{svg.words(role)} {own}".strip()
         told = [
             f"{svg.words(i['statistic'])} {_spelt(i['before'])} \u2192 {_spelt(i['now'])}"
             for i in items
         ]
-        finding = finding or f"first {label} {what}: {told[0]}"
-        if index < _MOST_TENSORS:
-            y = _HEAD + index * _TALL
-            more = f"  (+{len(told) - 1})" if len(told) > 1 else ""
-            body += [
-                svg.path(f"M0 {y}H{svg.WIDTH}", "rule"),
-                svg.write(0, y + 16, svg.fitted(label, 32), "strong"),
-                svg.write(0, y + 31, shorten(what, 36), "quiet"),
-                svg.write(0, y + 46, shorten(told[0], 31) + more, "alarm"),
-                _both_sides([side.get(key) for side in sides], y),
-            ]
-            title = "\n".join((f"{label} {what}", *told))
-            marks.append(
-                svg.mark(
-                    title, svg.area(0, y + 1, svg.WIDTH, _TALL - 2), svg.link_to(anchor, layer)
-                )
-            )
-    rest = len(moves) - _MOST_TENSORS
-    height = _HEAD + min(len(moves), _MOST_TENSORS) * _TALL
-    if rest > 0:
-        body.append(
-            svg.write(0, height + 14, f"and {plural(rest, 'tensor')} more", "quiet slanted")
-        )
-    finding = f"{plural(len(moves), 'tensor')} drifted; {finding}"
-    size = (svg.WIDTH, height + 20 * (rest > 0))
-    return svg.chart("drift", size, finding, "".join(body), "".join(marks))
+        said.append(f"{label} {what}: {told[0]}")
+        more = f"  (+{len(told) - 1})" if len(told) > 1 else ""
+        body += [
+            svg.path(f"M0 {y}H{svg.WIDTH}", "rule"),
+            svg.write(0, y + 16, svg.fitted(label, 32), "strong"),
+            svg.write(0, y + 31, shorten(what, 36), "quiet"),
+            svg.write(0, y + 46, shorten(told[0], 31) + more, "alarm"),
+            *_both_sides([side.get((layer, role, own)) for side in sides], y),
+        ]
+        shape = svg.area(0, y + 1, svg.WIDTH, _TALL - 2)
+        title = "\n".join((f"{label} {what}", *told))
+        marks.append(svg.mark(title, shape, svg.link_to(anchor, layer)))
+    finding = f"{plural(len(moves), 'tensor')} drifted; first {said[0]}"
+    height = _HEAD + len(said) * _TALL + 20 * (len(moves) > len(said))
+    return svg.chart("drift", (svg.WIDTH, height), finding, "".join(body), "".join(marks))
 
 
 def tensor_of(item: Mapping[str, Any]) -> str:
@@ -368,83 +321,40 @@ def _spelt(value: object) -> str:
     return svg.brief(value) if isinstance(value, int | float) else str(value)
 
 
-def _drift_legend() -> str:
-    parts = []
-    for x, name in ((_LABELS, "before"), (_LABELS + 110, "now")):
-        glyph = {"min": x, "max": x + 44.0, "mean": x + 20.0, "std": 11.0}
-        parts.append(_range(glyph, float, 9, name))
-        parts.append(svg.write(x + 50, 13, name, "quiet"))
-    said = "line: least to greatest; bar: mean \N{PLUS-MINUS SIGN} std"
-    return "".join((*parts, svg.write(_LABELS + 206, 13, said, "quiet")))
-
-
-def _both_sides(sides: Sequence[Mapping[str, Any] | None], y: float) -> str:
+def _both_sides(sides: Sequence[Mapping[str, Any] | None], y: float) -> Iterator[str]:
     start, end = _LABELS + 8, svg.WIDTH - 14
-    scale = _drift_scale([side for side in sides if side is not None], start, end)
-    parts = []
-    for index, (name, side) in enumerate(zip(("before", "now"), sides, strict=True)):
-        at = y + 17 + index * 17
-        if side is None:
-            why = "not there now" if index else "not in the snapshot"
-            parts.append(svg.write(start, at + 4, why, "quiet slanted"))
-            continue
-        if scale is not None and svg.finite(side["min"]) and svg.finite(side["max"]):
-            parts.append(_range(side, scale.at, at, name))
+    known = [s for s in sides if s is not None and svg.finite(s["min"]) and svg.finite(s["max"])]
+    ends = [side[key] for side in known for key in ("min", "max")]
+    for side in known:
+        if svg.finite(side["mean"]) and svg.finite(side["std"]):
+            ends += (side["mean"] - side["std"], side["mean"] + side["std"])
+    scale = svg.linear_scale(ends, start, end)
+    for at, name, own in zip((y + 17, y + 34), ("before", "now"), sides, strict=True):
+        if own is not None and own in known:
+            yield _range(own, scale.at, at, name)
         else:
-            parts.append(svg.write(start, at + 4, "no finite values", "quiet slanted"))
-        if bad := (side.get("nan") or 0) + (side.get("inf") or 0):
-            parts.append(svg.cross(svg.WIDTH - 6, at))
-            parts.append(
-                svg.write(svg.WIDTH - 16, at + 4, f"{bad:,} NaN or inf", "alarm small end")
-            )
-    if scale is not None:
-        parts.append(svg.path(f"M{start} {y + 44}H{end}", "rule"))
-        taken = -math.inf
-        for x, text in sorted(scale.ticks):
-            half = len(text) * svg.LETTER / 2 + 2
-            parts.append(svg.path(f"M{svg.plain(x)} {y + 44}v3", "axis-line"))
-            if x - half >= taken and x + half <= svg.WIDTH:
-                taken = x + half
-                parts.append(svg.write(x, y + 58, text, "quiet small middle"))
-    return "".join(parts)
+            missing = "not in the snapshot" if name == "before" else "not there now"
+            why = missing if own is None else "no finite values"
+            yield svg.write(start, at + 4, why, "quiet slanted")
+        if own is not None and (bad := (own["nan"] or 0) + (own["inf"] or 0)):
+            yield svg.cross(svg.WIDTH - 6, at)
+            yield svg.write(svg.WIDTH - 16, at + 4, f"{bad:,} NaN or inf", "alarm small end")
+    if known:
+        yield svg.path(f"M{start} {y + 44}H{end}", "rule")
+        for x, text in scale.ticks:
+            yield svg.path(f"M{svg.plain(x)} {y + 44}v3", "axis-line")
+            yield svg.write(x, y + 58, text, "quiet small middle")
 
 
-def _range(side: Mapping[str, Any], at: Any, y: float, name: str) -> str:
+def _range(side: Mapping[str, Any], at: Callable[[float], float], y: float, name: str) -> str:
     """Return a line from least to greatest, a bar of mean and std, a stroke at the mean."""
     low, high = svg.plain(at(side["min"])), svg.plain(at(side["max"]))
     parts = [svg.path(f"M{low} {y - 4}v8m0 -4H{high}m0 -4v8", "extent")]
-    mean, std = side.get("mean"), side.get("std")
-    if svg.finite(mean) and mean is not None:
-        if svg.finite(std) and std is not None:
+    mean, std = side["mean"], side["std"]
+    if svg.finite(mean):
+        if svg.finite(std):
             start = at(mean - std)
-            width = max(1.0, at(mean + std) - start)
-            parts.append(
-                svg.tag("rect", x=start, y=y - 4.5, width=width, height=9, class_="spread")
-            )
-        parts.append(svg.path(f"M{svg.plain(at(mean))} {y - 6.5}v13", "mean"))
+            shape = {"x": start, "y": y - 4.5, "width": max(1.0, at(mean + std) - start)}
+            parts.append(svg.tag("rect", **shape, height=9, class_=f"spread {name}"))
+        parts.append(svg.path(f"M{svg.plain(at(mean))} {y - 6.5}v13", f"mean {name}"))
     return svg.tag("g", *parts, class_=f"range {name}")
-
-
-def _drift_scale(sides: Sequence[Mapping[str, Any]], start: float, end: float) -> svg.Scale | None:
-    """Return an axis of both sides; asinh(x / std) shows extremes that are many stds away."""
-    ends: list[float] = []
-    stds = [side["std"] for side in sides if side.get("std")]
-    for side in sides:
-        if svg.finite(side["min"]) and svg.finite(side["max"]):
-            ends += (side["min"], side["max"])
-            if svg.finite(side["mean"]) and svg.finite(side["std"]):
-                ends += (side["mean"] - side["std"], side["mean"] + side["std"])
-    if not ends:
-        return None
-    low, high, unit = min(ends), max(ends), min(stds, default=0.0)
-    if not unit or high - low <= _SPREAD * unit:
-        return svg.linear_scale(ends, start, end)
-    inner = svg.linear_scale([math.asinh(low / unit), math.asinh(high / unit)], start, end)
-
-    def at(value: float) -> float:
-        return inner.at(math.asinh(value / unit))
-
-    first, last = math.ceil(math.log10(unit)), math.floor(math.log10(max(-low, high)))
-    powers = [10.0**power for power in range(first, last + 1)]
-    values = [value for value in (0.0, *powers, *(-p for p in powers)) if low <= value <= high]
-    return svg.Scale(at, [(at(value), svg.brief(value)) for value in values])

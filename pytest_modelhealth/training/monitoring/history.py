@@ -187,7 +187,7 @@ class History:
             InspectionError: no step was watched yet, or `path` is no path.
             OSError: the file cannot be written.
         """
-        return self._drawn("training_layer", "plot_layer", path, layer, events)
+        return self._drawn("training", "plot_layer", path, layer, events)
 
     def summary(self, k: int = 10, *, worst: Event | None = None) -> str:
         """Return the training as text: a line on all of it, and the `k` layers to look at first.
