@@ -10,21 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from pytest_modelhealth.ranks.company import Company
-from pytest_modelhealth.ranks.placing import (
-    FLOWING,
-    LOSS_INPUT,
-    LOSS_TARGET,
-    Key,
-    Part,
-    Seen,
-    parts_of,
-)
+from pytest_modelhealth.ranks.evidence import Key
+from pytest_modelhealth.ranks.group import RankGroup
+from pytest_modelhealth.ranks.parts import FLOWING, LOSS_INPUT, LOSS_TARGET, Part, Seen, parts_of
 from pytest_modelhealth.report import ROLES, UNCALLED, LayerRecord, Observation, ZeroSlices
 from pytest_modelhealth.report.observation import (
     FULLNESS,
     MEASURED,
-    GivenTensor,
     mean_of,
     merged_targets,
 )
@@ -53,7 +45,10 @@ class Joined:
     assembly: Assembly
 
 
-def assembled(company: Company, ranks: Sequence[Seen]) -> Observation:
+_NOTHING = Joined(None, Assembly("one rank", 0))
+
+
+def assembled(group: RankGroup, ranks: Sequence[Seen]) -> Observation:
     """Return what all ranks saw of one step, put together from what each saw.
 
     Counts, extremes and histograms are exact, moments right to rounding, units that ranks share
@@ -63,21 +58,21 @@ def assembled(company: Company, ranks: Sequence[Seen]) -> Observation:
     last bit.
 
     Args:
-        company: the ranks.
+        group: the ranks.
         ranks: what each saw, in order.
     """
-    tensors = _tensors(parts_of(ranks), company.ranks)
-    records: dict[str, list[LayerRecord]] = {}
-    for one in ranks:
-        for name, record in one.observation.layers.items():
-            records.setdefault(name, []).append(record)
-    merged = sorted(map(_merged, records.values()), key=lambda r: r.status in UNCALLED)
-    of_layer: dict[str, dict[tuple[str, str], Joined]] = {record.name: {} for record in merged}
+    tensors = _tensors(parts_of(ranks), group.ranks)
+    names = dict.fromkeys(name for one in ranks for name in one.observation.layers)
+    merged = (_merged(_records(name, ranks)) for name in names)
+    of_layer: dict[str, dict[tuple[str, str], Joined]] = {name: {} for name in names}
     for (layer, role, name), tensor in tensors.items():
         if role in ROLES:
             of_layer[layer][role, name] = tensor
-    layers = {r.name: _filled(r, of_layer[r.name], ranks) for r in merged}
-    return _observation(company, ranks, tensors, layers)
+    layers = {
+        record.name: _filled(record, of_layer[record.name], ranks)
+        for record in sorted(merged, key=lambda record: record.status in UNCALLED)
+    }
+    return _observation(group, ranks, tensors, layers)
 
 
 def _tensors(parts: Sequence[Mapping[Key, Part]], ranks: Sequence[int]) -> dict[Key, Joined]:
@@ -93,46 +88,43 @@ def _tensors(parts: Sequence[Mapping[Key, Part]], ranks: Sequence[int]) -> dict[
     return found
 
 
+_JOINED: dict[str, Any] = {
+    **{role: None if role in FLOWING else {} for role in ROLES},
+    "zero_slices": {},
+    "largest": {},
+    "nonfinite": {},
+    "placements": {},
+    "assembled": {},
+}
+"""What of a layer is put together by tensor."""
+
+
 def _merged(records: Sequence[LayerRecord]) -> LayerRecord:
-    """Return what all ranks saw of a layer, whose statistics are those of one."""
-    known = [record for record in records if record.equal_samples is not None]
+    """Return what all ranks saw of a layer, but for the statistics."""
+    fullest = sorted(records, key=lambda record: FULLNESS.index(record.status))
+    whole = reduce(LayerRecord.merge, (replace(record, **_JOINED) for record in fullest))
     means = {
         r.activations.mean
-        for r in known
+        for r in records
         if r.equal_samples and r.activations is not None and r.activations.finite_count
     }
-    inputs = [r.equal_input_samples for r in records if r.equal_input_samples is not None]
-    measured = {name for record in records for name in record.options if name in MEASURED}
     calls: dict[str, int] = {}
     for record in records:
         for role, call in record.nonfinite_calls.items():
             calls[role] = min(call, calls.get(role, call))
-    whole = reduce(_fuller, records)
     averages = {}
-    for name in sorted(measured):
-        values = [record.options.get(name) for record in records]
+    for name in sorted({name for r in records for name in r.options if name in MEASURED}):
+        values = (record.options.get(name) for record in records)
         averages[name] = mean_of(float(v) for v in values if isinstance(v, float | int))
     return replace(
         whole,
+        calls=max(record.calls for record in records),
         nonfinite_calls=calls,
-        equal_samples=len(means) < 2 and all(r.equal_samples for r in known) if known else None,
-        equal_input_samples=all(inputs) if inputs else None,
+        unreached=frozenset.intersection(*(record.unreached for record in records)),
+        read_in_vain=frozenset.intersection(*(record.read_in_vain for record in records)),
+        frozen=frozenset.intersection(*(record.frozen for record in records)),
+        equal_samples=whole.equal_samples and len(means) < 2,
         options={**whole.options, **averages},
-    )
-
-
-def _fuller(one: LayerRecord, other: LayerRecord) -> LayerRecord:
-    """Return the record of which more was seen, with what the other one tells of its calls."""
-    fuller = one if FULLNESS.index(one.status) <= FULLNESS.index(other.status) else other
-    return replace(
-        fuller,
-        calls=max(one.calls, other.calls),
-        entered=one.entered if one.entered is not None else other.entered,
-        completed=one.completed if one.completed is not None else other.completed,
-        unreached=one.unreached & other.unreached,
-        read_in_vain=one.read_in_vain & other.read_in_vain,
-        frozen=one.frozen & other.frozen,
-        grad_off=one.grad_off or other.grad_off,
     )
 
 
@@ -154,55 +146,47 @@ def _filled(
         is_larger = not size <= sizes.get(role, -1.0)
         assembled[role] = one.assembly if before is None else before.merge(one.assembly, is_larger)
         sizes[role] = size if is_larger else sizes[role]
+    each = _records(record.name, ranks)
     slices = {
-        name: _zero_slices(record.name, name, seen.shape, ranks)
+        name: _zero_slices(name, seen.shape, each)
         for name, seen in roles["parameter_gradients"].items()
-        if any(name in mine.zero_slices for mine in _records(record.name, ranks))
+        if any(name in mine.zero_slices for mine in each)
     }
-    return replace(
-        record,
-        **roles,
-        zero_slices=slices,
-        largest={},
-        nonfinite={},
-        placements={},
-        assembled=assembled,
-    )
+    return replace(record, **roles, zero_slices=slices, assembled=assembled)
 
 
 def _records(layer: str, ranks: Sequence[Seen]) -> list[LayerRecord]:
-    layers = [one.observation.layers for one in ranks]
+    layers = (one.observation.layers for one in ranks)
     return [each[layer] for each in layers if layer in each]
 
 
-def _zero_slices(
-    layer: str, name: str, shape: tuple[int, ...], ranks: Sequence[Seen]
-) -> ZeroSlices:
+def _zero_slices(name: str, shape: tuple[int, ...], records: Sequence[LayerRecord]) -> ZeroSlices:
     """Return the rows and columns of a parameter that are zero wherever a rank has a part."""
     zero = [set(range(size)) for size in (*shape, 0, 0)[:2]]
-    for record in _records(layer, ranks):
+    for record in records:
         seen = record.parameter_gradients.get(name)
         if seen is None or not seen.count:
             continue
         own = record.zero_slices.get(name)
         placement = record.placements.get(f"parameter_gradients.{name}")
-        offset = () if placement is None else placement.offset
-        for dimension, held in enumerate((own.rows, own.columns) if own else ((), ())):
-            start = offset[dimension] if dimension < len(offset) else 0
-            size = seen.shape[dimension] if dimension < len(seen.shape) else 0
-            zero[dimension] -= {start + index for index in range(size) if index not in held}
+        starts = (*(() if placement is None else placement.offset), 0, 0)
+        held = ((), ()) if own is None else (own.rows, own.columns)
+        for rest, start, size, indices in zip(
+            zero, starts, (*seen.shape, 0, 0), held, strict=False
+        ):
+            rest -= {start + index for index in range(size) if index not in indices}
     return ZeroSlices(frozenset(zero[0]), frozenset(zero[1]))
 
 
 def _observation(
-    company: Company,
+    group: RankGroup,
     ranks: Sequence[Seen],
     tensors: Mapping[Key, Joined],
     layers: dict[str, LayerRecord],
 ) -> Observation:
-    """Return what is no layer, that of the first rank where nothing else is said."""
+    """Return all but the layers, too, as one process that has the whole batch would."""
     every = [one.observation for one in ranks]
-    firsts = [one for one in ranks if one.place.tensor[0] == one.rank]
+    firsts = [one for one in ranks if one.is_first]
     shares = [one.observation for one in firsts]
     losses = [(o.observation.loss, o.rank) for o in firsts if o.observation.loss is not None]
     path = every[0].loss_path
@@ -210,6 +194,8 @@ def _observation(
         widened = (seen.loss_path.widened for seen in every if seen.loss_path is not None)
         path = replace(path, widened=next(filter(None, widened), None))
     samples = sum(seen.samples for seen in shares)
+    finite = [pair for pair in losses if not math.isnan(pair[0])]
+    largest = max(finite, key=lambda pair: (pair[0], -pair[1]), default=None)
     return replace(
         every[0],
         layers=layers,
@@ -223,12 +209,17 @@ def _observation(
         ),
         notes=tuple(dict.fromkeys(note for seen in every for note in seen.notes)),
         errors=_errors(ranks),
-        given=tuple(_longer(one, shares[0].samples, samples) for one in shares[0].given),
+        given=tuple(
+            replace(given, shape=(samples, *given.shape[1:]))
+            if given.shape[:1] == (shares[0].samples,)
+            else given
+            for given in shares[0].given
+        ),
         loss_calls=tuple(
             replace(
                 call,
-                input=_seen(tensors, ("", LOSS_INPUT, str(number))),
-                target=_seen(tensors, ("", LOSS_TARGET, str(number))),
+                input=tensors.get(("", LOSS_INPUT, str(number)), _NOTHING).seen,
+                target=tensors.get(("", LOSS_TARGET, str(number)), _NOTHING).seen,
                 value=mean_of(one.value for one in calls),
                 log_normalizer=mean_of(one.log_normalizer for one in calls),
                 targets=merged_targets(one.targets for one in calls),
@@ -239,7 +230,12 @@ def _observation(
         loss_path=path,
         flow=next((seen.flow for seen in every if seen.flow is not None), None),
         own_functions=any(seen.own_functions for seen in every),
-        ranks=Ranks(company.ranks, company.place.engine, _groups(ranks), (), _range_of(losses)),
+        ranks=Ranks(
+            group.ranks,
+            group.place.engine,
+            _groups(ranks),
+            losses=() if largest is None else (min(finite), largest),
+        ),
     )
 
 
@@ -256,13 +252,6 @@ def _groups(ranks: Sequence[Seen]) -> tuple[Group, ...]:
     )
 
 
-def _range_of(losses: list[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
-    finite = [pair for pair in losses if not math.isnan(pair[0])]
-    if not finite:
-        return ()
-    return min(finite), max(finite, key=lambda pair: (pair[0], -pair[1]))
-
-
 def _errors(ranks: Sequence[Seen]) -> tuple[str, ...]:
     """Return the errors of all ranks; what only some have with the first of those."""
     having: dict[str, list[int]] = {}
@@ -273,17 +262,6 @@ def _errors(ranks: Sequence[Seen]) -> tuple[str, ...]:
         error if len(some) == len(ranks) else f"rank {some[0]}: {error}"
         for error, some in having.items()
     )
-
-
-def _longer(given: GivenTensor, own: int, samples: int) -> GivenTensor:
-    """Return a tensor of the batch as one process would have been given it."""
-    if not given.shape or given.shape[0] != own:
-        return given
-    return replace(given, shape=(samples, *given.shape[1:]))
-
-
-def _seen(tensors: Mapping[Key, Joined], key: Key) -> TensorStatistics | None:
-    return tensors[key].seen if key in tensors else None
 
 
 def joined(parts: Mapping[int, Part]) -> Joined:

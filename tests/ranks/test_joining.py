@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pytest_modelhealth.ranks.assembling import joined
-from pytest_modelhealth.ranks.placing import Part
+from pytest_modelhealth.ranks.parts import Part
 from pytest_modelhealth.statistics import TensorStatistics, reduce
 
 SIZE = 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import random
 import signal
@@ -11,7 +12,7 @@ import sys
 import threading
 import traceback
 from datetime import timedelta
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
@@ -41,8 +42,8 @@ def run(request: dict[str, Any], control: Any, streams: list[Any]) -> NoReturn:
         _run_pytest(request, said)
     except BaseException as error:  # noqa: BLE001 - the parent tells it
         text = str(error) if type(error).__name__ == "UsageError" else traceback.format_exc()
-        said.say("problem", text=text)
-    said.say("end")
+        said.say("problems", text)
+    said.say("finished", True)
     for file in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             file.flush()
@@ -61,10 +62,14 @@ class Said:
         self._control = control
         self._lock = threading.Lock()
 
-    def say(self, kind: str, **content: Any) -> None:
-        """Send a message; what is no plain data in it becomes text."""
+    def say(self, name: str, content: Any) -> None:
+        """Give the parent's `Rank` a content by the name of the attribute that takes it.
+
+        What is no plain data in it becomes text, as xdist takes nothing else.
+        """
+        plain = json.loads(json.dumps(content, default=str, skipkeys=True))
         with self._lock, contextlib.suppress(OSError):  # the parent may be gone
-            self._control.send({"kind": kind, **_plain(content)})
+            self._control.send((name, plain))
 
 
 def _become(request: dict[str, Any], streams: list[Any]) -> None:
@@ -120,7 +125,7 @@ def _watch(control: Any, said: Said) -> None:
             if hasattr(os, "killpg"):
                 os.killpg(os.getpgid(0), signal.SIGKILL)
             os._exit(70)
-        said.say("where", **report_on(threading.main_thread()))
+        said.say("where", report_on(threading.main_thread()))
 
 
 def _run_pytest(request: dict[str, Any], said: Said) -> None:
@@ -209,14 +214,15 @@ class _Reporting:
         if not items:
             found = f"found {', '.join(names[:3])} instead" if names else "found nothing"
             self._said.say(
-                "problem",
-                text=f"this rank does not find the test: it {found}; a test must have the same "
-                "name in each process, whatever it is parametrised over",
+                "problems",
+                f"this rank does not find the test: it {found}; a test must have the same name in "
+                "each process, whatever it is parametrised over",
             )
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self._said.say("problem", text=f"collection failed on this rank\n{report.longreprtext}")
+            text = f"collection failed on this rank\n{report.longreprtext}"
+            self._said.say("problems", text)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:
@@ -224,7 +230,7 @@ class _Reporting:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
-        self._said.say("report", data=data)
+        self._said.say("reports", data)
 
     def pytest_warning_recorded(
         self, warning_message: warnings.WarningMessage, when: str, nodeid: str, location: Any
@@ -232,52 +238,33 @@ class _Reporting:
         if when != "runtest":  # the parent collects too
             return
         category = warning_message.category
-        self._said.say(
-            "warning",
-            text=str(warning_message.message),
-            category=(category.__module__, category.__qualname__),
-            file=warning_message.filename,
-            line=warning_message.lineno,
-            location=location,
-        )
+        told = {
+            "text": str(warning_message.message),
+            "category": (category.__module__, category.__qualname__),
+            "file": warning_message.filename,
+            "line": warning_message.lineno,
+            "location": location,
+        }
+        self._said.say("warnings", told)
 
     def pytest_internalerror(self, excrepr: object) -> None:
-        self._said.say("problem", text=f"pytest itself failed on this rank\n{excrepr}")
+        self._said.say("problems", f"pytest itself failed on this rank\n{excrepr}")
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         if isinstance(excinfo.value, pytest.exit.Exception):
-            self._said.say("exit", text=str(excinfo.value), code=excinfo.value.returncode)
+            told = {"text": str(excinfo.value), "code": excinfo.value.returncode}
+            self._said.say("exit", told)
         else:
-            self._said.say("problem", text=f"interrupted: {excinfo.exconly()}")
+            self._said.say("problems", f"interrupted: {excinfo.exconly()}")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
-        self._said.say("snapshots", used=snapshots.executions(self._config, self._request["rank"]))
+        for one in snapshots.executions(self._config, self._request["rank"]):
+            self._said.say("snapshots", one)
 
     @pytest.hookimpl(optionalhook=True, tryfirst=True)
     def pytest_timeout_set_timer(self) -> bool:
         return True  # the parent keeps the time, and knows where all ranks are
-
-
-def _plain(value: Any) -> Any:
-    """Return `value` as what xdist takes too: a report must never be lost to what hangs on it."""
-    if value is None or type(value) in (bool, int, float, str, bytes):
-        return value
-    for kind in (int, float, str):
-        if isinstance(value, kind):
-            return kind(value)
-    if isinstance(value, dict):
-        return {_plain(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_plain(item) for item in value)
-    if isinstance(value, list | set | frozenset):
-        return [_plain(item) for item in value]
-    if isinstance(value, PurePath | os.PathLike):
-        return os.fspath(value)
-    try:
-        return repr(value)
-    except Exception:  # noqa: BLE001 - of an odd object the kind has to do
-        return f"<{type(value).__name__}>"
 
 
 def _join(request: dict[str, Any]) -> None:

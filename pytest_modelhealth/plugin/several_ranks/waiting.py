@@ -18,7 +18,7 @@ _OURS = str(Path(__file__).parents[2])
 _BETWEEN = ("_wrapped_call_impl", "_call_impl")
 """Frames of torch between a module's call and its `forward`."""
 
-_LIBRARIES = ("/site-packages/", "/dist-packages/")
+LIBRARIES = ("/site-packages/", "/dist-packages/")
 _FOREIGN = ("torch", "_pytest", "pytest", "pluggy")
 
 
@@ -69,7 +69,7 @@ def _is_collective(frame: FrameType) -> bool:
 def _is_users(frame: FrameType) -> bool:
     """Whether it is of the test or the model, and no library's or pytest's."""
     path = frame.f_code.co_filename
-    if path.startswith("<") or any(part in path.replace("\\", "/") for part in _LIBRARIES):
+    if path.startswith("<") or any(part in path.replace("\\", "/") for part in LIBRARIES):
         return False
     files = (getattr(sys.modules.get(name), "__file__", None) for name in _FOREIGN)
     folders = (str(Path(file).parent) + os.sep for file in files if file)
@@ -88,20 +88,15 @@ def _module(frames: list[FrameType]) -> str:
     torch = sys.modules.get("torch")
     if torch is None:
         return ""
+    from pytest_modelhealth.layers import named_modules
+
     called: list[Any] = [
         frame.f_locals.get("self") for frame in frames if frame.f_code.co_name == "_call_impl"
     ]
     called = [one for one in called if isinstance(one, torch.nn.Module)]
     for outer in reversed(called):
-        names = {id(module): name for name, module in outer.named_modules()}
+        names = {named.module: named.name for named in named_modules(outer)}
         for inner in called:
-            name = names.get(id(inner), "")
-            if name and inner is not outer:
-                return _plain_name(name, outer)
+            if names.get(inner) and inner is not outer:
+                return names[inner]
     return type(called[0]).__name__ if called else ""
-
-
-def _plain_name(name: str, outer: object) -> str:
-    """Return the name without what DistributedDataParallel puts before it."""
-    wraps = any(kind.__name__ == "DistributedDataParallel" for kind in type(outer).__mro__)
-    return name.removeprefix("module.") if wraps and name != "module" else name

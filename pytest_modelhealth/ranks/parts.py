@@ -1,0 +1,275 @@
+"""What each rank holds of each tensor, and whether it counts: by role and placement."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pytest_modelhealth.ranks.evidence import Key, Record
+from pytest_modelhealth.ranks.layout import Place
+from pytest_modelhealth.report import ROLES, LayerRecord, Observation
+from pytest_modelhealth.report.ranks import How, Placement
+from pytest_modelhealth.statistics import TensorStatistics
+
+FLOWING = ("inputs", "activations", "gradients")
+"""Roles of what goes through a layer; the others are of what it owns."""
+
+LOSS_INPUT, LOSS_TARGET = "loss input", "loss target"
+
+Units = tuple[int, int]
+"""Where the units of a rank begin in the whole, and how many the whole has."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a rank saw of one step, and where it stands.
+
+    Args:
+        rank: the rank.
+        place: where it stands among the others.
+        observation: what it saw.
+        record: what it noted for the checks between ranks.
+    """
+
+    rank: int
+    place: Place
+    observation: Observation
+    record: Record
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is the first of those that see the same samples."""
+        return self.place.tensor[0] == self.rank
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a rank has of one tensor.
+
+    Args:
+        seen: its statistics.
+        is_replica: whether what other ranks have is the same thing, so that one counts.
+        counts: whether this rank's may count; of replicas that may, the first one does.
+        scale: what its values are divided by.
+        whole: shape of the whole tensor; ``None`` where it is this one's, or grows by its samples.
+        offset: where this one begins in the whole.
+        units: where its units lie; ``None`` where each rank has all of them.
+        counts_samples: whether its samples of units are others than those of its neighbours.
+        grows: whether it is longer when all are put together: it is one of samples.
+        adds_rows: whether its rows are others than those of its neighbours.
+        how: how it becomes one with the others, for people.
+    """
+
+    seen: TensorStatistics
+    is_replica: bool = False
+    counts: bool = True
+    scale: int = 1
+    whole: tuple[int, ...] | None = None
+    offset: tuple[int, ...] = ()
+    units: Units | None = None
+    counts_samples: bool = True
+    grows: bool = False
+    adds_rows: bool = True
+    how: How = "pieces"
+
+    @property
+    def full_shape(self) -> tuple[int, ...]:
+        """Shape of the whole tensor, as far as its rank knows it."""
+        return self.whole or self.seen.shape
+
+
+def parts_of(ranks: Sequence[Seen]) -> list[dict[Key, Part]]:
+    """Return what each rank has of each tensor that it kept statistics of, in order."""
+    found = [
+        {key: _part(one, key, seen) for key, seen in _tensors(one.observation)} for one in ranks
+    ]
+    if len(ranks[0].place.tensor) > 1:
+        widths = [_widths(one, parts) for one, parts in zip(ranks, found, strict=True)]
+        for key in dict.fromkeys(key for parts in found for key in parts):
+            if key[1] in (*FLOWING, LOSS_INPUT, LOSS_TARGET):
+                _settle(key, ranks, widths, found)
+    return found
+
+
+def _tensors(observation: Observation) -> Iterator[tuple[Key, TensorStatistics]]:
+    for name, record in observation.layers.items():
+        for role in ROLES:
+            for own, statistics in record.tensors(role).items():
+                yield (name, role, own), statistics
+    for number, call in enumerate(observation.loss_calls):
+        for role, seen in ((LOSS_INPUT, call.input), (LOSS_TARGET, call.target)):
+            if seen is not None:
+                yield ("", role, str(number)), seen
+
+
+def _placement(record: LayerRecord, key: Key) -> Placement | None:
+    _, role, own = key
+    return record.placements.get(f"{role}.{own}" if own else role)
+
+
+def _part(one: Seen, key: Key, seen: TensorStatistics) -> Part:
+    layer, role, _ = key
+    samples, is_first = one.observation.samples, one.is_first
+    grows = seen.shape[:1] == (samples,)
+    if role in (LOSS_INPUT, LOSS_TARGET):
+        return Part(seen, grows=grows, adds_rows=is_first)
+    record = one.observation.layers[layer]
+    placement = _placement(record, key)
+    units = None
+    if role in FLOWING:
+        units = _units(one, record, role, placement, seen)
+        part = Part(
+            seen,
+            scale=len(one.place.data) if role == "gradients" else 1,
+            units=units,
+            counts_samples=units is None or is_first,
+            grows=grows,
+            adds_rows=is_first,
+            how="pieces" if units is None else "units",
+        )
+    else:
+        part = Part(seen, is_replica=placement is None, how="replicas")
+    if placement is None:
+        return part
+    is_cut = any(map(_is_cut, placement.placements))
+    part = replace(
+        part,
+        counts=_is_first_replica(one, placement, is_owned=role not in FLOWING),
+        whole=placement.shape,
+        offset=() if placement.strided else placement.offset,
+    )
+    if role not in FLOWING:
+        return replace(part, how="pieces" if is_cut else "replicas")
+    return replace(
+        part,
+        counts_samples=is_first or (units is None and seen.shape != placement.shape),
+        grows=placement.shape[:1] == (samples,),
+        how="replicas" if len(one.place.data) == 1 and not is_cut and units is None else part.how,
+    )
+
+
+def _is_first_replica(one: Seen, placement: Placement, *, is_owned: bool) -> bool:
+    """Whether this rank stands first along each dimension of the mesh that holds replicas.
+
+    Meshes beside its own hold replicas of a parameter, too.
+    """
+    if is_owned and any(
+        ranks[0] != one.rank
+        for ranks in (one.place.data, one.place.tensor)
+        if not set(ranks) <= set(placement.ranks)
+    ):
+        return False
+    if one.rank not in placement.ranks:
+        return True
+    place = np.unravel_index(placement.ranks.index(one.rank), placement.mesh_shape)
+    return all(
+        where == 0 or _is_cut(kind) for where, kind in zip(place, placement.placements, strict=True)
+    )
+
+
+def _is_cut(placement: str) -> bool:
+    return placement.startswith("S")
+
+
+def _cut_dimensions(placement: Placement) -> list[int]:
+    """Return the dimensions of a tensor that a mesh cuts it along."""
+    cuts = [kind for kind in placement.placements if _is_cut(kind)]
+    return [int(kind[2:-1]) % max(len(placement.shape), 1) for kind in cuts]
+
+
+def _units(
+    one: Seen, record: LayerRecord, role: str, placement: Placement | None, seen: TensorStatistics
+) -> Units | None:
+    """Return where the units of a tensor lie that is cut along them.
+
+    A placement says it itself; so does the weight of a linear layer that is wider than what the
+    layer returns.
+    """
+    if len(one.place.tensor) == 1 or seen.units is None:
+        return None
+    size = len(seen.units.alive)
+    if placement is None:
+        weight = record.placements.get("parameters.weight")
+        if role == "inputs" or weight is None or not weight.offset:
+            return None
+        begin, whole = weight.offset[0], weight.shape[0]
+        is_cut = 0 in _cut_dimensions(weight) and size < whole and begin + size <= whole
+        return (begin, whole) if is_cut else None
+    is_whole = seen.shape == placement.shape  # a `DTensor` says the shape of the whole
+    if is_whole and size in seen.shape:
+        return None
+    for dimension in _cut_dimensions(placement) if placement.offset else ():
+        is_of_units = is_whole or seen.shape[dimension : dimension + 1] == (size,)
+        if is_of_units and placement.shape[dimension] > size:
+            return placement.offset[dimension], placement.shape[dimension]
+    return None
+
+
+def _widths(one: Seen, parts: dict[Key, Part]) -> dict[int, Units]:
+    """Return by width where the units of activations lie: layers that follow carry that on."""
+    found = {}
+    records = one.observation.layers.values()
+    for record in sorted(records, key=lambda r: math.inf if r.entered is None else r.entered):
+        part = parts.get((record.name, "activations", ""))
+        if part is not None and part.units is not None and part.seen.units is not None:
+            found[len(part.seen.units.alive)] = part.units
+    return found
+
+
+def _settle(
+    key: Key,
+    ranks: Sequence[Seen],
+    widths: Sequence[dict[int, Units]],
+    found: Sequence[dict[Key, Part]],
+) -> None:
+    """Tell replicas from pieces where nothing says it: on ranks that see the same samples.
+
+    Statistics that are equal to the last bit are of replicas, all others of pieces.
+    """
+    layer, role, _ = key
+    groups: dict[tuple[int, ...], set[object]] = {}
+    for one, parts in zip(ranks, found, strict=True):
+        groups.setdefault(one.place.tensor, set()).add(_numbers(parts.get(key)))
+    is_replica = all(len(distinct) == 1 for distinct in groups.values())
+    for one, known, parts in zip(ranks, widths, found, strict=True):
+        part, record = parts.get(key), one.observation.layers.get(layer)
+        if part is None or (record is not None and role in record.placements):
+            continue
+        if is_replica:
+            how: How = "replicas" if len(one.place.data) == 1 else "pieces"
+            parts[key] = replace(part, counts=one.is_first, how=how)
+        elif part.units is None and part.seen.units is not None:
+            size = len(part.seen.units.alive)
+            units = known.get(size)
+            if units is not None:
+                parts[key] = replace(
+                    part,
+                    units=units,
+                    counts_samples=one.is_first,
+                    how="units",
+                    whole=_widened(part.seen.shape, size, units[1]),
+                )
+
+
+def _widened(shape: tuple[int, ...], size: int, whole: int) -> tuple[int, ...] | None:
+    """Return the shape with the last dimension that has the units made as wide as the whole."""
+    for dimension in range(len(shape) - 1, -1, -1):
+        if shape[dimension] == size:
+            return (*shape[:dimension], whole, *shape[dimension + 1 :])
+    return None
+
+
+def _numbers(part: Part | None) -> object:
+    """Return what tells statistics apart, to the last bit."""
+    if part is None:
+        return None
+    seen = part.seen
+    return (
+        seen.count,
+        seen.nan_count,
+        seen.zero_count,
+        repr((seen.mean, seen.std, seen.min, seen.max)),
+    )
