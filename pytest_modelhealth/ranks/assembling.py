@@ -22,7 +22,6 @@ from pytest_modelhealth.report.observation import (
 )
 from pytest_modelhealth.report.ranks import Assembly, Dimension, Group, How, Ranks
 from pytest_modelhealth.statistics import (
-    HIGHEST_EXPONENT,
     LOWEST_EXPONENT,
     ExponentCounts,
     TensorStatistics,
@@ -189,6 +188,7 @@ def _observation(
     firsts = [one for one in ranks if one.is_first]
     shares = [one.observation for one in firsts]
     losses = [(o.observation.loss, o.rank) for o in firsts if o.observation.loss is not None]
+    merged = reduce(Observation.merge, (replace(seen, layers={}, flow=None) for seen in every))
     path = every[0].loss_path
     if path is not None:
         widened = (seen.loss_path.widened for seen in every if seen.loss_path is not None)
@@ -200,14 +200,11 @@ def _observation(
         every[0],
         layers=layers,
         loss=mean_of(loss for loss, _ in losses),
-        backward=any(seen.backward for seen in every),
-        no_gradients=every[0].no_gradients if all(seen.no_gradients for seen in every) else "",
+        backward=merged.backward,
+        no_gradients=merged.no_gradients,
         samples=samples,
-        sample_deviation=max(
-            (seen.sample_deviation for seen in every if seen.sample_deviation is not None),
-            default=None,
-        ),
-        notes=tuple(dict.fromkeys(note for seen in every for note in seen.notes)),
+        sample_deviation=merged.sample_deviation,
+        notes=merged.notes,
         errors=_errors(ranks),
         given=tuple(
             replace(given, shape=(samples, *given.shape[1:]))
@@ -229,7 +226,7 @@ def _observation(
         ),
         loss_path=path,
         flow=next((seen.flow for seen in every if seen.flow is not None), None),
-        own_functions=any(seen.own_functions for seen in every),
+        own_functions=merged.own_functions,
         ranks=Ranks(
             group.ranks,
             group.place.engine,
@@ -328,38 +325,27 @@ def _row_of_units(
 def _scaled(seen: TensorStatistics, by: int) -> TensorStatistics:
     """Return the statistics of all values divided by a number.
 
-    Exponents move by whole steps where it is a power of two; else each row goes to two in the
-    share that values spread evenly over its logarithms would have, and counts as sampled.
+    Exponents move by whole steps; the histogram counts as sampled where that is not exact.
     """
     if by == 1:
         return seen
-    units = seen.units
+    units, rows = seen.units, seen.exponents
     if units is not None:
         units = replace(units, minimum=units.minimum / by, maximum=units.maximum / by)
+    lowest, counts = rows.lowest - round(math.log2(by)), rows.counts
+    below = min(max(0, LOWEST_EXPONENT - lowest), len(counts) - 1)
+    if below > 0:  # what is smaller than all numbers stands with the smallest
+        counts = np.concatenate(
+            (counts[: below + 1].sum(axis=0, keepdims=True), counts[below + 1 :])
+        )
+        lowest += below
     return replace(
         seen,
         mean=seen.mean / by,
         std=seen.std / by,
         min=seen.min / by,
         max=seen.max / by,
-        exponents=_moved(seen.exponents, by),
+        exponents=ExponentCounts.of_rows(lowest, counts) if len(counts) else rows,
         units=units,
         histogram_sampled=seen.histogram_sampled or by & (by - 1) != 0,
     )
-
-
-def _moved(rows: ExponentCounts, by: int) -> ExponentCounts:
-    if not len(rows.counts):
-        return rows
-    steps = by.bit_length() - 1
-    further = np.rint(rows.counts * (math.log2(by) - steps)).astype(np.int64)
-    counts = np.zeros((len(rows.counts) + 1, 2), dtype=np.int64)
-    counts[1:] = rows.counts - further
-    counts[:-1] += further
-    lowest = rows.lowest - steps - 1
-    below = max(0, LOWEST_EXPONENT - lowest)
-    if below:
-        below = min(below, len(counts) - 1)
-        counts[below] += counts[:below].sum(axis=0)
-        counts, lowest = counts[below:], lowest + below
-    return ExponentCounts.of_rows(min(lowest, HIGHEST_EXPONENT), counts)

@@ -60,10 +60,18 @@ def disagreements(
     """
     of = Gathered({one.rank: one for one in seen}, evidence, joint)
     found = []
-    for check, compare in COMPARED:
+    for check, role, compare in COMPARED:
         for one in compare(of):
-            others = one.others or tuple(rank for rank in of.seen if rank not in one.ranks)
-            found.append(replace(one, kind=check, others=others))
+            others = tuple(rank for rank in of.seen if rank not in one.ranks)
+            found.append(
+                replace(
+                    one,
+                    kind=check,
+                    layer=one.layer or next(iter(one.layers), ""),
+                    role=one.role or role,
+                    others=one.others or others,
+                )
+            )
     return told_as_parts(evidence.group.place, of.seen, joint, found)
 
 
@@ -142,7 +150,6 @@ def _batches(of: Gathered) -> Iterator[Disagreement]:
     if same:
         ranks = tuple(sorted(rank for some in same for rank in some))
         yield Disagreement(
-            role="inputs",
             ranks=ranks,
             message="; ".join(f"{named_ranks(some)} got the same batch" for some in same),
             value=float(len(ranks)),
@@ -181,7 +188,6 @@ def _averaging(of: Gathered) -> Iterator[Disagreement]:
             )
         yield Disagreement(
             layer=first[0],
-            role="parameter_gradients",
             tensor=first[1],
             ranks=ranks,
             message=text,
@@ -206,8 +212,6 @@ def _paths(of: Gathered) -> Iterator[Disagreement]:
     more = len(layers) - 1
     also = f"; {more} more layer{' differs' if more == 1 else 's differ'}, too" if more else ""
     yield Disagreement(
-        layer=layers[0],
-        role="parameter_gradients",
         ranks=tuple(sorted({rank for ranks in differing.values() for rank in ranks})),
         message=f"its parameters get a gradient on {named_ranks(having)}, and none on "
         f"{named_ranks(without)}, where DDP waits for one{also}",
@@ -229,7 +233,6 @@ def _unused(of: Gathered) -> Iterator[Disagreement]:
     first = next(name for name in names if name in unused and name[0] == layers[0])
     yield Disagreement(
         layer=first[0],
-        role="parameter_gradients",
         tensor=first[1],
         ranks=tuple(of.seen),
         message=f"{_listed(first, len(unused))} {'get' if len(unused) > 1 else 'gets'} no gradient "
@@ -262,7 +265,6 @@ def _loss_weights(of: Gathered) -> Iterator[Disagreement]:
     between = f"{fewest:,}" + (f" to {own:,}" if is_range else "")
     light = next(rank for rank, count in counts.items() if count == most)
     yield Disagreement(
-        role="loss",
         ranks=odd,
         message=f"a target of {named_ranks(odd)} weighs {times} times as much as one of rank "
         f"{light}: the loss is a mean over {between} targets on the one, over {most:,} on the "
@@ -313,7 +315,6 @@ def _norms(of: Gathered) -> Iterator[Disagreement]:
         fewest = min(samples.values())
         yield Disagreement(
             layer=of.in_order(layers)[0],
-            role="activations",
             ranks=tuple(samples),
             message=f"{named_ranks(samples)} normalise each by their own {fewest:,} "
             f"sample{'' if fewest == 1 else 's'} alone",
@@ -340,8 +341,6 @@ def _randomness(of: Gathered) -> Iterator[Disagreement]:
         layers = of.in_order(name for rank in ranks for name in dropping[rank])
         each = " and so do ".join(named_ranks(some) for some in same)
         yield Disagreement(
-            layer=layers[0],
-            role="activations",
             ranks=ranks,
             message=f"{each} start from the same random numbers: the same units are dropped on "
             "each",
@@ -367,7 +366,6 @@ def _replicas(of: Gathered) -> Iterator[Disagreement]:
         some = (ranks for ranks, layer in first.items() if layer == layers[0])
         yield Disagreement(
             layer=layers[0],
-            role="activations",
             ranks=tuple(
                 sorted(r for ranks, layer in first.items() if layer is not None for r in ranks)
             ),
@@ -376,19 +374,19 @@ def _replicas(of: Gathered) -> Iterator[Disagreement]:
         )
 
 
-COMPARED: tuple[tuple[str, Callable[[Gathered], Iterable[Disagreement]]], ...] = (
-    ("finite", _nonfinite),
-    ("same_weights", _weights),
-    ("distinct_data", _batches),
-    ("averaged_gradients", _averaging),
-    ("same_path", _paths),
-    ("unused_parameters", _unused),
-    ("even_weights", _loss_weights),
-    ("replicas_agree", _replicas),
-    ("synced_norm", _norms),
-    ("distinct_dropout", _randomness),
+COMPARED: tuple[tuple[str, str, Callable[[Gathered], Iterable[Disagreement]]], ...] = (
+    ("finite", "", _nonfinite),
+    ("same_weights", "parameters", _weights),
+    ("distinct_data", "inputs", _batches),
+    ("averaged_gradients", "parameter_gradients", _averaging),
+    ("same_path", "parameter_gradients", _paths),
+    ("unused_parameters", "parameter_gradients", _unused),
+    ("even_weights", "loss", _loss_weights),
+    ("replicas_agree", "activations", _replicas),
+    ("synced_norm", "activations", _norms),
+    ("distinct_dropout", "activations", _randomness),
 )
-"""The check that judges it, and what compares the gathered records for it."""
+"""The check that judges it, the role where it is no other, and what compares the records for it."""
 
 
 def _alike(numbers: Mapping[int, int]) -> list[tuple[int, ...]]:

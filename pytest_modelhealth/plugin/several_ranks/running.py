@@ -43,7 +43,6 @@ _ANSWER = 2.0
 
 _TICK = 0.05
 _NUMBERS = itertools.count()
-_ENDS_THE_RUN = (KeyboardInterrupt, pytest.exit.Exception)
 _WARNED = pytest.StashKey[bool]()
 _SLOW = (
     "tests on several ranks start slowly: each rank imports torch anew, as none can be forked from "
@@ -67,27 +66,24 @@ def protocol(
     """
     hook = item.ihook
     hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in _skipped(item) or _run(item, wanted, launcher):
+    skipped = verdict.made_here(item, "setup", lambda: _skip(item))
+    if skipped:  # no rank is started for what its marks skip
+        reports = [*skipped, *verdict.made_here(item, "teardown")]
+    else:
+        reports = _run(item, wanted, launcher)
+    for report in reports:
         hook.pytest_runtest_logreport(report=report)
-    for report in _torn_down(item, nextitem):
+    # fixtures of earlier tests that the next one does not use
+    end = item.session._setupstate.teardown_exact
+    for report in verdict.made_here(item, "teardown", lambda: end(nextitem)):
         hook.pytest_runtest_logreport(report=report)
     hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
 
 
-def _skipped(item: pytest.Item) -> list[pytest.TestReport]:
-    """Return the reports of a test that its marks skip: no rank is started for it."""
-
-    def evaluate() -> None:
-        skipped = evaluate_skip_marks(item)
-        if skipped is not None:
-            raise pytest.skip.Exception(skipped.reason, _use_item_location=True)
-
-    call = pytest.CallInfo.from_call(evaluate, when="setup", reraise=_ENDS_THE_RUN)
-    if call.excinfo is None:
-        return []
-    after = pytest.CallInfo.from_call(lambda: None, when="teardown")
-    make = item.ihook.pytest_runtest_makereport
-    return [make(item=item, call=call), make(item=item, call=after)]
+def _skip(item: pytest.Item) -> None:
+    skipped = evaluate_skip_marks(item)
+    if skipped is not None:
+        raise pytest.skip.Exception(skipped.reason, _use_item_location=True)
 
 
 def _run(
@@ -108,17 +104,6 @@ def _run(
         if rank.exit is not None:
             pytest.exit(f"rank {rank.number}: {rank.exit['text']}", rank.exit["code"])
     return reports
-
-
-def _torn_down(item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
-    """End the fixtures of earlier tests that the next one does not use."""
-    state = item.session._setupstate
-    call = pytest.CallInfo.from_call(
-        lambda: state.teardown_exact(nextitem), when="teardown", reraise=_ENDS_THE_RUN
-    )
-    if call.excinfo is None:
-        return []
-    return [item.ihook.pytest_runtest_makereport(item=item, call=call)]
 
 
 def _take_over_files(item: pytest.Item, ran: Ran, reports: list[pytest.TestReport]) -> None:

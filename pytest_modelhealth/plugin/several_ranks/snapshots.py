@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pytest
 
-_TOLD = ("snapshot_location", "snapshot_name", "created", "updated", "success")
+_TOLD = (
+    *("snapshot_location", "snapshot_name", "asserted_data", "recalled_data"),
+    *("created", "updated", "success"),
+)
 
 
 def write_nothing(config: pytest.Config) -> None:
@@ -40,6 +43,7 @@ def take_over(item: pytest.Item, used: list[dict[str, Any]]) -> None:
     session = getattr(item.config, "_syrupy", None)
     if session is None or not used:
         return
+    from syrupy.assertion import AssertionResult
     from syrupy.exceptions import FailedToLoadModuleMember
     from syrupy.location import PyTestLocation
     from syrupy.utils import import_module_member
@@ -49,7 +53,7 @@ def take_over(item: pytest.Item, used: list[dict[str, Any]]) -> None:
     for one in first.values():
         with contextlib.suppress(FailedToLoadModuleMember, TypeError):
             extension = import_module_member(one.pop("extension"))()
-            result = SimpleNamespace(**one, exception=None, test_location=location)
+            result = AssertionResult(**one, exception=None, test_location=location)
             session.register_request(  # as far as syrupy's report reads an assertion
                 SimpleNamespace(
                     extension=extension,

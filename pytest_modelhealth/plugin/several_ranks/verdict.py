@@ -6,6 +6,7 @@ import copy
 import signal
 import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -231,12 +232,12 @@ def _fault(item: pytest.Item, ran: Ran) -> list[pytest.TestReport] | None:
     text = _over_limit(ran)
     if why:
         text = "\n".join([f"{ran.label(rank)}: {why}", "", ran.others(rank), *_printed(rank)])
-    made = [_passed(item, before) for before in _PHASES[: _PHASES.index(phase)]]
+    made = [r for before in _PHASES[: _PHASES.index(phase)] for r in made_here(item, before)]
     for report in made:
         for said in rank.of_phase(str(report.when)):
             report.sections += said["sections"]
     made.append(failed(item, phase, text, ran.seconds))
-    return made if phase == "teardown" else [*made, _passed(item, "teardown")]
+    return made if phase == "teardown" else [*made, *made_here(item, "teardown")]
 
 
 def _phase_of(rank: Rank) -> str:
@@ -281,8 +282,7 @@ def _over_limit(ran: Ran) -> str:
 
 def failed(item: pytest.Item, phase: Any, text: str, seconds: float = 0.0) -> pytest.TestReport:
     """Return the report of a failure in this process, shown as the text alone."""
-    call = pytest.CallInfo.from_call(lambda: pytest.fail(text, pytrace=False), when=phase)
-    report: pytest.TestReport = item.ihook.pytest_runtest_makereport(item=item, call=call)
+    (report,) = made_here(item, phase, lambda: pytest.fail(text, pytrace=False))
     report.longrepr = _text_alone(text, item.location)
     report.duration = seconds
     _hint_at_debugger(item, report)
@@ -299,10 +299,15 @@ def _text_alone(text: str, location: tuple[str, int | None, str]) -> ExceptionCh
     return ExceptionChainRepr([(ReprTraceback([entry], None, style="long"), crash, None)])
 
 
-def _passed(item: pytest.Item, phase: Any) -> pytest.TestReport:
-    call = pytest.CallInfo.from_call(lambda: None, when=phase)
-    report: pytest.TestReport = item.ihook.pytest_runtest_makereport(item=item, call=call)
-    return report
+def made_here(
+    item: pytest.Item, phase: Any, act: Callable[[], object] | None = None
+) -> list[pytest.TestReport]:
+    """Return the report of a phase in this process; none where `act` does and ends well."""
+    ends = (KeyboardInterrupt, pytest.exit.Exception)
+    call = pytest.CallInfo.from_call(act or (lambda: None), when=phase, reraise=ends)
+    if act is not None and call.excinfo is None:
+        return []
+    return [item.ihook.pytest_runtest_makereport(item=item, call=call)]
 
 
 def _hint_at_debugger(item: pytest.Item, report: pytest.TestReport) -> None:
