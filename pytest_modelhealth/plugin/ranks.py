@@ -5,6 +5,7 @@ This process takes such a test over, sets up none of its fixtures, and reports w
 
 from __future__ import annotations
 
+import io
 import math
 import os
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,8 @@ each other costs no more than this, where a process group alone waits half an ho
 _WANTED = pytest.StashKey[Wanted]()
 _LAUNCHER = pytest.StashKey["Launcher"]()
 _WRONG = pytest.StashKey[str]()
-_HELD_BACK = pytest.StashKey[Any]()
+_SHOW = pytest.StashKey[Any]()
+"""Shows what was held back, where each process reports its own tests after all."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -122,32 +124,35 @@ def _take_part(session: pytest.Session) -> None:
     """Have the ranks that torchrun started run marked tests together."""
     from pytest_modelhealth.plugin.several_ranks.torchrun import Torchrun
 
-    config, held = session.config, session.config.stash.get(_HELD_BACK, None)
+    config = session.config
     if any(_WANTED in item.stash for item in session.items):
         made = Torchrun(config, world_size() or 1, lambda item: item.stash.get(_WANTED, None))
         config.pluginmanager.register(made, "modelhealth.torchrun")
-        if held is not None:
-            held.forget()
-    elif held is not None:
-        held.show()
+    elif _SHOW in config.stash:
+        config.stash[_SHOW]()
+    config.stash[_SHOW] = lambda: None
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_sessionstart(session: pytest.Session) -> Generator[None, Any, Any]:
     """Under torchrun, hold back what the other ranks show: rank 0 alone does for marked tests."""
-    if _under_torchrun(session.config) and os.environ["RANK"] != "0":
-        from pytest_modelhealth.plugin.several_ranks.torchrun import HeldBack
+    reporter: Any = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and _under_torchrun(session.config) and os.environ["RANK"] != "0":
+        writer, shown, text = reporter._tw, reporter._tw._file, io.StringIO()
 
-        session.config.stash[_HELD_BACK] = HeldBack(session.config)
+        def show() -> None:
+            writer._file = shown
+            shown.write(text.getvalue())
+
+        writer._file, session.config.stash[_SHOW] = text, show
     return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, Any, Any]:
     """Show what was held back where no test ran, such as errors of collection."""
-    held = session.config.stash.get(_HELD_BACK, None)
-    if held is not None:
-        held.show()
+    if _SHOW in session.config.stash:
+        session.config.stash[_SHOW]()
     return (yield)
 
 

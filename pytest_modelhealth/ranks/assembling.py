@@ -28,23 +28,18 @@ from pytest_modelhealth.statistics import (
     UnitStatistics,
 )
 
-_HOWS: tuple[How, ...] = ("units", "pieces", "replicas")
-
 
 @dataclass(frozen=True)
 class Joined:
     """One tensor of all ranks.
 
     Args:
-        seen: its statistics; ``None`` where no rank that has it counts.
+        seen: its statistics.
         assembly: how it became one.
     """
 
-    seen: TensorStatistics | None
+    seen: TensorStatistics
     assembly: Assembly
-
-
-_NOTHING = Joined(None, Assembly("one rank", 0))
 
 
 def assembled(group: RankGroup, ranks: Sequence[Seen]) -> Observation:
@@ -135,8 +130,6 @@ def _filled(
     assembled: dict[str, Assembly] = {}
     sizes: dict[str, float] = {}
     for (role, name), one in tensors.items():
-        if one.seen is None:
-            continue
         if role in FLOWING:
             roles[role] = one.seen
         else:
@@ -215,8 +208,8 @@ def _observation(
         loss_calls=tuple(
             replace(
                 call,
-                input=tensors.get(("", LOSS_INPUT, str(number)), _NOTHING).seen,
-                target=tensors.get(("", LOSS_TARGET, str(number)), _NOTHING).seen,
+                input=_seen(tensors, ("", LOSS_INPUT, str(number))),
+                target=_seen(tensors, ("", LOSS_TARGET, str(number))),
                 value=mean_of(one.value for one in calls),
                 log_normalizer=mean_of(one.log_normalizer for one in calls),
                 targets=merged_targets(one.targets for one in calls),
@@ -261,19 +254,25 @@ def _errors(ranks: Sequence[Seen]) -> tuple[str, ...]:
     )
 
 
+def _seen(tensors: Mapping[Key, Joined], key: Key) -> TensorStatistics | None:
+    return tensors[key].seen if key in tensors else None
+
+
 def joined(parts: Mapping[int, Part]) -> Joined:
     """Return the tensor of which several ranks have parts, merged in their order.
 
     Args:
         parts: by rank, in order, at least one.
     """
-    how: How = min((part.how for part in parts.values()), key=_HOWS.index)
-    how = "one rank" if len(parts) == 1 else how
-    counting = {rank: part for rank, part in parts.items() if part.counts}
-    if any(part.is_replica for part in counting.values()):
-        counting = dict([*counting.items()][:1])
-    if not counting:
-        return Joined(None, Assembly(how, len(parts)))
+    first: dict[object, int] = {}
+    for rank, part in parts.items():
+        first.setdefault(part.key, rank)
+    counting = {rank: parts[rank] for rank in first.values()}
+    how: How = "replicas" if len(counting) == 1 else "pieces"
+    if len(parts) == 1:
+        how = "one rank"
+    elif any(part.units is not None for part in parts.values()):
+        how = "units"
     each = {rank: _scaled(part.seen, part.scale) for rank, part in counting.items()}
     sizes = {rank: seen.abs_max for rank, seen in each.items() if seen.finite_count}
     largest = max(sizes, key=sizes.__getitem__, default=None)
@@ -282,9 +281,9 @@ def joined(parts: Mapping[int, Part]) -> Joined:
     whole = reduce(TensorStatistics.merge, [one for one in placed if one.count] or placed[:1])
     shapes = [part.full_shape for part in counting.values()]
     shape = shapes[0]
-    if all(part.grows for part in counting.values()) and len({s[1:] for s in shapes}) == 1:
-        rows = sum(part.full_shape[0] for part in counting.values() if part.adds_rows)
-        shape = (rows, *shape[1:])
+    rows = [part.rows for part in counting.values() if part.rows is not None]
+    if len(rows) == len(counting) and len({shape[1:] for shape in shapes}) == 1:
+        shape = (sum(rows), *shape[1:])
     ill = tuple(rank for rank, seen in each.items() if seen.nonfinite_count)
     return Joined(replace(whole, shape=shape), Assembly(how, len(parts), ill, largest))
 

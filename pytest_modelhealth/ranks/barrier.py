@@ -12,6 +12,7 @@ import hashlib
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from itertools import zip_longest
 from typing import Any
 
 from pytest_modelhealth.errors import InspectionError
@@ -152,7 +153,8 @@ class Barrier:
             )
         keys = [f"text{rank}" for rank in (next(iter(came)), first)]
         texts = [self._store.get(key).decode() if self._store.check([key]) else "" for key in keys]
-        more = first_difference(*texts, first)
+        lines = zip_longest(*(text.splitlines() for text in texts), fillvalue="nothing")
+        more = next((f": {a}; on rank {first}: {b}" for a, b in lines if a != b), "")
         return f"{named_ranks(came)} came to {where} with something else than rank {first}{more}"
 
     def _key(self, what: str) -> str:
@@ -164,19 +166,6 @@ class Barrier:
         with contextlib.suppress(RuntimeError, OSError, NotImplementedError):
             for what in (f"rank{self._rank}", *own) if self._number > 1 else ():
                 self._store.delete_key(f"{self._number - 2}/{what}")
-
-
-def first_difference(own: str, reference: str, first: int) -> str:
-    """Return ``": 'a: Linear', on rank 0 'a: Conv2d'"``, of the first line that differs."""
-    ours, theirs = own.splitlines(), reference.splitlines()
-    for mine, other in zip(ours, theirs, strict=False):
-        if mine != other:
-            return f": {mine}; on rank {first}: {other}"
-    if len(ours) == len(theirs):
-        return ""
-    if len(ours) > len(theirs):
-        return f": {ours[len(theirs)]}, here alone"
-    return f": {theirs[len(ours)]}, on rank {first} alone"
 
 
 def digest(text: str) -> str:

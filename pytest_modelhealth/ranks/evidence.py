@@ -35,7 +35,6 @@ BY_HAND = (
     "no wrapper that gets a gradient holds {them}, unless the training loop does it by hand after "
     "backward()"
 )
-LATER = "DDP was made before {they} came in"
 LEFT_OUT = "fully_shard does not hold {them}, by ignored_params or since a later change"
 THAWED = "DDP was made while {they} {were} frozen"
 BYPASSED = "DDP is called past its wrapper"
@@ -72,7 +71,6 @@ class Record:
         tensors: those of what it holds, by layer, role and own name.
         unaveraged: reason by layer and parameter of what gets gradients that nothing averages.
         unused: parameters without a gradient for which DDP waits.
-        cut: layers of whose parameters it holds a part within its tensor-parallel group.
     """
 
     batch: int = 0
@@ -80,7 +78,6 @@ class Record:
     tensors: dict[Key, Print] = field(default_factory=dict)
     unaveraged: dict[Name, str] = field(default_factory=dict)
     unused: frozenset[Name] = frozenset()
-    cut: frozenset[str] = frozenset()
 
 
 class Evidence:
@@ -138,7 +135,6 @@ class Evidence:
             {key: held for key, held in self._tensors.items() if key not in written},
             self._unaveraged(own) if own.backward else {},
             frozenset(unused if own.backward else ()),
-            frozenset(leaf.layer for leaf in self.wrapped.parameters if self._is_cut(leaf.tensor)),
         )
 
     def _hold_tensors(self) -> None:
@@ -218,16 +214,6 @@ class Evidence:
         self._frozen |= frozen
         self.waiting.append(({leaf.key for leaf in leaves}, {leaf.key for leaf in due} | frozen))
 
-    def _is_cut(self, tensor: Tensor) -> bool:
-        if not isinstance(tensor, DTensor):
-            return False
-        mesh, group = tensor.device_mesh, set(self.group.place.tensor)
-        return any(
-            not placement.is_replicate()
-            and len(group & set(dist.get_process_group_ranks(mesh.get_group(dimension)))) > 1
-            for dimension, placement in enumerate(tensor.placements)
-        )
-
     def _not_averaged(self) -> Iterator[tuple[Leaf, str]]:
         """Yield the trainable parameters that no wrapper averages, and why.
 
@@ -237,7 +223,6 @@ class Evidence:
         ddps = self.wrapped.ddps
         thawed = {id(p) for ddp in ddps for p in _thawed(ddp)}
         kept = set[int]().union(*self._kept.values())
-        inside = {id(p) for ddp in ddps for p in ddp.module.parameters()}
         below = {id(p) for module in self.wrapped.sharded for p in module.parameters()}
         for leaf in self.wrapped.parameters:
             tensor, number = leaf.tensor, id(leaf.tensor)
@@ -251,8 +236,7 @@ class Evidence:
             elif number not in kept and not (
                 tensor._post_accumulate_grad_hooks or tensor._backward_hooks
             ):
-                left_out = LEFT_OUT if number in below else OUTSIDE
-                yield leaf, LATER if number in inside else left_out
+                yield leaf, LEFT_OUT if number in below else OUTSIDE
 
 
 def _note(entered: set[int], number: int, *_: object) -> None:

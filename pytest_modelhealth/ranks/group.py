@@ -6,6 +6,7 @@ model are never used, since a rank that failed may have left another of their co
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -189,17 +190,15 @@ def limited(seconds: float) -> Iterator[None]:
 
 def _layer_of(error: BaseException, model: nn.Module) -> str | None:
     """Return the name of the innermost layer that an error was raised in; ``None`` of none."""
-    names: dict[object, str | None] = {
-        named.module: named.name or type_name(named.module) for named in named_modules(model)
+    names: dict[object, str] = {
+        n.module: n.name or type_name(n.module) for n in named_modules(model)
     }
-    found = None
-    trace = error.__traceback__
-    while trace is not None:
-        frame = trace.tb_frame
-        if frame.f_code is nn.Module._call_impl.__code__:
-            found = names.get(frame.f_locals.get("self"), found)
-        trace = trace.tb_next
-    return found
+    called = [
+        names.get(frame.f_locals.get("self"))
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+        if frame.f_code is nn.Module._call_impl.__code__
+    ]
+    return next(filter(None, reversed(called)), None)
 
 
 _SAID = ("Timed out waiting", "Connection closed by peer", "Connection reset by peer", "gloo")

@@ -6,12 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from pytest_modelhealth.ranks.evidence import Key, Record
 from pytest_modelhealth.ranks.layout import Place
 from pytest_modelhealth.report import ROLES, LayerRecord, Observation
-from pytest_modelhealth.report.ranks import How, Placement
+from pytest_modelhealth.report.ranks import Placement
 from pytest_modelhealth.statistics import TensorStatistics
 
 FLOWING = ("inputs", "activations", "gradients")
@@ -51,29 +49,23 @@ class Part:
 
     Args:
         seen: its statistics.
-        is_replica: whether what other ranks have is the same thing, so that one counts.
-        counts: whether this rank's may count; of replicas that may, the first one does.
+        key: which part: ranks with equal keys hold replicas, of which the first counts.
         scale: what its values are divided by.
         whole: shape of the whole tensor; ``None`` where it is this one's, or grows by its samples.
         offset: where this one begins in the whole.
         units: where its units lie; ``None`` where each rank has all of them.
         counts_samples: whether its samples of units are others than those of its neighbours.
-        grows: whether it is longer when all are put together: it is one of samples.
-        adds_rows: whether its rows are others than those of its neighbours.
-        how: how it becomes one with the others, for people.
+        rows: by how many rows the whole grows, where it is one of samples.
     """
 
     seen: TensorStatistics
-    is_replica: bool = False
-    counts: bool = True
+    key: tuple[object, ...] = ()
     scale: int = 1
     whole: tuple[int, ...] | None = None
     offset: tuple[int, ...] = ()
     units: Units | None = None
     counts_samples: bool = True
-    grows: bool = False
-    adds_rows: bool = True
-    how: How = "pieces"
+    rows: int | None = None
 
     @property
     def full_shape(self) -> tuple[int, ...]:
@@ -105,78 +97,34 @@ def _tensors(observation: Observation) -> Iterator[tuple[Key, TensorStatistics]]
                 yield ("", role, str(number)), seen
 
 
-def _placement(record: LayerRecord, key: Key) -> Placement | None:
-    _, role, own = key
-    return record.placements.get(f"{role}.{own}" if own else role)
-
-
 def _part(one: Seen, key: Key, seen: TensorStatistics) -> Part:
-    layer, role, _ = key
-    samples, is_first = one.observation.samples, one.is_first
-    grows = seen.shape[:1] == (samples,)
-    if role in (LOSS_INPUT, LOSS_TARGET):
-        return Part(seen, grows=grows, adds_rows=is_first)
-    record = one.observation.layers[layer]
-    placement = _placement(record, key)
-    units = None
-    if role in FLOWING:
-        units = _units(one, record, role, placement, seen)
-        part = Part(
-            seen,
-            scale=len(one.place.data) if role == "gradients" else 1,
-            units=units,
-            counts_samples=units is None or is_first,
-            grows=grows,
-            adds_rows=is_first,
-            how="pieces" if units is None else "units",
-        )
-    else:
-        part = Part(seen, is_replica=placement is None, how="replicas")
-    if placement is None:
+    """Return what one rank knows of its part; each has another of what goes through a layer."""
+    layer, role, own = key
+    record = one.observation.layers[layer] if role in ROLES else None
+    placement = None
+    if record is not None:
+        placement = record.placements.get(f"{role}.{own}" if own else role)
+    part = Part(seen)
+    if placement is not None:
+        offset = () if placement.strided else placement.offset
+        part = Part(seen, placement.offset, whole=placement.shape, offset=offset)
+    if role in ROLES and role not in FLOWING:
         return part
-    is_cut = any(map(_is_cut, placement.placements))
-    part = replace(
-        part,
-        counts=_is_first_replica(one, placement, is_owned=role not in FLOWING),
-        whole=placement.shape,
-        offset=() if placement.strided else placement.offset,
-    )
-    if role not in FLOWING:
-        return replace(part, how="pieces" if is_cut else "replicas")
+    units = None if record is None else _units(one, record, role, placement, seen)
+    is_of_samples = part.full_shape[:1] == (one.observation.samples,)
     return replace(
         part,
-        counts_samples=is_first or (units is None and seen.shape != placement.shape),
-        grows=placement.shape[:1] == (samples,),
-        how="replicas" if len(one.place.data) == 1 and not is_cut and units is None else part.how,
+        key=(one.rank,) if placement is None else (one.place.tensor, *part.key),
+        scale=len(one.place.data) if role == "gradients" else 1,
+        units=units,
+        counts_samples=one.is_first or (units is None and seen.shape != part.whole),
+        rows=(one.observation.samples if one.is_first else 0) if is_of_samples else None,
     )
-
-
-def _is_first_replica(one: Seen, placement: Placement, *, is_owned: bool) -> bool:
-    """Whether this rank stands first along each dimension of the mesh that holds replicas.
-
-    Meshes beside its own hold replicas of a parameter, too.
-    """
-    if is_owned and any(
-        ranks[0] != one.rank
-        for ranks in (one.place.data, one.place.tensor)
-        if not set(ranks) <= set(placement.ranks)
-    ):
-        return False
-    if one.rank not in placement.ranks:
-        return True
-    place = np.unravel_index(placement.ranks.index(one.rank), placement.mesh_shape)
-    return all(
-        where == 0 or _is_cut(kind) for where, kind in zip(place, placement.placements, strict=True)
-    )
-
-
-def _is_cut(placement: str) -> bool:
-    return placement.startswith("S")
 
 
 def _cut_dimensions(placement: Placement) -> list[int]:
     """Return the dimensions of a tensor that a mesh cuts it along."""
-    cuts = [kind for kind in placement.placements if _is_cut(kind)]
+    cuts = [kind for kind in placement.placements if kind.startswith("S")]
     return [int(kind[2:-1]) % max(len(placement.shape), 1) for kind in cuts]
 
 
@@ -239,8 +187,7 @@ def _settle(
         if part is None or (record is not None and role in record.placements):
             continue
         if is_replica:
-            how: How = "replicas" if len(one.place.data) == 1 else "pieces"
-            parts[key] = replace(part, counts=one.is_first, how=how)
+            parts[key] = replace(part, key=one.place.tensor)
         elif part.units is None and part.seen.units is not None:
             size = len(part.seen.units.alive)
             units = known.get(size)
@@ -249,7 +196,6 @@ def _settle(
                     part,
                     units=units,
                     counts_samples=one.is_first,
-                    how="units",
                     whole=_widened(part.seen.shape, size, units[1]),
                 )
 

@@ -49,8 +49,7 @@ def _equal(group: Iterable[Seen]) -> _Equal:
 def unequal(group: Sequence[Seen]) -> str | None:
     """Return the first layer without shards that gets the same on all ranks and returns other."""
     one, equal = group[0], _equal(group)
-    cut = {name for some in group for name in some.record.cut}
-    cut |= {name for name, (_, holds, _) in equal.items() if not holds}
+    cut = {name for name, (_, holds, _) in equal.items() if not holds}
     wrong = []
     for name, (gets, _, returns) in equal.items():
         record = one.observation.layers[name]

@@ -182,8 +182,6 @@ def _request(
         "argument": f"{item.path}{separator}{inside}",
         "args": [str(argument) for argument in config.invocation_params.args],
         "cwd": str(config.invocation_params.dir),
-        "path": sys.path,
-        "argv": sys.argv,
         "warnoptions": sys.warnoptions,
         "environ": _environment(rank, wanted.size)
         | {END_OF_TEST: str(time.time() + wanted.seconds)},

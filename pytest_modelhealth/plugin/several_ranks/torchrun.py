@@ -231,25 +231,3 @@ def _another_client(store: Any) -> Any:
     with contextlib.suppress(AttributeError, RuntimeError, NotImplementedError):
         return store.clone()
     return store
-
-
-class HeldBack:
-    """Holds back what a process but the first shows, until it is known what tests there are."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
-        self._writer = None if reporter is None else reporter._tw
-        self._text = io.StringIO()
-        if self._writer is not None:
-            self._file, self._writer._file = self._writer._file, self._text
-
-    def show(self) -> None:
-        """Show it after all: each process reports its own tests."""
-        if self._writer is not None:
-            self._writer._file = self._file
-            self._file.write(self._text.getvalue())
-            self._writer = None
-
-    def forget(self) -> None:
-        """Leave what is shown to rank 0; a failure is said on stderr."""
-        self._writer = None
