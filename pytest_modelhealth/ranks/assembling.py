@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from pytest_modelhealth.ranks.evidence import Key
+from pytest_modelhealth.ranks.evidence import Key, Seen
 from pytest_modelhealth.ranks.group import RankGroup
-from pytest_modelhealth.ranks.parts import FLOWING, LOSS_INPUT, LOSS_TARGET, Part, Seen, parts_of
+from pytest_modelhealth.ranks.parts import FLOWING, LOSS_INPUT, LOSS_TARGET, Part, parts_of
 from pytest_modelhealth.report import ROLES, UNCALLED, LayerRecord, Observation, ZeroSlices
 from pytest_modelhealth.report.observation import (
     FULLNESS,
@@ -289,36 +289,25 @@ def joined(parts: Mapping[int, Part]) -> Joined:
 
 
 def _placed(seen: TensorStatistics, part: Part, abs_max: float) -> TensorStatistics:
-    """Return the statistics with units and the first NaN where they are in the whole."""
-    first = seen.first_nonfinite
+    """Return the statistics with units and the first NaN where they are in the whole.
+
+    Other units than these are neither alive nor seen. Units live by the largest magnitude of all
+    ranks where one tensor was seen.
+    """
+    first, units = seen.first_nonfinite, seen.units
     if first is not None and len(first) == len(part.offset):
         first = tuple(a + b for a, b in zip(first, part.offset, strict=True))
-    units = seen.units
-    if units is not None and seen.count:
-        units = _row_of_units(seen, units, part, abs_max)
-    return replace(seen, units=units, first_nonfinite=first)
-
-
-def _row_of_units(
-    seen: TensorStatistics, units: UnitStatistics, part: Part, abs_max: float
-) -> UnitStatistics:
-    """Return the units of the whole, where others than these are neither alive nor seen.
-
-    Units live by the largest magnitude of all ranks where one tensor was seen.
-    """
+    if units is None or not seen.count:
+        return replace(seen, first_nonfinite=first)
     alive = units.alive
     if math.prod(seen.shape) == seen.count:
         alive = UnitStatistics.of_extremes(units.minimum, units.maximum, 1, abs_max).alive
     begin, size = part.units or (0, len(alive))
-    here = slice(begin, begin + len(alive))
-    row = UnitStatistics(
-        np.zeros(size, np.bool_),
-        np.full(size, np.inf),
-        np.full(size, -np.inf),
-        units.observations if part.counts_samples else 0,
-    )
-    row.alive[here], row.minimum[here], row.maximum[here] = alive, units.minimum, units.maximum
-    return row
+    rows = (np.zeros(size, np.bool_), np.full(size, np.inf), np.full(size, -np.inf))
+    for row, held in zip(rows, (alive, units.minimum, units.maximum), strict=True):
+        row[begin : begin + len(alive)] = held
+    samples = units.observations if part.counts_samples else 0
+    return replace(seen, units=UnitStatistics(*rows, samples), first_nonfinite=first)
 
 
 def _scaled(seen: TensorStatistics, by: int) -> TensorStatistics:

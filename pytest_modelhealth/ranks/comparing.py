@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from pytest_modelhealth.ranks.evidence import BY_HAND, BYPASSED, LEFT_OUT, Evidence, Key, Name
-from pytest_modelhealth.ranks.parts import Seen
+from pytest_modelhealth.ranks.evidence import BY_HAND, BYPASSED, LEFT_OUT, Evidence, Key, Name, Seen
 from pytest_modelhealth.ranks.replicas import drops_in_forward, is_rate, told_as_parts, unequal
 from pytest_modelhealth.report import LayerRecord, LossCall, Observation
 from pytest_modelhealth.report.ranks import Disagreement, named_ranks
@@ -110,7 +109,7 @@ def _weights(of: Gathered) -> Iterator[Disagreement]:
     held: dict[tuple[Key, str], dict[int, int]] = {}
     sure = set()
     for rank, one in of.seen.items():
-        for key, tensor in one.record.tensors.items():
+        for key, tensor in one.tensors.items():
             held.setdefault((key, tensor.part), {})[rank] = tensor.bits
             if tensor.is_sure:
                 sure.add(key)
@@ -146,7 +145,7 @@ def _weights(of: Gathered) -> Iterator[Disagreement]:
 
 def _batches(of: Gathered) -> Iterator[Disagreement]:
     """The same batch on ranks that share the batch out."""
-    same = of.same_of_others({rank: one.record.batch for rank, one in of.seen.items()})
+    same = of.same_of_others({rank: one.batch for rank, one in of.seen.items()})
     if same:
         ranks = tuple(sorted(rank for some in same for rank in some))
         yield Disagreement(
@@ -164,9 +163,7 @@ def _averaging(of: Gathered) -> Iterator[Disagreement]:
     """
     ranks = tuple(of.seen)
     by_reason: dict[str, list[Name]] = {}
-    for name, why in {
-        k: v for s in of.seen.values() for k, v in s.record.unaveraged.items()
-    }.items():
+    for name, why in {k: v for s in of.seen.values() for k, v in s.unaveraged.items()}.items():
         by_reason.setdefault(why, []).append(name)
     for why, parameters in by_reason.items():
         layers = of.in_order(layer for layer, _ in parameters)
@@ -201,7 +198,7 @@ def _paths(of: Gathered) -> Iterator[Disagreement]:
     """Parameters that some ranks use and others do not: these never finish the reduction."""
     lacking: dict[Name, list[int]] = {}
     for rank, one in of.seen.items():
-        for name in sorted(one.record.unused):
+        for name in sorted(one.unused):
             lacking.setdefault(name, []).append(rank)
     differing = {name: ranks for name, ranks in lacking.items() if len(ranks) < len(of.seen)}
     if not differing:
@@ -222,7 +219,7 @@ def _paths(of: Gathered) -> Iterator[Disagreement]:
 
 def _unused(of: Gathered) -> Iterator[Disagreement]:
     """Parameters that no rank uses: the next step of DDP raises, if it gets other gradients."""
-    unused = frozenset.intersection(*(one.record.unused for one in of.seen.values()))
+    unused = frozenset.intersection(*(one.unused for one in of.seen.values()))
     for held, waited_for in of.own.waiting:
         if waited_for <= unused:
             unused -= held  # as of a teacher: a DDP without any gradient waits for none
@@ -334,7 +331,7 @@ def _randomness(of: Gathered) -> Iterator[Disagreement]:
         rank: [r.name for r in one.observation.layers.values() if _drops(r)]
         for rank, one in of.seen.items()
     }
-    states = {rank: one.record.random for rank, one in of.seen.items() if dropping[rank]}
+    states = {rank: one.random for rank, one in of.seen.items() if dropping[rank]}
     same = of.same_of_others(states)
     if same:
         ranks = tuple(sorted(rank for some in same for rank in some))

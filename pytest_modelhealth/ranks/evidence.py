@@ -7,7 +7,7 @@ import weakref
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.ranks.group import RankGroup
-from pytest_modelhealth.ranks.layout import Leaf, Wrapped
+from pytest_modelhealth.ranks.layout import Leaf, Place, Wrapped
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.statistics import TensorStatistics, UnsupportedTensorError, reduce
 
@@ -62,10 +62,13 @@ class Print(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Record:
-    """What a rank tells the others beside what it saw.
+class Seen:
+    """What a rank tells the others of one step.
 
     Args:
+        rank: the rank.
+        place: where it stands among the others.
+        observation: what it saw.
         batch: a fingerprint of all that it was given; 0 where that tells no batches apart.
         random: one of the generator that its model draws from; 0 where it shares no batch out.
         tensors: those of what it holds, by layer, role and own name.
@@ -73,11 +76,19 @@ class Record:
         unused: parameters without a gradient for which DDP waits.
     """
 
-    batch: int = 0
-    random: int = 0
-    tensors: dict[Key, Print] = field(default_factory=dict)
-    unaveraged: dict[Name, str] = field(default_factory=dict)
-    unused: frozenset[Name] = frozenset()
+    rank: int
+    place: Place
+    observation: Observation
+    batch: int
+    random: int
+    tensors: dict[Key, Print]
+    unaveraged: dict[Name, str]
+    unused: frozenset[Name]
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is the first of those that see the same samples."""
+        return self.place.tensor[0] == self.rank
 
 
 class Evidence:
@@ -121,7 +132,7 @@ class Evidence:
             if not (ddp.find_unused_parameters or ddp.static_graph):
                 self._await(ddp)
 
-    def record(self, own: Observation) -> Record:
+    def seen(self, own: Observation) -> Seen:
         """Return what this rank tells the others.
 
         Args:
@@ -129,7 +140,10 @@ class Evidence:
         """
         written = {key for key, before in self._before.items() if _buffer(own, key) != before}
         unused = self._frozen | {leaf.key for leaf in self._due if _is_unused(leaf, own)}
-        return Record(
+        return Seen(
+            self.group.rank,
+            self.group.place,
+            own,
             self._batch,
             self._random,
             {key: held for key, held in self._tensors.items() if key not in written},

@@ -23,7 +23,6 @@ from pytest_modelhealth.ranks.comparing import disagreements
 from pytest_modelhealth.ranks.evidence import Evidence
 from pytest_modelhealth.ranks.group import RankGroup, limited
 from pytest_modelhealth.ranks.layout import Place, described, place_of
-from pytest_modelhealth.ranks.parts import Seen
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.report.parts import Extreme, Probed
 from pytest_modelhealth.tolerance import Run, observed
@@ -80,7 +79,7 @@ def observed_together(group: RankGroup, request: Request, run: Run = observed) -
             evidence.close()
     group.barrier.wait("the reports are put together")
     with group.telling("putting the reports together"):
-        seen = group.gather(Seen(group.rank, group.place, own, evidence.record(own)))
+        seen = group.gather(evidence.seen(own))
         joint = assembled(group, seen)
         found = disagreements(evidence, seen, joint)
     assert joint.ranks is not None

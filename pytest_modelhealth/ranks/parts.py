@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from pytest_modelhealth.ranks.evidence import Key, Record
-from pytest_modelhealth.ranks.layout import Place
+from pytest_modelhealth.ranks.evidence import Key, Seen
 from pytest_modelhealth.report import ROLES, LayerRecord, Observation
 from pytest_modelhealth.report.ranks import Placement
 from pytest_modelhealth.statistics import TensorStatistics
@@ -19,28 +18,6 @@ LOSS_INPUT, LOSS_TARGET = "loss input", "loss target"
 
 Units = tuple[int, int]
 """Where the units of a rank begin in the whole, and how many the whole has."""
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What a rank saw of one step, and where it stands.
-
-    Args:
-        rank: the rank.
-        place: where it stands among the others.
-        observation: what it saw.
-        record: what it noted for the checks between ranks.
-    """
-
-    rank: int
-    place: Place
-    observation: Observation
-    record: Record
-
-    @property
-    def is_first(self) -> bool:
-        """Whether it is the first of those that see the same samples."""
-        return self.place.tensor[0] == self.rank
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from pytest_modelhealth.ranks.evidence import combined, of_statistics
+from pytest_modelhealth.ranks.evidence import Seen, combined, of_statistics
 from pytest_modelhealth.ranks.layout import NO_ENGINE, Place
-from pytest_modelhealth.ranks.parts import Seen
 from pytest_modelhealth.report import LayerRecord, Observation
 from pytest_modelhealth.report.flow.inferred import with_flow
 from pytest_modelhealth.report.ranks import Disagreement, named_ranks

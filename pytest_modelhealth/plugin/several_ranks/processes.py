@@ -60,6 +60,8 @@ class Rank:
         finally:
             for stream in (theirs, *streams):
                 stream.close()
+        self.signs = [self._control, self._process.sentinel]
+        """What becomes ready when it says something, or ends."""
 
     def hear(self) -> None:
         """Take what it said since the last time."""
@@ -117,15 +119,11 @@ class Rank:
         self.hear()
         self._control.close()
 
-    @property
-    def waitables(self) -> list[Any]:
-        """What becomes ready when it says something, or ends."""
-        return [self._control, self._process.sentinel] if self.code is None else []
-
 
 def hear(ranks: list[Rank], seconds: float) -> None:
     """Take what ranks say after so many seconds at most."""
-    connection.wait([one for rank in ranks for one in rank.waitables], seconds)
+    running = [rank for rank in ranks if rank.code is None]
+    connection.wait([one for rank in running for one in rank.signs], seconds)
     for rank in ranks:
         rank.hear()
 

@@ -183,8 +183,16 @@ def _request(
         "args": [str(argument) for argument in config.invocation_params.args],
         "cwd": str(config.invocation_params.dir),
         "warnoptions": sys.warnoptions,
-        "environ": _environment(rank, wanted.size)
-        | {END_OF_TEST: str(time.time() + wanted.seconds)},
+        "environ": {
+            "OMP_NUM_THREADS": "1",
+            **os.environ,
+            # what torchrun sets, but for an address to meet at
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(wanted.size),
+            "LOCAL_WORLD_SIZE": str(wanted.size),
+            END_OF_TEST: str(time.time() + wanted.seconds),
+        },
         "basetemp": str(temporary / f"ranks{number}-{rank}") if temporary else None,
         "allure": str(folder / f"allure{rank}"),
         "log": None if prints(config) else str(folder / f"log{rank}"),
@@ -195,18 +203,6 @@ def _request(
 def prints(config: pytest.Config) -> bool:
     """Whether what tests print goes to the terminal as it comes (``-s``)."""
     return bool(config.getoption("capture", "fd") == "no")
-
-
-def _environment(rank: int, size: int) -> dict[str, str]:
-    """Return the variables that torchrun sets for a process, but for an address to meet at."""
-    return {
-        "OMP_NUM_THREADS": "1",
-        **os.environ,
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "LOCAL_WORLD_SIZE": str(size),
-    }
 
 
 def _workerinput(config: pytest.Config, rank: int, size: int) -> dict[str, Any]:

@@ -137,8 +137,9 @@ def _shown(item: pytest.Item, ran: Ran, rank: Rank, data: dict[str, Any]) -> pyt
     )
     report.nodeid, report.location = item.nodeid, item.location
     report.modelhealth_rank = rank.number  # type: ignore[attr-defined]
-    if isinstance(report.longrepr, list):  # the place and reason of a skip
-        report.longrepr = tuple(report.longrepr)  # type: ignore[assignment]
+    shown: Any = report.longrepr
+    if isinstance(shown, list):  # the place and reason of a skip
+        report.longrepr = (shown[0], shown[1], shown[2])
     if not report.failed:
         return report
     if _is_echo(rank.failure):

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterator
     from types import FrameType
 
 _COLLECTIVES = ("distributed_c10d.py", "_functional_collectives.py")
@@ -35,10 +34,14 @@ def report_on(thread: threading.Thread) -> dict[str, str]:
 
 def where(innermost: FrameType) -> str:
     """Return for example ``"in 'blocks.1', waiting in all_gather"``."""
-    frames = list(_outwards(innermost))
-    collective = next((f.f_code.co_name for f in frames if _is_collective(f)), "")
+    frames = [frame for frame, _ in traceback.walk_stack(innermost)]
+    codes = (frame.f_code for frame in frames)
+    collective = next(
+        (code.co_name for code in codes if Path(code.co_filename).name in _COLLECTIVES), ""
+    )
     module = _module(frames)
-    place = next((_place(f) for f in frames if _is_users(f)), "")
+    users = (frame for frame in frames if _is_users(frame))
+    place = next((f"{Path(f.f_code.co_filename).name}:{f.f_lineno}" for f in users), "")
     said = []
     if module:
         said.append(f"in {module!r}" if collective else f"in {module!r} at {place}".rstrip(" at"))
@@ -49,21 +52,11 @@ def where(innermost: FrameType) -> str:
 
 def stack(innermost: FrameType) -> str:
     """Return the stack from the test on, the innermost call last."""
-    frames = list(_outwards(innermost))[::-1]
+    frames = [frame for frame, _ in traceback.walk_stack(innermost)][::-1]
     first = next((i for i, frame in enumerate(frames) if _is_users(frame)), 0)
     told = [frame for frame in frames[first:] if frame.f_code.co_name not in _BETWEEN]
     summary = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in told)
     return "".join(summary.format()).rstrip()
-
-
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def _is_collective(frame: FrameType) -> bool:
-    return Path(frame.f_code.co_filename).name in _COLLECTIVES
 
 
 def _is_users(frame: FrameType) -> bool:
@@ -77,10 +70,6 @@ def _is_users(frame: FrameType) -> bool:
 
 
 _STANDARD = str(Path(os.__file__).parent)
-
-
-def _place(frame: FrameType) -> str:
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
 def _module(frames: list[FrameType]) -> str:
