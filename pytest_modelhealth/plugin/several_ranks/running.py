@@ -227,10 +227,10 @@ def _wait(ranks: list[Rank], limit: float, watched: int | None) -> str:
         hear(ranks, _TICK)
         for rank in ranks:
             rank.look()
+            rank.hear()  # its last words, before it counts as crashed
         if watched is not None and os.getppid() != watched:
             raise KeyboardInterrupt("xdist's controller is gone")
         if all(rank.code is not None for rank in ranks):
-            hear(ranks, 0.0)
             return ""
         now = time.monotonic()
         if given_up is None and any(rank.failed and rank.code is not None for rank in ranks):
