@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch.amp import GradScaler
 
-    from pytest_modelhealth.ranks.company import Company
+    from pytest_modelhealth.ranks.group import RankGroup
     from pytest_modelhealth.removal.result import RemovableUnits
     from pytest_modelhealth.report import ModelSummary
     from pytest_modelhealth.statistics import TensorStatistics
@@ -620,7 +620,7 @@ class Inspector(NamesItsAttributes):
 
         return settled(company, observation, over_batches)
 
-    def _company(self) -> Company | None:
+    def _company(self) -> RankGroup | None:
         """Return the ranks that inspect together; ``None`` where this process does so alone.
 
         Raises:
@@ -643,9 +643,9 @@ class Inspector(NamesItsAttributes):
             return None
         if not isinstance(self._model, nn.Module):
             return None
-        from pytest_modelhealth.ranks.joint import company_of
+        from pytest_modelhealth.ranks.joint import group_of
 
-        return company_of(self._model, bool(self._ranks), self._settings["rank_timeout"].value)
+        return group_of(self._model, bool(self._ranks), self._settings["rank_timeout"].value)
 
     def _require_group(self) -> None:
         """Do nothing if the model needs no process group, of which there is none.

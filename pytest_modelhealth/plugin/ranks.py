@@ -5,6 +5,7 @@ This process takes such a test over, sets up none of its fixtures, and reports w
 
 from __future__ import annotations
 
+import io
 import math
 import os
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,8 @@ each other costs no more than this, where a process group alone waits half an ho
 _WANTED = pytest.StashKey[Wanted]()
 _LAUNCHER = pytest.StashKey["Launcher"]()
 _WRONG = pytest.StashKey[str]()
-_HELD_BACK = pytest.StashKey[Any]()
+_SHOW = pytest.StashKey[Any]()
+"""Shows what was held back, where each process reports its own tests after all."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -53,15 +55,9 @@ def rank(pytestconfig: pytest.Config) -> int:
         return number
     if _under_torchrun(pytestconfig):
         return int(os.environ["RANK"])
-    pytest.fail(_WITHOUT_MARK, pytrace=False)
-
-
-_WITHOUT_MARK = f"the fixture rank is for tests marked with @pytest.mark.{MARKER}(2)"
-
-
-_WITHOUT_XDIST = (
-    "under torchrun its processes run the tests on several ranks: leave -n of pytest-xdist out"
-)
+    pytest.fail(
+        f"the fixture rank is for tests marked with @pytest.mark.{MARKER}(2)", pytrace=False
+    )
 
 
 def _rank_of(config: pytest.Config) -> int | None:
@@ -85,7 +81,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if asked is None:
             continue
         if _under_torchrun(item.config) and hasattr(item.config, "workerinput"):
-            item.stash[_WRONG] = f"{item.name}: {_WITHOUT_XDIST}"
+            item.stash[_WRONG] = (
+                f"{item.name}: under torchrun its processes run the tests on several ranks: leave "
+                "-n of pytest-xdist out"
+            )
         else:
             item.stash[_WANTED] = asked
 
@@ -123,35 +122,37 @@ def pytest_runtestloop(session: pytest.Session) -> None:
 
 def _take_part(session: pytest.Session) -> None:
     """Have the ranks that torchrun started run marked tests together."""
-    from pytest_modelhealth.plugin.several_ranks.torchrun import plugin
+    from pytest_modelhealth.plugin.several_ranks.torchrun import Torchrun
 
-    config, is_marked = session.config, any(_WANTED in item.stash for item in session.items)
-    if is_marked:
-        made = plugin(config, world_size() or 1, lambda item: item.stash.get(_WANTED, None))
+    config = session.config
+    if any(_WANTED in item.stash for item in session.items):
+        made = Torchrun(config, world_size() or 1, lambda item: item.stash.get(_WANTED, None))
         config.pluginmanager.register(made, "modelhealth.torchrun")
-    held = config.stash.get(_HELD_BACK, None)
-    if held is not None and is_marked:
-        held.forget()
-    elif held is not None:
-        held.show()
+    elif _SHOW in config.stash:
+        config.stash[_SHOW]()
+    config.stash[_SHOW] = lambda: None
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_sessionstart(session: pytest.Session) -> Generator[None, Any, Any]:
     """Under torchrun, hold back what the other ranks show: rank 0 alone does for marked tests."""
-    if _under_torchrun(session.config) and os.environ["RANK"] != "0":
-        from pytest_modelhealth.plugin.several_ranks.torchrun import HeldBack
+    reporter: Any = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and _under_torchrun(session.config) and os.environ["RANK"] != "0":
+        writer, shown, text = reporter._tw, reporter._tw._file, io.StringIO()
 
-        session.config.stash[_HELD_BACK] = HeldBack(session.config)
+        def show() -> None:
+            writer._file = shown
+            shown.write(text.getvalue())
+
+        writer._file, session.config.stash[_SHOW] = text, show
     return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, Any, Any]:
     """Show what was held back where no test ran, such as errors of collection."""
-    held = session.config.stash.get(_HELD_BACK, None)
-    if held is not None:
-        held.show()
+    if _SHOW in session.config.stash:
+        session.config.stash[_SHOW]()
     return (yield)
 
 
@@ -196,10 +197,9 @@ def wanted(item: pytest.Item) -> Wanted | None:
         MarkError: the mark is wrong.
     """
     mark = item.get_closest_marker(MARKER)
-    return None if mark is None else _parse(mark, f"@{MARKER} on {item.name}")
-
-
-def _parse(mark: pytest.Mark, where: str) -> Wanted:
+    if mark is None:
+        return None
+    where = f"@{MARKER} on {item.name}"
     unknown = sorted(set(mark.kwargs) - {"seconds"})
     if unknown:
         raise MarkError(
@@ -211,17 +211,12 @@ def _parse(mark: pytest.Mark, where: str) -> Wanted:
             f"{where}: takes the number of ranks, such as {MARKER}(2), "
             + (f"not {', '.join(map(repr, mark.args))}" if mark.args else "and has none")
         )
-    (size,) = mark.args
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+    size, seconds = mark.args[0], mark.kwargs.get("seconds", DEFAULT_SECONDS)
+    if type(size) is not int or size < 1:
         raise MarkError(f"{where}: the number of ranks must be a whole number from 1, not {size!r}")
-    return Wanted(size, _seconds(mark.kwargs.get("seconds", DEFAULT_SECONDS), where))
-
-
-def _seconds(given: object, where: str) -> float:
-    is_number = isinstance(given, int | float) and not isinstance(given, bool)
-    if not is_number or not (float(given) > 0 and math.isfinite(float(given))):  # type: ignore[arg-type]
-        raise MarkError(f"{where}: seconds= must be a number above 0, not {given!r}")
-    return float(given)  # type: ignore[arg-type]
+    if type(seconds) not in (int, float) or not 0 < seconds < math.inf:
+        raise MarkError(f"{where}: seconds= must be a number above 0, not {seconds!r}")
+    return Wanted(size, float(seconds))
 
 
 def world_size() -> int | None:

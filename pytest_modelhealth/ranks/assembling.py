@@ -10,34 +10,23 @@ from typing import Any
 
 import numpy as np
 
-from pytest_modelhealth.ranks.company import Company
-from pytest_modelhealth.ranks.placing import (
-    FLOWING,
-    LOSS_INPUT,
-    LOSS_TARGET,
-    Key,
-    Part,
-    Seen,
-    parts_of,
-)
+from pytest_modelhealth.ranks.evidence import Key, Seen
+from pytest_modelhealth.ranks.group import RankGroup
+from pytest_modelhealth.ranks.parts import FLOWING, LOSS_INPUT, LOSS_TARGET, Part, parts_of
 from pytest_modelhealth.report import ROLES, UNCALLED, LayerRecord, Observation, ZeroSlices
 from pytest_modelhealth.report.observation import (
     FULLNESS,
     MEASURED,
-    GivenTensor,
     mean_of,
     merged_targets,
 )
 from pytest_modelhealth.report.ranks import Assembly, Dimension, Group, How, Ranks
 from pytest_modelhealth.statistics import (
-    HIGHEST_EXPONENT,
     LOWEST_EXPONENT,
     ExponentCounts,
     TensorStatistics,
     UnitStatistics,
 )
-
-_HOWS: tuple[How, ...] = ("units", "pieces", "replicas")
 
 
 @dataclass(frozen=True)
@@ -45,15 +34,15 @@ class Joined:
     """One tensor of all ranks.
 
     Args:
-        seen: its statistics; ``None`` where no rank that has it counts.
+        seen: its statistics.
         assembly: how it became one.
     """
 
-    seen: TensorStatistics | None
+    seen: TensorStatistics
     assembly: Assembly
 
 
-def assembled(company: Company, ranks: Sequence[Seen]) -> Observation:
+def assembled(group: RankGroup, ranks: Sequence[Seen]) -> Observation:
     """Return what all ranks saw of one step, put together from what each saw.
 
     Counts, extremes and histograms are exact, moments right to rounding, units that ranks share
@@ -63,21 +52,21 @@ def assembled(company: Company, ranks: Sequence[Seen]) -> Observation:
     last bit.
 
     Args:
-        company: the ranks.
+        group: the ranks.
         ranks: what each saw, in order.
     """
-    tensors = _tensors(parts_of(ranks), company.ranks)
-    records: dict[str, list[LayerRecord]] = {}
-    for one in ranks:
-        for name, record in one.observation.layers.items():
-            records.setdefault(name, []).append(record)
-    merged = sorted(map(_merged, records.values()), key=lambda r: r.status in UNCALLED)
-    of_layer: dict[str, dict[tuple[str, str], Joined]] = {record.name: {} for record in merged}
+    tensors = _tensors(parts_of(ranks), group.ranks)
+    names = dict.fromkeys(name for one in ranks for name in one.observation.layers)
+    merged = (_merged(_records(name, ranks)) for name in names)
+    of_layer: dict[str, dict[tuple[str, str], Joined]] = {name: {} for name in names}
     for (layer, role, name), tensor in tensors.items():
         if role in ROLES:
             of_layer[layer][role, name] = tensor
-    layers = {r.name: _filled(r, of_layer[r.name], ranks) for r in merged}
-    return _observation(company, ranks, tensors, layers)
+    layers = {
+        record.name: _filled(record, of_layer[record.name], ranks)
+        for record in sorted(merged, key=lambda record: record.status in UNCALLED)
+    }
+    return _observation(group, ranks, tensors, layers)
 
 
 def _tensors(parts: Sequence[Mapping[Key, Part]], ranks: Sequence[int]) -> dict[Key, Joined]:
@@ -93,46 +82,43 @@ def _tensors(parts: Sequence[Mapping[Key, Part]], ranks: Sequence[int]) -> dict[
     return found
 
 
+_JOINED: dict[str, Any] = {
+    **{role: None if role in FLOWING else {} for role in ROLES},
+    "zero_slices": {},
+    "largest": {},
+    "nonfinite": {},
+    "placements": {},
+    "assembled": {},
+}
+"""What of a layer is put together by tensor."""
+
+
 def _merged(records: Sequence[LayerRecord]) -> LayerRecord:
-    """Return what all ranks saw of a layer, whose statistics are those of one."""
-    known = [record for record in records if record.equal_samples is not None]
+    """Return what all ranks saw of a layer, but for the statistics."""
+    fullest = sorted(records, key=lambda record: FULLNESS.index(record.status))
+    whole = reduce(LayerRecord.merge, (replace(record, **_JOINED) for record in fullest))
     means = {
         r.activations.mean
-        for r in known
+        for r in records
         if r.equal_samples and r.activations is not None and r.activations.finite_count
     }
-    inputs = [r.equal_input_samples for r in records if r.equal_input_samples is not None]
-    measured = {name for record in records for name in record.options if name in MEASURED}
     calls: dict[str, int] = {}
     for record in records:
         for role, call in record.nonfinite_calls.items():
             calls[role] = min(call, calls.get(role, call))
-    whole = reduce(_fuller, records)
     averages = {}
-    for name in sorted(measured):
-        values = [record.options.get(name) for record in records]
+    for name in sorted({name for r in records for name in r.options if name in MEASURED}):
+        values = (record.options.get(name) for record in records)
         averages[name] = mean_of(float(v) for v in values if isinstance(v, float | int))
     return replace(
         whole,
+        calls=max(record.calls for record in records),
         nonfinite_calls=calls,
-        equal_samples=len(means) < 2 and all(r.equal_samples for r in known) if known else None,
-        equal_input_samples=all(inputs) if inputs else None,
+        unreached=frozenset.intersection(*(record.unreached for record in records)),
+        read_in_vain=frozenset.intersection(*(record.read_in_vain for record in records)),
+        frozen=frozenset.intersection(*(record.frozen for record in records)),
+        equal_samples=whole.equal_samples and len(means) < 2,
         options={**whole.options, **averages},
-    )
-
-
-def _fuller(one: LayerRecord, other: LayerRecord) -> LayerRecord:
-    """Return the record of which more was seen, with what the other one tells of its calls."""
-    fuller = one if FULLNESS.index(one.status) <= FULLNESS.index(other.status) else other
-    return replace(
-        fuller,
-        calls=max(one.calls, other.calls),
-        entered=one.entered if one.entered is not None else other.entered,
-        completed=one.completed if one.completed is not None else other.completed,
-        unreached=one.unreached & other.unreached,
-        read_in_vain=one.read_in_vain & other.read_in_vain,
-        frozen=one.frozen & other.frozen,
-        grad_off=one.grad_off or other.grad_off,
     )
 
 
@@ -144,8 +130,6 @@ def _filled(
     assembled: dict[str, Assembly] = {}
     sizes: dict[str, float] = {}
     for (role, name), one in tensors.items():
-        if one.seen is None:
-            continue
         if role in FLOWING:
             roles[role] = one.seen
         else:
@@ -154,76 +138,73 @@ def _filled(
         is_larger = not size <= sizes.get(role, -1.0)
         assembled[role] = one.assembly if before is None else before.merge(one.assembly, is_larger)
         sizes[role] = size if is_larger else sizes[role]
+    each = _records(record.name, ranks)
     slices = {
-        name: _zero_slices(record.name, name, seen.shape, ranks)
+        name: _zero_slices(name, seen.shape, each)
         for name, seen in roles["parameter_gradients"].items()
-        if any(name in mine.zero_slices for mine in _records(record.name, ranks))
+        if any(name in mine.zero_slices for mine in each)
     }
-    return replace(
-        record,
-        **roles,
-        zero_slices=slices,
-        largest={},
-        nonfinite={},
-        placements={},
-        assembled=assembled,
-    )
+    return replace(record, **roles, zero_slices=slices, assembled=assembled)
 
 
 def _records(layer: str, ranks: Sequence[Seen]) -> list[LayerRecord]:
-    layers = [one.observation.layers for one in ranks]
+    layers = (one.observation.layers for one in ranks)
     return [each[layer] for each in layers if layer in each]
 
 
-def _zero_slices(
-    layer: str, name: str, shape: tuple[int, ...], ranks: Sequence[Seen]
-) -> ZeroSlices:
+def _zero_slices(name: str, shape: tuple[int, ...], records: Sequence[LayerRecord]) -> ZeroSlices:
     """Return the rows and columns of a parameter that are zero wherever a rank has a part."""
     zero = [set(range(size)) for size in (*shape, 0, 0)[:2]]
-    for record in _records(layer, ranks):
+    for record in records:
         seen = record.parameter_gradients.get(name)
         if seen is None or not seen.count:
             continue
         own = record.zero_slices.get(name)
         placement = record.placements.get(f"parameter_gradients.{name}")
-        offset = () if placement is None else placement.offset
-        for dimension, held in enumerate((own.rows, own.columns) if own else ((), ())):
-            start = offset[dimension] if dimension < len(offset) else 0
-            size = seen.shape[dimension] if dimension < len(seen.shape) else 0
-            zero[dimension] -= {start + index for index in range(size) if index not in held}
+        starts = (*(() if placement is None else placement.offset), 0, 0)
+        held = ((), ()) if own is None else (own.rows, own.columns)
+        for rest, start, size, indices in zip(
+            zero, starts, (*seen.shape, 0, 0), held, strict=False
+        ):
+            rest -= {start + index for index in range(size) if index not in indices}
     return ZeroSlices(frozenset(zero[0]), frozenset(zero[1]))
 
 
 def _observation(
-    company: Company,
+    group: RankGroup,
     ranks: Sequence[Seen],
     tensors: Mapping[Key, Joined],
     layers: dict[str, LayerRecord],
 ) -> Observation:
-    """Return what is no layer, that of the first rank where nothing else is said."""
+    """Return all but the layers, too, as one process that has the whole batch would."""
     every = [one.observation for one in ranks]
-    firsts = [one for one in ranks if one.place.tensor[0] == one.rank]
+    firsts = [one for one in ranks if one.is_first]
     shares = [one.observation for one in firsts]
     losses = [(o.observation.loss, o.rank) for o in firsts if o.observation.loss is not None]
+    merged = reduce(Observation.merge, (replace(seen, layers={}, flow=None) for seen in every))
     path = every[0].loss_path
     if path is not None:
         widened = (seen.loss_path.widened for seen in every if seen.loss_path is not None)
         path = replace(path, widened=next(filter(None, widened), None))
     samples = sum(seen.samples for seen in shares)
+    finite = [pair for pair in losses if not math.isnan(pair[0])]
+    largest = max(finite, key=lambda pair: (pair[0], -pair[1]), default=None)
     return replace(
         every[0],
         layers=layers,
         loss=mean_of(loss for loss, _ in losses),
-        backward=any(seen.backward for seen in every),
-        no_gradients=every[0].no_gradients if all(seen.no_gradients for seen in every) else "",
+        backward=merged.backward,
+        no_gradients=merged.no_gradients,
         samples=samples,
-        sample_deviation=max(
-            (seen.sample_deviation for seen in every if seen.sample_deviation is not None),
-            default=None,
-        ),
-        notes=tuple(dict.fromkeys(note for seen in every for note in seen.notes)),
+        sample_deviation=merged.sample_deviation,
+        notes=merged.notes,
         errors=_errors(ranks),
-        given=tuple(_longer(one, shares[0].samples, samples) for one in shares[0].given),
+        given=tuple(
+            replace(given, shape=(samples, *given.shape[1:]))
+            if given.shape[:1] == (shares[0].samples,)
+            else given
+            for given in shares[0].given
+        ),
         loss_calls=tuple(
             replace(
                 call,
@@ -238,8 +219,13 @@ def _observation(
         ),
         loss_path=path,
         flow=next((seen.flow for seen in every if seen.flow is not None), None),
-        own_functions=any(seen.own_functions for seen in every),
-        ranks=Ranks(company.ranks, company.place.engine, _groups(ranks), (), _range_of(losses)),
+        own_functions=merged.own_functions,
+        ranks=Ranks(
+            group.ranks,
+            group.place.engine,
+            _groups(ranks),
+            losses=() if largest is None else (min(finite), largest),
+        ),
     )
 
 
@@ -256,13 +242,6 @@ def _groups(ranks: Sequence[Seen]) -> tuple[Group, ...]:
     )
 
 
-def _range_of(losses: list[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
-    finite = [pair for pair in losses if not math.isnan(pair[0])]
-    if not finite:
-        return ()
-    return min(finite), max(finite, key=lambda pair: (pair[0], -pair[1]))
-
-
 def _errors(ranks: Sequence[Seen]) -> tuple[str, ...]:
     """Return the errors of all ranks; what only some have with the first of those."""
     having: dict[str, list[int]] = {}
@@ -275,13 +254,6 @@ def _errors(ranks: Sequence[Seen]) -> tuple[str, ...]:
     )
 
 
-def _longer(given: GivenTensor, own: int, samples: int) -> GivenTensor:
-    """Return a tensor of the batch as one process would have been given it."""
-    if not given.shape or given.shape[0] != own:
-        return given
-    return replace(given, shape=(samples, *given.shape[1:]))
-
-
 def _seen(tensors: Mapping[Key, Joined], key: Key) -> TensorStatistics | None:
     return tensors[key].seen if key in tensors else None
 
@@ -292,13 +264,15 @@ def joined(parts: Mapping[int, Part]) -> Joined:
     Args:
         parts: by rank, in order, at least one.
     """
-    how: How = min((part.how for part in parts.values()), key=_HOWS.index)
-    how = "one rank" if len(parts) == 1 else how
-    counting = {rank: part for rank, part in parts.items() if part.counts}
-    if any(part.is_replica for part in counting.values()):
-        counting = dict([*counting.items()][:1])
-    if not counting:
-        return Joined(None, Assembly(how, len(parts)))
+    first: dict[object, int] = {}
+    for rank, part in parts.items():
+        first.setdefault(part.key, rank)
+    counting = {rank: parts[rank] for rank in first.values()}
+    how: How = "replicas" if len(counting) == 1 else "pieces"
+    if len(parts) == 1:
+        how = "one rank"
+    elif any(part.units is not None for part in parts.values()):
+        how = "units"
     each = {rank: _scaled(part.seen, part.scale) for rank, part in counting.items()}
     sizes = {rank: seen.abs_max for rank, seen in each.items() if seen.finite_count}
     largest = max(sizes, key=sizes.__getitem__, default=None)
@@ -307,81 +281,59 @@ def joined(parts: Mapping[int, Part]) -> Joined:
     whole = reduce(TensorStatistics.merge, [one for one in placed if one.count] or placed[:1])
     shapes = [part.full_shape for part in counting.values()]
     shape = shapes[0]
-    if all(part.grows for part in counting.values()) and len({s[1:] for s in shapes}) == 1:
-        rows = sum(part.full_shape[0] for part in counting.values() if part.adds_rows)
-        shape = (rows, *shape[1:])
+    rows = [part.rows for part in counting.values() if part.rows is not None]
+    if len(rows) == len(counting) and len({shape[1:] for shape in shapes}) == 1:
+        shape = (sum(rows), *shape[1:])
     ill = tuple(rank for rank, seen in each.items() if seen.nonfinite_count)
     return Joined(replace(whole, shape=shape), Assembly(how, len(parts), ill, largest))
 
 
 def _placed(seen: TensorStatistics, part: Part, abs_max: float) -> TensorStatistics:
-    """Return the statistics with units and the first NaN where they are in the whole."""
-    first = seen.first_nonfinite
+    """Return the statistics with units and the first NaN where they are in the whole.
+
+    Other units than these are neither alive nor seen. Units live by the largest magnitude of all
+    ranks where one tensor was seen.
+    """
+    first, units = seen.first_nonfinite, seen.units
     if first is not None and len(first) == len(part.offset):
         first = tuple(a + b for a, b in zip(first, part.offset, strict=True))
-    units = seen.units
-    if units is not None and seen.count:
-        units = _row_of_units(seen, units, part, abs_max)
-    return replace(seen, units=units, first_nonfinite=first)
-
-
-def _row_of_units(
-    seen: TensorStatistics, units: UnitStatistics, part: Part, abs_max: float
-) -> UnitStatistics:
-    """Return the units of the whole, where others than these are neither alive nor seen.
-
-    Units live by the largest magnitude of all ranks where one tensor was seen.
-    """
+    if units is None or not seen.count:
+        return replace(seen, first_nonfinite=first)
     alive = units.alive
     if math.prod(seen.shape) == seen.count:
         alive = UnitStatistics.of_extremes(units.minimum, units.maximum, 1, abs_max).alive
     begin, size = part.units or (0, len(alive))
-    here = slice(begin, begin + len(alive))
-    row = UnitStatistics(
-        np.zeros(size, np.bool_),
-        np.full(size, np.inf),
-        np.full(size, -np.inf),
-        units.observations if part.counts_samples else 0,
-    )
-    row.alive[here], row.minimum[here], row.maximum[here] = alive, units.minimum, units.maximum
-    return row
+    rows = (np.zeros(size, np.bool_), np.full(size, np.inf), np.full(size, -np.inf))
+    for row, held in zip(rows, (alive, units.minimum, units.maximum), strict=True):
+        row[begin : begin + len(alive)] = held
+    samples = units.observations if part.counts_samples else 0
+    return replace(seen, units=UnitStatistics(*rows, samples), first_nonfinite=first)
 
 
 def _scaled(seen: TensorStatistics, by: int) -> TensorStatistics:
     """Return the statistics of all values divided by a number.
 
-    Exponents move by whole steps where it is a power of two; else each row goes to two in the
-    share that values spread evenly over its logarithms would have, and counts as sampled.
+    Exponents move by whole steps; the histogram counts as sampled where that is not exact.
     """
     if by == 1:
         return seen
-    units = seen.units
+    units, rows = seen.units, seen.exponents
     if units is not None:
         units = replace(units, minimum=units.minimum / by, maximum=units.maximum / by)
+    lowest, counts = rows.lowest - round(math.log2(by)), rows.counts
+    below = min(max(0, LOWEST_EXPONENT - lowest), len(counts) - 1)
+    if below > 0:  # what is smaller than all numbers stands with the smallest
+        counts = np.concatenate(
+            (counts[: below + 1].sum(axis=0, keepdims=True), counts[below + 1 :])
+        )
+        lowest += below
     return replace(
         seen,
         mean=seen.mean / by,
         std=seen.std / by,
         min=seen.min / by,
         max=seen.max / by,
-        exponents=_moved(seen.exponents, by),
+        exponents=ExponentCounts.of_rows(lowest, counts) if len(counts) else rows,
         units=units,
         histogram_sampled=seen.histogram_sampled or by & (by - 1) != 0,
     )
-
-
-def _moved(rows: ExponentCounts, by: int) -> ExponentCounts:
-    if not len(rows.counts):
-        return rows
-    steps = by.bit_length() - 1
-    further = np.rint(rows.counts * (math.log2(by) - steps)).astype(np.int64)
-    counts = np.zeros((len(rows.counts) + 1, 2), dtype=np.int64)
-    counts[1:] = rows.counts - further
-    counts[:-1] += further
-    lowest = rows.lowest - steps - 1
-    below = max(0, LOWEST_EXPONENT - lowest)
-    if below:
-        below = min(below, len(counts) - 1)
-        counts[below] += counts[:below].sum(axis=0)
-        counts, lowest = counts[below:], lowest + below
-    return ExponentCounts.of_rows(min(lowest, HIGHEST_EXPONENT), counts)

@@ -7,28 +7,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from torch import nn
 
-from pytest_modelhealth.ranks.evidence import (
-    BY_HAND,
-    BYPASSED,
-    LATER,
-    LEFT_OUT,
-    OUTSIDE,
-    THAWED,
-    Evidence,
-    Key,
-    Name,
-)
-from pytest_modelhealth.ranks.placing import Gathered, Seen
-from pytest_modelhealth.ranks.replicas import drops_in_forward, is_rate, replicas, with_parts
+from pytest_modelhealth.ranks.evidence import BY_HAND, BYPASSED, LEFT_OUT, Evidence, Key, Name, Seen
+from pytest_modelhealth.ranks.replicas import drops_in_forward, is_rate, told_as_parts, unequal
 from pytest_modelhealth.report import LayerRecord, LossCall, Observation
 from pytest_modelhealth.report.ranks import Disagreement, named_ranks
 
 _TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """All records, and what this rank has of its own.
+
+    Args:
+        seen: what each rank saw and noted, in order of ranks.
+        own: what this rank noted, by which layers and tensors have their names.
+        joint: what all saw, put together.
+    """
+
+    seen: Mapping[int, Seen]
+    own: Evidence
+    joint: Observation
+
+    def in_order(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return layers once each, in execution order."""
+        places = {name: place for place, name in enumerate(self.joint.layers)}
+        return tuple(sorted(dict.fromkeys(names), key=lambda name: places.get(name, len(places))))
+
+    def same_of_others(self, numbers: Mapping[int, int]) -> list[tuple[int, ...]]:
+        """Return the ranks that have the same number, 0 for none, and see other samples."""
+        return sorted(
+            ranks
+            for ranks in _alike({rank: number for rank, number in numbers.items() if number})
+            if len({self.seen[rank].place.tensor for rank in ranks}) > 1
+        )
 
 
 def disagreements(
@@ -41,11 +57,21 @@ def disagreements(
         seen: what each rank saw and noted.
         joint: what all saw, put together.
     """
-    gathered = Gathered({one.rank: one for one in seen}, evidence, joint)
-    found = tuple(
-        replace(one, kind=check) for check, compare in COMPARED for one in compare(gathered)
-    )
-    return with_parts(gathered, found)
+    of = Gathered({one.rank: one for one in seen}, evidence, joint)
+    found = []
+    for check, role, compare in COMPARED:
+        for one in compare(of):
+            others = tuple(rank for rank in of.seen if rank not in one.ranks)
+            found.append(
+                replace(
+                    one,
+                    kind=check,
+                    layer=one.layer or next(iter(one.layers), ""),
+                    role=one.role or role,
+                    others=one.others or others,
+                )
+            )
+    return told_as_parts(evidence.group.place, of.seen, joint, found)
 
 
 def _nonfinite(of: Gathered) -> Iterator[Disagreement]:
@@ -53,15 +79,16 @@ def _nonfinite(of: Gathered) -> Iterator[Disagreement]:
 
     Of replicas the report has one.
     """
-    ill: dict[tuple[str, str, str], dict[int, tuple[str, int]]] = {}
+    ill: dict[Key, dict[int, tuple[str, int]]] = {}
     for rank, one in of.seen.items():
         loss = one.observation.loss
         if loss is not None and not math.isfinite(loss):
             ill.setdefault(("", "loss", ""), {})[rank] = (f"the loss is {loss}", 1)
         for record in one.observation.layers.values():
+            joint = of.joint.layers[record.name].parameters
             for name, held in record.parameters.items():
                 count = held.nonfinite_count
-                if count and not _is_shown(record.name, name, of.joint):
+                if count and not (name in joint and joint[name].nonfinite_count):
                     kind = "NaN" if held.nan_count else "inf"
                     text = f"{count} {kind} of {held.count} values in its parameter {name!r}"
                     ill.setdefault((record.name, "parameters", name), {})[rank] = (text, count)
@@ -72,45 +99,34 @@ def _nonfinite(of: Gathered) -> Iterator[Disagreement]:
             role=role,
             tensor=name,
             ranks=tuple(having),
-            others=of.others(having),
             message=f"{text} on {named_ranks(having)}",
             value=float(count),
         )
 
 
-def _is_shown(layer: str, tensor: str, joint: Observation) -> bool:
-    record = joint.layers.get(layer)
-    shown = None if record is None else record.parameters.get(tensor)
-    return shown is not None and bool(shown.nonfinite_count)
-
-
 def _weights(of: Gathered) -> Iterator[Disagreement]:
-    """Tensors of equal keys that differ, as one."""
-    odd: set[int] = set()
-    most: set[int] = set()
-    differing: dict[tuple[str, str, str], bool] = {}
-    same = {key[0]: held for key, held in of.own.held.items()}  # other parts, as here
-    by_key: dict[Key, dict[int, tuple[int, ...]]] = {}
+    """Tensors that differ where ranks hold the same part of them, as one."""
+    held: dict[tuple[Key, str], dict[int, int]] = {}
+    sure = set()
     for rank, one in of.seen.items():
-        for key, bits in one.record.tensors.items():
-            by_key.setdefault(key, {})[rank] = bits
-    for key, having in by_key.items():
-        first, *others = _alike(having)
-        most.update(first if others else ())
-        for ranks in others:
-            odd.update(ranks)
-            pairs = zip(same[key[0]], having[first[0]], having[ranks[0]], strict=False)
-            for held, mine, theirs in pairs:
-                if mine != theirs:
-                    tensor = (held.leaf.layer, held.role, held.leaf.name)
-                    differing[tensor] = held.role == "parameters" or held.in_training
+        for key, tensor in one.tensors.items():
+            held.setdefault((key, tensor.part), {})[rank] = tensor.bits
+            if tensor.is_sure:
+                sure.add(key)
+    odd, most = set[int](), set[int]()
+    differing: dict[Key, None] = {}
+    for (key, _), bits in held.items():
+        first, *others = _alike(bits)
+        if others:
+            differing[key] = None
+            most.update(first)
+            odd.update(*others)
     if not differing:
         return
-    layers = of.in_order(layer for layer, _, _ in differing)
-    sure = [one for one, is_sure in differing.items() if is_sure] or list(differing)
-    layer, role, name = min(sure, key=lambda one: layers.index(one[0]))
-    full = _listed(f"{layer}.{name}", len(differing), "tensor")
     most -= odd
+    layers = of.in_order(layer for layer, _, _ in differing)
+    certain = [key for key in differing if key in sure] or list(differing)
+    layer, role, name = min(certain, key=lambda key: layers.index(key[0]))
     yield Disagreement(
         layer=layer,
         role=role,
@@ -118,39 +134,25 @@ def _weights(of: Gathered) -> Iterator[Disagreement]:
         ranks=tuple(sorted(odd)),
         others=tuple(sorted(most)),
         message=f"{named_ranks(sorted(odd))} {'has' if len(odd) == 1 else 'have'} "
-        f"{'other' if most else 'different'} values of {full}"
+        f"{'other' if most else 'different'} values of "
+        + _listed((layer, name), len(differing), "tensor")
         + (f" than {named_ranks(sorted(most))}" if most else ""),
         value=float(len(differing)),
         layers=layers,
-        is_sure=any(differing.values()),
+        is_sure=not sure.isdisjoint(differing),
     )
 
 
 def _batches(of: Gathered) -> Iterator[Disagreement]:
     """The same batch on ranks that share the batch out."""
-    same = of.same_of_others({rank: one.record.batch for rank, one in of.seen.items()})
-    if not same:
-        return
-    each = "; ".join(f"{named_ranks(ranks)} got the same batch" for ranks in same[:3])
-    more = f"; and so on, {len(same) - 3} times more" if len(same) > 3 else ""
-    ranks = tuple(sorted(rank for some in same for rank in some))
-    yield Disagreement(
-        role="inputs",
-        ranks=ranks,
-        others=of.others(ranks),
-        message=each + more,
-        value=float(len(ranks)),
-    )
-
-
-_REASONS = {
-    OUTSIDE: "no wrapper holds {them}",
-    BY_HAND: "no wrapper that gets a gradient holds {them}, unless the training loop does it by "
-    "hand after backward()",
-    LATER: "DDP was made before {they} came in",
-    LEFT_OUT: "fully_shard does not hold {them}, by ignored_params or since a later change",
-    THAWED: "DDP was made while {they} {were} frozen",
-}
+    same = of.same_of_others({rank: one.batch for rank, one in of.seen.items()})
+    if same:
+        ranks = tuple(sorted(rank for some in same for rank in some))
+        yield Disagreement(
+            ranks=ranks,
+            message="; ".join(f"{named_ranks(some)} got the same batch" for some in same),
+            value=float(len(ranks)),
+        )
 
 
 def _averaging(of: Gathered) -> Iterator[Disagreement]:
@@ -159,31 +161,34 @@ def _averaging(of: Gathered) -> Iterator[Disagreement]:
     What `fully_shard` leaves out may be meant so, and a loop may average by hand where the wrappers
     that there are get no gradient: that only warns.
     """
-    ranks, by_reason = tuple(of.seen), dict[str, dict[Name, None]]()
-    lost = {(p, q): why for one in of.seen.values() for p, q, why in one.record.unaveraged}
-    for name, why in lost.items():
-        by_reason.setdefault(why, {})[name] = None
+    ranks = tuple(of.seen)
+    by_reason: dict[str, list[Name]] = {}
+    for name, why in {k: v for s in of.seen.values() for k, v in s.unaveraged.items()}.items():
+        by_reason.setdefault(why, []).append(name)
     for why, parameters in by_reason.items():
         layers = of.in_order(layer for layer, _ in parameters)
-        layer, own = next(one for one in parameters if one[0] == layers[0])
-        count, among = len(parameters), named_ranks(ranks)
+        first = next(name for name in parameters if name[0] == layers[0])
+        is_one = len(parameters) == 1
+        reason = why.format(
+            they="it" if is_one else "they",
+            them="it" if is_one else "them",
+            were="was" if is_one else "were",
+        )
+        text = (
+            f"the gradients of {_listed(first, len(parameters))} are not averaged over "
+            f"{named_ranks(ranks)}: {reason}"
+        )
         if why == BYPASSED:
             text = (
-                f"{layer!r} is wrapped in DDP and called past its wrapper: {among} train it each "
-                "on gradients of its own batch"
+                f"{first[0]!r} is wrapped in DDP and called past its wrapper: {named_ranks(ranks)} "
+                "train it each on gradients of its own batch"
             )
-        else:
-            words = ("it", "it", "was") if count == 1 else ("they", "them", "were")
-            reason = _REASONS[why].format(**dict(zip(("they", "them", "were"), words, strict=True)))
-            listed = _listed(f"{layer}.{own}", count)
-            text = f"the gradients of {listed} are not averaged over {among}: {reason}"
         yield Disagreement(
-            layer=layer,
-            role="parameter_gradients",
-            tensor=own,
+            layer=first[0],
+            tensor=first[1],
             ranks=ranks,
             message=text,
-            value=float(count),
+            value=float(len(parameters)),
             layers=layers,
             is_sure=why not in (LEFT_OUT, BY_HAND),
         )
@@ -193,24 +198,20 @@ def _paths(of: Gathered) -> Iterator[Disagreement]:
     """Parameters that some ranks use and others do not: these never finish the reduction."""
     lacking: dict[Name, list[int]] = {}
     for rank, one in of.seen.items():
-        for name in one.record.unused:
+        for name in sorted(one.unused):
             lacking.setdefault(name, []).append(rank)
     differing = {name: ranks for name, ranks in lacking.items() if len(ranks) < len(of.seen)}
     if not differing:
         return
     layers = of.in_order(layer for layer, _ in differing)
     without = next(ranks for (name, _), ranks in differing.items() if name == layers[0])
-    odd = tuple(sorted({rank for ranks in differing.values() for rank in ranks}))
-    more = {1: "", 2: "; one more layer differs, too"}.get(
-        len(layers), f"; {len(layers) - 1:,} more layers differ, too"
-    )
+    having = [rank for rank in of.seen if rank not in without]
+    more = len(layers) - 1
+    also = f"; {more} more layer{' differs' if more == 1 else 's differ'}, too" if more else ""
     yield Disagreement(
-        layer=layers[0],
-        role="parameter_gradients",
-        ranks=odd,
-        others=of.others(odd),
-        message=f"its parameters get a gradient on {named_ranks(of.others(without))}, and none on "
-        f"{named_ranks(without)}, where DDP waits for one{more}",
+        ranks=tuple(sorted({rank for ranks in differing.values() for rank in ranks})),
+        message=f"its parameters get a gradient on {named_ranks(having)}, and none on "
+        f"{named_ranks(without)}, where DDP waits for one{also}",
         value=float(len(layers)),
         layers=layers,
     )
@@ -218,24 +219,22 @@ def _paths(of: Gathered) -> Iterator[Disagreement]:
 
 def _unused(of: Gathered) -> Iterator[Disagreement]:
     """Parameters that no rank uses: the next step of DDP raises, if it gets other gradients."""
-    unused = set.intersection(*(set(one.record.unused) for one in of.seen.values()))
+    unused = frozenset.intersection(*(one.unused for one in of.seen.values()))
     for held, waited_for in of.own.waiting:
         if waited_for <= unused:
             unused -= held  # as of a teacher: a DDP without any gradient waits for none
     if not unused:
         return
     layers = of.in_order(layer for layer, _ in unused)
-    names = ((leaf.layer, leaf.name) for leaf in of.own.wrapped.parameters)
-    first = next(one for one in names if one in unused and one[0] == layers[0])
-    count = len(unused)
+    names = (leaf.key for leaf in of.own.wrapped.parameters)
+    first = next(name for name in names if name in unused and name[0] == layers[0])
     yield Disagreement(
         layer=first[0],
-        role="parameter_gradients",
         tensor=first[1],
         ranks=tuple(of.seen),
-        message=f"{_listed('.'.join(first), count)} {'get' if count > 1 else 'gets'} no gradient "
+        message=f"{_listed(first, len(unused))} {'get' if len(unused) > 1 else 'gets'} no gradient "
         f"on {named_ranks(of.seen)}, and DDP waits for one: its next forward raises",
-        value=float(count),
+        value=float(len(unused)),
         layers=layers,
     )
 
@@ -256,16 +255,14 @@ def _loss_weights(of: Gathered) -> Iterator[Disagreement]:
     fewest, most = min(counts.values()), max(counts.values())
     if fewest == most or max(weights) - min(weights) > _TOLERANCE * max(weights):
         return
-    middle = math.sqrt(fewest * most)
-    odd = tuple(rank for rank, count in counts.items() if count < middle)
-    own = sorted(counts[rank] for rank in odd)
-    times = f"{most / own[-1]:.3g}" + (f" to {most / own[0]:.3g}" if own[0] < own[-1] else "")
-    between = f"{own[0]:,}" + (f" to {own[-1]:,}" if own[0] < own[-1] else "")
+    odd = tuple(rank for rank, count in counts.items() if count < math.sqrt(fewest * most))
+    own = max(counts[rank] for rank in odd)
+    is_range = fewest < own
+    times = f"{most / own:.3g}" + (f" to {most / fewest:.3g}" if is_range else "")
+    between = f"{fewest:,}" + (f" to {own:,}" if is_range else "")
     light = next(rank for rank, count in counts.items() if count == most)
     yield Disagreement(
-        role="loss",
         ranks=odd,
-        others=of.others(odd),
         message=f"a target of {named_ranks(odd)} weighs {times} times as much as one of rank "
         f"{light}: the loss is a mean over {between} targets on the one, over {most:,} on the "
         "other",
@@ -278,17 +275,17 @@ def _weighed(own: Observation) -> tuple[int, float]:
     calls = [call for call in own.loss_calls if call.value is not None]
     if not calls or own.loss is None or not math.isfinite(own.loss):
         return 0, 0.0
-    count, *others = map(_count, calls)
-    if any(other != count for other in others):
+    counts = {_count(call) for call in calls}
+    if len(counts) > 1:
         return 0, 0.0
+    (count,) = counts
     means = [call.options.get("reduction", "mean") == "mean" for call in calls]
     values = sum(call.value or 0.0 for call in calls)
     if all(means) and math.isclose(own.loss, values, rel_tol=_TOLERANCE):
         return count, 1.0
     if len(calls) > 1 or not values:
         return 0, 0.0
-    factor = own.loss / values
-    return count, factor if means[0] else factor * count
+    return count, own.loss / values * (1 if means[0] else count)
 
 
 def _count(call: LossCall) -> int:
@@ -302,7 +299,7 @@ def _count(call: LossCall) -> int:
 
 def _norms(of: Gathered) -> Iterator[Disagreement]:
     """Batch norms of torch's in training that see few samples each: nothing synchronises them."""
-    alone = [layer for module, layer in of.own.wrapped.names.items() if _is_alone(module)]
+    alone = [layer.name for layer in of.own.wrapped.modules if _is_alone(layer.module)]
     samples = {}
     layers: list[str] = []
     for rank, one in of.seen.items():
@@ -311,18 +308,16 @@ def _norms(of: Gathered) -> Iterator[Disagreement]:
         if called and len(one.place.data) > 1:
             samples[rank] = own.samples // max(1, own.batches)
             layers += called
-    if not samples:
-        return
-    fewest = min(samples.values())
-    yield Disagreement(
-        layer=of.in_order(layers)[0],
-        role="activations",
-        ranks=tuple(samples),
-        message=f"{named_ranks(samples)} normalise each by their own {fewest:,} "
-        f"sample{'' if fewest == 1 else 's'} alone",
-        value=float(fewest),
-        layers=of.in_order(alone),
-    )
+    if samples:
+        fewest = min(samples.values())
+        yield Disagreement(
+            layer=of.in_order(layers)[0],
+            ranks=tuple(samples),
+            message=f"{named_ranks(samples)} normalise each by their own {fewest:,} "
+            f"sample{'' if fewest == 1 else 's'} alone",
+            value=float(fewest),
+            layers=of.in_order(alone),
+        )
 
 
 def _is_alone(module: nn.Module) -> bool:
@@ -336,21 +331,19 @@ def _randomness(of: Gathered) -> Iterator[Disagreement]:
         rank: [r.name for r in one.observation.layers.values() if _drops(r)]
         for rank, one in of.seen.items()
     }
-    states = {rank: one.record.random for rank, one in of.seen.items() if dropping[rank]}
+    states = {rank: one.random for rank, one in of.seen.items() if dropping[rank]}
     same = of.same_of_others(states)
-    if not same:
-        return
-    ranks = tuple(sorted(rank for some in same for rank in some))
-    each = " and so do ".join(named_ranks(some) for some in same[:3])
-    yield Disagreement(
-        layer=of.in_order(dropping[rank][0] for rank in ranks)[0],
-        role="activations",
-        ranks=ranks,
-        others=of.others(ranks),
-        message=f"{each} start from the same random numbers: the same units are dropped on each",
-        value=float(len(ranks)),
-        layers=of.in_order(r.name for r in of.joint.layers.values() if _drops(r)),
-    )
+    if same:
+        ranks = tuple(sorted(rank for some in same for rank in some))
+        layers = of.in_order(name for rank in ranks for name in dropping[rank])
+        each = " and so do ".join(named_ranks(some) for some in same)
+        yield Disagreement(
+            ranks=ranks,
+            message=f"{each} start from the same random numbers: the same units are dropped on "
+            "each",
+            value=float(len(ranks)),
+            layers=layers,
+        )
 
 
 def _drops(record: LayerRecord) -> bool:
@@ -361,31 +354,47 @@ def _drops(record: LayerRecord) -> bool:
     return drops_in_forward(record) or (is_at_work and is_dropout)
 
 
-COMPARED: tuple[tuple[str, Callable[[Gathered], Iterable[Disagreement]]], ...] = (
-    ("finite", _nonfinite),
-    ("same_weights", _weights),
-    ("distinct_data", _batches),
-    ("averaged_gradients", _averaging),
-    ("same_path", _paths),
-    ("unused_parameters", _unused),
-    ("even_weights", _loss_weights),
-    ("replicas_agree", replicas),
-    ("synced_norm", _norms),
-    ("distinct_dropout", _randomness),
+def _replicas(of: Gathered) -> Iterator[Disagreement]:
+    """Layers that hold no shards, and return other values for the same inputs within a group."""
+    groups = sorted({one.place.tensor for one in of.seen.values() if one.place.tensor[1:]})
+    first = {ranks: unequal([of.seen[rank] for rank in ranks]) for ranks in groups}
+    layers = of.in_order(layer for layer in first.values() if layer is not None)
+    if layers:
+        some = (ranks for ranks, layer in first.items() if layer == layers[0])
+        yield Disagreement(
+            layer=layers[0],
+            ranks=tuple(
+                sorted(r for ranks, layer in first.items() if layer is not None for r in ranks)
+            ),
+            message=f"{' and '.join(map(named_ranks, some))}, of one tensor-parallel group, get "
+            "other values from it for the same inputs",
+        )
+
+
+COMPARED: tuple[tuple[str, str, Callable[[Gathered], Iterable[Disagreement]]], ...] = (
+    ("finite", "", _nonfinite),
+    ("same_weights", "parameters", _weights),
+    ("distinct_data", "inputs", _batches),
+    ("averaged_gradients", "parameter_gradients", _averaging),
+    ("same_path", "parameter_gradients", _paths),
+    ("unused_parameters", "parameter_gradients", _unused),
+    ("even_weights", "loss", _loss_weights),
+    ("replicas_agree", "activations", _replicas),
+    ("synced_norm", "activations", _norms),
+    ("distinct_dropout", "activations", _randomness),
 )
-"""The check that judges it, and what compares the gathered records for it."""
+"""The check that judges it, the role where it is no other, and what compares the records for it."""
 
 
-def _alike(cards: Mapping[int, Any]) -> list[tuple[int, ...]]:
-    """Return the ranks with equal cards together; the most first, of as many the lowest ranks."""
-    groups: dict[Any, list[int]] = {}
-    for rank, card in cards.items():
-        groups.setdefault(card, []).append(rank)
-    return sorted((tuple(ranks) for ranks in groups.values()), key=lambda r: (-len(r), r))
+def _alike(numbers: Mapping[int, int]) -> list[tuple[int, ...]]:
+    """Return the ranks with equal numbers together; the most first, of as many the lowest ranks."""
+    groups: dict[int, tuple[int, ...]] = {}
+    for rank, number in numbers.items():
+        groups[number] = (*groups.get(number, ()), rank)
+    return sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks))
 
 
-def _listed(name: str, count: int, what: str = "parameter") -> str:
+def _listed(name: Name, count: int, what: str = "parameter") -> str:
     """Return ``"'a.weight' and 2 more parameters"``: the first by name, the others by number."""
-    first = repr(name.lstrip("."))
-    more = count - 1
+    first, more = repr(".".join(name).lstrip(".")), count - 1
     return f"{first} and {more:,} more {what}{'' if more == 1 else 's'}" if more else first

@@ -6,7 +6,9 @@ import math
 import weakref
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,19 +19,26 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.ranks.company import Company
-from pytest_modelhealth.ranks.layout import Leaf, Wrapped, reducer_count
+from pytest_modelhealth.ranks.group import RankGroup
+from pytest_modelhealth.ranks.layout import Leaf, Place, Wrapped
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.statistics import TensorStatistics, UnsupportedTensorError, reduce
 
 Name = tuple[str, str]
 """A parameter: its layer and its own name."""
 
-Key = tuple[Any, ...]
-"""How tensors lie, then which part of them: ranks with the same key hold the same."""
+Key = tuple[str, str, str]
+"""Layer, role and own name of a tensor."""
 
-OUTSIDE, BYPASSED, THAWED = "outside", "bypassed", "thawed"
-LATER, LEFT_OUT, BY_HAND = "later", "left out", "by hand"
+OUTSIDE = "no wrapper holds {them}"
+BY_HAND = (
+    "no wrapper that gets a gradient holds {them}, unless the training loop does it by hand after "
+    "backward()"
+)
+LEFT_OUT = "fully_shard does not hold {them}, by ignored_params or since a later change"
+THAWED = "DDP was made while {they} {were} frozen"
+BYPASSED = "DDP is called past its wrapper"
+"""Why nothing averages the gradient of a parameter."""
 
 _ENOUGH_BITS = 64.0
 """What no two batches have in common by chance."""
@@ -38,43 +47,48 @@ _LOOKED_AT = 4096
 _PIECE = 1 << 22
 
 
-@dataclass(frozen=True)
-class Record:
-    """What a rank tells the others beside what it saw.
+class Print(NamedTuple):
+    """What tells whether ranks hold the same tensor.
 
     Args:
+        part: which part of it this is, and of which ranks: with equal parts the bits are equal.
+        bits: its fingerprint.
+        is_sure: whether it is wrong in any case that others are.
+    """
+
+    part: str
+    bits: int
+    is_sure: bool
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a rank tells the others of one step.
+
+    Args:
+        rank: the rank.
+        place: where it stands among the others.
+        observation: what it saw.
         batch: a fingerprint of all that it was given; 0 where that tells no batches apart.
         random: one of the generator that its model draws from; 0 where it shares no batch out.
-        tensors: the fingerprints of what it holds, by key.
-        unaveraged: layer, parameter and reason of what gets gradients that nothing averages.
+        tensors: those of what it holds, by layer, role and own name.
+        unaveraged: reason by layer and parameter of what gets gradients that nothing averages.
         unused: parameters without a gradient for which DDP waits.
-        cut: layers of whose parameters it holds a part within its tensor-parallel group.
     """
 
-    batch: int = 0
-    random: int = 0
-    tensors: dict[Key, tuple[int, ...]] = field(default_factory=dict)
-    unaveraged: tuple[tuple[str, str, str], ...] = ()
-    unused: tuple[Name, ...] = ()
-    cut: frozenset[str] = frozenset()
+    rank: int
+    place: Place
+    observation: Observation
+    batch: int
+    random: int
+    tensors: dict[Key, Print]
+    unaveraged: dict[Name, str]
+    unused: frozenset[Name]
 
-
-class Held(NamedTuple):
-    """A tensor that another rank may hold, too.
-
-    Args:
-        leaf: its names.
-        role: ``"parameters"`` or ``"buffers"``.
-        bits: its fingerprint.
-        before: of a buffer, a number of its statistics before the run; 0 for a parameter.
-        in_training: whether its module is in training mode.
-    """
-
-    leaf: Leaf
-    role: str
-    bits: int
-    before: int
-    in_training: bool
+    @property
+    def is_first(self) -> bool:
+        """Whether it is the first of those that see the same samples."""
+        return self.place.tensor[0] == self.rank
 
 
 class Evidence:
@@ -83,88 +97,92 @@ class Evidence:
     `close` must be called when the run has ended, or failed.
 
     Args:
-        company: the ranks that inspect together.
+        group: the ranks that inspect together.
         request: what is run.
     """
 
-    def __init__(self, company: Company, request: Request) -> None:
-        self.company, self.wrapped = company, Wrapped(request.model)
-        shares = len(company.place.data) > 1
+    def __init__(self, group: RankGroup, request: Request) -> None:
+        self.group, self.wrapped = group, Wrapped(request.model)
+        shares = len(group.place.data) > 1
         given = find_tensors((request.inputs, request.target))
         self._batch = self._random = 0
         if shares and sum(map(_bits, given)) >= _ENOUGH_BITS:
             self._batch = combined(fingerprint(_local(tensor)) for tensor in given)
         if shares:
             self._random = _generator(self.wrapped)
-        self.held: dict[Key, list[Held]] = {}
+        self._kept = {id(ddp): {id(p) for p in ddp._module_parameters} for ddp in self.wrapped.ddps}
+        self._ignored: set[int] = set()
+        for ddp in self.wrapped.ddps:
+            own = dict([*ddp.module.named_parameters(), *ddp.module.named_buffers()])
+            self._ignored |= {id(own[name]) for name in ddp.parameters_to_ignore if name in own}
+        self._tensors: dict[Key, Print] = {}
+        self._before: dict[Key, int] = {}
         self._hold_tensors()
         self._entered: set[int] = set()
         self._bypassed: dict[int, str] = {}
         is_wrapped = shares and (self.wrapped.ddps or self.wrapped.sharded)
         hooks = list(self._watched(request.model)) if is_wrapped else []
-        self.close = weakref.finalize(self, _remove, hooks)
-        self._alone = list(_alone(self.wrapped)) if is_wrapped else []
+        self.close = weakref.finalize(self, lambda: [hook.remove() for hook in hooks])
+        self._alone = list(self._not_averaged()) if is_wrapped else []
         self._due: list[Leaf] = []
-        self._frozen: list[Name] = []
+        self._frozen: set[Name] = set()
         self.waiting: list[tuple[set[Name], set[Name]]] = []
         """What each DDP holds, and what of it gets a gradient if anything does."""
         for ddp in self.wrapped.ddps:
             if not (ddp.find_unused_parameters or ddp.static_graph):
                 self._await(ddp)
 
-    def record(self, own: Observation) -> Record:
+    def seen(self, own: Observation) -> Seen:
         """Return what this rank tells the others.
 
         Args:
             own: what it saw.
         """
-        for key, held in self.held.items():
-            self.held[key] = [one for one in held if not _was_written(one, own)]
-        unused = [(p.layer, p.name) for p in self._due if _is_unused(p, own)] + self._frozen
-        return Record(
+        written = {key for key, before in self._before.items() if _buffer(own, key) != before}
+        unused = self._frozen | {leaf.key for leaf in self._due if _is_unused(leaf, own)}
+        return Seen(
+            self.group.rank,
+            self.group.place,
+            own,
             self._batch,
             self._random,
-            {key: tuple(one.bits for one in held) for key, held in self.held.items()},
-            tuple(self._unaveraged(own)) if own.backward else (),
-            tuple(unused) if own.backward else (),
-            frozenset(p.layer for p in self.wrapped.parameters if self._is_cut(p.tensor)),
+            {key: held for key, held in self._tensors.items() if key not in written},
+            self._unaveraged(own) if own.backward else {},
+            frozenset(unused if own.backward else ()),
         )
 
     def _hold_tensors(self) -> None:
         """Note what ought to be equal on several ranks.
 
-        What DDP was told to ignore is each rank's own. So are running statistics, and buffers of
-        one number: counters, and the number of the rank.
+        What DDP was told to ignore is each rank's own. So are running statistics, buffers that the
+        forward writes, and buffers of one number: counters, and the number of the rank.
         """
         norms = nn.modules.batchnorm._NormBase
         for leaf in self.wrapped.parameters:
-            self._hold(leaf, "parameters")
+            self._hold(leaf, "parameters", self._once_a_run)
         for leaf in self.wrapped.buffers:
             is_running = isinstance(leaf.module, norms) and leaf.name.startswith("running_")
             if leaf.tensor.numel() > 1 and not is_running:
-                self._hold(leaf, "buffers")
+                self._hold(leaf, "buffers", fingerprint)
+                key = (leaf.layer, "buffers", leaf.name)
+                self._before[key] = 0  # which counts as written
+                with suppress(UnsupportedTensorError):
+                    self._before[key] = of_statistics(reduce(leaf.tensor))
 
-    def _hold(self, leaf: Leaf, role: str) -> None:
-        if id(leaf.tensor) in self.wrapped.ignored or nn.parameter.is_lazy(leaf.tensor):
+    def _hold(self, leaf: Leaf, role: str, fingerprint: Any) -> None:
+        if id(leaf.tensor) in self._ignored or nn.parameter.is_lazy(leaf.tensor):
             return
-        key, local = _key(leaf.tensor)
-        if not key:
-            ranks = self.wrapped.ranks_of(leaf) or self.company.ranks
-            key = (zlib.crc32(repr(ranks).encode()),)
-        before = 0
-        if role == "parameters":
-            bits = self._once_a_run(local)
-        else:
-            bits = fingerprint(local)
-            try:
-                before = of_statistics(reduce(leaf.tensor))
-            except UnsupportedTensorError:
-                before = 0
-        self.held.setdefault(key, []).append(Held(leaf, role, bits, before, leaf.module.training))
+        part, local = _part(leaf.tensor)
+        if not part:
+            keepers = (ddp for ddp in self.wrapped.ddps if id(leaf.tensor) in self._kept[id(ddp)])
+            of_ddp = (dist.get_process_group_ranks(ddp.process_group) for ddp in keepers)
+            part = str(tuple(next(of_ddp, self.group.ranks)))
+        is_sure = role == "parameters" or leaf.module.training
+        self._tensors[leaf.layer, role, leaf.name] = Print(part, fingerprint(local), is_sure)
 
     def _once_a_run(self, tensor: Tensor) -> int:
         """Return that of a parameter; in a run over batches anew only where it was written to."""
-        kept = self.company.kept
+        kept = self.group.kept
         if kept is None or tensor.is_inference():
             return fingerprint(tensor)
         place = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor._version)
@@ -174,47 +192,69 @@ class Evidence:
 
     def _watched(self, model: nn.Module) -> Iterator[Any]:
         """Hang a hook on each DDP inside the model that tells whether its forward was entered."""
-        entered = self._entered
+        names = {layer.module: layer.name for layer in self.wrapped.modules}
         for ddp in self.wrapped.ddps:
             if ddp is not model and any(p.requires_grad for p in ddp._module_parameters):
-                number = id(ddp)
-                self._bypassed[number] = self.wrapped.names.get(_inside(ddp), "")
-                yield ddp.register_forward_pre_hook(lambda *_, number=number: entered.add(number))
+                inner = ddp.module
+                while isinstance(inner, DistributedDataParallel):
+                    inner = inner.module
+                self._bypassed[id(ddp)] = names.get(inner, "")
+                yield ddp.register_forward_pre_hook(partial(_note, self._entered, id(ddp)))
 
-    def _unaveraged(self, own: Observation) -> Iterator[tuple[str, str, str]]:
-        alone = {id(leaf.tensor) for leaf, _ in self._alone}
-        averaged = [leaf for leaf in self.wrapped.parameters if id(leaf.tensor) not in alone]
-        is_used = any(_has_gradient(leaf, own) for leaf in averaged) if alone else False
-        for leaf, why in self._alone:
-            if _has_gradient(leaf, own):
-                yield leaf.layer, leaf.name, why if is_used else BY_HAND
+    def _unaveraged(self, own: Observation) -> dict[Name, str]:
+        alone = {leaf.key for leaf, _ in self._alone}
+        averaged = (leaf for leaf in self.wrapped.parameters if leaf.key not in alone)
+        is_used = bool(alone) and any(_has_gradient(leaf, own) for leaf in averaged)
+        found = {
+            leaf.key: why if is_used else BY_HAND
+            for leaf, why in self._alone
+            if _has_gradient(leaf, own)
+        }
         for number, layer in self._bypassed.items():
-            record = own.layers.get(layer)
-            if number not in self._entered and record is not None and record.calls:
-                yield layer, "", BYPASSED
+            if number not in self._entered and layer in own.layers and own.layers[layer].calls:
+                found[layer, ""] = BYPASSED
+        return found
 
     def _await(self, ddp: DistributedDataParallel) -> None:
         """Note for which parameters a DDP waits, once it has got one gradient."""
-        kept = self.wrapped.keepers(ddp)
-        leaves = [leaf for leaf in self.wrapped.parameters if id(leaf.tensor) in kept]
+        leaves = [
+            leaf for leaf in self.wrapped.parameters if id(leaf.tensor) in self._kept[id(ddp)]
+        ]
         due = [leaf for leaf in leaves if leaf.tensor.requires_grad]
-        known = _reduced(ddp) if len(due) < reducer_count(ddp) else set()
-        asleep = [leaf for leaf in leaves if not leaf.tensor.requires_grad]
-        frozen = [(leaf.layer, leaf.name) for leaf in asleep if id(leaf.tensor) in known]
+        known = _reduced(ddp) if len(due) < _reduced_count(ddp) else set()
+        asleep = (leaf for leaf in leaves if not leaf.tensor.requires_grad)
+        frozen = {leaf.key for leaf in asleep if id(leaf.tensor) in known}
         self._due += due
-        self._frozen += frozen
-        waited_for = {(leaf.layer, leaf.name) for leaf in due} | set(frozen)
-        self.waiting.append(({(leaf.layer, leaf.name) for leaf in leaves}, waited_for))
+        self._frozen |= frozen
+        self.waiting.append(({leaf.key for leaf in leaves}, {leaf.key for leaf in due} | frozen))
 
-    def _is_cut(self, tensor: Tensor) -> bool:
-        if not isinstance(tensor, DTensor):
-            return False
-        mesh, group = tensor.device_mesh, set(self.company.place.tensor)
-        return any(
-            not placement.is_replicate()
-            and len(group & set(dist.get_process_group_ranks(mesh.get_group(dimension)))) > 1
-            for dimension, placement in enumerate(tensor.placements)
-        )
+    def _not_averaged(self) -> Iterator[tuple[Leaf, str]]:
+        """Yield the trainable parameters that no wrapper averages, and why.
+
+        What lies in a module that `fully_shard` was given and is no shard may have been left out on
+        purpose. One whose gradient a hook of the user's takes may be averaged there.
+        """
+        ddps = self.wrapped.ddps
+        thawed = {id(p) for ddp in ddps for p in _thawed(ddp)}
+        kept = set[int]().union(*self._kept.values())
+        below = {id(p) for module in self.wrapped.sharded for p in module.parameters()}
+        for leaf in self.wrapped.parameters:
+            tensor, number = leaf.tensor, id(leaf.tensor)
+            is_shard = (
+                isinstance(tensor, DTensor) and (leaf.module, leaf.name) in self.wrapped.shards
+            )
+            if not tensor.requires_grad or is_shard or number in self._ignored:
+                continue
+            if number in thawed:
+                yield leaf, THAWED
+            elif number not in kept and not (
+                tensor._post_accumulate_grad_hooks or tensor._backward_hooks
+            ):
+                yield leaf, LEFT_OUT if number in below else OUTSIDE
+
+
+def _note(entered: set[int], number: int, *_: object) -> None:
+    entered.add(number)
 
 
 def _bits(tensor: Tensor) -> float:
@@ -238,28 +278,23 @@ def _generator(wrapped: Wrapped) -> int:
     return fingerprint(torch.get_rng_state())
 
 
-def _key(tensor: Tensor) -> tuple[Key, Tensor]:
-    """Return what tells whether two ranks hold the same part, nothing where all is whole, and that
-    part.
-    """
+def _part(tensor: Tensor) -> tuple[str, Tensor]:
+    """Return which part of a tensor a rank holds, ``""`` where all is whole, and that part."""
     if not isinstance(tensor, DTensor):
-        return (), tensor
+        return "", tensor
     mesh = tensor.device_mesh
-    here = mesh.get_coordinate() or ()
-    placed = zip(here, tensor.placements, strict=False)
-    parts = tuple(at for at, placement in placed if not placement.is_replicate())
-    lies = f"{mesh.mesh.flatten().tolist()} {mesh.mesh.shape} {tensor.placements}"
+    placed = zip(mesh.get_coordinate() or (), tensor.placements, strict=False)
+    parts = [at for at, placement in placed if not placement.is_replicate()]
     local = tensor.to_local()
-    return (zlib.crc32(lies.encode()), parts), getattr(local, "elem", local)
+    lies = f"{mesh.mesh.flatten().tolist()} {mesh.mesh.shape} {tensor.placements} {parts}"
+    return lies, getattr(local, "elem", local)
 
 
-def _was_written(held: Held, own: Observation) -> bool:
-    """Whether the forward wrote to a buffer, or may have done so unseen."""
-    if held.role == "parameters":
-        return False
-    record = own.layers.get(held.leaf.layer)
-    after = None if record is None else record.buffers.get(held.leaf.name)
-    return after is None or of_statistics(after) != held.before
+def _buffer(own: Observation, key: Key) -> int | None:
+    """Return a number of what a buffer was after the run, ``None`` where nothing tells."""
+    record = own.layers.get(key[0])
+    held = None if record is None else record.buffers.get(key[2])
+    return None if held is None else of_statistics(held)
 
 
 def _has_gradient(leaf: Leaf, own: Observation) -> bool:
@@ -274,47 +309,18 @@ def _is_unused(leaf: Leaf, own: Observation) -> bool:
     return leaf.name not in record.parameter_gradients and leaf.name not in record.tied
 
 
-def _remove(hooks: list[Any]) -> None:
-    for hook in hooks:
-        hook.remove()
-
-
-def _inside(ddp: DistributedDataParallel) -> nn.Module:
-    module: nn.Module = ddp.module
-    return _inside(module) if isinstance(module, DistributedDataParallel) else module
-
-
-def _alone(wrapped: Wrapped) -> Iterator[tuple[Leaf, str]]:
-    """Yield the trainable parameters that no wrapper averages, and why.
-
-    What lies in a module that `fully_shard` was given and is no shard may have been left out on
-    purpose. One whose gradient a hook of the user's takes may be averaged there.
-    """
-    thawed = {id(p) for ddp in wrapped.ddps for p in _thawed(ddp)}
-    kept = {number for ddp in wrapped.ddps for number in wrapped.keepers(ddp)}
-    inside = {id(p) for ddp in wrapped.ddps for p in ddp.module.parameters()}
-    below = {id(p) for module in wrapped.sharded for p in module.parameters()}
-    for leaf in wrapped.parameters:
-        tensor, number = leaf.tensor, id(leaf.tensor)
-        is_shared = isinstance(tensor, DTensor) and wrapped.is_sharded(leaf)
-        if not tensor.requires_grad or is_shared or number in wrapped.ignored:
-            continue
-        if number in thawed:
-            yield leaf, THAWED
-        elif number not in kept and not (
-            tensor._post_accumulate_grad_hooks or tensor._backward_hooks
-        ):
-            left_out = LEFT_OUT if number in below else OUTSIDE
-            yield leaf, LATER if number in inside else left_out
-
-
 def _thawed(ddp: DistributedDataParallel) -> list[nn.Parameter]:
     """Return the parameters that were frozen when DDP was made, and are not now."""
     trainable = [p for p in ddp._module_parameters if p.requires_grad]
-    if reducer_count(ddp) >= len(trainable):
+    if _reduced_count(ddp) >= len(trainable):
         return []
     known = _reduced(ddp)
     return [p for p in trainable if id(p) not in known]
+
+
+def _reduced_count(ddp: DistributedDataParallel) -> int:
+    """Return of how many parameters this DDP averages the gradients."""
+    return int(ddp._get_ddp_logging_data().get("num_parameter_tensors", 0))
 
 
 def _reduced(ddp: DistributedDataParallel) -> set[int]:

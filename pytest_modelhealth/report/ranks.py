@@ -19,8 +19,6 @@ class Placement:
     """How a tensor lies on the ranks of a device mesh, as its `DTensor` says.
 
     Args:
-        ranks: the ranks of the mesh, flat, in row-major order.
-        mesh_shape: sizes of its dimensions.
         placements: what each dimension of the mesh does with the tensor: ``"S(0)"`` cuts it along
             dimension 0, ``"R"`` holds it on every rank, ``"P"`` holds parts of a sum.
         shape: shape of the whole tensor.
@@ -28,8 +26,6 @@ class Placement:
         strided: whether a part is several runs of rows (`_StridedShard`).
     """
 
-    ranks: tuple[int, ...]
-    mesh_shape: tuple[int, ...]
     placements: tuple[str, ...]
     shape: tuple[int, ...]
     offset: tuple[int, ...] = ()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pytest_modelhealth.ranks.assembling import joined
-from pytest_modelhealth.ranks.placing import Part
+from pytest_modelhealth.ranks.parts import Part
 from pytest_modelhealth.statistics import TensorStatistics, reduce
 
 SIZE = 3
@@ -53,10 +53,13 @@ def seen(tensor: Tensor) -> TensorStatistics:
 def test_numbers_are_those_of_the_whole(name: str) -> None:
     """As float64 NumPy has them of all values, and as `merge` has the histogram."""
     held = [tensor for tensor in tensors()[name] if tensor is not None]
-    parts = {rank: Part(seen(one)) for rank, one in enumerate(tensors()[name]) if one is not None}
+    parts = {
+        rank: Part(seen(one), (rank,))
+        for rank, one in enumerate(tensors()[name])
+        if one is not None
+    }
     one = joined(parts)
     assert one.assembly.ranks == len(held)
-    assert one.seen is not None
     values = np.concatenate([tensor.double().numpy().reshape(-1) for tensor in held])
     finite = values[np.isfinite(values)]
     assert one.seen.count == values.size
@@ -107,12 +110,10 @@ def _require_units(joined: TensorStatistics, held: list[Tensor]) -> None:
 def test_of_replicas_one_counts() -> None:
     """That of the first rank, and its numbers are untouched."""
     first, *_ = held = [seen(one) for one in tensors()["plain"] if one is not None]
-    one = joined({rank: Part(each, is_replica=True) for rank, each in enumerate(held)}).seen
-    assert one is not None
+    one = joined({rank: Part(each) for rank, each in enumerate(held)}).seen
     assert repr((one.shape, one.count, one.min, one.mean, one.std)) == repr(
         (first.shape, first.count, first.min, first.mean, first.std)
     )
-    assert joined({1: Part(first, counts=False)}).seen is None
 
 
 def test_pieces_stand_where_they_are_in_the_whole() -> None:
@@ -120,20 +121,18 @@ def test_pieces_stand_where_they_are_in_the_whole() -> None:
     left, right = torch.ones(4, 2), torch.zeros(4, 3)
     right[1, 2] = torch.nan
     parts = {
-        0: Part(seen(left), whole=(4, 5), offset=(0, 0), units=(0, 5), grows=True),
+        0: Part(seen(left), (0,), whole=(4, 5), offset=(0, 0), units=(0, 5), rows=4),
         2: Part(
             seen(right),
+            (2,),
             whole=(4, 5),
             offset=(0, 2),
             units=(2, 5),
             counts_samples=False,
-            grows=True,
-            adds_rows=False,
-            how="units",
+            rows=0,
         ),
     }
     one = joined(parts)
-    assert one.seen is not None
     assert one.seen.units is not None
     assert (one.seen.shape, one.seen.first_nonfinite) == ((4, 5), (1, 4))
     assert one.seen.units.alive.tolist() == [True, True, False, False, True]

@@ -40,7 +40,10 @@ class Shards:
         Gradients are reduced inside even where FSDP was told to wait; what it has accumulated
         meanwhile is set aside.
         """
-        unsharded = [any(g.is_unsharded for g in _groups(module)) for module in self._modules]
+        unsharded = [
+            any(group.is_unsharded for group in module._get_fsdp_state()._fsdp_param_groups)
+            for module in self._modules
+        ]
         for module in self._modules:
             module.reshard()
         kept = self._set_aside()
@@ -115,10 +118,6 @@ class Shards:
                 shard: Tensor = one.sharded_param
                 return shard
         return leaf
-
-
-def _groups(module: Any) -> list[Any]:
-    return list(module._get_fsdp_state()._fsdp_param_groups)
 
 
 def _attributes(holder: Any, meanwhile: dict[str, Any]) -> list[tuple[Any, str, Any]]:

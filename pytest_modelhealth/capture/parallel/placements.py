@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -26,15 +25,8 @@ def placement_of(tensor: Tensor) -> Placement | None:
 
 
 def of_gradient(gradient: Tensor, activation: Placement | None) -> Placement | None:
-    """Return the placement of a gradient, for which that of the activation is known.
-
-    The gradient of a sum that lies in parts on the ranks is the same on each.
-    """
-    own = placement_of(gradient)
-    if own is not None or activation is None:
-        return own
-    placements = tuple("R" if one == "P" else one for one in activation.placements)
-    return replace(activation, placements=placements)
+    """Return the placement of a gradient: that of the activation, where nothing else tells."""
+    return placement_of(gradient) or activation
 
 
 def summed(gradient: Tensor) -> Tensor:
@@ -58,8 +50,6 @@ def _of_spec(spec: Any) -> Placement:
 
     _, offset = compute_local_shape_and_global_offset(spec.shape, spec.mesh, spec.placements)
     return Placement(
-        ranks=tuple(map(int, spec.mesh.mesh.flatten().tolist())),
-        mesh_shape=tuple(map(int, spec.mesh.mesh.shape)),
         placements=tuple(map(_letters, spec.placements)),
         shape=tuple(map(int, spec.shape)),
         offset=tuple(map(int, offset)),

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
+from pytest_modelhealth.capture.parallel.engines import Shards, doubles, stay_local
+from pytest_modelhealth.capture.parallel.wrappers import (
+    Wrappers,
+    find_wrappers,
+    refuse_repetition,
+    refuse_unknown_ways,
+)
 from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.errors import InspectionError
-
-if TYPE_CHECKING:
-    from pytest_modelhealth.capture.parallel.engines import Shards
-    from pytest_modelhealth.capture.parallel.wrappers import Wrappers
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,8 @@ class Company:
 
 
 def has_process_group() -> bool:
-    """Whether this process is a rank among others; nothing is imported to find out."""
-    distributed = sys.modules.get("torch.distributed")
-    return distributed is not None and distributed.is_available() and distributed.is_initialized()
+    """Whether this process is a rank among others."""
+    return distributed.is_available() and distributed.is_initialized()
 
 
 @contextmanager
@@ -62,32 +62,18 @@ def in_company(model: nn.Module, state: State | None = None) -> Iterator[Company
         InspectionError: its engine does not allow that, or another thread is at it.
     """
     state = state or State(model)
-    if not has_process_group():
-        yield Company(state)
-        return
-    from pytest_modelhealth.capture.parallel.wrappers import find_wrappers, refuse_unknown_ways
-
-    wrappers = find_wrappers(state.modules)
+    wrappers = find_wrappers(state.modules) if has_process_group() else None
     if not wrappers:
-        yield Company(state, on_ranks=True)
+        yield Company(state, on_ranks=wrappers is not None)
         return
     refuse_unknown_ways(wrappers)
     with _alone(state) as is_first, ExitStack() as stack:
-        if is_first:
-            yield _entered(model, state, wrappers, stack)
-        else:
-            yield Company(state, on_ranks=True)
+        yield _entered(model, state, wrappers, stack) if is_first else Company(state, on_ranks=True)
 
 
 def notes_on_ranks(model: nn.Module) -> tuple[str, ...]:
     """Return what a reader should know of numbers that this rank took alone, as they passed by."""
-    if not has_process_group():
-        return ()
-    from torch import distributed
-
-    from pytest_modelhealth.capture.parallel.wrappers import find_wrappers
-
-    wrappers = find_wrappers(model.modules())
+    wrappers = find_wrappers(model.modules()) if has_process_group() else None
     if not wrappers:
         return ()
     rank, size = distributed.get_rank(), distributed.get_world_size()
@@ -106,8 +92,6 @@ def refuse_again_and_again(model: nn.Module, *, reduces: bool = False) -> None:
         InspectionError: what spreads it over ranks does not allow that.
     """
     if has_process_group():
-        from pytest_modelhealth.capture.parallel.wrappers import find_wrappers, refuse_repetition
-
         refuse_repetition(find_wrappers(State(model).modules), reduces=reduces)
 
 
@@ -115,15 +99,12 @@ def _entered(model: nn.Module, state: State, wrappers: Wrappers, stack: ExitStac
     shards: Shards | None = None
     notes: tuple[str, ...] = ()
     if wrappers.sharded:
-        from pytest_modelhealth.capture.parallel.engines import Shards
-
         shards = Shards(wrappers.sharded)
-        notes = (_REDUCED,) if shards.waits else ()
+        if shards.waits:
+            notes = (_REDUCED,)
         stack.enter_context(shards.apart())
         state = State(model)
     if wrappers.replicated:
-        from pytest_modelhealth.capture.parallel.engines import doubles, stay_local
-
         stack.callback(state.restore_containers)
         stay_local(wrappers.replicated)
         state.exchange(doubles(wrappers.replicated))
@@ -135,7 +116,6 @@ _REDUCED = (
     "gradients were reduced over the ranks, although set_requires_gradient_sync(False) is on: FSDP "
     "has no others for the parameters it shards"
 )
-
 _lock = threading.Lock()
 _inside: dict[int, int] = {}  # the thread that inspects a module
 
@@ -147,20 +127,18 @@ def _alone(state: State) -> Iterator[bool]:
     Raises:
         InspectionError: another thread inspects a module of it.
     """
-    ids, here = [id(module) for module in state.modules], threading.get_ident()
+    own = dict.fromkeys(map(id, state.modules), threading.get_ident())
     with _lock:
-        threads = {_inside[one] for one in ids if one in _inside}
-        if threads - {here}:
+        threads = {_inside[one] for one in own if one in _inside}
+        if threads - set(own.values()):
             raise InspectionError(
                 f"cannot inspect {type(state.modules[0]).__name__}: it is being inspected already, "
                 "in another thread; one inspection of a model at a time"
             )
         if not threads:
-            _inside.update(dict.fromkeys(ids, here))
+            _inside.update(own)
     try:
         yield not threads
     finally:
-        if not threads:
-            with _lock:
-                for one in ids:
-                    _inside.pop(one, None)
+        for one in () if threads else own:
+            _inside.pop(one, None)

@@ -16,6 +16,7 @@ from typing import Any
 from pytest_modelhealth.plugin.several_ranks import rank_process
 
 _WARM = "pytest_modelhealth.plugin.several_ranks.warm"
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 
 
 class LaunchError(RuntimeError):
@@ -23,7 +24,7 @@ class LaunchError(RuntimeError):
 
 
 class Rank:
-    """A process that runs one rank of one test.
+    """A process that runs one rank of one test, and what it said until it ended.
 
     Args:
         context: how it is started.
@@ -31,30 +32,69 @@ class Rank:
         output: whether it writes to this process's standard output, and to no file.
     """
 
-    code: int | None = None
-    """Its exit code once it has ended; below zero the signal that ended it."""
-
     def __init__(self, context: Any, request: dict[str, Any], *, output: bool) -> None:
+        self.number: int = request["rank"]
+        self.code: int | None = None
+        """Its exit code if it ended by itself; below zero the signal that ended it."""
+        self.finished = False
+        """Whether it came to its end."""
+        self.reports: list[dict[str, Any]] = []
+        """One a phase, and more of subtests, as pytest serialises them."""
+        self.warnings: list[dict[str, Any]] = []
+        self.problems: list[str] = []
+        """Why it could not run the test."""
+        self.snapshots: list[dict[str, Any]] = []
+        self.exit: dict[str, Any] | None = None
+        """What ``pytest.exit`` was called with."""
+        self.where: dict[str, str] | None = None
+        """What it did when it was asked: ``"where"`` and ``"stack"``."""
+        self.log = ""
+        """What it and its libraries printed outside of pytest's capture."""
         self._control, theirs = context.Pipe()
         streams = [connection.Connection(os.dup(n)) for n in (1, 2)] if output else []
         self._process = context.Process(
-            target=rank_process.run, args=(request, theirs, streams), name=f"rank {request['rank']}"
+            target=rank_process.run, args=(request, theirs, streams), name=f"rank {self.number}"
         )
         try:
             _start(self._process)
         finally:
             for stream in (theirs, *streams):
                 stream.close()
+        self.signs = [self._control, self._process.sentinel]
+        """What becomes ready when it says something, or ends."""
 
-    def news(self) -> Iterator[dict[str, Any]]:
-        """Yield what it said since the last time; with that, note whether it has ended."""
+    def hear(self) -> None:
+        """Take what it said since the last time."""
+        with contextlib.suppress(EOFError, OSError):
+            while self._control.poll():
+                name, content = self._control.recv()
+                held = getattr(self, name)
+                if isinstance(held, list):
+                    held.append(content)
+                else:
+                    setattr(self, name, content)
+
+    def look(self) -> None:
+        """Note whether it has ended, and end what it left behind."""
         if self.code is None:
             self.code = self._process.exitcode
             if self.code is not None:
-                self.end(getattr(signal, "SIGKILL", signal.SIGTERM))  # what it left behind
-        with contextlib.suppress(EOFError, OSError):
-            while self._control.poll():
-                yield self._control.recv()
+                self.end(KILL)
+
+    @property
+    def failed(self) -> bool:
+        """Whether something went wrong on it so far."""
+        crashed = self.code is not None and not self.finished
+        return crashed or bool(self.problems) or bool(self.failure)
+
+    @property
+    def failure(self) -> dict[str, Any]:
+        """Its first failed report; empty where there is none."""
+        return next((report for report in self.reports if report["outcome"] == "failed"), {})
+
+    def of_phase(self, phase: str) -> list[dict[str, Any]]:
+        """Return its reports of a phase."""
+        return [report for report in self.reports if report["when"] == phase]
 
     def ask(self) -> None:
         """Have it say where it is."""
@@ -73,18 +113,19 @@ class Rank:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self._process.pid, number)
 
-    def join(self) -> None:
-        """Wait until it has ended, for some seconds."""
-        self._process.join(5)
-
     def close(self) -> None:
-        """Close what was open to it; a rank that still runs ends itself."""
+        """Wait some seconds until it has ended, and take its last words."""
+        self._process.join(5)
+        self.hear()
         self._control.close()
 
-    @property
-    def waitables(self) -> list[Any]:
-        """What becomes ready when it says something, or ends."""
-        return [self._control, self._process.sentinel] if self.code is None else []
+
+def hear(ranks: list[Rank], seconds: float) -> None:
+    """Take what ranks say after so many seconds at most."""
+    running = [rank for rank in ranks if rank.code is None]
+    connection.wait([one for rank in running for one in rank.signs], seconds)
+    for rank in ranks:
+        rank.hear()
 
 
 class Launcher:
@@ -120,7 +161,7 @@ class Launcher:
             ranks.extend(Rank(context, request, output=output) for request in requests)
         except (OSError, EOFError) as error:
             for rank in ranks:
-                rank.end(getattr(signal, "SIGKILL", signal.SIGTERM))
+                rank.end(KILL)
             raise LaunchError(
                 "no rank can be started: the process that they are forked from, which imports "
                 f"torch and pytest's plugins, ended: {type(error).__name__}: {error}"
@@ -141,11 +182,6 @@ class Launcher:
         return multiprocessing.get_context("spawn") if self.problem else context
 
 
-def wait(ranks: list[Rank], seconds: float) -> None:
-    """Wait until a rank says something or ends, or so many seconds have passed."""
-    connection.wait([one for rank in ranks for one in rank.waitables], seconds)
-
-
 def _tell_problem(answer: Any) -> None:
     """Say what is wrong with the server, in a fork of it."""
     answer.send(getattr(sys.modules.get(_WARM), "PROBLEM", ""))
@@ -162,21 +198,14 @@ def _surroundings() -> Iterator[None]:
 
     multiprocessing would run the script that called pytest again in each: there is none for it.
     """
-    changed = {
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-        "OPENBLAS_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
-    }
-    before = {name: os.environ.get(name) for name in changed}
-    main = sys.modules["__main__"]
-    os.environ.update(changed)
+    before, main = dict(os.environ), sys.modules["__main__"]
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    os.environ["PYTHONPATH"] = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
     sys.modules["__main__"] = ModuleType("__main__")
     try:
         yield
     finally:
         sys.modules["__main__"] = main
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        os.environ.clear()
+        os.environ.update(before)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import random
 import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path, PurePath
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
@@ -22,6 +25,8 @@ from pytest_modelhealth.plugin.several_ranks.waiting import report_on
 
 if TYPE_CHECKING:
     import warnings
+
+Say = Callable[[str, Any], None]
 
 
 def run(request: dict[str, Any], control: Any, streams: list[Any]) -> NoReturn:
@@ -34,15 +39,15 @@ def run(request: dict[str, Any], control: Any, streams: list[Any]) -> NoReturn:
     """
     if hasattr(os, "setsid"):
         os.setsid()  # Ctrl-C is the parent's, and what a rank starts ends with it
-    said = Said(control)
+    say = partial(_send, control, threading.Lock())
     try:
         _become(request, streams)
-        threading.Thread(target=_watch, args=(control, said), daemon=True).start()
-        _run_pytest(request, said)
+        threading.Thread(target=_watch, args=(control, say), daemon=True).start()
+        _run_pytest(request, say)
     except BaseException as error:  # noqa: BLE001 - the parent tells it
         text = str(error) if type(error).__name__ == "UsageError" else traceback.format_exc()
-        said.say("problem", text=text)
-    said.say("end")
+        say("problems", text)
+    say("finished", True)
     for file in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             file.flush()
@@ -50,21 +55,14 @@ def run(request: dict[str, Any], control: Any, streams: list[Any]) -> NoReturn:
     os._exit(0)
 
 
-class Said:
-    """Says to the parent, from any thread, what came of a rank.
+def _send(control: Any, lock: threading.Lock, name: str, content: Any) -> None:
+    """Give the parent's `Rank` a content by the name of the attribute that takes it.
 
-    Args:
-        control: the connection to it.
+    What is no plain data in it becomes text, as xdist takes nothing else. Any thread may call this.
     """
-
-    def __init__(self, control: Any) -> None:
-        self._control = control
-        self._lock = threading.Lock()
-
-    def say(self, kind: str, **content: Any) -> None:
-        """Send a message; what is no plain data in it becomes text."""
-        with self._lock, contextlib.suppress(OSError):  # the parent may be gone
-            self._control.send({"kind": kind, **_plain(content)})
+    plain = json.loads(json.dumps(content, default=str, skipkeys=True))
+    with lock, contextlib.suppress(OSError):  # the parent may be gone
+        control.send((name, plain))
 
 
 def _become(request: dict[str, Any], streams: list[Any]) -> None:
@@ -80,8 +78,6 @@ def _become(request: dict[str, Any], streams: list[Any]) -> None:
     os.environ.clear()
     os.environ.update(request["environ"])
     os.chdir(request["cwd"])
-    sys.path[:] = request["path"]
-    sys.argv[:] = request["argv"]
     sys.warnoptions[:] = request["warnoptions"]
     sys.breakpointhook = _no_debugger
     # a fork has the server's state, of which each rank of each test would draw the same
@@ -111,7 +107,7 @@ def _no_debugger(*_args: object, **_options: object) -> NoReturn:
     )
 
 
-def _watch(control: Any, said: Said) -> None:
+def _watch(control: Any, say: Say) -> None:
     """Answer the parent, and end with it."""
     while True:
         try:
@@ -120,10 +116,10 @@ def _watch(control: Any, said: Said) -> None:
             if hasattr(os, "killpg"):
                 os.killpg(os.getpgid(0), signal.SIGKILL)
             os._exit(70)
-        said.say("where", **report_on(threading.main_thread()))
+        say("where", report_on(threading.main_thread()))
 
 
-def _run_pytest(request: dict[str, Any], said: Said) -> None:
+def _run_pytest(request: dict[str, Any], say: Say) -> None:
     from _pytest.config import _prepareconfig
 
     # pytest warns that it comes too late to rewrite this package's asserts, which it is not to do
@@ -131,7 +127,7 @@ def _run_pytest(request: dict[str, Any], said: Said) -> None:
     package.__doc__ = f"{package.__doc__} PYTEST_DONT_REWRITE"
     config = _prepareconfig(request["args"], None)
     _take_over(config, request)
-    config.pluginmanager.register(_Reporting(config, request, said), "modelhealth.rank")
+    config.pluginmanager.register(_Reporting(config, request, say), "modelhealth.rank")
     config.hook.pytest_cmdline_main(config=config)
 
 
@@ -185,8 +181,8 @@ def _take_over(config: pytest.Config, request: dict[str, Any]) -> None:
 class _Reporting:
     """The plugin of a rank: it keeps the one test, joins the group, hands on what is said."""
 
-    def __init__(self, config: pytest.Config, request: dict[str, Any], said: Said) -> None:
-        self._config, self._request, self._said = config, request, said
+    def __init__(self, config: pytest.Config, request: dict[str, Any], say: Say) -> None:
+        self._config, self._request, self._say = config, request, say
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self) -> None:
@@ -208,15 +204,16 @@ class _Reporting:
         items[:] = [item for item in items if item.nodeid == wanted][:1]
         if not items:
             found = f"found {', '.join(names[:3])} instead" if names else "found nothing"
-            self._said.say(
-                "problem",
-                text=f"this rank does not find the test: it {found}; a test must have the same "
-                "name in each process, whatever it is parametrised over",
+            self._say(
+                "problems",
+                f"this rank does not find the test: it {found}; a test must have the same name in "
+                "each process, whatever it is parametrised over",
             )
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self._said.say("problem", text=f"collection failed on this rank\n{report.longreprtext}")
+            text = f"collection failed on this rank\n{report.longreprtext}"
+            self._say("problems", text)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:
@@ -224,7 +221,7 @@ class _Reporting:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
-        self._said.say("report", data=data)
+        self._say("reports", data)
 
     def pytest_warning_recorded(
         self, warning_message: warnings.WarningMessage, when: str, nodeid: str, location: Any
@@ -232,52 +229,33 @@ class _Reporting:
         if when != "runtest":  # the parent collects too
             return
         category = warning_message.category
-        self._said.say(
-            "warning",
-            text=str(warning_message.message),
-            category=(category.__module__, category.__qualname__),
-            file=warning_message.filename,
-            line=warning_message.lineno,
-            location=location,
-        )
+        told = {
+            "text": str(warning_message.message),
+            "category": (category.__module__, category.__qualname__),
+            "file": warning_message.filename,
+            "line": warning_message.lineno,
+            "location": location,
+        }
+        self._say("warnings", told)
 
     def pytest_internalerror(self, excrepr: object) -> None:
-        self._said.say("problem", text=f"pytest itself failed on this rank\n{excrepr}")
+        self._say("problems", f"pytest itself failed on this rank\n{excrepr}")
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         if isinstance(excinfo.value, pytest.exit.Exception):
-            self._said.say("exit", text=str(excinfo.value), code=excinfo.value.returncode)
+            told = {"text": str(excinfo.value), "code": excinfo.value.returncode}
+            self._say("exit", told)
         else:
-            self._said.say("problem", text=f"interrupted: {excinfo.exconly()}")
+            self._say("problems", f"interrupted: {excinfo.exconly()}")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
-        self._said.say("snapshots", used=snapshots.executions(self._config, self._request["rank"]))
+        for one in snapshots.executions(self._config, self._request["rank"]):
+            self._say("snapshots", one)
 
     @pytest.hookimpl(optionalhook=True, tryfirst=True)
     def pytest_timeout_set_timer(self) -> bool:
         return True  # the parent keeps the time, and knows where all ranks are
-
-
-def _plain(value: Any) -> Any:
-    """Return `value` as what xdist takes too: a report must never be lost to what hangs on it."""
-    if value is None or type(value) in (bool, int, float, str, bytes):
-        return value
-    for kind in (int, float, str):
-        if isinstance(value, kind):
-            return kind(value)
-    if isinstance(value, dict):
-        return {_plain(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_plain(item) for item in value)
-    if isinstance(value, list | set | frozenset):
-        return [_plain(item) for item in value]
-    if isinstance(value, PurePath | os.PathLike):
-        return os.fspath(value)
-    try:
-        return repr(value)
-    except Exception:  # noqa: BLE001 - of an odd object the kind has to do
-        return f"<{type(value).__name__}>"
 
 
 def _join(request: dict[str, Any]) -> None:

@@ -14,25 +14,25 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from _pytest.skipping import evaluate_skip_marks
 
 from pytest_modelhealth.plugin.output_files import warn_once
 from pytest_modelhealth.plugin.several_ranks import Wanted, snapshots, verdict
-from pytest_modelhealth.plugin.several_ranks.processes import LaunchError, wait
-from pytest_modelhealth.plugin.several_ranks.verdict import Ran, Told
+from pytest_modelhealth.plugin.several_ranks.processes import (
+    KILL,
+    Launcher,
+    LaunchError,
+    Rank,
+    hear,
+)
+from pytest_modelhealth.plugin.several_ranks.verdict import Ran
 from pytest_modelhealth.ranks import END_OF_TEST
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pytest_modelhealth.plugin.several_ranks import Wanted
-    from pytest_modelhealth.plugin.several_ranks.processes import Launcher, Rank
 
 GRACE = 5.0
 """Seconds that the others have once a rank failed alone: most end by themselves as its connection
@@ -43,7 +43,6 @@ _ANSWER = 2.0
 
 _TICK = 0.05
 _NUMBERS = itertools.count()
-_ENDS_THE_RUN = (KeyboardInterrupt, pytest.exit.Exception)
 _WARNED = pytest.StashKey[bool]()
 _SLOW = (
     "tests on several ranks start slowly: each rank imports torch anew, as none can be forked from "
@@ -67,27 +66,24 @@ def protocol(
     """
     hook = item.ihook
     hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in _skipped(item) or _run(item, wanted, launcher):
+    skipped = verdict.made_here(item, "setup", lambda: _skip(item))
+    if skipped:  # no rank is started for what its marks skip
+        reports = [*skipped, *verdict.made_here(item, "teardown")]
+    else:
+        reports = _run(item, wanted, launcher)
+    for report in reports:
         hook.pytest_runtest_logreport(report=report)
-    for report in _torn_down(item, nextitem):
+    # fixtures of earlier tests that the next one does not use
+    end = item.session._setupstate.teardown_exact
+    for report in verdict.made_here(item, "teardown", lambda: end(nextitem)):
         hook.pytest_runtest_logreport(report=report)
     hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
 
 
-def _skipped(item: pytest.Item) -> list[pytest.TestReport]:
-    """Return the reports of a test that its marks skip: no rank is started for it."""
-
-    def evaluate() -> None:
-        skipped = evaluate_skip_marks(item)
-        if skipped is not None:
-            raise pytest.skip.Exception(skipped.reason, _use_item_location=True)
-
-    call = pytest.CallInfo.from_call(evaluate, when="setup", reraise=_ENDS_THE_RUN)
-    if call.excinfo is None:
-        return []
-    after = pytest.CallInfo.from_call(lambda: None, when="teardown")
-    make = item.ihook.pytest_runtest_makereport
-    return [make(item=item, call=call), make(item=item, call=after)]
+def _skip(item: pytest.Item) -> None:
+    skipped = evaluate_skip_marks(item)
+    if skipped is not None:
+        raise pytest.skip.Exception(skipped.reason, _use_item_location=True)
 
 
 def _run(
@@ -102,23 +98,12 @@ def _run(
         return [verdict.failed(item, "setup", str(error))]
     if starts.problem and hasattr(os, "fork"):
         warn_once(item, _WARNED, _SLOW.format(starts.problem))
-    verdict.warn(item, ran.told)
-    snapshots.take_over(item, [one for told in ran.told for one in told.used])
-    for told in ran.told:
-        if told.exit is not None:
-            pytest.exit(f"rank {told.rank}: {told.exit['text']}", told.exit["code"])
+    verdict.warn(item, ran.ranks)
+    snapshots.take_over(item, [one for rank in ran.ranks for one in rank.snapshots])
+    for rank in ran.ranks:
+        if rank.exit is not None:
+            pytest.exit(f"rank {rank.number}: {rank.exit['text']}", rank.exit["code"])
     return reports
-
-
-def _torn_down(item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
-    """End the fixtures of earlier tests that the next one does not use."""
-    state = item.session._setupstate
-    call = pytest.CallInfo.from_call(
-        lambda: state.teardown_exact(nextitem), when="teardown", reraise=_ENDS_THE_RUN
-    )
-    if call.excinfo is None:
-        return []
-    return [item.ihook.pytest_runtest_makereport(item=item, call=call)]
 
 
 def _take_over_files(item: pytest.Item, ran: Ran, reports: list[pytest.TestReport]) -> None:
@@ -141,47 +126,37 @@ def _take_over_files(item: pytest.Item, ran: Ran, reports: list[pytest.TestRepor
 def run(item: pytest.Item, wanted: Wanted, launcher: Launcher) -> Iterator[Ran]:
     """Run a test on its ranks, of which none is left afterwards.
 
-    The folder of the result is there for as long as the context.
+    The folder by which they find each other is there for as long as the context. It lies where
+    pytest removes it in a later run, should this one be killed.
 
     Raises:
         LaunchError: they cannot be started.
     """
     is_worker = hasattr(item.config, "workerinput")
     watched = os.getppid() if is_worker and hasattr(os, "getppid") else None
-    with _folder(item.config) as folder:
-        number = next(_NUMBERS)
+    try:
+        made = tempfile.mkdtemp(prefix="modelhealth-ranks-", dir=_temporary(item.config))
+    except OSError as error:
+        why = f"no rank can be started: no folder for temporary files: {error}"
+        raise LaunchError(why) from None
+    folder, number = Path(made), next(_NUMBERS)
+    try:
         requests = [_request(item, wanted, n, folder, number) for n in range(wanted.size)]
         ranks = launcher.start(requests)
         begun = time.monotonic()
-        told = [Told(n) for n in range(wanted.size)]
         try:
-            ended = _wait(ranks, told, begun + wanted.seconds, watched)
+            ended = _wait(ranks, begun + wanted.seconds, watched)
             if ended:
-                _ask(ranks, told)
+                _ask(ranks)
         finally:
-            _end(ranks, told)
-        for one in told:
-            one.log = _log(folder / f"log{one.rank}")
-        yield Ran(told, wanted, time.monotonic() - begun, ended, folder, GRACE)
-
-
-@contextlib.contextmanager
-def _folder(config: pytest.Config) -> Iterator[Path]:
-    """Make the folder by which the ranks of a test find each other.
-
-    It lies where pytest removes it in a later run, should this one be killed.
-
-    Raises:
-        LaunchError: it cannot be made.
-    """
-    try:
-        folder = Path(tempfile.mkdtemp(prefix="modelhealth-ranks-", dir=_temporary(config)))
-    except OSError as error:
-        raise LaunchError(
-            f"no rank can be started: no folder for temporary files: {error}"
-        ) from None
-    try:
-        yield folder
+            for rank in ranks:
+                if rank.code is None:
+                    rank.end(KILL)
+            for rank in ranks:
+                rank.close()
+        for rank in ranks:
+            rank.log = _log(folder / f"log{rank.number}")
+        yield Ran(ranks, wanted.seconds, time.monotonic() - begun, ended, folder, GRACE)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -207,11 +182,17 @@ def _request(
         "argument": f"{item.path}{separator}{inside}",
         "args": [str(argument) for argument in config.invocation_params.args],
         "cwd": str(config.invocation_params.dir),
-        "path": sys.path,
-        "argv": sys.argv,
         "warnoptions": sys.warnoptions,
-        "environ": _environment(rank, wanted.size)
-        | {END_OF_TEST: str(time.time() + wanted.seconds)},
+        "environ": {
+            "OMP_NUM_THREADS": "1",
+            **os.environ,
+            # what torchrun sets, but for an address to meet at
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(wanted.size),
+            "LOCAL_WORLD_SIZE": str(wanted.size),
+            END_OF_TEST: str(time.time() + wanted.seconds),
+        },
         "basetemp": str(temporary / f"ranks{number}-{rank}") if temporary else None,
         "allure": str(folder / f"allure{rank}"),
         "log": None if prints(config) else str(folder / f"log{rank}"),
@@ -222,18 +203,6 @@ def _request(
 def prints(config: pytest.Config) -> bool:
     """Whether what tests print goes to the terminal as it comes (``-s``)."""
     return bool(config.getoption("capture", "fd") == "no")
-
-
-def _environment(rank: int, size: int) -> dict[str, str]:
-    """Return the variables that torchrun sets for a process, but for an address to meet at."""
-    return {
-        "OMP_NUM_THREADS": "1",
-        **os.environ,
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "LOCAL_WORLD_SIZE": str(size),
-    }
 
 
 def _workerinput(config: pytest.Config, rank: int, size: int) -> dict[str, Any]:
@@ -251,17 +220,20 @@ def _workerinput(config: pytest.Config, rank: int, size: int) -> dict[str, Any]:
     return given
 
 
-def _wait(ranks: list[Rank], told: list[Told], limit: float, watched: int | None) -> str:
+def _wait(ranks: list[Rank], limit: float, watched: int | None) -> str:
     """Wait for all ranks; return why it was given up, if it was."""
     given_up = None
     while True:
-        _hear(ranks, told, _TICK)
+        hear(ranks, _TICK)
+        for rank in ranks:
+            rank.look()
+            rank.hear()  # its last words, before it counts as crashed
         if watched is not None and os.getppid() != watched:
             raise KeyboardInterrupt("xdist's controller is gone")
         if all(rank.code is not None for rank in ranks):
             return ""
         now = time.monotonic()
-        if given_up is None and any(one.failed and one.code is not None for one in told):
+        if given_up is None and any(rank.failed and rank.code is not None for rank in ranks):
             given_up = now + GRACE
         if now > limit:
             return "limit"
@@ -269,42 +241,19 @@ def _wait(ranks: list[Rank], told: list[Told], limit: float, watched: int | None
             return "grace"
 
 
-def _hear(ranks: list[Rank], told: list[Told], seconds: float) -> None:
-    """Take what ranks say, and that they ended, after so many seconds at most."""
-    wait(ranks, seconds)
-    for one, rank in zip(told, ranks, strict=True):
-        for message in rank.news():
-            one.take(message)
-        one.code = rank.code
-
-
-def _ask(ranks: list[Rank], told: list[Told]) -> None:
+def _ask(ranks: list[Rank]) -> None:
     """Learn where the ranks are that have not ended."""
-    running = [one for one in told if one.code is None]
-    for one in running:
-        ranks[one.rank].ask()
+    running = [rank for rank in ranks if rank.code is None]
+    for rank in running:
+        rank.ask()
     end = time.monotonic() + _ANSWER
-    while time.monotonic() < end and any(one.where is None for one in running):
-        _hear(ranks, told, _TICK)
-    for one in running:
-        one.code = None  # it was ended, and did not end
-    silent = [one.rank for one in running if one.where is None]
+    while time.monotonic() < end and any(rank.where is None for rank in running):
+        hear(running, _TICK)
+    silent = [rank for rank in running if rank.where is None]
     for rank in silent:  # pytest has faulthandler write its stack to the log
-        ranks[rank].end(signal.SIGABRT)
+        rank.end(signal.SIGABRT)
     if silent:
-        wait([ranks[rank] for rank in silent], 1.0)
-
-
-def _end(ranks: list[Rank], told: list[Told]) -> None:
-    """Have no rank left."""
-    for rank in ranks:
-        if rank.code is None:
-            rank.end(getattr(signal, "SIGKILL", signal.SIGTERM))
-    for one, rank in zip(told, ranks, strict=True):
-        rank.join()
-        for message in rank.news():
-            one.take(message)
-        rank.close()
+        hear(silent, 1.0)
 
 
 _LONGEST_LOG = 20_000

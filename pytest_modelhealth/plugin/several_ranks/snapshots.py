@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pytest
+
+_TOLD = (
+    *("snapshot_location", "snapshot_name", "asserted_data", "recalled_data"),
+    *("created", "updated", "success"),
+)
 
 
 def write_nothing(config: pytest.Config) -> None:
@@ -23,35 +28,14 @@ def executions(config: pytest.Config, rank: int) -> list[dict[str, Any]]:
     What a rank but the first would have written is left out: it is not there.
     """
     session = getattr(config, "_syrupy", None)
-    return [
-        {
-            "extension": _path(type(assertion.extension)),
-            "location": result.snapshot_location,
-            "name": result.snapshot_name,
-            "asserted": result.asserted_data,
-            "recalled": result.recalled_data,
-            "created": result.created,
-            "updated": result.updated,
-            "success": result.success,
-        }
-        for assertion in (session._assertions if session is not None else ())
-        for result in assertion.executions.values()
-        if not (rank and (result.created or result.updated))
-    ]
-
-
-def _path(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
-@dataclasses.dataclass
-class _Executed:
-    """A comparison made in another process, as far as syrupy's report reads one."""
-
-    extension: Any
-    test_location: Any
-    session: Any
-    executions: dict[int, Any]
+    found = []
+    for assertion in session._assertions if session is not None else ():
+        kind = type(assertion.extension)
+        for result in assertion.executions.values():
+            if not (rank and (result.created or result.updated)):
+                told = {name: getattr(result, name) for name in _TOLD}
+                found.append({"extension": f"{kind.__module__}.{kind.__qualname__}", **told})
+    return found
 
 
 def take_over(item: pytest.Item, used: list[dict[str, Any]]) -> None:
@@ -59,25 +43,22 @@ def take_over(item: pytest.Item, used: list[dict[str, Any]]) -> None:
     session = getattr(item.config, "_syrupy", None)
     if session is None or not used:
         return
-    first = {(one["location"], one["name"]): one for one in reversed(used)}
     from syrupy.assertion import AssertionResult
     from syrupy.exceptions import FailedToLoadModuleMember
     from syrupy.location import PyTestLocation
     from syrupy.utils import import_module_member
 
     location = PyTestLocation(item)
+    first = {(one["snapshot_location"], one["snapshot_name"]): one for one in reversed(used)}
     for one in first.values():
         with contextlib.suppress(FailedToLoadModuleMember, TypeError):
-            extension = import_module_member(one["extension"])()
-            result = AssertionResult(
-                snapshot_location=one["location"],
-                snapshot_name=one["name"],
-                asserted_data=one["asserted"],
-                recalled_data=one["recalled"],
-                created=one["created"],
-                updated=one["updated"],
-                success=one["success"],
-                exception=None,
-                test_location=location,
+            extension = import_module_member(one.pop("extension"))()
+            result = AssertionResult(**one, exception=None, test_location=location)
+            session.register_request(  # as far as syrupy's report reads an assertion
+                SimpleNamespace(
+                    extension=extension,
+                    test_location=location,
+                    session=session,
+                    executions={0: result},
+                )
             )
-            session.register_request(_Executed(extension, location, session, {0: result}))

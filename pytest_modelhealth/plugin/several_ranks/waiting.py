@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterator
     from types import FrameType
 
 _COLLECTIVES = ("distributed_c10d.py", "_functional_collectives.py")
@@ -18,7 +17,7 @@ _OURS = str(Path(__file__).parents[2])
 _BETWEEN = ("_wrapped_call_impl", "_call_impl")
 """Frames of torch between a module's call and its `forward`."""
 
-_LIBRARIES = ("/site-packages/", "/dist-packages/")
+LIBRARIES = ("/site-packages/", "/dist-packages/")
 _FOREIGN = ("torch", "_pytest", "pytest", "pluggy")
 
 
@@ -35,10 +34,14 @@ def report_on(thread: threading.Thread) -> dict[str, str]:
 
 def where(innermost: FrameType) -> str:
     """Return for example ``"in 'blocks.1', waiting in all_gather"``."""
-    frames = list(_outwards(innermost))
-    collective = next((f.f_code.co_name for f in frames if _is_collective(f)), "")
+    frames = [frame for frame, _ in traceback.walk_stack(innermost)]
+    codes = (frame.f_code for frame in frames)
+    collective = next(
+        (code.co_name for code in codes if Path(code.co_filename).name in _COLLECTIVES), ""
+    )
     module = _module(frames)
-    place = next((_place(f) for f in frames if _is_users(f)), "")
+    users = (frame for frame in frames if _is_users(frame))
+    place = next((f"{Path(f.f_code.co_filename).name}:{f.f_lineno}" for f in users), "")
     said = []
     if module:
         said.append(f"in {module!r}" if collective else f"in {module!r} at {place}".rstrip(" at"))
@@ -49,27 +52,17 @@ def where(innermost: FrameType) -> str:
 
 def stack(innermost: FrameType) -> str:
     """Return the stack from the test on, the innermost call last."""
-    frames = list(_outwards(innermost))[::-1]
+    frames = [frame for frame, _ in traceback.walk_stack(innermost)][::-1]
     first = next((i for i, frame in enumerate(frames) if _is_users(frame)), 0)
     told = [frame for frame in frames[first:] if frame.f_code.co_name not in _BETWEEN]
     summary = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in told)
     return "".join(summary.format()).rstrip()
 
 
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def _is_collective(frame: FrameType) -> bool:
-    return Path(frame.f_code.co_filename).name in _COLLECTIVES
-
-
 def _is_users(frame: FrameType) -> bool:
     """Whether it is of the test or the model, and no library's or pytest's."""
     path = frame.f_code.co_filename
-    if path.startswith("<") or any(part in path.replace("\\", "/") for part in _LIBRARIES):
+    if path.startswith("<") or any(part in path.replace("\\", "/") for part in LIBRARIES):
         return False
     files = (getattr(sys.modules.get(name), "__file__", None) for name in _FOREIGN)
     folders = (str(Path(file).parent) + os.sep for file in files if file)
@@ -79,29 +72,20 @@ def _is_users(frame: FrameType) -> bool:
 _STANDARD = str(Path(os.__file__).parent)
 
 
-def _place(frame: FrameType) -> str:
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-
-
 def _module(frames: list[FrameType]) -> str:
     """Return the name of the innermost module called, as the outermost on the stack knows it."""
     torch = sys.modules.get("torch")
     if torch is None:
         return ""
+    from pytest_modelhealth.layers import named_modules
+
     called: list[Any] = [
         frame.f_locals.get("self") for frame in frames if frame.f_code.co_name == "_call_impl"
     ]
     called = [one for one in called if isinstance(one, torch.nn.Module)]
     for outer in reversed(called):
-        names = {id(module): name for name, module in outer.named_modules()}
+        names = {named.module: named.name for named in named_modules(outer)}
         for inner in called:
-            name = names.get(id(inner), "")
-            if name and inner is not outer:
-                return _plain_name(name, outer)
+            if names.get(inner) and inner is not outer:
+                return names[inner]
     return type(called[0]).__name__ if called else ""
-
-
-def _plain_name(name: str, outer: object) -> str:
-    """Return the name without what DistributedDataParallel puts before it."""
-    wraps = any(kind.__name__ == "DistributedDataParallel" for kind in type(outer).__mro__)
-    return name.removeprefix("module.") if wraps and name != "module" else name

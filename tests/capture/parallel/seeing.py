@@ -169,12 +169,3 @@ def plain_loss_of_rank_0() -> float:
     generator = torch.Generator().manual_seed(9900)
     x = torch.randn(4, 6, generator=generator)
     return loss_of(model(x), torch.randint(0, 3, (4,), generator=generator)).item()
-
-
-def nothing_imported() -> list[str]:
-    """Return our modules for ranks that a plain model needs in a process without a group."""
-    import sys
-
-    dist.destroy_process_group()
-    Inspector(nn.Linear(6, 3)).run_inspection(torch.zeros(2, 6))
-    return [name for name in sys.modules if name.startswith("pytest_modelhealth.capture.parallel.")]

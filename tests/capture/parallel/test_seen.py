@@ -142,8 +142,3 @@ def test_a_loss_on_shards_of_the_classes() -> None:
     for errors, loss in on_ranks(2, seeing.parallel_loss):
         assert errors == ()
         assert loss == pytest.approx(expected, 1e-5)
-
-
-def test_a_plain_model_without_a_group_imports_nothing_for_ranks() -> None:
-    """As after destroying the group."""
-    assert on_ranks(2, seeing.nothing_imported) == [[], []]
