@@ -5,10 +5,12 @@ run would then import them again, and crash. A test whose inner run calls torch.
 `runpytest_subprocess`, as the compiler's modules, not loaded here, take another second.
 """
 
+import functools
 import gc
 import importlib
 import pkgutil
 import signal
+import sys
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -38,6 +40,15 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.enable()
         gc.freeze()
+
+
+def pytest_runtest_setup() -> None:
+    """Have all exports to ONNX share one table of operators: each makes its own, in a second."""
+    exporter = sys.modules.get("torch.onnx._internal.exporter._registration")
+    registry = getattr(exporter, "ONNXRegistry", None)
+    made = getattr(registry, "from_torchlib", None)
+    if registry is not None and made is not None and not hasattr(made, "cache_info"):
+        registry.from_torchlib = staticmethod(functools.cache(made))
 
 
 @pytest.fixture(scope="session")

@@ -133,6 +133,7 @@ def told(folder: Path, lines: list[str]) -> dict[str, object]:
     }
 
 
+@pytest.mark.slow
 def test_two_workers_say_what_one_process_says(
     nets: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
