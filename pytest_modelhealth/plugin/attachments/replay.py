@@ -217,7 +217,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         f"{OPTION}-limit",
         metavar="MB",
         type=float,
-        default=None,
+        default=_DEFAULT_LIMIT,
         help="the most megabytes of tensors in one of them: over it the weights are left out, then "
         f"the inputs (default: {_DEFAULT_LIMIT:g})",
     )
@@ -256,19 +256,13 @@ def pytest_configure(config: pytest.Config) -> None:
     given = config.getoption(OPTION)
     if given is None:
         return
-    limit = _limit(config)
+    limit = config.getoption(f"{OPTION}-limit")
     if not (limit > 0 and math.isfinite(limit)):
         raise pytest.UsageError(
             f"{OPTION}-limit: must be a number of megabytes above 0, not {limit:g}"
         )
     _without(config)
     config.option.modelhealth_replay = str(writable(config, OPTION, given))
-
-
-def _limit(config: pytest.Config) -> float:
-    """Return the most megabytes of tensors in a bundle."""
-    given = config.getoption(f"{OPTION}-limit")
-    return _DEFAULT_LIMIT if given is None else float(given)
 
 
 def _without(config: pytest.Config) -> tuple[str, ...]:
@@ -292,7 +286,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Have the inspectors of this test keep what fails."""
     directory = item.config.getoption(OPTION)
     if directory is not None and item.config.getoption(_FROM) is None:
-        limit = _limit(item.config) * _MEGABYTE
+        limit = item.config.getoption(f"{OPTION}-limit") * _MEGABYTE
         keeper = Keeper(item, Path(directory), limit, _without(item.config))
         item.stash[_KEEPER] = keeper
         item.stash[MAKER] = keeper.make
