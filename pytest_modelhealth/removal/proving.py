@@ -138,7 +138,7 @@ class Prover:
     def _confirm(self, layer: RemovableLayer, found: Evidence) -> None:
         """Take off the candidates of a layer of which a batch says otherwise."""
         zero, twins = set(found.inactive), dict(found.twins())
-        wrong = {
+        wrong: dict[str, list[Any]] = {
             "inactive": [unit for unit in layer.inactive if unit not in zero],
             "unread": [unit for unit in layer.unread if unit not in zero | {*found.unused}],
             # two units with the same values may each be said to be a third one's twin
