@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,8 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pytest_modelhealth.bundles.file import Bundle, missing_values, read
-from pytest_modelhealth.bundles.packing import qualified_name
+from pytest_modelhealth.bundles.file import Bundle, qualified_name, read
 from pytest_modelhealth.bundles.state import load, under, versions
 from pytest_modelhealth.capture import find_engine
 from pytest_modelhealth.capture.step.isolation import (
@@ -33,7 +31,7 @@ from pytest_modelhealth.checks import Check, with_own_checks
 from pytest_modelhealth.checks.judging import judge
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.inspector import Inspector
-from pytest_modelhealth.layers import Rule, Selection, original_class
+from pytest_modelhealth.layers import Rule, Selection
 from pytest_modelhealth.rendering.notation import printable
 from pytest_modelhealth.report import ROLES, HealthReport, Replayed
 from pytest_modelhealth.settings import Settings
@@ -110,10 +108,20 @@ def replayed(
         base.checks,
     )
     inspector = Inspector(model, compiled=content["compiled"], settings=settings, calibrate=False)
-    inspector._selection = _selection(content["watch"], module)
+    if content["watch"] is not None:
+        inspector._selection = Selection(
+            tuple(
+                Rule(re.compile(f"^{re.escape(name)}$"), frozenset(roles))
+                for name, roles in content["watch"].items()
+            )
+        )
     batches = [_batch(bundle, batch, given) for batch in content["batches"]]
     options = {name: _function(content, name, given) for name in ("loss", "backward")}
-    options |= {"scaler": _scaler(content["scaler"])} | content["options"]
+    options |= {"scaler": None} | content["options"]
+    if content["scaler"] is not None:
+        device, state_of_scaler = content["scaler"]
+        options["scaler"] = torch.amp.GradScaler(device)
+        options["scaler"].load_state_dict(state_of_scaler)
 
     def one_by_one() -> Iterator[Any]:
         """Yield what `run_batches` takes, each under the random state of then."""
@@ -121,30 +129,28 @@ def replayed(
             restore_random_state(batch["random"])
             yield inputs if options["loss"] is None else (inputs, target)
 
-    with _put_back(module), under(content["surroundings"]):
+    held = State(module)
+    parameters = Memory([] if held.lazy else held.leaves)
+    put_back = untouched(Inspection(held, module), None)
+    with values_kept(held, parameters), put_back, under(content["surroundings"]):
         load(module, content["model"], values=state)
         if content["of"] == "batches":
             report = inspector.run_batches(one_by_one(), **options)
         else:
             restore_random_state(content["batches"][0]["random"])
             report = inspector.run_inspection(*batches[0], **options)
-    moved = differences(bundle.report, json.loads(report.render("json")))
-    record = Replayed(
-        str(bundle.path), not moved, (*moved, *(_elsewhere(content) if moved else ()))
-    )
+    moved = differences(content["report"], json.loads(report.render("json")))
+    here = versions()
+    elsewhere = [
+        printable(f"{name} was {then}, is {here.get(name, 'not there')}")
+        for name, then in content["versions"].items()
+        if here.get(name) != then
+    ]
+    record = Replayed(str(bundle.path), not moved, (*moved, *(elsewhere if moved else ())))
     told = list(_notes(bundle, record, settings))
     seen = report.observation
     seen = replace(seen, notes=(*told, *seen.notes), replayed=record)
     return HealthReport(seen, report._settings, judge, renderer=report._renderer), told
-
-
-@contextmanager
-def _put_back(module: nn.Module) -> Iterator[None]:
-    """Put everything back as after an inspection, and what was loaded into parameters."""
-    state = State(module)
-    parameters = Memory([] if state.lazy else state.leaves)
-    with values_kept(state, parameters), untouched(Inspection(state, module), None):
-        yield
 
 
 def _batch(bundle: Bundle, batch: Mapping[str, Any], given: Mapping[str, Any]) -> list[Any]:
@@ -176,44 +182,6 @@ def _function(content: Mapping[str, Any], name: str, given: Mapping[str, Any]) -
     return kept
 
 
-def _scaler(kept: tuple[str, dict[str, Any]] | None) -> torch.amp.GradScaler | None:
-    if kept is None:
-        return None
-    scaler = torch.amp.GradScaler(kept[0])
-    scaler.load_state_dict(kept[1])
-    return scaler
-
-
-def _selection(rules: Iterable[Mapping[str, Any]], model: nn.Module) -> Selection:
-    """Return what was watched; classes are looked for among those of the model's modules.
-
-    Raises:
-        InspectionError: a class is none of them.
-    """
-    kinds = {kind for module in model.modules() for kind in (type(module), original_class(module))}
-    known: dict[str, type[nn.Module]] = {
-        qualified_name(base): base
-        for kind in kinds
-        for base in kind.__mro__
-        if issubclass(base, nn.Module)
-    }
-    made = []
-    for rule in rules:
-        types = None
-        if rule["types"] is not None:
-            types = tuple(known[name] for name in rule["types"] if name in known)
-            if not types:
-                raise InspectionError(
-                    f"the bundle watched layers of types {', '.join(rule['types'])}, of which this "
-                    "model has none"
-                )
-        pattern = rule["pattern"]
-        if rule["flags"] is not None:
-            pattern = re.compile(pattern, rule["flags"])
-        made.append(Rule(pattern, frozenset(rule["roles"]), types))
-    return Selection(tuple(made))
-
-
 def _notes(bundle: Bundle, record: Replayed, settings: Settings) -> Iterator[str]:
     """Yield what a reader should know, a sentence each."""
     name, moved = printable(Path(record.bundle).name), record.differences
@@ -226,86 +194,46 @@ def _notes(bundle: Bundle, record: Replayed, settings: Settings) -> Iterator[str
     checks = {qualified_name(type(check)) for check in settings.checks}
     if lacking := [name for name in bundle.content["own_checks"] if name not in checks]:
         yield f"not judged by the project's own checks: {', '.join(lacking)}"
-    missing = missing_values(bundle.content)
+    missing = bundle.content["missing"]
     for one in missing[:_SHOWN]:
         yield f"not in the bundle: {printable(str(one))}"
     if len(missing) > _SHOWN:
         yield f"not in the bundle: {len(missing) - _SHOWN:,} more, which its content lists"
 
 
-def _elsewhere(content: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return which versions, and what of the machine, are others here."""
-    here = versions()
-    return tuple(
-        printable(f"{name} was {then}, is {here.get(name, 'not there')}")
-        for name, then in content["versions"].items()
-        if here.get(name) != then
-    )
-
-
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
     """Return what differs between two reports as `HealthReport.to_dict` has them, a phrase each.
 
-    Numbers are compared bit for bit: the verdict, violations, the loss, then layers.
+    Numbers are compared bit for bit: the verdict, violations, the loss, then layers; of a tensor
+    the first statistic that differs is named.
     """
-    before, after = _layers(then), _layers(now)
-    phrases = [
-        *_compared({"verdict": then.get("verdict")}, {"verdict": now.get("verdict")}),
-        *_compared(_violations(then), _violations(now), "no longer fails", "fails now"),
-        *_compared({"loss": then.get("loss")}, {"loss": now.get("loss")}),
-    ]
-    for name in dict.fromkeys((*before, *after)):
-        if name in before and name in after:
-            phrases += _compared(before[name], after[name])
-        else:
-            phrases.append(f"{name} is {'gone' if name in before else 'new'}")
-    return tuple(map(printable, phrases))
+    before, after = _facts(then), _facts(now)
+    phrases = []
+    for what in dict.fromkeys((*before, *after)):
+        one, other = before.get(what, {}), after.get(what, {})
+        for name in dict.fromkeys((*one, *other)):
+            if one.get(name, "not there") != other.get(name, "not there"):
+                was, now_is = (facts.get(name, "not there") for facts in (one, other))
+                phrases.append(printable(f"{what} {name}".rstrip() + f" was {was}, is {now_is}"))
+                break
+    return tuple(phrases)
 
 
-def _compared(
-    then: Mapping[str, Any], now: Mapping[str, Any], gone: str = "is gone", new: str = "is new"
-) -> Iterator[str]:
-    for what in dict.fromkeys((*then, *now)):
-        if what not in then or what not in now:
-            yield f"{what} {gone if what in then else new}"
-        elif then[what] != now[what]:
-            yield _moved(what, then[what], now[what])
-
-
-def _moved(what: str, then: Any, now: Any) -> str:
-    """Return what moved; of the statistics of a tensor the first."""
-    if isinstance(then, dict) and isinstance(now, dict):
-        name = next(name for name in {**then, **now} if then.get(name) != now.get(name))
-        return _moved(f"{what} {name}", then.get(name), now.get(name))
-    if isinstance(then, dict) or isinstance(now, dict):
-        then, now = ("seen" if one else "not seen" for one in (then, now))
-    return f"{what} was {then}, is {now}"
-
-
-def _violations(report: Mapping[str, Any]) -> dict[str, Any]:
-    facts: dict[str, Any] = {}
-    for one in report.get("violations", ()):
-        what = f"{one.get('layer') or 'the model'} ({one.get('check')})"
-        if what in facts:
-            what += f" of {one.get('role')} {one.get('tensor') or ''}".rstrip()
-        facts[what] = one.get("value")
-    return facts
-
-
-def _layers(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what is told of each layer, and of each tensor of it the statistics."""
-    layers: dict[str, dict[str, Any]] = {}
-    for layer in report.get("layers", ()):
-        name = layer.get("name") or "the model"
-        facts = {f"{name}: {key}": layer.get(key) for key in ("status", "calls")}
+def _facts(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what is told of the model, of each finding and of each tensor, by what it is."""
+    facts = {"verdict": {"": report["verdict"]}}
+    for one in report["violations"]:
+        found = facts.setdefault(f"{one['layer'] or 'the model'} ({one['check']})", {})
+        found[f"{one.get('role') or ''} {one.get('tensor') or ''}".strip()] = one["value"]
+    facts["loss"] = {"": report["loss"]}
+    for layer in report["layers"]:
+        name = layer["name"] or "the model"
+        facts |= {f"{name}: {key}": {"": layer[key]} for key in ("status", "calls")}
         for role in ROLES:
-            found = layer.get(role)
-            if isinstance(found, dict) and "shape" not in found:  # by the tensors' own names
-                facts |= {f"{name} ({role}) {own}": one for own, one in found.items()}
-            else:
-                facts[f"{name} ({role})"] = found
-        layers[name] = facts
-    return layers
+            seen = layer[role] or {}
+            tensors = {"": seen} if "shape" in seen else seen  # by the tensors' own names
+            facts |= {f"{name} ({role}) {own}".rstrip(): one for own, one in tensors.items()}
+    return facts
 
 
 class SubstitutingInspector(Inspector):

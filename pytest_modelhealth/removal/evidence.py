@@ -26,11 +26,6 @@ _AT_ONCE = 2**20
 _ROUNDINGS = 4
 """Machine epsilons, times the norm of a unit, by which projections of equal units may differ."""
 
-_WITHOUT_GRADIENTS = (
-    "parameters were made under torch.inference_mode, and take no gradient, by which units "
-    "are found that nothing reads: make or load the model outside of it"
-)
-
 Observe = Callable[[Request], Observation]
 
 
@@ -229,7 +224,11 @@ class Finder:
         ):
             for parameter in self._request.model.parameters():
                 if parameter.is_inference():
-                    raise InspectionError(_WITHOUT_GRADIENTS)
+                    raise InspectionError(
+                        "parameters were made under torch.inference_mode, and take no gradient, by "
+                        "which units are found that nothing reads: make or load the model outside "
+                        "of it"
+                    )
                 if parameter.is_leaf and parameter.is_floating_point():
                     parameter.requires_grad_(True)  # a frozen one shows no gradient
             return self._observe(request), watch

@@ -7,7 +7,7 @@ rounding explains, which is measured.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -25,17 +25,20 @@ from pytest_modelhealth.tolerance import RUNS, perturbed_batch, perturbed_copy
 FACTOR = 10.0
 """How many times the measured noise merged duplicates may move an output, as in a comparison."""
 
-Layers = Mapping[str, RemovableLayer]
-_EXACT = ("inactive", "unread")
-_WAS = {"inactive": "inactive", "unread": "without a gradient", "duplicates": "equal to others"}
+_SAID = {
+    "inactive": ("inactive", "fires", "fire"),
+    "unread": ("without a gradient", "is read", "are read"),
+    "duplicates": ("equal to others", "parts from them", "part from them"),
+}
+"""Of each kind of candidates what they were, and what one and more of them did on held-out ones."""
 
 
-class _Part(NamedTuple):
-    """Units of one layer and kind that are masked or not as a whole."""
+class _Unit(NamedTuple):
+    """A candidate: its layer, its kind, and its index or, of a duplicate, also its twin's."""
 
     layer: str
     kind: str
-    units: tuple[Any, ...]
+    unit: Any
 
 
 class Prover:
@@ -68,18 +71,12 @@ class Prover:
         layer, masked = route.layer, {*found.inactive, *found.unused}
         pairs = tuple(pair for pair in found.twins() if masked.isdisjoint(pair))
         if pairs and layer.read_by:
-            count = len(pairs)
-            are = f"{count:,} units are duplicates" if count > 1 else "1 unit is a duplicate"
+            are = f"{len(pairs):,} units are duplicates" if pairs[1:] else "1 unit is a duplicate"
             reason = f"{are}, but {layer.read_by} reads it, and no weight that can be merged"
             self._refuse(layer.name, reason)
             pairs = ()
-        layer = replace(
-            layer,
-            samples=found.samples,
-            inactive=found.inactive,
-            unread=found.unused,
-            duplicates=pairs,
-        )
+        units = {"inactive": found.inactive, "unread": found.unused, "duplicates": pairs}
+        layer = replace(_with(layer, units), samples=found.samples)
         own = {id(p) for p in self._modules[layer.name]._parameters.values() if p is not None}
         sharers = [
             repr(name)
@@ -89,8 +86,8 @@ class Prover:
         if layer.removable and sharers:
             what = f"{len(layer.removable):,} of its units look removable"
             self._refuse(layer.name, f"{what}, but its weight is that of {', '.join(sharers)}, too")
-        else:
-            self._keep(layer)
+        elif layer.removable:
+            self.layers[layer.name] = layer
 
     def add(self, inputs: Any, found: Mapping[str, Evidence], samples: int) -> None:
         """Prove the candidates on one more batch.
@@ -103,143 +100,117 @@ class Prover:
         for name, layer in list(self.layers.items()):
             if name in found:
                 self._confirm(layer, found[name])
-        base = self._outputs(inputs, {}) if self.layers else []
-        self._prove_masked(inputs, base)
-        merged, limit = self._prove_merged(inputs, base)
+        base = self._outputs(inputs, ()) if self.layers else []
+        self._prove(inputs, base, self._units("inactive", "unread"), limit=0.0)
+        merged = limit = 0.0
+        if pairs := self._units("duplicates"):
+            limit = FACTOR * rounding_noise(self._beside, inputs, base, self._epsilon)
+            merged = self._prove(inputs, base, pairs, limit)
         self.proof = Proof(
             samples=self.proof.samples + samples,
             merged=max(self.proof.merged, merged),
             limit=max(self.proof.limit, limit),
         )
 
+    def _units(self, *kinds: str) -> list[_Unit]:
+        return [
+            _Unit(layer.name, kind, unit)
+            for layer in self.layers.values()
+            for kind in kinds
+            for unit in getattr(layer, kind)
+        ]
+
     def _refuse(self, name: str, reason: str) -> None:
         self.refused.setdefault(name, {})[reason] = None
 
-    def _keep(self, layer: RemovableLayer) -> None:
-        self.layers[layer.name] = layer
-        if not layer.removable:
-            del self.layers[layer.name]
-
-    def _take_off(self, part: _Part, but: str) -> None:
-        """Take units off the candidates, and keep why."""
-        layer, count = self.layers[part.layer], len(part.units)
-        left = tuple(unit for unit in getattr(layer, part.kind) if unit not in part.units)
-        self._keep(_with(layer, {part.kind: left}))
-        was = f"{count:,} unit was" if count == 1 else f"{count:,} units were"
-        over = f"over {layer.samples:,} samples"
-        self._refuse(part.layer, f"{was} {_WAS[part.kind]} {over}{but}")
+    def _take_off(self, name: str, kind: str, units: Iterable[Any], but: str = "") -> None:
+        """Take units off the candidates, and keep why: what they did on held-out batches."""
+        units, layer = set(units), self.layers[name]
+        left = _with(layer, {kind: tuple(u for u in getattr(layer, kind) if u not in units)})
+        self.layers[name] = left
+        if not left.removable:
+            del self.layers[name]
+        was, does, do = _SAID[kind]
+        what = f"1 unit was {was}" if len(units) == 1 else f"{len(units):,} units were {was}"
+        but = but or f" but {does if len(units) == 1 else do} on held-out ones"
+        self._refuse(name, f"{what} over {layer.samples:,} samples{but}")
 
     def _confirm(self, layer: RemovableLayer, found: Evidence) -> None:
         """Take off the candidates of a layer of which a batch says otherwise."""
         zero, twins = set(found.inactive), dict(found.twins())
-        alive = tuple(unit for unit in layer.inactive if unit not in zero)
-        is_read = tuple(unit for unit in layer.unread if unit not in zero | set(found.unused))
-        # two units with the same values may each be said to be a third one's twin
-        apart = tuple(
-            (one, other)
-            for one, other in layer.duplicates
-            if twins.get(one, one) != twins.get(other, other) and not zero.issuperset((one, other))
-        )
-        one, more = ("fires", "is read", "parts from them"), ("fire", "are read", "part from them")
-        kinds = ("inactive", "unread", "duplicates")
-        for kind, units, verb, verbs in zip(kinds, (alive, is_read, apart), one, more, strict=True):
-            if units and layer.name in self.layers:
-                said = verb if len(units) == 1 else verbs
-                self._take_off(_Part(layer.name, kind, units), f" but {said} on held-out ones")
+        wrong: dict[str, list[Any]] = {
+            "inactive": [unit for unit in layer.inactive if unit not in zero],
+            "unread": [unit for unit in layer.unread if unit not in zero | {*found.unused}],
+            # two units with the same values may each be said to be a third one's twin
+            "duplicates": [
+                pair
+                for pair in layer.duplicates
+                if len({twins.get(unit, unit) for unit in pair}) > 1 and not zero.issuperset(pair)
+            ],
+        }
+        for kind, units in wrong.items():
+            if units:
+                self._take_off(layer.name, kind, units)
 
-    def _masked(self) -> list[_Part]:
-        """Return the units that go by being masked alone, each by itself."""
-        return [
-            _Part(layer.name, kind, (unit,))
-            for layer in self.layers.values()
-            for kind in _EXACT
-            for unit in getattr(layer, kind)
-        ]
-
-    def _prove_masked(self, inputs: Any, base: list[Tensor]) -> None:
-        """Take off what changes an output: what is left changes none, exactly."""
-        parts = self._masked()
-        if not parts or self._moved(inputs, base, parts) == 0.0:
-            return
-        reason = "the same batch gives another output each time, so nothing is proven"
-        if self._moved(inputs, base, []) == 0.0:
-            bad = self._harmful(inputs, base, parts)
-            for name, kind in dict.fromkeys((part.layer, part.kind) for part, _ in bad):
-                here = [one for one in bad if one[0][:2] == (name, kind)]
-                units = tuple(part.units[0] for part, _ in here)
-                most = max(moved for _, moved in here)
-                said = f", but masking moves an output by {most:.3g}"
-                self._take_off(_Part(name, kind, units), said)
-            left = [part for part in parts if part not in [one for one, _ in bad]]
-            if not (moved := self._moved(inputs, base, left)):
-                return
-            reason = f"masked together, they move an output by {moved:.3g}"
-        for name in list(self.layers):
-            self._refuse(name, reason)
-            del self.layers[name]
-
-    def _prove_merged(self, inputs: Any, base: list[Tensor]) -> tuple[float, float]:
-        """Take off duplicates that change an output by more than rounding does.
+    def _prove(self, inputs: Any, base: list[Tensor], units: list[_Unit], limit: float) -> float:
+        """Take off the units without which an output moves further than the limit.
 
         Returns:
-            By how much the rest does, and the limit, both relative.
+            How far outputs move without the others.
         """
-        doubled = [layer for layer in self.layers.values() if layer.duplicates]
-        if not doubled:
-            return 0.0, 0.0
-        parts = [_Part(layer.name, "duplicates", layer.duplicates) for layer in doubled]
-        limit = FACTOR * rounding_noise(self._beside, inputs, base, self._epsilon)
-        moved = self._moved(inputs, base, [*self._masked(), *parts])
+        masked = self._units("inactive", "unread") if limit else []  # these are proven before
+        moved = self._moved(inputs, base, [*masked, *units]) if units else 0.0
         if moved <= limit:
-            return moved, limit
-        bad = self._harmful(inputs, base, parts, limit)
-        left = [part for part in parts if part not in [one for one, _ in bad]]
-        moved = self._moved(inputs, base, [*self._masked(), *left])
-        if moved > limit:
-            bad += [(part, moved) for part in left]
+            return moved
+        if not limit and self._moved(inputs, base, ()):
+            for name in self.layers:
+                reason = "the same batch gives another output each time, so nothing is proven"
+                self._refuse(name, reason)
+            self.layers.clear()
+            return 0.0
+        bad, parts = dict[_Unit, float](), [units]
+        while parts:  # by halving
+            part = parts.pop()
+            by = self._moved(inputs, base, part)
+            if by > limit and len(part) == 1:
+                bad[part[0]] = by
+            elif by > limit:
+                middle = len(part) // 2
+                parts += [part[middle:], part[:middle]]
+        left = [unit for unit in units if unit not in bad]
+        moved = self._moved(inputs, base, [*masked, *left])
+        if moved > limit:  # only together
+            bad |= dict.fromkeys(left, moved)
             moved = 0.0
-        for part, by in bad:
-            self._take_off(
-                part,
-                f", but merged into them they move an output by {by:.3g} of its size, and "
-                f"rounding explains {limit:.3g}",
-            )
-        return moved, limit
+        for name, kind in dict.fromkeys(unit[:2] for unit in bad):
+            here = {unit.unit: by for unit, by in bad.items() if unit[:2] == (name, kind)}
+            by = max(here.values())
+            but = f", but masking moves an output by {by:.3g}"
+            if limit:
+                but = (
+                    f", but merged into them they move an output by {by:.3g} of its size, and "
+                    f"rounding explains {limit:.3g}"
+                )
+            self._take_off(name, kind, here, but)
+        return moved
 
-    def _harmful(
-        self, inputs: Any, base: list[Tensor], parts: list[_Part], limit: float = 0.0
-    ) -> list[tuple[_Part, float]]:
-        """Return the parts that move an output further than that, and how far: by halving."""
-        bad, todo = [], [parts]
-        while todo:
-            some = todo.pop()
-            moved = self._moved(inputs, base, some)
-            if moved > limit and len(some) == 1:
-                bad.append((some[0], moved))
-            elif moved > limit:
-                middle = len(some) // 2
-                todo += [some[middle:], some[:middle]]
-        return bad
+    def _moved(self, inputs: Any, base: list[Tensor], units: Sequence[_Unit]) -> float:
+        """Return how far outputs move without these; with duplicates: of the outputs' size."""
+        is_merged = any(unit.kind == "duplicates" for unit in units)
+        return largest_difference(base, self._outputs(inputs, units), relative=is_merged)
 
-    def _moved(self, inputs: Any, base: list[Tensor], parts: Sequence[_Part]) -> float:
-        """Return how far outputs move with these parts gone; duplicates: of the outputs' size."""
+    def _outputs(self, inputs: Any, units: Sequence[_Unit]) -> list[Tensor]:
+        """Return what the model returns without some units."""
         layers: dict[str, RemovableLayer] = {}
-        for name, kind, units in parts:
-            layer = layers.get(name) or _with(self.layers[name], _NONE)
-            layers[name] = _with(layer, {kind: (*getattr(layer, kind), *units)})
-        is_merged = any(layer.duplicates for layer in layers.values())
-        return largest_difference(base, self._outputs(inputs, layers), relative=is_merged)
-
-    def _outputs(self, inputs: Any, layers: Layers) -> list[Tensor]:
-        """Return what the model returns without the units of some layers."""
+        for name in dict.fromkeys(unit.layer for unit in units):
+            here = [unit for unit in units if unit.layer == name]
+            chosen = {kind: tuple(u.unit for u in here if u.kind == kind) for kind in _SAID}
+            layers[name] = _with(self.layers[name], chosen)
         batch = Inputs.of(copied_batch(inputs))
         with self._beside.put_back((batch.args, batch.kwargs), evaluation=True), torch.no_grad():
             mask(layers, self._modules)
             output = self._beside.model(*batch.args, **batch.kwargs)
             return [tensor.detach().clone() for tensor in find_tensors(output)]
-
-
-_NONE: Mapping[str, tuple[Any, ...]] = {"inactive": (), "unread": (), "duplicates": ()}
 
 
 def _with(layer: RemovableLayer, units: Mapping[str, tuple[Any, ...]]) -> RemovableLayer:
@@ -248,7 +219,7 @@ def _with(layer: RemovableLayer, units: Mapping[str, tuple[Any, ...]]) -> Remova
     return replace(layer, **changes)
 
 
-def mask(layers: Layers, modules: Mapping[str, nn.Module]) -> None:
+def mask(layers: Mapping[str, RemovableLayer], modules: Mapping[str, nn.Module]) -> None:
     """Set to zero what makes the units of some layers; what reads duplicates reads their twins."""
     for layer in layers.values():
         for part in layer.read:
@@ -299,18 +270,15 @@ def largest_difference(
     """
     if [(t.shape, t.dtype) for t in ours] != [(t.shape, t.dtype) for t in theirs]:
         return float("inf")
-    pairs = zip(ours, theirs, strict=True)
-    return max((_difference(a, b, relative) for a, b in pairs), default=0.0)
-
-
-def _difference(ours: Tensor, theirs: Tensor, relative: bool) -> float:
-    if torch.equal(ours, theirs) or not ours.numel():
-        return 0.0
-    if ours.is_quantized:
-        ours, theirs = ours.dequantize(), theirs.dequantize()
-    wide = torch.complex128 if ours.is_complex() else torch.float64
-    ours, theirs = ours.to(wide), theirs.to(wide)
-    same = torch.isclose(ours, theirs, rtol=0.0, atol=0.0, equal_nan=True)
-    largest = float(torch.where(same, 0.0, (ours - theirs).abs()).nan_to_num(float("inf")).max())
-    size = float(ours.abs().nan_to_num(0.0, posinf=0.0).max()) if relative else 1.0
-    return largest / size if size else largest
+    most = 0.0
+    for a, b in zip(ours, theirs, strict=True):
+        if torch.equal(a, b) or not a.numel():
+            continue
+        a, b = (t.dequantize() if t.is_quantized else t for t in (a, b))
+        wide = torch.complex128 if a.is_complex() else torch.float64
+        a, b = a.to(wide), b.to(wide)
+        same = torch.isclose(a, b, rtol=0.0, atol=0.0, equal_nan=True)
+        largest = float(torch.where(same, 0.0, (a - b).abs()).nan_to_num(float("inf")).max())
+        size = float(a.abs().nan_to_num(0.0, posinf=0.0).max()) if relative else 1.0
+        most = max(most, largest / size if size else largest)
+    return most

@@ -32,7 +32,7 @@ _ZERO_AT_ZERO = frozenset(
 )
 """Activations that give zero for zero, as a masked unit is."""
 
-_NOT_ALIKE = frozenset({"glu", "log_softmax", "prelu", "softmax", "softmin"})
+_NOT_ALIKE = frozenset({None, "glu", "log_softmax", "prelu", "softmax", "softmin"})
 """Activations that treat units each in its way, or have them part in each other's values."""
 
 _ALIKE = (
@@ -199,9 +199,6 @@ class _Ways:
             full = f"{layer}.{own}" if layer else own
             yield UnitSlice(full, tuple(parameter.shape), dimension, each)
 
-    def _is_convolution(self, layer: str) -> bool:
-        return isinstance(self._modules[layer], nn.modules.conv._ConvNd)
-
     def _dimension(self, layer: str) -> int:
         """Return the dimension of the units in the output, counted from the end."""
         module = self._modules[layer]
@@ -238,15 +235,12 @@ class _Ways:
             return found.function.startswith(_POOLINGS)
         return isinstance(self._modules.get(found.name), _ALIKE)
 
-    def _is_alike_activation(self, vertex: int) -> bool:
-        activation = self._activation(vertex)
-        return activation is not None and activation not in _NOT_ALIKE
-
     def _is_norm_of(self, layer: str, name: str) -> bool:
         module = self._modules.get(name)
         if not isinstance(module, _NORMS) or module.num_features != _units(self._modules[layer]):
             return False
-        return self._is_convolution(layer) or len(self._shapes.get(name, ())) == 2
+        is_image = isinstance(self._modules[layer], nn.modules.conv._ConvNd)
+        return is_image or len(self._shapes.get(name, ())) == 2
 
     def _activation(self, vertex: int) -> str | None:
         found = self._graph.vertices[vertex]
@@ -271,26 +265,23 @@ class _Ways:
                 found = self._graph.vertices[taker]
                 is_call = found.kind is Kind.CALL
                 module = self._modules.get(found.name) if is_call else None
+                operation = "" if is_call else found.function
                 if makes_units(module):
                     yield self._columns(layer, found.name, is_flat=is_flat, means=means)
-                elif not is_call and found.function == "mean":
+                elif operation == "mean":
                     todo.append((taker, True, self._beside(layer, vertex)))
-                elif isinstance(module, nn.Flatten) or self._is(_FLATTENED, taker):
+                elif isinstance(module, nn.Flatten) or operation in _FLATTENED:
                     todo.append((taker, True, means))
                 elif (
                     self._is_alike(taker)
-                    or self._is_alike_activation(taker)
-                    or self._is(_UNCHANGED, taker)
+                    or self._activation(taker) not in _NOT_ALIKE
+                    or operation in _UNCHANGED
                 ):
                     todo.append((taker, is_flat, means))
                 elif is_call:
                     yield found.name
                 elif found.call >= 0:  # else the run itself made it, of what the model returned
                     yield f"`{found.function}`"
-
-    def _is(self, operations: frozenset[str], vertex: int) -> bool:
-        found = self._graph.vertices[vertex]
-        return found.kind is not Kind.CALL and found.function in operations
 
     def _beside(self, layer: str, vertex: int) -> tuple[int, ...]:
         """Return the sizes of what a layer gave but for samples and units; none if not known."""
@@ -313,10 +304,11 @@ class _Ways:
             beside = set(map(prod, choices))
             is_left = width % units == 0 and width // units in beside and width not in beside
             return (name, width // units) if is_left else f"{name}, behind a mean"
-        if width == units and not (is_flat and not self._is_convolution(layer)):
+        convolution = nn.modules.conv._ConvNd
+        is_image = isinstance(self._modules[layer], convolution)
+        if width == units and (is_image or not is_flat):
             return name, 1
-        is_image = self._is_convolution(layer) and not self._is_convolution(name)
-        if is_flat and is_image and width % units == 0:
+        if is_flat and is_image and not isinstance(module, convolution) and width % units == 0:
             return name, width // units
         return f"{name}, in another layout"
 

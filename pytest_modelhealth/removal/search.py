@@ -57,8 +57,9 @@ def read(
         with_target: whether they are pairs of inputs and target.
         shown: whether it is shown how far it is.
     """
+    said = "with a loss batches are pairs; leave loss out where they are inputs alone"
     for name, batch, is_held_out in _named(found, held_out, most, shown):
-        inputs, target = pair(batch, name, _LOSS) if with_target else (batch, None)
+        inputs, target = pair(batch, name, said) if with_target else (batch, None)
         tensors = find_tensors(inputs)
         if not tensors:
             raise InspectionError(
@@ -82,9 +83,6 @@ def _named(
         with opened(held_out) as own:
             for index, batch in enumerate(track(own, "proving that they can go", shown=shown)):
                 yield f"batch {index} of held_out", batch, True
-
-
-_LOSS = "with a loss batches are pairs; leave loss out where they are inputs alone"
 
 
 def search(
@@ -160,15 +158,10 @@ def search(
 def _why_too_few(*, is_empty: bool, has_held_out: bool) -> str:
     if is_empty:
         return "there was no batch to run: batches is empty or without samples, or max_batches=0"
-    if not has_held_out:
-        return (
-            "there is one batch only, and units are proven on batches that were not used to find "
-            "them: give two at least, or others as held_out="
-        )
-    return (
-        "held_out has no batch with samples: units are proven on batches that were not used to "
-        "find them"
-    )
+    few = "units are proven on batches that were not used to find them"
+    if has_held_out:
+        return f"held_out has no batch with samples: {few}"
+    return f"there is one batch only, and {few}: give two at least, or others as held_out="
 
 
 _WHOLE = None

@@ -134,20 +134,15 @@ def _label(name: str) -> str:
     return printable(name) or "the model"
 
 
-def runs(indices: Sequence[int]) -> list[tuple[int, int]]:
-    """Return runs of neighbours in sorted indices: the first and how many."""
-    found: list[tuple[int, int]] = []
-    for index in indices:
-        if found and index == sum(found[-1]):
-            found[-1] = found[-1][0], found[-1][1] + 1
-        else:
-            found.append((index, 1))
-    return found
-
-
 def _ranges(indices: Sequence[int]) -> str:
     """Return sorted indices with neighbours joined: ``"0, 4-7, 9"``."""
-    return ", ".join(f"{a}" if n == 1 else f"{a}-{a + n - 1}" for a, n in runs(indices))
+    found: list[list[int]] = []
+    for index in indices:
+        if found and index == found[-1][1] + 1:
+            found[-1][1] = index
+        else:
+            found.append([index, index])
+    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in found)
 
 
 def fragment(result: RemovableUnits) -> str:

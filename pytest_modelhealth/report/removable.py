@@ -27,14 +27,6 @@ class UnitSlice:
         """Return the indices along `dimension` that these units have."""
         return [unit * self.each + offset for unit in units for offset in range(self.each)]
 
-    @property
-    def elements(self) -> int:
-        """How many elements of the parameter one unit has."""
-        count = self.each
-        for dimension, size in enumerate(self.shape):
-            count *= 1 if dimension == self.dimension else size
-        return count
-
 
 @dataclass(frozen=True)
 class RemovableLayer:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from pytest_modelhealth.bundles.file import save
-from pytest_modelhealth.bundles.recording import Ran, RecordingInspector
+from pytest_modelhealth.bundles.recording import Ran, RecordingInspector, save
 from pytest_modelhealth.report import HealthReport
 
 Save = Callable[..., tuple[HealthReport, Path]]

@@ -11,7 +11,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from pytest_modelhealth import Inputs
-from pytest_modelhealth.bundles.packing import Missing, Packer, allowed, unpack
+from pytest_modelhealth.bundles.file import Missing, Packer, allowed, unpack
 
 
 def through(value: Any) -> tuple[Any, list[Any]]:

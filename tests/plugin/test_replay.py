@@ -16,9 +16,7 @@ from unittest import mock
 import pytest
 import torch
 
-from pytest_modelhealth.bundles import file
-from pytest_modelhealth.bundles.file import read
-from pytest_modelhealth.bundles.packing import allowed
+from pytest_modelhealth.bundles.file import allowed, read
 from pytest_modelhealth.commands import main
 
 OPTIONS = ("--modelhealth-replay=out", "-p", "no:cacheprovider")
@@ -84,7 +82,7 @@ def test_a_failure_is_saved_and_run_again(nets: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*- modelhealth: replay -*", f"{command} *MB)"])
     result.stdout.fnmatch_lines([f"modelhealth: 1 failing inspection saved; *: {command}"])
     assert sorted(path.name for path in folder.iterdir()) == [
-        "failure.txt", "inspection.pt", "report.json",
+        "failure.txt", "inspection.pt",
     ]  # fmt: skip
     assert read(folder).content["test"] == {
         "id": "test_it.py::test_chance", "number": 2, "place": "test_it.py:15",
@@ -305,10 +303,10 @@ def test_a_full_disk_costs_one_warning(
     nets.makepyfile(UNHEALTHY)
     full = OSError(errno.ENOSPC, "No space left on device")
 
-    def to_json(*_: object) -> None:
+    def save(*_: object) -> None:
         raise full
 
-    monkeypatch.setattr(file.HealthReport, "to_json", to_json)
+    monkeypatch.setattr(torch, "save", save)
     result = nets.runpytest(*OPTIONS, "-W", filters)
     result.assert_outcomes(failed=3, warnings=filters == "default")
     lines = [line for line in result.outlines if line.startswith("no bundle of this failure")]

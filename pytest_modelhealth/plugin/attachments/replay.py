@@ -1,27 +1,205 @@
-"""Failing inspections as bundles under ``--modelhealth-replay DIR``, to be run again elsewhere."""
+"""Failing inspections as bundles under ``--modelhealth-replay DIR``, and a run on one of them.
+
+A bundle is written to a folder apart as soon as an inspection fails, while what it ran on is still
+there, and gets its place where the test fails; of a test that passes after all, nothing stays.
+"""
 
 from __future__ import annotations
 
+import argparse
 import math
+import os
 import shlex
+import shutil
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_modelhealth.plugin.inspections import MAKER
-from pytest_modelhealth.plugin.keeping import OPTION, Keeper
-from pytest_modelhealth.plugin.output_files import writable
+from pytest_modelhealth.errors import InspectionError, ModelHealthError
+from pytest_modelhealth.plugin.inspections import INSPECTOR, MAKER, is_report
+from pytest_modelhealth.plugin.output_files import folder_name, rank_suffix, warn_once, writable
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from pytest_modelhealth.plugin.keeping import Kept
+    from pytest_modelhealth.bundles.file import Bundle, Saved
+    from pytest_modelhealth.bundles.recording import Ran, RecordingInspector
+    from pytest_modelhealth.bundles.replaying import SubstitutingInspector
+    from pytest_modelhealth.report import HealthReport
 
+OPTION = "--modelhealth-replay"
+_FROM = f"{OPTION}-from"
 _PARTS = ("weights", "inputs")
 _DEFAULT_LIMIT = 1024.0
 _MEGABYTE = 1_000_000
 _SHOWN = 3
+MOST = 4
+"""How many bundles of one test are kept."""
+_WARNED = pytest.StashKey[bool]()
+_NUMBERS = count(1)
+
+
+class Keeper:
+    """Keeps what the failing inspections of one test were made of.
+
+    Args:
+        item: the test.
+        directory: where bundles go.
+        limit: the most bytes of tensors in one.
+        without: parts to leave out.
+    """
+
+    def __init__(
+        self, item: pytest.Item, directory: Path, limit: float, without: tuple[str, ...]
+    ) -> None:
+        self._item, self._directory = item, directory
+        self._limit, self._without = limit, without
+        self._staged: list[tuple[HealthReport, Saved]] = []  # bundles that wait for the test's end
+        self._latest: tuple[HealthReport, Ran, dict[str, Any]] | None = None
+        self._reasons: dict[int, str] = {}  # by the observation's id, why it is not saved
+        self._inspections = count(1)
+        self._placed = 0
+
+    def make(self, *args: Any, **options: Any) -> RecordingInspector:
+        """Return an inspector whose failing inspections are kept."""
+        from pytest_modelhealth.bundles.recording import RecordingInspector
+
+        made = RecordingInspector(*args, **options)
+        made.keep, made.limit = self._keep, self._limit
+        made.count = self._inspections.__next__
+        return made
+
+    def place(self, error: BaseException) -> tuple[list[Saved], str]:
+        """Return the bundles of a test that failed, now in their places.
+
+        Args:
+            error: what failed it.
+
+        Returns:
+            The bundles, that of `error` first, and why there is none of `error`, a phrase.
+        """
+        judged = error.report if isinstance(error, ModelHealthError) else None
+        why, seen = "", None
+        if judged is not None and not is_report(judged):
+            why = "a comparison of two models is not saved; replay runs one model again"
+        elif judged is not None:
+            self._save_judged(judged)
+            seen = judged.observation
+            self._staged.sort(key=lambda staged: staged[0].observation is not seen)
+            if not self._staged or self._staged[0][0].observation is not seen:
+                earlier = (
+                    "another inspection followed it before the limits that it broke were named"
+                )
+                why = self._reasons.get(id(seen), earlier)
+        kept = []
+        try:
+            while self._staged:
+                saved = self._staged[0][1]
+                kept.append(saved._replace(folder=self._move(saved.folder)))
+                self._staged.pop(0)
+        except OSError as lost:
+            why = self._lost(lost)
+        return kept, why
+
+    def discard(self) -> None:
+        """Remove what waits for no failure any more, and let model and batches go."""
+        while self._staged:
+            self._drop(self._staged[-1])
+        self._latest = None
+
+    def _drop(self, staged: tuple[HealthReport, Saved]) -> None:
+        self._staged.remove(staged)
+        shutil.rmtree(staged[1].folder, ignore_errors=True)
+
+    def _keep(self, report: HealthReport, ran: Ran | None) -> None:
+        """Save a failing inspection; whatever happens, the test's own result stands."""
+        self._latest = None
+        if ran is None:
+            self._reasons[id(report.observation)] = (
+                "run_step, monitors and removable run more than an inspection; those of "
+                "run_inspection and run_batches are saved"
+            )
+        elif ran.too_large:
+            self._reasons[id(report.observation)] = (
+                f"its batches are over the limit of {self._limit / 1e6:,.0f} MB ({OPTION}-limit)"
+            )
+        else:
+            fixture = self._item.stash.get(INSPECTOR, None)
+            made = fixture.made[-1] if fixture is not None else None
+            place = "" if made is None else f"{made.path.name}:{made.line}"
+            test = {"id": self._item.nodeid, "number": ran.number, "place": place}
+            self._latest = report, ran, test
+            self._stage(report, unless_healthy=True)
+
+    def _stage(self, report: HealthReport, *, unless_healthy: bool = False) -> None:
+        """Write a bundle of the latest inspection to a folder apart.
+
+        The random state is that of then: it was taken down before the run.
+        """
+        from pytest_modelhealth.bundles.recording import save
+        from pytest_modelhealth.checks.judging import judge
+        from pytest_modelhealth.report import HealthReport
+
+        assert self._latest is not None
+        _, ran, test = self._latest
+        seen = report.observation
+        try:
+            # judged by itself, so that looking at it leaves no trace on the user's
+            own = HealthReport(
+                seen, report._settings, judge, report._noise, renderer=report._renderer
+            )
+            if unless_healthy and own._failure() is None:
+                return
+            if len(self._staged) >= MOST:
+                # the first of a test are kept, and the latest, which is the one that ends a loop
+                others = f"{MOST} other failing inspections of this test are saved"
+                self._reasons[id(self._staged[-1][0].observation)] = others
+                self._drop(self._staged[-1])
+            folder = self._directory / f".unfinished-{os.getpid()}-{next(_NUMBERS)}"
+            self._staged.append((report, save(folder, ran, own, test, self._without)))
+        except Exception as error:  # noqa: BLE001 - an odd model must not fail for being saved
+            self._reasons[id(seen)] = self._lost(error)
+
+    def _save_judged(self, judged: HealthReport) -> None:
+        """Save the latest inspection under the limits that failed it, if that is not done yet.
+
+        `assert_healthy` may have had limits of its own.
+        """
+        seen = judged.observation
+        if self._latest is None or self._latest[0].observation is not seen:
+            return
+        same = [staged for staged in self._staged if staged[0].observation is seen]
+        if any(report._settings == judged._settings for report, _ in same):
+            return
+        if not self._latest[1].is_as_it_was():
+            reason = "model or batch changed between the inspection and its assert_healthy(...)"
+            self._reasons[id(seen)] = reason
+            return
+        for staged in same:
+            self._drop(staged)
+        self._stage(judged)
+
+    def _move(self, folder: Path) -> Path:
+        """Move a bundle's files to their place; an earlier bundle there is replaced."""
+        self._placed += 1
+        name = folder_name(self._item.nodeid) + rank_suffix()
+        place = self._directory / (name + (f"-{self._placed}" if self._placed > 1 else ""))
+        place.mkdir(exist_ok=True)  # which other destinations may share
+        for file in folder.iterdir():
+            file.replace(place / file.name)
+        folder.rmdir()
+        return place
+
+    def _lost(self, error: Exception) -> str:
+        """Warn that a bundle could not be written, and return why."""
+        kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
+        why = f"it could not be written: {kind}{error}"
+        warn_once(self._item, _WARNED, f"{OPTION}: a failing inspection is not saved, {why}")
+        return why
+
+
 _KEEPER = pytest.StashKey[Keeper]()
 
 
@@ -39,7 +217,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         f"{OPTION}-limit",
         metavar="MB",
         type=float,
-        default=None,
+        default=_DEFAULT_LIMIT,
         help="the most megabytes of tensors in one of them: over it the weights are left out, then "
         f"the inputs (default: {_DEFAULT_LIMIT:g})",
     )
@@ -50,30 +228,41 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=None,
         help="what to leave out of them: weights, inputs or both",
     )
+    group.addoption(_FROM, default=None, help=argparse.SUPPRESS)  # the command ``replay`` sets it
+
+
+def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
+    """Run the one test in this process: a project's own `-n` would start workers for it."""
+    is_replay = early_config.known_args_namespace.modelhealth_replay_from is not None
+    if is_replay and early_config.pluginmanager.hasplugin("xdist"):
+        args += ["-n", "0"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make the directory now, so that a long run does not end without its bundles.
 
     Raises:
-        pytest.UsageError: it cannot be made or written to, or an option has a wrong value.
+        pytest.UsageError: it cannot be made or written to, an option has a wrong value, or the
+            bundle to run cannot be read.
     """
+    if (path := config.getoption(_FROM)) is not None:
+        from pytest_modelhealth.bundles.file import read
+
+        try:
+            bundle = read(path)
+        except InspectionError as error:
+            raise pytest.UsageError(str(error)) from None
+        config.pluginmanager.register(_Replay(bundle), "modelhealth.replay_outcome")
     given = config.getoption(OPTION)
     if given is None:
         return
-    limit = _limit(config)
+    limit = config.getoption(f"{OPTION}-limit")
     if not (limit > 0 and math.isfinite(limit)):
         raise pytest.UsageError(
             f"{OPTION}-limit: must be a number of megabytes above 0, not {limit:g}"
         )
     _without(config)
     config.option.modelhealth_replay = str(writable(config, OPTION, given))
-
-
-def _limit(config: pytest.Config) -> float:
-    """Return the most megabytes of tensors in a bundle."""
-    given = config.getoption(f"{OPTION}-limit")
-    return _DEFAULT_LIMIT if given is None else float(given)
 
 
 def _without(config: pytest.Config) -> tuple[str, ...]:
@@ -96,9 +285,8 @@ def _without(config: pytest.Config) -> tuple[str, ...]:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Have the inspectors of this test keep what fails."""
     directory = item.config.getoption(OPTION)
-    is_replay = item.config.getoption(f"{OPTION}-from", None) is not None
-    if directory is not None and not is_replay:
-        limit = _limit(item.config) * _MEGABYTE
+    if directory is not None and item.config.getoption(_FROM) is None:
+        limit = item.config.getoption(f"{OPTION}-limit") * _MEGABYTE
         keeper = Keeper(item, Path(directory), limit, _without(item.config))
         item.stash[_KEEPER] = keeper
         item.stash[MAKER] = keeper.make
@@ -136,32 +324,23 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 def _place(keeper: Keeper, report: pytest.TestReport, error: BaseException, here: Path) -> None:
+    """Say of each bundle the command that runs it again, and what it lacks."""
+    from pytest_modelhealth.rendering.notation import printable, shorten
+
     kept, why = keeper.place(error)
     lines = [f"no bundle of this failure: {why}"] if why else []
     for bundle in kept:
-        lines += _told(bundle, here)
+        lines.append(f"{_command(bundle.folder, here)}   ({bundle.bytes / _MEGABYTE:,.1f} MB)")
+        lines += [f"  without {part}: {why}" for part, why in bundle.left_out.items()]
+        missing = [m for m in bundle.missing if m.reason not in bundle.left_out.values()]
+        lines += [f"  not in it: {shorten(printable(str(m)), 110)}" for m in missing[:_SHOWN]]
+        if len(missing) > _SHOWN:
+            lines.append(f"  not in it: {len(missing) - _SHOWN:,} more")
     if lines:
         report.sections.append(("modelhealth: replay", "\n".join(lines)))
     if kept:
         told = [str(bundle.folder) for bundle in kept]
         report.modelhealth_replay = told  # type: ignore[attr-defined]
-
-
-def _told(bundle: Kept, here: Path) -> list[str]:
-    """Return the command that runs a bundle again, and what it lacks."""
-    from pytest_modelhealth.rendering.notation import printable, shorten
-
-    lines = [f"{_command(bundle.folder, here)}   ({bundle.saved.bytes / _MEGABYTE:,.1f} MB)"]
-    lines += [f"  without {part}: {why}" for part, why in bundle.saved.left_out.items()]
-    left_out = tuple(bundle.saved.left_out.values())
-    missing = [
-        f"  not in it: {shorten(printable(str(missing)), 110)}"
-        for missing in bundle.saved.missing
-        if missing.reason not in left_out
-    ]
-    if len(missing) > _SHOWN:
-        missing[_SHOWN:] = [f"  not in it: {len(missing) - _SHOWN:,} more"]
-    return lines + missing
 
 
 def _command(folder: Path, here: Path) -> str:
@@ -184,3 +363,50 @@ def pytest_terminal_summary(
         command = _command(Path(folders[0]), config.invocation_params.dir)
         where = "" if len(folders) == 1 else f" in {config.getoption(OPTION)}"
         terminalreporter.write_line(f"modelhealth: {count} saved{where}; run it again: {command}")
+
+
+class _Replay:
+    """Has one inspection of the test be the bundle's; an end without it is wrong use."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._bundle = bundle
+        self._inspections = 0
+        self._told: list[str] | None = None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        self._inspections = 0
+        item.stash[MAKER] = self._make
+
+    def _make(self, *args: Any, **options: Any) -> SubstitutingInspector:
+        from pytest_modelhealth.bundles.replaying import SubstitutingInspector
+
+        made = SubstitutingInspector(*args, **options)
+        made.bundle, made.is_meant, made.on_replay = self._bundle, self._is_meant, self._note
+        return made
+
+    def _is_meant(self) -> bool:
+        self._inspections += 1
+        test = self._bundle.content["test"]
+        return test is not None and self._inspections == test["number"]
+
+    def _note(self, told: list[str]) -> None:
+        self._told = told
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._told is None:
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for line in self._told or [self._why_not()]:
+            terminalreporter.write_line(f"modelhealth: {line}")
+
+    def _why_not(self) -> str:
+        test = self._bundle.content["test"]
+        if test is None or not self._inspections or self._inspections >= test["number"]:
+            return "the inspection of the bundle was not replayed; what stopped it stands above"
+        return (
+            f"nothing was replayed: the bundle is of inspection {test['number']} of its test, "
+            f"which made {self._inspections}"
+        )
