@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 
 from pytest_modelhealth.capture.observing.flow import FlowRecorder
-from pytest_modelhealth.capture.observing.flow.functions import function_name
+from pytest_modelhealth.capture.observing.flow.recorder import function_name
 from pytest_modelhealth.capture.observing.layer import FUNCTIONAL_DROPOUT
 from pytest_modelhealth.capture.observing.loss_calls import LOSS_FUNCTIONS
 from pytest_modelhealth.layers import FUNCTIONAL_LAYERS

@@ -151,16 +151,27 @@ def untouched(inspection: Inspection, batch: Any) -> Iterator[None]:
         yield
 
 
+def _attributes_restorer(owners: Iterable[Any], *names: str) -> Callable[[], None]:
+    """Return a function that gives objects back the attributes they have now."""
+    held = [(one, name, getattr(one, name)) for one in owners for name in names]
+
+    def restore() -> None:
+        for owner, name, value in held:
+            if getattr(owner, name) is not value:
+                setattr(owner, name, value)
+
+    return restore
+
+
 @contextmanager
 def gradients_set_aside(leaves: Iterable[Tensor]) -> Iterator[None]:
     """Start from no gradient on `leaves`, and put theirs back: the same objects, untouched."""
     leaves = list({id(leaf): leaf for leaf in leaves}.values())
-    gradients = [leaf.grad for leaf in leaves]
-    required = [leaf.requires_grad for leaf in leaves]
+    restore = _attributes_restorer(leaves, "requires_grad", "grad")
     hooks = [(h, h.copy()) for leaf in leaves if (h := leaf._post_accumulate_grad_hooks)]
     try:
-        for leaf, gradient in zip(leaves, gradients, strict=True):
-            if gradient is not None:
+        for leaf in leaves:
+            if leaf.grad is not None:
                 leaf.grad = None
         for registered, _ in hooks:
             # in place: autograd holds this dictionary, and runs what is in it even after the
@@ -170,37 +181,45 @@ def gradients_set_aside(leaves: Iterable[Tensor]) -> Iterator[None]:
     finally:
         for registered, copies in hooks:
             registered.update(copies)
-        for leaf, gradient, requires_grad in zip(leaves, gradients, required, strict=True):
-            if leaf.requires_grad != requires_grad:
-                leaf.requires_grad = requires_grad
-            leaf.grad = gradient
+        restore()
 
 
 @contextmanager
 def values_kept(state: State, values: Memory) -> Iterator[None]:
     """Put values back, what requires a gradient, and the modes of modules, in scripts too."""
-    flags: list[tuple[Any, str, bool]]
-    flags = [(one, "training", one.training) for one in state.modules if hasattr(one, "training")]
-    flags += [(leaf, "requires_grad", leaf.requires_grad) for leaf in state.leaves]
+    modes = _attributes_restorer([m for m in state.modules if hasattr(m, "training")], "training")
+    flags = _attributes_restorer(state.leaves, "requires_grad")
     try:
         yield
     finally:
         values.restore()
-        for owner, name, value in flags:
-            if getattr(owner, name) != value:
-                setattr(owner, name, value)  # of a script, too, which keeps it in C++
+        modes()
+        flags()
+
+
+def _generators() -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], Any]]]:
+    """Yield what reads and what sets the state of each random generator that is not a model's."""
+    yield "python", random.getstate, random.setstate
+    yield "torch", torch.get_rng_state, torch.set_rng_state
+    if "numpy" in sys.modules:
+        numpy = sys.modules["numpy"].random
+        yield "numpy", numpy.get_state, numpy.set_state
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        yield "cuda", torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all
+    if torch.backends.mps.is_available():
+        yield "mps", torch.mps.get_rng_state, torch.mps.set_rng_state
 
 
 def random_state() -> dict[str, Any]:
     """Return the state of all random generators that are not the model's own."""
-    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    if "numpy" in sys.modules:
-        state["numpy"] = sys.modules["numpy"].random.get_state()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    if torch.backends.mps.is_available():
-        state["mps"] = torch.mps.get_rng_state()
-    return state
+    return {name: read() for name, read, _ in _generators()}
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Put all random generators back to a state of `random_state`."""
+    for name, _, write in _generators():
+        if name in state:
+            write(state[name])
 
 
 @contextmanager
@@ -211,18 +230,6 @@ def random_numbers_kept() -> Iterator[None]:
         yield
     finally:
         restore_random_state(state)
-
-
-def restore_random_state(state: dict[str, Any]) -> None:
-    """Put all random generators back to a state of `random_state`."""
-    random.setstate(state["python"])
-    torch.set_rng_state(state["torch"])
-    if "numpy" in state:
-        sys.modules["numpy"].random.set_state(state["numpy"])
-    if "cuda" in state:
-        torch.cuda.set_rng_state_all(state["cuda"])
-    if "mps" in state:
-        torch.mps.set_rng_state(state["mps"])
 
 
 def generator_restorer(generator: Any) -> Callable[[], Any]:
