@@ -56,10 +56,9 @@ def _is_relu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 class FunctionalLayers(TorchFunctionMode):
     """Hands each call of a functional layer to ``observe(name, call, args, kwargs)``.
 
-    Functional dropout, which is a setting rather than a layer, and losses have no name.
-
-    The observer makes the call and returns its output. The mode is off meanwhile, so that a
-    function built from others shows once.
+    Functional dropout, which is a setting rather than a layer, and losses have no name. The
+    observer makes the call and returns its output. The mode is off meanwhile, so that a function
+    built from others shows once.
     """
 
     def __init__(
@@ -69,14 +68,12 @@ class FunctionalLayers(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.flow = flow
-        self.observe: Callable[..., Any] | None = observe
-        """The observer, ``None`` when the run is over."""
+        self.observe: Callable[..., Any] | None = observe  # None when the run is over
+        # told of every call, of whatever function
         self.onlooker: Callable[[Call, tuple[Any, ...], dict[str, Any]], None] | None = None
-        """Told of every call, of whatever function."""
+        # ids of the parameters whose values a function was given while gradients were on
         self.read: set[int] = set()
-        """The ids of the parameters whose values a function was given while gradients were on."""
-        self.readers: dict[int, str] = {}
-        """By the id of a parameter the first function that was given its values."""
+        self.readers: dict[int, str] = {}  # the first function that was given them, by id
 
     def __torch_function__(
         self,
@@ -86,19 +83,20 @@ class FunctionalLayers(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Call `func`, observed if it is a layer."""
+        kwargs = kwargs or {}
         name = FUNCTIONAL_LAYERS.get(func)
         self._note_read(func, args)
         if kwargs:
             self._note_read(func, kwargs.values())
         if self.onlooker is not None:
-            self.onlooker(func, args, kwargs or {})
-        if name is None and func in _CLAMPS and _is_relu(args, kwargs or {}):
+            self.onlooker(func, args, kwargs)
+        if name is None and func in _CLAMPS and _is_relu(args, kwargs):
             name = "relu"
         if self.observe is None:
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         if name is None and func not in _UNNAMED:
-            return self.flow.run_function(func, args, kwargs or {})
-        return self.observe(name, func, args, kwargs or {})
+            return self.flow.run_function(func, args, kwargs)
+        return self.observe(name, func, args, kwargs)
 
     def _note_read(self, func: Call, values: Iterable[Any]) -> None:
         for value in values:
@@ -160,16 +158,12 @@ class FunctionalLayers(TorchFunctionMode):
         above = []
         while (mode := torch._C._pop_torch_function_stack()) is not self:
             above.append(mode)
-        _push_all(above)
+        for mode in reversed(above):
+            torch._C._push_on_torch_function_stack(mode)
 
         def resume() -> None:
             restored = [torch._C._pop_torch_function_stack() for _ in above]
-            self.turn_on()
-            _push_all(restored)
+            for mode in (self, *reversed(restored)):
+                torch._C._push_on_torch_function_stack(mode)
 
         return resume
-
-
-def _push_all(modes: list[Any]) -> None:
-    for mode in reversed(modes):
-        torch._C._push_on_torch_function_stack(mode)

@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 
 from pytest_modelhealth.capture.observing.hooks import Hooks, is_traced
 from pytest_modelhealth.capture.observing.layer import Layer
-from pytest_modelhealth.capture.observing.recorder import FunctionalCall, Recorder
+from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.observing.tensors import holds_numbers, is_a
 from pytest_modelhealth.layers import ACTIVATION_MODULES, FUNCTIONAL_LAYERS
 
@@ -46,7 +46,8 @@ def _shown(module: fx.GraphModule, hooks: Hooks) -> Iterator[None]:
     calls = [
         (call, layer)
         for call in calls_of_containers(graph)
-        if (layer := _layer(call, module, hooks))
+        if (layer := _submodule(module, call.path, hooks.recorder))
+        if layer.opaque and call.results()  # it is not seen otherwise, and gives something out
     ]
     if not calls:
         yield
@@ -113,15 +114,6 @@ def _is_unplaced(node: fx.Node) -> bool:
     return name.startswith("quantized::") and not node.meta.get("nn_module_stack")
 
 
-def _layer(call: ContainerCall, module: fx.GraphModule, hooks: Hooks) -> Layer | None:
-    """Return the layer that is not seen otherwise and gives something out, if it is one."""
-    try:
-        layer = hooks.recorder.by_module.get(module.get_submodule(call.path))
-    except AttributeError:  # another tracer's path
-        return None
-    return layer if layer is not None and layer.opaque and call.results() else None
-
-
 def _insert(graph: fx.Graph, call: ContainerCall, layer: Layer, hooks: Hooks) -> None:
     def enter_layer(*values: Any) -> None:
         if not is_traced():
@@ -164,8 +156,7 @@ def note_source_lines(recorder: Recorder) -> None:
         for node in graph.nodes:
             for called, line in _calls(node, module, root, recorder):
                 called.source = called.source or line
-        for call, line in _functional_calls(graph, module, layer, recorder):
-            recorder.lines.setdefault(call, line)
+        _note_functional_calls(graph, module, layer, recorder)
 
 
 def _graph(module: nn.Module) -> fx.Graph | None:
@@ -176,23 +167,22 @@ def _graph(module: nn.Module) -> fx.Graph | None:
     return graph if is_a(graph, fx.Graph) else None
 
 
-def _functional_calls(
+def _note_functional_calls(
     graph: fx.Graph, module: nn.Module, layer: Layer, recorder: Recorder
-) -> Iterator[tuple[FunctionalCall, str]]:
-    """Yield the functional layers that a graph calls, each with its line."""
+) -> None:
+    """Take down the line of each functional layer that a graph calls."""
     containers = {id(node): call.path for call in calls_of_containers(graph) for node in call.nodes}
     counts: Counter[tuple[str, str]] = Counter()
     for node in graph.nodes:
         function: Any = node.target
         if node.op == "call_method":
             function = getattr(torch.Tensor, function, None)
-        elif node.op != "call_function":
-            continue
-        name = FUNCTIONAL_LAYERS.get(function)
+        name = FUNCTIONAL_LAYERS.get(function) if node.op.startswith("call_") else None
         if name is not None:
             inside = _submodule(module, containers.get(id(node), ""), recorder) or layer
             place = inside.name, name
-            yield FunctionalCall(*place, counts[place]), source_line(node.meta.get("stack_trace"))
+            line = source_line(node.meta.get("stack_trace"))
+            recorder.lines.setdefault((*place, counts[place]), line)
             counts[place] += 1
 
 
@@ -248,7 +238,7 @@ def _submodule(module: nn.Module, path: str, recorder: Recorder) -> Layer | None
     """Return the layer at a path below a module; the module itself and what is gone are none."""
     try:
         return recorder.by_module.get(module.get_submodule(path)) if path else None
-    except AttributeError:  # a path of the original model, which is no longer there
+    except AttributeError:  # a path of the original model, or of another tracer
         return None
 
 
@@ -301,8 +291,7 @@ class Listener:
 
     def line(self, index: int, line: str) -> None:
         """Take the line of the user's code that calls a layer."""
-        layer = self._layers[index]
-        layer.source = layer.source or line
+        self._layers[index].source = self._layers[index].source or line
 
     def fail(self, index: int, error: Exception) -> None:
         """Note an error of ours."""

@@ -226,8 +226,7 @@ class PassiveStep:
         for number, entry in {**self._gradients, **self._taken}.items():
             layer, name, _ = self._held[number]
             layer.own.setdefault("parameter_gradients", {})[name] = entry
-        recorder.note_options()
-        recorder.note_ties()
+        recorder.note_modules()
         layers = list(recorder.layers.values())
         records = layer_records(layers, backward=self._hooks.saw_backward)
         recorder.let_go()

@@ -235,8 +235,7 @@ class _Step:
         """Read buffers and parameters as the forward left them; return the parameters."""
         recorder = self._recorder
         with self._company.parameters_shown():
-            recorder.note_options()
-            recorder.note_ties()
+            recorder.note_modules()
             recorder.add_state("buffers", recorder.held("_buffers"))
             parameters = recorder.held("_parameters")
             recorder.add_state("parameters", parameters)
