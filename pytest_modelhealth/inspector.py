@@ -38,7 +38,7 @@ from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import ROLES, HealthReport, Observation
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import Waiver
-from pytest_modelhealth.tolerance import RECORDING, Calibration
+from pytest_modelhealth.tolerance import RECORDING, Calibration, observed
 from pytest_modelhealth.training import default_settings
 from pytest_modelhealth.training.monitoring.judging import Reaction
 from pytest_modelhealth.training.monitoring.monitor import TrainingMonitor
@@ -238,12 +238,14 @@ class Inspector(NamesItsAttributes):
         settings = conventions.asked(settings)
         request = self._request(inputs, target, loss, backward, scaler)
         probing = Probing(self._engine, request, settings, conventions)
-        if not costs:
-            return self._reported(self._settled(probing.after(self._observe(request))), settings)
-        from pytest_modelhealth.capture.costing.measure import FurtherRun
+        further = None
+        if costs:
+            from pytest_modelhealth.capture.costing.measure import FurtherRun
 
-        further = FurtherRun(self._engine, request)
-        observation = further.after(probing.after(self._observe(request)))
+            further = FurtherRun(self._engine, request)
+        observation = probing.after(self._observe(request))
+        if further is not None:
+            observation = further.after(observation)
         return self._reported(self._settled(observation), settings)
 
     @checked_call(default_settings)
@@ -584,32 +586,21 @@ class Inspector(NamesItsAttributes):
         backward: Backward,
         scaler: GradScaler | None,
     ) -> Request:
-        return Request(
-            self._model,
-            inputs,
-            target,
-            loss,
-            backward,
-            scaler,
-            self._selection,
-            by_training_step=True,
-        )
+        asked = (inputs, target, loss, backward, scaler, self._selection)
+        return Request(self._model, *asked, by_training_step=True)
 
     def _observe(self, request: Request, collectors: tuple[Collector, ...] = ()) -> Observation:
         request = replace(request, collectors=collectors)
-        company = self._company()
-        if company is None:
-            with hinted(request):
-                seen = self._engine.run(request)
-            if self._calibrate:
-                self._calibration.add(request, seen)
-            return seen
-        from pytest_modelhealth.ranks.joint import observed_together
+        company, run, again = self._company(), self._engine.run, observed
+        if company is not None:
+            from pytest_modelhealth.ranks.joint import observed_together
 
+            again = partial(observed_together, company)
+            run = partial(again, run=run)
         with hinted(request):
-            seen = observed_together(company, request, self._engine.run)
+            seen = run(request)
         if self._calibrate:
-            self._calibration.add(request, seen, partial(observed_together, company))
+            self._calibration.add(request, seen, again)
         return seen
 
     def _settled(self, observation: Observation, *, over_batches: bool = False) -> Observation:
@@ -673,10 +664,9 @@ def _require_switches(on_report: object, calibrate: object, ranks: object) -> No
         raise InspectionError(
             f"on_report must be a function that takes the report, or None, not {on_report!r}"
         )
-    if not isinstance(calibrate, bool | None):
-        raise InspectionError(f"calibrate must be True, False or None, not {calibrate!r}")
-    if not isinstance(ranks, bool | None):
-        raise InspectionError(f"ranks must be True, False or None, not {ranks!r}")
+    for name, switch in (("calibrate", calibrate), ("ranks", ranks)):
+        if not isinstance(switch, bool | None):
+            raise InspectionError(f"{name} must be True, False or None, not {switch!r}")
 
 
 def _roles(what: object) -> frozenset[str]:

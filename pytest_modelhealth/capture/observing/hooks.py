@@ -303,7 +303,7 @@ class Hooks:
             # that of a layer inside, which returned the same tensor, serves both, unless the user's
             # code hooked the tensor in between: then there are two gradients. A tensor that was
             # written to has lost its hooks, one whose base was by the line above
-            latest = next(reversed(tensor._backward_hooks))  # type: ignore[call-overload]
+            latest: Any = next(reversed(tensor._backward_hooks))
             if type(latest) is _GradientHook and latest.add(self, layer, unit_dimension):
                 return
         hook = _GradientHook(self, layer, unit_dimension)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -254,8 +254,7 @@ def exited_whole(*managers: AbstractContextManager[Any]) -> Iterator[Any]:
     One that arrives meanwhile is handled, by KeyboardInterrupt as a rule, once all have exited.
     """
     with ExitStack() as stack:
-        signals = _Signals()
-        stack.callback(signals.deliver)
+        signals = stack.enter_context(_Signals())
         entered = [stack.enter_context(manager) for manager in managers]
         stack.callback(signals.hold)
         yield entered[-1]
@@ -264,16 +263,13 @@ def exited_whole(*managers: AbstractContextManager[Any]) -> Iterator[Any]:
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Have a signal that arrives inside handled when this is left."""
-    signals = _Signals()
-    try:
+    with _Signals() as signals:
         signals.hold()
         yield
-    finally:
-        signals.deliver()
 
 
 class _Signals:
-    """Those that arrive between `hold` and `deliver`.
+    """Those that arrive between `hold` and the end are delivered in the end.
 
     Only in the main thread does Python call handlers, and allow them to be set.
     """
@@ -291,7 +287,10 @@ class _Signals:
                 self._handlers[number] = handler
                 signal.signal(number, lambda *call: self._arrived.append(call))
 
-    def deliver(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         for number, frame in self._arrived:
