@@ -183,9 +183,8 @@ def _hint(model: object) -> str:
         return f" Load it first: what is read from disk is {files}."
     if isinstance(model, Iterable) and not isinstance(model, str | Mapping):
         return " A batch goes into the next call: inspector(model).run_inspection(batch)."
-    if any(
-        kind.__module__.startswith("torch.distributed.pipelining") for kind in type(model).mro()
-    ):
+    homes = [kind.__module__ for kind in type(model).mro()]
+    if any(home.startswith("torch.distributed.pipelining") for home in homes):
         return (
             " Inspect a stage of a pipeline as the module that it is, schedule._stage.submod, with "
             "a batch of its own, or the model before it was split."

@@ -22,7 +22,6 @@ from pytest_modelhealth.statistics import UnsupportedTensorError, reduce
 
 _DEEPEST = 6
 _TORCH_KEEPS = frozenset(vars(nn.Module()))
-_RUNNING: tuple[type, ...] = (types.FrameType, types.GeneratorType, type(iter([])))
 
 
 class Place(NamedTuple):
@@ -60,16 +59,19 @@ class Registered:
         nobody does: then the forward made it, and `line` tells where.
         """
         strays = [leaf for leaf in leaves if id(leaf) not in self._ids and leaf.grad is not None]
-        if not strays:
-            return ()
-        held = places(self._model, {id(leaf) for leaf in strays})
+        held = places(self._model, {id(leaf) for leaf in strays}) if strays else {}
         found = []
         for leaf in strays:
             place = held.get(id(leaf))
             if place is None and _is_made_by_the_forward(leaf):
                 place = Place("", "", "made")
             if place is not None:
-                found.append(_unregistered(leaf, place, "" if place.path else line(leaf)))
+                try:
+                    gradient = None if leaf.grad is None else reduce(leaf.grad)
+                except UnsupportedTensorError:
+                    gradient = None
+                where = "" if place.path else line(leaf)
+                found.append(UnregisteredParameter(*place, leaf.numel(), gradient, where))
         return tuple(sorted(found, key=lambda one: (one.layer, one.path)))
 
 
@@ -78,23 +80,15 @@ def _is_made_by_the_forward(leaf: Tensor) -> bool:
 
     Our own lists of leaves hang on nothing but running functions.
     """
-    return isinstance(leaf, nn.Parameter) and not any(
-        not isinstance(holder, _RUNNING)
-        and not (isinstance(holder, list | tuple) and _is_local(holder))
-        for holder in gc.get_referrers(leaf)
-    )
+    running = (types.FrameType, types.GeneratorType, type(iter([])))
 
+    def is_local(holder: Any) -> bool:
+        return isinstance(holder, running) or (
+            isinstance(holder, list | tuple)
+            and all(isinstance(r, (*running, list, tuple)) for r in gc.get_referrers(holder))
+        )
 
-def _is_local(container: Any) -> bool:
-    return all(isinstance(r, (*_RUNNING, list, tuple)) for r in gc.get_referrers(container))
-
-
-def _unregistered(leaf: Tensor, place: Place, line: str) -> UnregisteredParameter:
-    try:
-        gradient = None if leaf.grad is None else reduce(leaf.grad)
-    except UnsupportedTensorError:
-        gradient = None
-    return UnregisteredParameter(place.path, place.layer, place.kind, leaf.numel(), gradient, line)
+    return isinstance(leaf, nn.Parameter) and all(map(is_local, gc.get_referrers(leaf)))
 
 
 def places(model: nn.Module, wanted: set[int]) -> dict[int, Place]:
@@ -137,12 +131,10 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
         rest = {n: v for n, v in vars(value).items() if not n.startswith("_")}
         yield from ((f".{name}", item) for name, item in rest.items())
     elif issubclass(kind, Mapping):
-        yield from ((f"[{_key(key)}]", item) for key, item in pairs(value))
+        plain = (str, int, bool, float)
+        for key, item in pairs(value):
+            yield f"[{repr(key) if type(key) in plain else type(key).__name__}]", item
     elif issubclass(kind, list | tuple | set):
         yield from ((f"[{index}]", item) for index, item in enumerate(contents(value, kind)))
     elif not (issubclass(kind, type) or callable(value)):
         yield from ((f".{name}", item) for name, item in attributes(value).items())
-
-
-def _key(key: object) -> str:
-    return repr(key) if type(key) in (str, int, bool, float) else type(key).__name__

@@ -37,20 +37,13 @@ Source = tuple[Kind, tuple[str, ...], Tensor]
 
 
 class Function(NamedTuple):
-    """A call of a function that made nodes.
+    """A call of a function that made nodes."""
 
-    Args:
-        begin, end: the first number of its nodes, and the first after them.
-        call: the call of a layer around it.
-        place: the line that made it.
-        unknown: operands that its nodes do not know.
-    """
-
-    begin: int
-    end: int
-    call: int
-    place: Place | None
-    unknown: tuple[int, ...]
+    begin: int  # the first number of its nodes
+    end: int  # the first after them
+    call: int  # of a layer, around it
+    place: Place | None  # the line that made it
+    unknown: tuple[int, ...]  # operands that its nodes do not know
 
 
 class Origins:
@@ -59,15 +52,13 @@ class Origins:
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self.exports = Exports(rows)
-        """What left for Python or NumPy."""
         self._spans = [rows.running[0]]  # calls that are one vertex and made nodes, in order
         self._begins = [-1]  # their first numbers
         self._by_number: dict[int | tuple[int, int], int] = {}
         self._plain = KnownTensors[int]()
+        # vertices of leaves that are none of the sources, by id: the graph holds these
         self.leaves: dict[int, int] = {}
-        """The vertices of leaves that are none of the sources, by id: the graph holds these."""
-        self.earlier: int | None = None
-        """The last vertex of what was computed before the run."""
+        self.earlier: int | None = None  # the last vertex of what was computed before the run
         self._sources: dict[int, Source] = {}
         self._unnamed: Iterator[Source] = iter(())
         self._source_vertices: dict[int, int] = {}
@@ -86,12 +77,19 @@ class Origins:
     def of(self, tensor: Tensor) -> int:
         """Return the vertex that a tensor comes from."""
         node = tensor.grad_fn
-        if node is not None:
-            known = self._known(node, node._sequence_nr(), tensor.output_nr)
-            return self._of_node(node, tensor.output_nr, tensor) if known is None else known
-        if tensor.requires_grad:
-            return self._of_leaf(tensor)
-        return self.of_plain(tensor)
+        if node is None:
+            return self._of_leaf(tensor) if tensor.requires_grad else self.of_plain(tensor)
+        number, output = node._sequence_nr(), tensor.output_nr
+        known = self._known(node, number, output)
+        if known is not None:
+            return known
+        if "CheckpointFunction" in node.name():
+            seen = self._plain.latest(tensor)
+            if seen is not None:
+                self._rows.revive(number)
+                self._by_number[(number, output) if output else number] = seen
+                return seen
+        return self._walk(node, output)
 
     def of_all(self, tensors: Iterable[Tensor]) -> tuple[int, ...]:
         """Return the vertex of each tensor."""
@@ -159,17 +157,6 @@ class Origins:
         self.exports.forget()
 
     # By its node.
-
-    def _of_node(self, node: Any, output: int, tensor: Tensor) -> int:
-        """Return the vertex of a node that has none yet."""
-        number = node._sequence_nr()
-        if "CheckpointFunction" in node.name():
-            seen = self._plain.latest(tensor)
-            if seen is not None:
-                self._rows.revive(number)
-                self._by_number[(number, output) if output else number] = seen
-                return seen
-        return self._walk(node, output)
 
     def _known(self, node: Any, number: int, output: int) -> int | None:
         if self._marks is not None and self._marks in node.metadata:

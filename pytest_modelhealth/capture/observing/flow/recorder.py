@@ -71,24 +71,15 @@ _LETS_GO = frozenset({"detach", "data"})
 
 
 class FunctionCall(NamedTuple):
-    """A call of a function that has returned.
-
-    Args:
-        function: the function.
-        does: how it is treated.
-        args, given: its positional arguments, and all.
-        result: what it returned.
-        begin: the number of its first node.
-        written: where the values came from that it wrote over.
-    """
+    """A call of a function that has returned."""
 
     function: Any
-    does: int
+    does: int  # how it is treated
     args: tuple[Any, ...]
-    given: tuple[Any, ...]
+    given: tuple[Any, ...]  # all arguments
     result: Any
-    begin: int
-    written: tuple[int, ...]
+    begin: int  # the number of its first node
+    written: tuple[int, ...]  # where the values came from that it wrote over
 
 
 class FlowRecorder:
@@ -140,11 +131,7 @@ class FlowRecorder:
     def complete(self, call: OpenCall | None, returned: list[Tensor], is_one_vertex: bool) -> None:
         """End a call, which returned these tensors; none, where it raised and the model caught it.
 
-        Args:
-            call: what `enter` returned.
-            returned: what the layer returned.
-            is_one_vertex: whether nothing inside was seen: it is one of torch's own layers, or a
-                function.
+        Of one of torch's own layers, or a function, nothing inside was seen: it is one vertex.
         """
         if call is None or not self._records():
             return
@@ -165,10 +152,7 @@ class FlowRecorder:
     def finish(self, outputs: list[Tensor], loss: Tensor | None, is_given: bool) -> None:
         """Take what the model returned and the loss; to be called before the backward pass.
 
-        Args:
-            outputs: the tensors that the model returned.
-            loss: the loss, if there is one.
-            is_given: whether it is the user's or the model's; if not it is a random projection.
+        A loss that is neither the user's nor the model's is a random projection.
         """
         if not self.is_on:
             return

@@ -121,40 +121,26 @@ class Row:
 
 @dataclass(slots=True, eq=False)
 class OpenCall(Row):
-    """One call of a layer, while it runs and after; its own number is `call`.
+    """One call of a layer, while it runs and after; its own number is `call`."""
 
-    Args:
-        type_name: the class of the layer, or its function.
-        parent: the number of the call around it, -1 where there is none.
-        begin, end: the first number of its nodes, and the first after them.
-        index: its vertex, where it is one.
-        outputs: where the values come from that it gives.
-    """
-
-    type_name: str = ""
-    parent: int = -1
-    begin: int = -1
-    end: int = -1
-    index: int = -1
+    type_name: str = ""  # the class of the layer, or its function
+    parent: int = -1  # the number of the call around it
+    begin: int = -1  # the first number of its nodes
+    end: int = -1  # the first after them
+    index: int = -1  # its vertex, where it is one
     outputs: tuple[int, ...] = ()
 
 
 class Rows:
-    """What one run is made of.
-
-    Attributes:
-        calls: every call of a layer, by number.
-        running: those that have not returned, the innermost last; the first is none.
-        notes: what a reader should know of the flow.
-        own_functions: the vertex of each function of the user's own, by the number of its node.
-    """
+    """What one run is made of."""
 
     def __init__(self) -> None:
         self._rows: list[Row] = []  # by vertex
-        self.calls: list[OpenCall] = []
+        self.calls: list[OpenCall] = []  # of layers, by number
+        # those that have not returned, the innermost last; the first is none
         self.running = [OpenCall(Kind.CALL, "")]
         self.notes: dict[str, None] = {}
-        self.own_functions: dict[int, int] = {}
+        self.own_functions: dict[int, int] = {}  # the user's own, by the number of their node
 
     def add(
         self,
