@@ -124,12 +124,12 @@ def _unit_dimension(kind: type) -> int | None:
     return -1 if issubclass(kind, _UNITS_IN_LAST_DIMENSION) else None
 
 
-def activation_of(module: nn.Module) -> str | None:
-    """Return the canonical name of the activation that `module` is, or ``None``."""
-    for type_ in original_class(module).__mro__:
-        if type_ in ACTIVATION_MODULES:
-            return ACTIVATION_MODULES[type_]
-    return None
+def activation_of(module: nn.Module | type) -> str | None:
+    """Return the canonical name of the activation that a module, or one of a class, is."""
+    kind = module if isinstance(module, type) else original_class(module)
+    return next(
+        (ACTIVATION_MODULES[base] for base in kind.__mro__ if base in ACTIVATION_MODULES), None
+    )
 
 
 class NamedModule(NamedTuple):
@@ -141,13 +141,13 @@ class NamedModule(NamedTuple):
     opaque: str = ""  # why no hook can reach it, if none can
 
 
-def calls_no_functional_layer(module: nn.Module) -> bool:
-    """Whether `module` is one of torch's own without others in it.
+def calls_no_functional_layer(module: nn.Module, kind: type) -> bool:
+    """Whether `module`, of a class of the user's or torch's, is torch's own without others in it.
 
     Of these only activations call functional layers, and in an activation none counts. Losses
     call functions that are recorded.
     """
-    home = original_class(module).__module__
+    home = kind.__module__
     is_torchs = home.startswith("torch.nn.modules.") and home != "torch.nn.modules.loss"
     return is_torchs and not module._modules and "forward" not in vars(module)
 

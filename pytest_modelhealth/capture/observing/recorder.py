@@ -101,16 +101,16 @@ class Recorder:
         self.lines: dict[tuple[str, str, int], str] = {}
         self._events = 0
         for name, module, aliases, opaque in modules:
-            held = own_parameters(module).items()
+            held, kind = own_parameters(module).items(), original_class(module)
             layer = Layer(
                 name=name,
                 type_name=type_name(module),
                 roles=selection.roles(name, module),
                 module=module,
-                kind=original_class(module),
+                kind=kind,
                 aliases=aliases,
-                activation=activation_of(module),
-                is_torchs_own=calls_no_functional_layer(module),
+                activation=activation_of(kind),
+                is_torchs_own=calls_no_functional_layer(module, kind),
                 replays=replays_cuda_graph(module),
                 opaque=opaque,
                 frozen=frozenset([n for n, p in held if p is not None and not p.requires_grad]),

@@ -203,13 +203,7 @@ def _require_loss(module: nn.Module, output: Any) -> None:
             f"{name} returned {what}, so there is no loss to inspect: return the loss or "
             "{'loss': loss}, or give one, run_inspection(inputs, target=..., loss=...)"
         )
-    validate_loss(loss, None, name)
-    learns = any(parameter.requires_grad for parameter in module.parameters())
-    if learns and torch.is_grad_enabled() and not loss.requires_grad:
-        raise InspectionError(
-            f"the loss that {name} returned has no graph: it was computed from a detached copy "
-            "(.detach(), .data, .numpy(), .argmax() or torch.no_grad())"
-        )
+    validate_loss(loss, list(module.parameters()), name)
 
 
 _TOO_MANY = re.compile(r"takes .*positional arguments? but (\d+) ")

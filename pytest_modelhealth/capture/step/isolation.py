@@ -28,20 +28,13 @@ _last_end = 0
 
 
 class Inspection:
-    """An inspection that has begun, in the thread that makes it.
-
-    Attributes:
-        state: what its model holds.
-        doing: what of the user's runs now.
-        hooks: what sees it, once there is something to see.
-        random_state: that of all random generators when the first of those that run now, in
-            whatever threads, began: what they all put back.
-    """
+    """An inspection that has begun, in the thread that makes it."""
 
     def __init__(self, state: State, model: nn.Module) -> None:
-        self.state = state
-        self.doing = "forward"
-        self.hooks: Hooks | None = None
+        self.state = state  # what its model holds
+        self.doing = "forward"  # what of the user's runs now
+        self.hooks: Hooks | None = None  # once there is something to see
+        # when the first of those that run now, in whatever threads, began: they all put it back
         self.random_state: dict[str, Any] | None = None
         self._model = model
         self._thread = threading.current_thread()
@@ -112,18 +105,15 @@ _NEXT_MOVE = (
 
 def _common(a: State, b: State) -> str | None:
     """Return what two models have in common, if anything; a module before tensors."""
-    held = {id(thing) for thing in _things(b)}
-    shared = next((thing for thing in _things(a) if id(thing) in held), None)
+    of_a, of_b = ([*state.modules, *state.leaves, *state.tensors] for state in (a, b))
+    held = set(map(id, of_b))
+    shared = next((thing for thing in of_a if id(thing) in held), None)
     if shared is None:
         return None
     if isinstance(shared, nn.Module):
         return f"a module ({type(shared).__name__})"
     kind = "parameter" if isinstance(shared, nn.Parameter) else "tensor"
     return f"a {kind} of shape {tuple(shared.shape)}"
-
-
-def _things(state: State) -> list[nn.Module | Tensor]:
-    return [*state.modules, *state.leaves, *state.tensors]
 
 
 @contextmanager
@@ -298,11 +288,7 @@ class _Signals:
 
 
 class Switch:
-    """A setting of the whole process: the first of all threads to come sets it, the last resets it.
-
-    Args:
-        switched: sets it, and puts it back.
-    """
+    """A setting of the whole process: the first of all threads to come sets it, the last resets it."""
 
     def __init__(self, switched: Callable[[], AbstractContextManager[None]]) -> None:
         self._switched = switched

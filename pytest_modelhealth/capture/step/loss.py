@@ -58,7 +58,7 @@ def no_loss(output: Any) -> Tensor:
 
 
 def validate_loss(value: object, output: Any, what: str = "the loss") -> None:
-    """Do nothing if `value` is a real scalar tensor, with a graph where the output has one.
+    """Do nothing if `value` is a real scalar tensor, with a graph where `output` has one.
 
     Raises:
         InspectionError: it is not; the message calls it `what`.
@@ -83,8 +83,8 @@ def validate_loss(value: object, output: Any, what: str = "the loss") -> None:
         and any(tensor.requires_grad for tensor in find_tensors(output))
     ):
         raise InspectionError(
-            f"{what} has no graph although the model's output has one: it was computed from a "
-            "detached copy (.detach(), .data, .numpy(), .argmax() or torch.no_grad())"
+            f"{what} has no graph: it was computed from a detached copy of what has one "
+            "(.detach(), .data, .numpy(), .argmax() or torch.no_grad())"
         )
 
 
@@ -143,10 +143,7 @@ _ARITHMETIC = frozenset(
 class LossWatch:
     """What is learnt while the loss runs; nothing it does changes a value.
 
-    Args:
-        output: what the model returned.
-        target: what the loss compares it with.
-        loss: the loss; it says that it needs no target by the name of that parameter, ``_``.
+    A loss says that it needs no target by the name of that parameter, ``_``.
     """
 
     def __init__(self, output: Any, target: Any, loss: Callable[..., Any]) -> None:
