@@ -30,9 +30,8 @@ _NOTE = (
 class CompiledEngine(Engine):
     """Compiles a copy of the modules, with operators in it that show every layer's tensors.
 
-    The copy shares parameters and buffers with the model, so that nothing is held twice. It has a
-    backend object of its own: the compiler then neither takes the model's code for the copy nor the
-    copy's for the model.
+    The copy shares parameters and buffers with the model. It has a backend object of its own: the
+    compiler then neither takes the model's code for the copy nor the copy's for the model.
     """
 
     compiled: ClassVar[bool] = True

@@ -93,17 +93,14 @@ class LightningEngine(EagerEngine):
         """Whether `model` is a `LightningModule`."""
         return is_lightning(model)
 
-    def called(self, request: Request) -> AbstractContextManager[Request]:
+    def called(
+        self, request: Request, *, with_outputs: bool = True
+    ) -> AbstractContextManager[Request]:
         """Have a call of the model run its `training_step`, if the request is one for that.
 
         It returns what the forward returned meanwhile, too: most such steps return no more than a
         number, which tells no sample from another.
         """
-        return self._called(request, with_outputs=True)
-
-    def _called(
-        self, request: Request, *, with_outputs: bool = False
-    ) -> AbstractContextManager[Request]:
         if is_run_by_training_step(request):
             return run_by_training_step(request, with_outputs=with_outputs)
         return nullcontext(request)
@@ -118,7 +115,7 @@ class LightningEngine(EagerEngine):
 
     def _explained(self, request: Request, run: Callable[[Request], Observation]) -> Observation:
         try:
-            with self._called(request) as prepared:
+            with self.called(request, with_outputs=False) as prepared:
                 return run(prepared)
         except InspectionError:
             raise

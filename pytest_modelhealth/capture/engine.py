@@ -69,23 +69,20 @@ class Request:
 class Engine(ABC):
     """Runs one batch through a model of its kind and tells what was seen."""
 
+    # engines of a higher precedence are asked first: special kinds before plain modules
     precedence: ClassVar[int] = 0
-    """Engines of a higher precedence are asked first: special kinds before plain modules."""
-
+    # whether torch computes what is seen, so that a model can be perturbed and differentiated
     runs_in_torch: ClassVar[bool] = True
-    """Whether torch computes what is seen, so that a model can be perturbed and differentiated."""
-
+    # whether it returns tensors in a row, however the model nested them
     flat_outputs: ClassVar[bool] = False
-    """Whether it returns tensors in a row, however the model nested them."""
-
+    # which files are read from disk where a path is given for a model
     files: ClassVar[str] = ""
-    """Which files are read from disk where a path is given for a model; ``""`` for none."""
-
+    # whether it observes compiled code as it runs compiled
     compiled: ClassVar[bool] = False
-    """Whether this engine observes compiled code as it runs compiled."""
-
+    # whether functions that a forward calls, such as `F.relu`, are seen as layers
     shows_functions: ClassVar[bool] = True
-    """Whether functions that a forward calls, such as `F.relu`, are seen as layers."""
+    # why `measure` cannot run models of this kind, and what can; empty where it does
+    why_not_measured: ClassVar[str] = ""
 
     @abstractmethod
     def supports(self, model: object) -> bool:
@@ -132,9 +129,6 @@ class Engine(ABC):
             Exception: whatever the user's model or loss raises, untouched.
         """
         raise InspectionError(self.why_not_measured)
-
-    why_not_measured: ClassVar[str] = ""
-    """Why `measure` cannot run models of this kind, and what can; ``""`` where it does."""
 
 
 @cache

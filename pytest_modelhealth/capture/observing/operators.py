@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -135,13 +135,6 @@ _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parents[2])
 
 
-class _Frame(NamedTuple):
-    """A frame of the user's code: its place, and whether a module's forward began with it."""
-
-    place: str
-    is_forward: bool
-
-
 def note_source_lines(recorder: Recorder) -> None:
     """Take down the line of each layer that a graph knows it of, as ``torch.export`` does."""
     root: nn.Module | None = None  # of a program, whose parts tell paths from there
@@ -194,14 +187,14 @@ def _calls(
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     if node.op == "call_module" and (layer := _submodule(module, str(node.target), recorder)):
         yield layer, _innermost(frames)
-    forwards = [place for place, frame in enumerate(frames) if frame.is_forward]
+    forwards = [place for place, (_, is_forward) in enumerate(frames) if is_forward]
     own = 0 if stack and not stack[0][0] else 1  # the model itself, which torch.fx leaves out
     is_whole = len(forwards) == own + sum(_is_users(kind) for _, kind in stack)
     for path, kind in stack:
         line = ""
         if is_whole:
             began = forwards[own] if own < len(forwards) else len(frames)
-            line = frames[began - 1].place if began else ""
+            line = frames[began - 1][0] if began else ""
         elif (path, kind) == stack[-1]:
             line = _innermost(frames)
         own += _is_users(kind)
@@ -220,18 +213,21 @@ def source_line(stack_trace: str | None) -> str:
     return _innermost(_frames(stack_trace))
 
 
-def _frames(stack_trace: str | None) -> list[_Frame]:
-    """Return the frames of the user's code in a trace, the outermost first."""
+def _frames(stack_trace: str | None) -> list[tuple[str, bool]]:
+    """Return the places of the user's code in a trace, the outermost first.
+
+    With each comes whether a module's forward began with it.
+    """
     found = [match.groups() for match in _FRAME.finditer(stack_trace or "")]
     return [
-        _Frame(f"{path}:{line}", function == "forward")
+        (f"{path}:{line}", function == "forward")
         for path, line, function in found
         if not path.startswith((_TORCH, _OURS))
     ]
 
 
-def _innermost(frames: list[_Frame]) -> str:
-    return frames[-1].place if frames else ""
+def _innermost(frames: list[tuple[str, bool]]) -> str:
+    return frames[-1][0] if frames else ""
 
 
 def _submodule(module: nn.Module, path: str, recorder: Recorder) -> Layer | None:

@@ -59,15 +59,8 @@ class Placements(NamedTuple):
 class Recorder:
     """The layers of one run. Tensors come in, are read at once, and are not kept.
 
-    Args:
-        modules: the modules that are layers.
-        selection: which roles of which layers to observe.
-        scale: the scale of the loss.
-        samples: the size of the batch.
-        visitor: is shown each tensor.
-        collectors: are shown activations and gradients with what was found in them.
-        compare_outputs: whether to measure by how much samples of the model's outputs deviate,
-            which takes a pass over them.
+    A visitor is shown each tensor, collectors activations and gradients with what was found in
+    them. To measure by how much samples of the model's outputs deviate takes a pass over them.
     """
 
     def __init__(

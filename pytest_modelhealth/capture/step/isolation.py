@@ -288,7 +288,7 @@ class _Signals:
 
 
 class Switch:
-    """A setting of the whole process: the first of all threads to come sets it, the last resets it."""
+    """A setting of the whole process: the first thread to come sets it, the last resets it."""
 
     def __init__(self, switched: Callable[[], AbstractContextManager[None]]) -> None:
         self._switched = switched
