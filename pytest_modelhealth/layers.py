@@ -44,14 +44,10 @@ def _functional_layers() -> dict[Callable[..., Any], str]:
                 if (function := getattr(namespace, spelling, None)) is not None:
                     functions[function] = name
         for spelling in (name, f"{name}_", f"_{name}"):
-            for operator in _overloads(spelling):
-                functions[operator] = name
+            if (packet := getattr(torch.ops.aten, spelling, None)) is not None:
+                functions[packet] = name
+                functions |= {getattr(packet, o): name for o in packet.overloads()}
     return functions
-
-
-def _overloads(operator: str) -> list[Callable[..., Any]]:
-    packet = getattr(torch.ops.aten, operator, None)
-    return [] if packet is None else [packet, *(getattr(packet, o) for o in packet.overloads())]
 
 
 FUNCTIONAL_LAYERS = _functional_layers()

@@ -72,16 +72,11 @@ class SeenLoss:
 class LossCalls:
     """The calls of loss functions in one run."""
 
-    def __init__(self, reader: Reader, samples: int, errors: list[str]) -> None:
+    def __init__(self, reader: Reader, errors: list[str]) -> None:
         self.settled: list[LossCall] = []  # what is known of them, in order
         self._reader = reader
-        self._samples = samples
         self._errors = errors
         self._waiting: list[SeenLoss] = []
-
-    def expect(self, samples: int) -> None:
-        """Take the size of the batch that comes now."""
-        self._samples = samples
 
     def add(
         self,
@@ -93,8 +88,9 @@ class LossCalls:
     ) -> None:
         """Take what a loss function was given and gave; it was called by `layer`, if by any."""
         with noted(self._errors, f"loss {LOSS_FUNCTIONS[call]}: "), torch._C.DisableTorchFunction():
-            name, read = None if layer is None else layer.name, self._reader.of_loss
-            seen = see_loss(call, args, kwargs, value, layer=name, samples=self._samples, read=read)
+            name, reader = None if layer is None else layer.name, self._reader
+            samples, read = reader.samples, reader.of_loss
+            seen = see_loss(call, args, kwargs, value, layer=name, samples=samples, read=read)
             self._waiting.append(seen)
             waits = isinstance(value, Tensor) and self._reader.ledger.queues(value)
             if not waits or len(self._waiting) > _MOST_WAITING:

@@ -80,11 +80,10 @@ class Recorder:
         self.notes: list[str] = []
         self.reader = Reader(Ledger(), scale, samples)
         self.flow = FlowRecorder()
-        self.loss_calls = LossCalls(self.reader, samples, self.errors)
+        self.loss_calls = LossCalls(self.reader, self.errors)
         self.unit_dimension = UnitDimensions().of
         self.placements: Placements | None = None  # where there are several ranks
         self._selection = selection
-        self._samples = samples
         self._visitor = visitor
         self._collectors = collectors
         self._compare_outputs = compare_outputs
@@ -109,12 +108,6 @@ class Recorder:
                 frozen=frozenset([n for n, p in held if p is not None and not p.requires_grad]),
             )
             self.layers[name] = self.by_module[module] = layer
-
-    def expect(self, samples: int, scale: LossScale) -> None:
-        """Take the size of the batch that comes now, and the scale of its loss."""
-        self._samples = samples
-        self.reader.expect(samples, scale)
-        self.loss_calls.expect(samples)
 
     def merge(self) -> None:
         """Merge what was found in the calls of each layer so far, which takes less memory."""
@@ -292,17 +285,17 @@ class Recorder:
             return
         if not layer.name and self._compare_outputs:
             self._deviations += sample_deviations(
-                returned, entries, self._samples, self.reader.ledger
+                returned, entries, self.reader.samples, self.reader.ledger
             )
         if layer.equal_samples is False:
             return
-        equal = equal_samples(returned, self._samples, entries)
+        equal = equal_samples(returned, self.reader.samples, entries)
         if equal is not None:
             layer.equal_samples = equal
         if (equal or not layer.name) and layer.equal_input_samples is not False:
             unchanged = [one for one in given if version(one[0]) == one[1]]
             tensors, known = [one[0] for one in unchanged], [one[2] for one in unchanged]
-            equal = equal_samples(tensors, self._samples, known)
+            equal = equal_samples(tensors, self.reader.samples, known)
             if equal is not None:
                 layer.equal_input_samples = equal
 

@@ -215,12 +215,12 @@ class Reader:
     def __init__(self, ledger: Ledger, scale: LossScale, samples: int) -> None:
         self.ledger = ledger
         self._scale = scale
-        self._samples = samples
+        self.samples = samples
         self._known = KnownTensors[Entry]()
 
     def expect(self, samples: int, scale: LossScale) -> None:
         """Take the size of the batch that comes now, and the scale of its loss."""
-        self._samples, self._scale = samples, scale
+        self.samples, self._scale = samples, scale
 
     def forget(self) -> None:
         """Look at every tensor anew: compiled code writes to memory without a new version."""
@@ -236,7 +236,7 @@ class Reader:
         """
         entry = self._known.get(tensor)
         if entry is None or not (unit_dimension is None or entry.has_units):
-            entry = self.ledger.add(tensor, unit_dimension, self._samples)
+            entry = self.ledger.add(tensor, unit_dimension, self.samples)
             if not tensor.is_inference():  # a write would not show
                 self._known.put(tensor, entry)
         return entry
