@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from pytest_modelhealth.capture import Request, find_engine, hinted
 from pytest_modelhealth.capture.engine import Backward, Compiled, Loss
 from pytest_modelhealth.capture.observing.sample_statistics import Collector
+from pytest_modelhealth.capture.step.company import has_process_group
 from pytest_modelhealth.checks import Check, with_own_checks
 from pytest_modelhealth.checks.judging import judge
 from pytest_modelhealth.data_sets.running import (
@@ -326,9 +326,7 @@ class Inspector(NamesItsAttributes):
         self._begin()
         limits = Limits(training, max_batches, max_seconds, progress)
 
-        def request(inputs: Any, target: Any) -> Request:
-            return self._request(inputs, target, loss, backward, scaler)
-
+        request = partial(self._request, loss=loss, backward=backward, scaler=scaler)
         run = partial(
             run_over, batches, self._engine, self._model, self._settings, limits,
             loss is not None, request, self._observe,
@@ -617,14 +615,9 @@ class Inspector(NamesItsAttributes):
         Raises:
             InspectionError: all ranks are to, and there is no process group.
         """
-        distributed = sys.modules.get("torch.distributed")
         if self._ranks is False:
             return None
-        if (
-            distributed is None
-            or not distributed.is_available()
-            or not distributed.is_initialized()
-        ):
+        if not has_process_group():
             if self._ranks:
                 raise InspectionError(
                     "ranks=True inspects on all ranks of a process group, and there is none: call "
@@ -639,11 +632,7 @@ class Inspector(NamesItsAttributes):
         return company_of(self._model, bool(self._ranks), self._settings["rank_timeout"].value)
 
     def _require_group(self) -> None:
-        """Do nothing if the model needs no process group, of which there is none.
-
-        Raises:
-            InspectionError: it is one of several replicas.
-        """
+        """Do nothing if the model is no replica, which needs a process group."""
         wrapper = nn.parallel.DistributedDataParallel
         held = vars(self._model).get("_modules", {}) if isinstance(self._model, nn.Module) else {}
         if any(isinstance(module, wrapper) for module in (self._model, *held.values())):

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 
 from pytest_modelhealth.capture.observing.flow import FlowRecorder
-from pytest_modelhealth.capture.observing.flow.recorder import function_name
+from pytest_modelhealth.capture.observing.flow.recorder import FORM_QUERIES, function_name
 from pytest_modelhealth.capture.observing.layer import FUNCTIONAL_DROPOUT
 from pytest_modelhealth.capture.observing.loss_calls import LOSS_FUNCTIONS
 from pytest_modelhealth.layers import FUNCTIONAL_LAYERS
@@ -22,10 +22,7 @@ Call = Callable[..., Any]
 
 _UNNAMED = frozenset({*FUNCTIONAL_DROPOUT, *LOSS_FUNCTIONS})
 
-ASKS_FOR_FORM = frozenset(
-    {"__get__", "__len__", "dim", "element_size", "get_device", "is_complex", "is_contiguous"}
-    | {"is_floating_point", "ndimension", "nelement", "numel", "size", "stride", "type"}
-)
+ASKS_FOR_FORM = FORM_QUERIES | {"__get__", "type"}
 """Names of what is asked of a tensor without reading its values, as a rule."""
 
 _TAKES_OFF = inspect.unwrap(_pop_mode_temporarily).__code__

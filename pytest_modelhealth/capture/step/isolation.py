@@ -105,9 +105,9 @@ _NEXT_MOVE = (
 
 def _common(a: State, b: State) -> str | None:
     """Return what two models have in common, if anything; a module before tensors."""
-    of_a, of_b = ([*state.modules, *state.leaves, *state.tensors] for state in (a, b))
-    held = set(map(id, of_b))
-    shared = next((thing for thing in of_a if id(thing) in held), None)
+    held = {*map(id, b.modules), *map(id, b.leaves), *map(id, b.tensors)}
+    things: list[Any] = [*a.modules, *a.leaves, *a.tensors]
+    shared = next((thing for thing in things if id(thing) in held), None)
     if shared is None:
         return None
     if isinstance(shared, nn.Module):

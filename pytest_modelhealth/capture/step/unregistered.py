@@ -80,7 +80,7 @@ def _is_made_by_the_forward(leaf: Tensor) -> bool:
 
     Our own lists of leaves hang on nothing but running functions.
     """
-    running = (types.FrameType, types.GeneratorType, type(iter([])))
+    running: tuple[type, ...] = (types.FrameType, types.GeneratorType, type(iter([])))
 
     def is_local(holder: Any) -> bool:
         return isinstance(holder, running) or (

@@ -30,10 +30,15 @@ differentiates."""
 _OPERATORS = ("add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
 _NUMBERS = frozenset({"__float__", "__int__", "__index__", "__complex__", "__bool__", "is_nonzero"})
 """Functions that are `Tensor.item` by another name; `float` is a conversion, too."""
+FORM_QUERIES = frozenset(
+    {"__len__", "dim", "element_size", "get_device", "is_complex", "is_contiguous"}
+    | {"is_floating_point", "ndimension", "nelement", "numel", "size", "stride"}
+)
+"""Functions that ask a tensor for its form, and not for its values."""
+
 _NAMES = {
-    SKIP: "__len__ dim element_size get_device is_complex is_contiguous size is_floating_point "
-    "ndimension nelement numel stride storage_offset requires_grad_ register_hook retain_grad "
-    "backward __repr__ __format__ __set__",
+    SKIP: "storage_offset requires_grad_ register_hook retain_grad backward __repr__ __format__ "
+    "__set__ " + " ".join(FORM_QUERIES),
     READ: "item tolist numpy __array__ equal allclose __dlpack__ " + " ".join(_NUMBERS),
     DIFFERENTIATE: "grad",
     TAKE: "tensor as_tensor asarray from_numpy frombuffer scalar_tensor",
