@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -133,7 +133,8 @@ class _Step:
 
             recorder.placements = Placements(placement_of, of_gradient)
         parameters = recorder.held("_parameters")
-        recorder.flow.name_sources(self._sources(parameters, recorder.held("_buffers")))
+        held = ((Kind.PARAMETER, parameters), (Kind.BUFFER, recorder.held("_buffers")))
+        recorder.flow.name_sources(_sources(arguments, request.target, held, state))
         self._registered = Registered(model, [tensor for _, _, tensor in parameters], tensors)
         # what is not copied beforehand, and its version: a parameter by the name of its layer and
         # its own, or a tensor of the batch by its number
@@ -157,21 +158,6 @@ class _Step:
             for (name,), tensor in _named_inputs(arguments)
         )
         _refuse_fake(state, tensors)
-
-    def _sources(self, parameters: list[Held], buffers: list[Held]) -> Iterator[Source]:
-        """Yield the batch and what the model holds with their names in the flow."""
-        yield from ((Kind.INPUT, *named) for named in _named_inputs(self._arguments))
-        yield from ((Kind.TARGET, *named) for named in _named("target", self._request.target))
-        for kind, tensors in ((Kind.PARAMETER, parameters), (Kind.BUFFER, buffers)):
-            yield from ((kind, (layer.name, name), tensor) for layer, name, tensor in tensors)
-        state = self._company.state
-        for tensor in (*state.leaves, *state.tensors):
-            yield Kind.UNKNOWN, ("attribute",), tensor
-        forwards = [type(module).forward for module in state.modules]
-        kept = {id(names): names for f in forwards if (names := getattr(f, "__globals__", {}))}
-        for name, value in (item for names in kept.values() for item in [*names.items()]):
-            if is_a(value, Tensor):
-                yield Kind.UNKNOWN, (name,), value
 
     def _note_on_unregistered_modules(self) -> list[str]:
         """Return a note on modules with parameters that torch does not know to be in the model."""
@@ -368,6 +354,23 @@ class _Step:
             flow=recorder.flow.flow(),
             given=self._given,
         )
+
+
+def _sources(
+    arguments: Inputs, target: Any, held: Iterable[tuple[Kind, list[Held]]], state: State
+) -> Iterator[Source]:
+    """Yield the batch and what the model holds with their names in the flow."""
+    yield from ((Kind.INPUT, *named) for named in _named_inputs(arguments))
+    yield from ((Kind.TARGET, *named) for named in _named("target", target))
+    for kind, tensors in held:
+        yield from ((kind, (layer.name, name), tensor) for layer, name, tensor in tensors)
+    for tensor in (*state.leaves, *state.tensors):
+        yield Kind.UNKNOWN, ("attribute",), tensor
+    forwards = [type(module).forward for module in state.modules]
+    kept = {id(names): names for f in forwards if (names := getattr(f, "__globals__", {}))}
+    for name, value in (item for names in kept.values() for item in [*names.items()]):
+        if is_a(value, Tensor):
+            yield Kind.UNKNOWN, (name,), value
 
 
 def _named_inputs(arguments: Inputs) -> Iterator[tuple[tuple[str], Tensor]]:
