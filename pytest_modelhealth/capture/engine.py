@@ -31,38 +31,30 @@ Compiled = Literal["eager", "observe"]
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of an engine.
-
-    Args:
-        model: the model.
-        inputs: a mapping goes in as keywords, a tuple or list as positionals, `Inputs` as both,
-            anything else as the one argument.
-        target: second argument of `loss`; ``None`` calls ``loss(output)``.
-        loss: ``None`` takes the model's own loss, a scalar output, or a fixed random projection;
-            a mapping of named losses is summed, and each is differentiated by itself as well.
-        backward: ``None`` runs it where a gradient path exists, ``True`` demands it, ``False``
-            leaves it out, a function runs it in the user's way: ``backward(loss)``.
-        scaler: a `torch.amp.GradScaler`: the backward pass runs on the loss it scales, and
-            gradients are reported without the scale.
-        selection: which roles of which layers to observe.
-        visitor: is shown every tensor that is observed.
-        collectors: are shown activations and gradients with what was found in them.
-        by_training_step: whether a model with a training step of its own, a `LightningModule`, is
-            run by that where there is neither a loss nor a target.
-        averager: is given the gradients of parameters after a backward pass that succeeded, and
-            returns those to report: their mean over the ranks that share the batch out.
-    """
+    """What is asked of an engine."""
 
     model: Any
+    # a mapping goes in as keywords, a tuple or list as positionals, `Inputs` as both, anything else
+    # as the one argument
     inputs: Any
-    target: Any = None
+    target: Any = None  # the second argument of the loss; None calls loss(output)
+    # None takes the model's own, a scalar output, or a fixed random projection; a mapping of named
+    # losses is summed, and each is differentiated by itself as well
     loss: Loss | None = None
+    # None runs it where a gradient path exists, True demands it, False leaves it out, and a
+    # function runs it in the user's way
     backward: Backward = None
+    # a torch.amp.GradScaler: the backward pass runs on the loss it scales, and gradients are
+    # reported without the scale
     scaler: Any = None
     selection: Selection = field(default_factory=Selection)
     visitor: Visitor | None = None
     collectors: tuple[Collector, ...] = ()
+    # is given the gradients of parameters after a backward pass that succeeded, and returns those
+    # to report: their mean over the ranks that share the batch out
     averager: Callable[[list[Held]], list[Held]] | None = None
+    # whether a model with a training step of its own is run by that where there is neither a loss
+    # nor a target
     by_training_step: bool = False
 
 

@@ -365,10 +365,8 @@ class Recorder:
     ) -> None:
         """Note which parameters without a gradient no output of the model depends on.
 
-        Args:
-            parameters: those of the model.
-            leaves: returns those that the outputs depend on; asked only if a gradient is missing.
-            read: ids of the parameters that functions were given all the same.
+        The leaves that outputs depend on are asked for only if a gradient is missing; `read` are
+        ids of the parameters that functions were given all the same.
         """
         with torch._C.DisableTorchFunction():
             missing = {id(p) for _, _, p in parameters if p.grad is None and p.requires_grad}

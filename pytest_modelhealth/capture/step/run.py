@@ -149,13 +149,10 @@ class _Step:
         self._loss_path: LossPath | None = None
         self._unregistered: tuple[UnregisteredParameter, ...] = ()
         self._task_gradients: tuple[TaskGradients, ...] = ()
+        shapes = [(n, t, () if t.is_nested else t.shape) for (n,), t in _named_inputs(arguments)]
         self._given = tuple(
-            GivenTensor(
-                name,
-                () if tensor.is_nested else tuple(tensor.shape),
-                str(tensor.dtype).removeprefix("torch."),
-            )
-            for (name,), tensor in _named_inputs(arguments)
+            GivenTensor(name, tuple(shape), str(tensor.dtype).removeprefix("torch."))
+            for name, tensor, shape in shapes
         )
         _refuse_fake(state, tensors)
 
@@ -419,10 +416,7 @@ def _why_no_backward(loss: Tensor | None) -> tuple[str, str]:
 def _why_no_gradients(loss: Tensor | None, has_graph: bool, parameters: list[Tensor]) -> str:
     """Return why `loss` gives no parameter a gradient and what would, ``""`` where it may give one.
 
-    Args:
-        loss: what is differentiated.
-        has_graph: whether an output of the model has a graph.
-        parameters: those of the model.
+    An output of the model may have a graph all the same.
     """
     if loss is None or loss.grad_fn is not None or any(loss is p for p in parameters):
         return ""

@@ -56,13 +56,8 @@ class Exports:
     def among(self, arguments: list[Any], place: Place | None, *, takes: bool) -> tuple[int, ...]:
         """Return the vertices of what was read out and comes back in arguments of a function.
 
-        A fraction that no function gave, and is not written in the user's code, may be computed of
-        what was read.
-
-        Args:
-            arguments: those.
-            place: the line of the user's code that calls the function.
-            takes: whether it makes a tensor of numbers or of an array.
+        A fraction that no function gave, and is not written in the user's code at `place`, may be
+        computed of what was read; so may what makes a tensor of numbers or of an array: it `takes`.
         """
         if not self._readings:
             return ()

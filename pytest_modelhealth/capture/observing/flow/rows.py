@@ -31,9 +31,7 @@ _THROUGH, _TORCHS, _USERS, _ENGINES = range(4)
 def place_of(frame: FrameType | None, container: Place | None) -> Place | None:
     """Return the place in the user's code that made a call: that of the nearest frame of theirs.
 
-    Args:
-        frame: where to begin.
-        container: what to return where torch's own code made it, such as `nn.Sequential`.
+    Where torch's own code made it, such as `nn.Sequential`, it is that of the container.
     """
     while frame is not None:
         code = frame.f_code
