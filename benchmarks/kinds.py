@@ -359,7 +359,8 @@ convolutions, batch norms, a residual sum, linear layers, a layer norm, and acti
 functions. How to inspect and compare such models is in [the guide](../how-to/deployed.md).
 
 - **modules**, **functions**: of the layers of the eager model, those whose activations are seen
-  under their names. A layer that was folded into another is no longer there.
+  under their names. A layer that was folded into another is no longer there, and a frozen script
+  has operations in the place of layers, named after what they compute.
 - **gradients**: modules with the gradient of their output. **parameters**: those whose values are
   seen under their names.
 - **flow**: modules of which producers and consumers are known. **lines**: layers with the file and

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import zipfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -32,7 +30,7 @@ class ExportedEngine(Engine):
 
     def supports(self, model: object) -> bool:
         """Whether `model` came out of `torch.export`, or is a path to a file that did."""
-        return _is_program(model) or _is_file(model)
+        return type(model).__name__ == "ExportedProgram" or _is_file(model)
 
     def load(self, model: Any) -> Any:
         """Return the program that lies in a file.
@@ -65,45 +63,11 @@ class ExportedEngine(Engine):
         return measured(request, self._run)
 
     def _run(self, request: Request, watch: Watch) -> Observation:
-        module = self.module(request.model)
-        with _explained(request.model):
-            return run_step(request, module, [], watch)
-
-
-@contextmanager
-def _explained(program: ExportedProgram) -> Iterator[None]:
-    """Say what helps where a program writes to buffers that its backward pass needs as they were.
-
-    Decomposed batch normalisation in training mode does, and torch cannot differentiate it.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        written = program.graph_signature.buffers_to_mutate.values()
-        if written and "modified by an inplace operation" in str(error):
-            error.add_note(
-                f"the exported program writes to its buffers ({', '.join(written)}), and torch "
-                "cannot differentiate it: pass backward=False, or export in evaluation mode"
-            )
-        raise
-
-
-def _is_program(model: object) -> bool:
-    return type(model).__name__ == "ExportedProgram"
+        return run_step(request, self.module(request.model), [], watch)
 
 
 def _is_file(model: object) -> bool:
     return isinstance(model, str | Path) and Path(model).suffix == ".pt2"
-
-
-def _programs(path: str | Path) -> list[str]:
-    """Return the names of the programs that `torch.export.save` wrote to a file."""
-    try:
-        with zipfile.ZipFile(path) as file:
-            names = [Path(name) for name in file.namelist()]
-    except (OSError, zipfile.BadZipFile):
-        return []
-    return list(dict.fromkeys(name.stem for name in names if name.parts[1:2] == ("models",)))
 
 
 def _loaded(path: Any) -> Any:
@@ -111,22 +75,13 @@ def _loaded(path: Any) -> Any:
 
     if not Path(path).exists():
         raise InspectionError(f"there is no file {str(path)!r}")
-    names = _programs(path)
-    if not names:
-        raise InspectionError(
-            f"{str(path)!r} holds no model: it must be written by torch.export.save; a package of "
-            "AOTInductor shows its outputs alone"
-        )
-    if len(names) > 1:
-        raise InspectionError(
-            f"{str(path)!r} holds {len(names)} models ({', '.join(map(repr, names))}): pass one, "
-            f"torch.export.pt2_archive.load_pt2({str(path)!r}).exported_programs[{names[0]!r}]"
-        )
     try:
         return torch.export.load(path)
-    except (RuntimeError, ValueError) as error:
+    except Exception as error:
+        said = " ".join(str(error).split()) or type(error).__name__
         raise InspectionError(
-            f"torch {torch.__version__} cannot load the exported program in {str(path)!r}: {error}"
+            f"torch {torch.__version__} cannot load the exported program in {str(path)!r}: {said}; "
+            "it must be one that torch.export.save wrote"
         ) from error
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import takewhile
 from typing import Any, ClassVar
 
 import torch
@@ -18,6 +17,8 @@ from pytest_modelhealth.capture.deployed.program import (
     Ran,
     Runtime,
     Scope,
+    common_scopes,
+    neighbours,
     operator,
 )
 from pytest_modelhealth.capture.graph_settings import of_node
@@ -33,10 +34,6 @@ _NOTES = {
     False: "a flat graph, run node by node without gradients: the ExportedProgram that it is of "
     "has them",
 }
-
-
-def _is_of_program(model: fx.GraphModule) -> bool:
-    return any(base.__name__ == "_StatefulGraphModule" for base in type(model).__mro__)
 
 
 def _quantises(model: fx.GraphModule) -> bool:
@@ -67,8 +64,10 @@ class GraphRuntime(Runtime):
         flowing = [node for node in self._nodes if node not in self._constant]
         scopes = _scopes(flowing)
         parameters, buffers = self._state(flowing, scopes)
+        stacks = ((node.meta.get("nn_module_stack") or {}).values() for node in self._nodes)
+        roots = (_class_name(kind) for stack in stacks for path, kind in stack if not path)
         return Program(
-            type_name=_root(self._nodes),
+            type_name=next(roots, "torch.fx.GraphModule"),
             nodes=tuple(
                 Node(
                     scopes=scopes[node],
@@ -204,40 +203,27 @@ def _scopes(nodes: list[fx.Node]) -> dict[fx.Node, tuple[Scope, ...]]:
 
     What quantisation put in lies in the innermost layer around what it stands between.
     """
-    found: dict[fx.Node, tuple[Scope, ...]] = {}
-    for node in nodes:
-        stack = list((node.meta.get("nn_module_stack") or {}).values())
-        if stack:
-            found[node] = tuple(Scope(path, _class_name(kind)) for path, kind in stack if path)
-    before, after = dict(found), dict(found)
-    for node in nodes:
-        before.setdefault(node, _common(before, node.all_input_nodes))
-    for node in reversed(nodes):
-        after.setdefault(node, _common(after, node.users))
-    for node in nodes:
-        if node not in found:
-            found[node] = _shared([before[node], after[node]])
-    return found
-
-
-def _common(known: Mapping[fx.Node, tuple[Scope, ...]], nodes: Any) -> tuple[Scope, ...]:
-    return _shared([known[node] for node in nodes if node in known])
-
-
-def _shared(scopes: list[tuple[Scope, ...]]) -> tuple[Scope, ...]:
-    levels = zip(*scopes, strict=False)
-    return tuple(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels))
+    said: dict[fx.Node, tuple[Scope, ...]]
+    said = {node: () for node in nodes if node.op in ("placeholder", "output")}
+    said |= {
+        node: tuple(Scope(path, _class_name(kind)) for path, kind in stack.values() if path)
+        for node in nodes
+        if (stack := node.meta.get("nn_module_stack"))
+    }
+    around = neighbours(
+        nodes,
+        lambda node: map(str, node.all_input_nodes),
+        lambda node: [str(node)],
+        said.__contains__,
+    )
+    return {
+        node: said.get(node, common_scopes([said[one] for one in (*before, *behind)]))
+        for node, (before, behind) in zip(nodes, around, strict=True)
+    }
 
 
 def _class_name(kind: Any) -> str:
     return f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else str(kind)
-
-
-def _root(nodes: list[fx.Node]) -> str:
-    """Return the class of the model."""
-    stacks = ((node.meta.get("nn_module_stack") or {}).values() for node in nodes)
-    found = (_class_name(kind) for stack in stacks for path, kind in stack if not path)
-    return next(found, "torch.fx.GraphModule")
 
 
 class FlatGraphEngine(DeployedEngine):
@@ -253,4 +239,7 @@ class FlatGraphEngine(DeployedEngine):
 
     def reads(self, model: Any) -> bool:
         """Whether `model` is one flat graph of an exported program."""
-        return isinstance(model, fx.GraphModule) and (_is_of_program(model) or _quantises(model))
+        if not isinstance(model, fx.GraphModule):
+            return False
+        bases = {base.__name__ for base in type(model).__mro__}
+        return "_StatefulGraphModule" in bases or _quantises(model)

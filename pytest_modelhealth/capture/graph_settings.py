@@ -34,8 +34,10 @@ _PLUMBING = frozenset(
 
 def graph_settings(module: nn.Module) -> dict[str, Any] | None:
     """Return the settings of a layer that its graph says; ``None`` where its own code runs."""
-    if isinstance(module, torch.jit.ScriptModule):
-        return merged(_of_script(node) for node in _nodes(module))
+    if isinstance(module, torch.jit.ScriptModule):  # a script has settings as attributes
+        script: Any = module
+        has_forward = "forward" in script._c._method_names()
+        return merged(map(_of_script, script.graph.nodes() if has_forward else ()))
     if "_settings" in vars(module):  # of a deployed model
         return vars(module)["_settings"]  # type: ignore[no-any-return]
     graph: Any = vars(module).get("graph")
@@ -79,11 +81,9 @@ def of_call(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict
 def defaults_of(function: str) -> dict[str, Any]:
     """Return what arguments of an activation are where a call leaves them out."""
     overloads = getattr(torch.ops.aten, function, None)
-    return {} if overloads is None else of_call(_first(overloads)._schema, (), {})
-
-
-def _first(overloads: Any) -> Any:
-    return getattr(overloads, overloads.overloads()[0])
+    if overloads is None:
+        return {}
+    return of_call(getattr(overloads, overloads.overloads()[0])._schema, (), {})
 
 
 def _is_plain(value: Any) -> bool:
@@ -91,12 +91,6 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return bool(value) and all(map(_is_plain, value))
     return isinstance(value, bool | int | float | str)
-
-
-def _nodes(module: Any) -> Iterable[Any]:
-    """Return the operations of a trace; a script has its settings as attributes."""
-    has_forward = "forward" in module._c._method_names()
-    return module.graph.nodes() if has_forward else ()
 
 
 def _of_script(node: Any) -> dict[str, Any]:

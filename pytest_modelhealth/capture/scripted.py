@@ -15,7 +15,6 @@ from pytest_modelhealth.capture.engine import Engine, Request
 from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.step.run import run_step
-from pytest_modelhealth.capture.torchscript.places import lines_of
 from pytest_modelhealth.report import Observation
 
 _INDEX, _CLOCK = "modelhealth_index", "modelhealth_clock"
@@ -52,7 +51,6 @@ class ScriptEngine(Engine):
             reason = str(error).strip().partition("\n")[0]
             note = f"inside the script nothing was observed, since it cannot be saved: {reason}"
             return run_step(request, request.model, [note])
-        _note_lines(copied, request.model)
         hidden = _show_layers(copied)
         return run_step(request, copied, [_NOTE], watch=partial(_observed, hidden=hidden))
 
@@ -74,14 +72,6 @@ def _copy(model: nn.Module) -> nn.Module:
             if tensor is not None:
                 module._c.setattr(own, tensor)
     return copied
-
-
-def _note_lines(copied: nn.Module, script: nn.Module) -> None:
-    """Let the copy know which line of the user's code each layer came from."""
-    layers = dict(copied.named_modules())
-    for name, line in lines_of(script).items():
-        if name in layers:
-            layers[name].__dict__["_source"] = line
 
 
 def _show_layers(model: nn.Module) -> dict[nn.Module, str]:
@@ -115,71 +105,55 @@ def _show(graph: Any) -> str:
     (output,) = graph.outputs()
     kind = output.type()
     is_tuple = kind.kind() == "TupleType"
-    if is_tuple and not _is_from_source(graph):
+    # code that was compiled from Python, rather than traced, names its file
+    has_source = any(node.sourceRange().lstrip().startswith("File") for node in graph.nodes())
+    if is_tuple and not has_source:
         return "it is traced, and its trace returns inner values along with its output"
     parts = kind.elements() if is_tuple else [kind]
     if not any(map(_is_tensor, parts)):
         return f"TorchScript runs it, and its output is no tensor but {kind}"
 
-    code = _Code(graph)
     inputs = [value for value in inputs if _is_tensor(value.type())]
-    code.insert_before(next(iter(graph.nodes()), graph.return_node()))
-    index, clock = code.attribute(this, _INDEX), code.attribute(this, _CLOCK)
+    graph.setInsertPoint(next(iter(graph.nodes()), graph.return_node()))
+    index, clock = _attribute(graph, this, _INDEX), _attribute(graph, this, _CLOCK)
     for place, value in enumerate(inputs):
-        code.add("modelhealth::see_input", [value, clock, index, code.constant(place == 0)], [])
+        arguments = [value, clock, index, graph.insertConstant(place == 0)]
+        _call(graph, "modelhealth::see_input", arguments, [])
 
-    code.insert_before(graph.return_node())
-    values = code.add("prim::TupleUnpack", [output], parts) if is_tuple else [output]
+    graph.setInsertPoint(graph.return_node())
+    values = _call(graph, "prim::TupleUnpack", [output], parts) if is_tuple else [output]
     begins = not inputs
     for place, value in enumerate(values):
         if _is_tensor(value.type()):
-            arguments = [value, index, code.constant(begins), code.constant(False)]
-            (values[place],) = code.add("modelhealth::see_output", arguments, [value.type()])
+            arguments = [value, index, graph.insertConstant(begins), graph.insertConstant(False)]
+            (values[place],) = _call(graph, "modelhealth::see_output", arguments, [value.type()])
             begins = False
-    (shown,) = code.add("prim::TupleConstruct", values, [kind]) if is_tuple else values
+    (shown,) = _call(graph, "prim::TupleConstruct", values, [kind]) if is_tuple else values
     graph.eraseOutput(0)
     graph.registerOutput(shown)
     return ""
 
 
-class _Code:
-    """Inserts nodes into a TorchScript graph."""
+def _attribute(graph: Any, this: Any, name: str) -> Any:
+    """Return one of the attributes that each layer has for us."""
+    node = graph.create("prim::GetAttr", [this], 1).s_("name", name)
+    graph.insertNode(node)
+    node.output().setType(_ATTRIBUTES[name])
+    return node.output()
 
-    def __init__(self, graph: Any) -> None:
-        self._graph = graph
 
-    def insert_before(self, node: Any) -> None:
-        """Insert what follows before `node`."""
-        self._graph.setInsertPoint(node)
-
-    def constant(self, value: bool) -> Any:
-        """Return a constant."""
-        return self._graph.insertConstant(value)
-
-    def attribute(self, this: Any, name: str) -> Any:
-        """Return one of the attributes that each layer has for us."""
-        node = self._graph.create("prim::GetAttr", [this], 1).s_("name", name)
-        self._graph.insertNode(node)
-        node.output().setType(_ATTRIBUTES[name])
-        return node.output()
-
-    def add(self, kind: str, inputs: list[Any], outputs: list[Any]) -> list[Any]:
-        """Call an operator; return its outputs, which have the types `outputs`."""
-        node = self._graph.create(kind, inputs, len(outputs))
-        self._graph.insertNode(node)
-        values = list(node.outputs())
-        for value, type_ in zip(values, outputs, strict=True):
-            value.setType(type_)
-        return values
+def _call(graph: Any, kind: str, inputs: list[Any], types: list[Any]) -> list[Any]:
+    """Call an operator; return its outputs, which have these types."""
+    node = graph.create(kind, inputs, len(types))
+    graph.insertNode(node)
+    values = list(node.outputs())
+    for value, type_ in zip(values, types, strict=True):
+        value.setType(type_)
+    return values
 
 
 def _is_tensor(kind: Any) -> bool:
     return bool(kind.kind() == "TensorType")
-
-
-def _is_from_source(graph: Any) -> bool:
-    """Whether code was compiled from Python, rather than traced."""
-    return any(node.sourceRange().lstrip().startswith("File") for node in graph.nodes())
 
 
 @contextmanager

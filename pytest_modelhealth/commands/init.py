@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
-import sys
 import textwrap
 import typing
 from pathlib import Path
@@ -92,12 +91,11 @@ def _template(thing: Any, module: str, path: str) -> str:
         ]
     imports = [f"from {module} import {imported}"]
     ours = "from pytest_modelhealth import ModelHealthSuite"
-    third = [ours, "", *imports] if _is_of_project(module) else sorted([ours, *imports])
     functional = [] if has_own_loss else ["import torch.nn.functional as F"]
     name = "".join(f"{word[:1].upper()}{word[1:]}" for word in re.split(r"[._]", path))
     lines = [
         f'"""Is {path} healthy? pytest --modelhealth-explain says what is checked."""',
-        *("", "import torch", *functional, *third, "", ""),
+        *("", "import torch", *functional, ours, "", *imports, "", ""),
         f"class Test{name}(ModelHealthSuite):",
         "    def make(self):",
         *(textwrap.indent(line, " " * 8) for line in body),
@@ -169,12 +167,6 @@ def _broken(opening: str, items: list[str], closing: str, width: int = _WIDTH) -
     if len(line) <= width and "\n" not in line:
         return line
     return "\n".join([opening, *(textwrap.indent(f"{item},", "    ") for item in items), closing])
-
-
-def _is_of_project(module: str) -> bool:
-    """Whether a module lies below the current folder, and in no environment there."""
-    file = getattr(sys.modules.get(module), "__file__", None) or ""
-    return Path(file).is_relative_to(Path.cwd()) and "site-packages" not in file
 
 
 def _write(file: Path, text: str) -> None:

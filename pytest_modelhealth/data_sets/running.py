@@ -49,9 +49,12 @@ def require_batches(batches: object, method: str, name: str = "batches") -> None
             "DataLoader(dataset, batch_size=64) makes batches of them"
         )
     if isinstance(batches, str | Mapping) or not isinstance(batches, Iterable):
+        described = repr(batches)
+        if isinstance(batches, Mapping):
+            described = f"a mapping of {', '.join(map(repr, list(batches)[:3])) or 'nothing'}"
         raise InspectionError(
             f"{name} must be batches to iterate over, such as a DataLoader, not "
-            f"{_described(batches)}; one batch goes into run_inspection"
+            f"{described}; one batch goes into run_inspection"
         )
     if isinstance(batches, Tensor):
         shape = "x".join(map(str, batches.shape))
@@ -73,12 +76,6 @@ def require_how_many(max_batches: object, progress: object) -> None:
         raise InspectionError(f"max_batches must be a whole number from 0 on, not {max_batches!r}")
     if not isinstance(progress, bool | None):
         raise InspectionError(f"progress must be True, False or None, not {progress!r}")
-
-
-def _described(batches: object) -> str:
-    if isinstance(batches, Mapping):
-        return f"a mapping of {', '.join(map(repr, list(batches)[:3])) or 'nothing'}"
-    return repr(batches)
 
 
 def pair(batch: Any, name: str, why: str) -> tuple[Any, Any]:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from pytest_modelhealth.plugin.inspections import InspectorFixture
     from pytest_modelhealth.plugin.suite.case import Case, Subject
-    from pytest_modelhealth.plugin.suite.suite import ModelHealthSuite
 
 _OPTION = "--modelhealth-model"
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -92,28 +91,19 @@ def pytest_pycollect_makeitem(
         pytest.Collector.CollectError: pytest prints its text alone.
     """
     made = yield
-    suite = _suite_in(made)
-    if suite is not None:
+    suite: Any = made.obj if isinstance(made, pytest.Class) else None
+    if _is_suite(suite) and suite.__test__:
         from pytest_modelhealth.plugin.options import session_settings
-        from pytest_modelhealth.plugin.suite.collecting import (
-            require_one_of_a_name,
-            require_sound,
-        )
+        from pytest_modelhealth.plugin.suite.collecting import require_sound
 
         try:
             require_sound(suite, name, session_settings(collector.config))
-            require_one_of_a_name(suite, name, getattr(collector, "obj", None))
         except SettingsError as error:
             raise collector.CollectError(str(error)) from None
     for item in made if isinstance(made, list) else []:
         if isinstance(item, pytest.Function) and _is_suite(item.cls):
             _mark(item)
     return made
-
-
-def _suite_in(made: object) -> type[ModelHealthSuite] | None:
-    suite: Any = made.obj if isinstance(made, pytest.Class) else None
-    return suite if _is_suite(suite) and suite.__test__ else None
 
 
 def _is_suite(cls: object) -> bool:
@@ -170,15 +160,14 @@ def modelhealth_case(
             pytrace=False,
         )
     from pytest_modelhealth.plugin.suite.case import Case, Subject
-    from pytest_modelhealth.plugin.suite.collecting import laid_over
-    from pytest_modelhealth.plugin.suite.verdicts import VERDICTS
+    from pytest_modelhealth.plugin.suite.collecting import laid_over, place_of
+    from pytest_modelhealth.plugin.suite.verdicts import VERDICTS, probed
 
     item, suite, test = request.node, request.cls, request.node.originalname
     name = item.parent.name
     settings = settings_for(item)
     if not _modelhealth_subject:
-        from pytest_modelhealth.plugin.suite.collecting import place_of
-
+        updates = ("update_snapshots", "update_new_snapshots_only")
         _modelhealth_subject.append(
             Subject(
                 suite(),
@@ -186,11 +175,11 @@ def modelhealth_case(
                 place_of(suite),
                 frozenset(_wanted(item)),
                 laid_over(settings, suite, name, ""),
-                calibrates=_records(item.config),
+                calibrates=any(getattr(item.config.option, one, False) for one in updates),
             )
         )
     laid = laid_over(settings, suite, name, test)
-    return Case(item, test, _modelhealth_subject[0], laid, inspector, VERDICTS)
+    return Case(request, _modelhealth_subject[0], laid, inspector, VERDICTS.get(test, probed))
 
 
 def _wanted(item: pytest.Item) -> Iterator[str]:
@@ -199,11 +188,6 @@ def _wanted(item: pytest.Item) -> Iterator[str]:
         is_of_suite = other.parent is item.parent and isinstance(other, pytest.Function)
         if is_of_suite and not any(other.iter_markers("skip")):
             yield other.originalname  # type: ignore[attr-defined]
-
-
-def _records(config: pytest.Config) -> bool:
-    names = ("update_snapshots", "update_new_snapshots_only")
-    return any(getattr(config.option, name, False) for name in names)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -322,15 +322,6 @@ def test_a_program_is_in_the_mode_that_its_operators_say() -> None:
         assert "mode" in str(other)
 
 
-def test_a_program_that_cannot_be_differentiated_says_what_helps() -> None:
-    """Decomposed batch norm in training mode writes to what its backward pass needs."""
-    program = torch.export.export(classifier().train(), (), ids()).run_decompositions()
-    with pytest.raises(RuntimeError, match="inplace operation") as raised:
-        Inspector(program).run_inspection(ids())
-    assert "pass backward=False" in raised.value.__notes__[0]
-    Inspector(program).run_inspection(ids(), backward=False)
-
-
 def test_a_module_of_several_names_and_no_parameters_runs() -> None:
     """`torch.export.unflatten` leaves it unfinished where the program was exported strictly."""
 
@@ -356,10 +347,10 @@ def test_files_of_several_programs_and_of_none_are_refused(tmp_path: Path) -> No
     program = torch.export.export(model, (batch,))
     path = tmp_path / "two.pt2"
     package_pt2(path, exported_programs={"a": program, "b": program})
-    with pytest.raises(InspectionError, match=r"load_pt2\(.*\)\.exported_programs\['a'\]"):
+    with pytest.raises(InspectionError, match=r"cannot load the exported program in .*two.pt2"):
         Inspector(path)
     (tmp_path / "no.pt2").write_text("no archive")
-    with pytest.raises(InspectionError, match=r"holds no model: it must be written by"):
+    with pytest.raises(InspectionError, match=r"it must be one that torch.export.save wrote"):
         Inspector(tmp_path / "no.pt2")
     with pytest.raises(InspectionError, match="there is no file"):
         Inspector(tmp_path / "absent.pt2")

@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from pytest_modelhealth.capture.deployed.calls import Call, call_of
-from pytest_modelhealth.capture.deployed.program import Node, Program, Runtime
+from pytest_modelhealth.capture.deployed.program import Call, Node, Program, Runtime, call_of
 from pytest_modelhealth.capture.engine import Engine, Request
 from pytest_modelhealth.capture.graph_settings import merged
 from pytest_modelhealth.capture.observing.hooks import Hooks
@@ -183,7 +182,7 @@ class DeployedEngine(Engine):
 
     runs_in_torch: ClassVar[bool] = False
     runtime_class: ClassVar[type[Any]]
-    """What runs models of this kind."""
+    """What runs models of this kind, made of one; it raises an `InspectionError` if it cannot."""
     why_no_backward: ClassVar[str] = ""
     """Why there are no gradients, where it is not that torch does not run the model."""
 
@@ -197,22 +196,15 @@ class DeployedEngine(Engine):
     def reads(self, model: Any) -> bool:
         """Whether `model` is of this kind and not loaded yet."""
 
-    def runtime(self, model: Any) -> Runtime:
-        """Return what runs a model.
-
-        Raises:
-            InspectionError: it cannot be loaded.
-        """
-        runtime: Runtime = self.runtime_class(model)
-        return runtime
-
     def load(self, model: Any) -> DeployedModel:
         """Return the layers of a model and what runs it.
 
         Raises:
             InspectionError: it cannot be loaded.
         """
-        return model if isinstance(model, DeployedModel) else DeployedModel(self.runtime(model))
+        return (
+            model if isinstance(model, DeployedModel) else DeployedModel(self.runtime_class(model))
+        )
 
     def run(self, request: Request) -> Observation:
         """Run the request's batch, and write down what was computed.
@@ -224,14 +216,11 @@ class DeployedEngine(Engine):
         model: DeployedModel = request.model
         program: Program = model.program
         if request.backward:
+            there_is_none = f"there is no backward pass through {program.type_name}"
+            why = self.why_no_backward or f"{there_is_none}, which torch does not run"
             raise InspectionError(
-                f"{self.why_no_backward or _no_backward(program)}: leave backward out, or inspect "
-                "the module that it was made of"
+                f"{why}: leave backward out, or inspect the module that it was made of"
             )
         own = replace(request, model=model, backward=False)
         observation = run_step(own, model, list(program.notes), model.watched)
         return observation if program.nodes else replace(observation, unlisted=_WHY_UNLISTED)
-
-
-def _no_backward(program: Program) -> str:
-    return f"there is no backward pass through {program.type_name}, which torch does not run"

@@ -9,20 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from pytest_modelhealth.capture.deployed.calls import in_order
-from pytest_modelhealth.capture.deployed.program import Node, Program, Scope, operator
+from pytest_modelhealth.capture.deployed.program import Node, Program, Scope, in_order, operator
 from pytest_modelhealth.capture.graph_settings import merged
 from pytest_modelhealth.capture.onnx_graphs.nodes import UNKNOWN_CLASS, Read, metadata, with_scopes
-from pytest_modelhealth.capture.onnx_graphs.operators import class_of, function_of, is_rounding
-from pytest_modelhealth.capture.onnx_graphs.settings import settings_of, settings_of_call
-from pytest_modelhealth.capture.onnx_graphs.weights import (
-    Constants,
-    quantised_weights,
-    tensor_of,
-    weights_of_layers,
+from pytest_modelhealth.capture.onnx_graphs.operators import (
+    class_of,
+    function_of,
+    is_rounding,
+    settings_of,
 )
+from pytest_modelhealth.capture.onnx_graphs.weights import Constants, tensor_of, weights_of_layers
 
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 
@@ -40,21 +37,18 @@ def program_of(model: Any, folder: Path | None) -> Program:
     kinds = {info.name: metadata(info).get(_KIND, "") for info in graph.value_info}
     paths = {scope.path for node in nodes for scope in node.scopes}
     root = next((node.root for node in nodes if node.root), UNKNOWN_CLASS)
-    names = [name for name in state if _is_of_a_layer(name, paths, kinds)]
-    held = {name: tensor_of(state[name], folder) for name in names}
-    held |= {
-        name: weight
-        for name, weight in quantised_weights(state, folder)
-        if name.rpartition(".")[0] in paths
+    held = {  # any other initializer is a constant of the graph
+        name: tensor_of(one, folder)
+        for name, one in state.items()
+        if kinds.get(name) or name.rpartition(".")[0] in paths
     }
     constants = Constants([read.node for read in nodes], state, folder)
     held |= weights_of_layers(nodes, constants)
-    held |= _shared(nodes, held)
     outputs = tuple(value.name for value in graph.output)
     buffers = {name for name in held if kinds.get(name) == "BUFFER"}
     return Program(
         type_name=root,
-        nodes=tuple(joined(nodes, outputs, _guessed_classes(nodes, state), constants.number)),
+        nodes=tuple(_joined(nodes, outputs, state, constants)),
         inputs=tuple(value.name for value in graph.input if value.name not in state),
         outputs=outputs,
         parameters={name: tensor for name, tensor in held.items() if name not in buffers},
@@ -62,72 +56,41 @@ def program_of(model: Any, folder: Path | None) -> Program:
     )
 
 
-def _is_of_a_layer(name: str, paths: set[str], kinds: Mapping[str, str]) -> bool:
-    """Whether an initializer is a parameter or buffer, rather than a constant of the graph."""
-    return bool(kinds.get(name)) or name.rpartition(".")[0] in paths
-
-
-def _shared(reads: Sequence[Read], held: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return parameters of layers that have one of another layer in the place of their own.
-
-    Of equal constants, such as biases of zeros, an exporter keeps one. Only layers without others
-    in them are looked at: any other may well read what is not its own.
-    """
-    around = {scope.path for read in reads for scope in read.scopes[:-1]}
-    found: dict[str, Tensor] = {}
-    for read in reads:
-        path = read.scopes[-1].path if read.scopes else ""
-        for name in read.node.input if path and path not in around else ():
-            own = f"{path}.{name.rpartition('.')[2]}"
-            if name in held and own not in held:
-                found.setdefault(own, held[name])
-    return found
-
-
-def _guessed_classes(reads: Iterable[Read], state: Mapping[str, Any]) -> Classes:
-    """Return the classes of layers that do not say theirs, as far as their nodes show it."""
-    own: dict[str, list[Any]] = defaultdict(list)
-    for read in reads:
-        if read.scopes and not read.scopes[-1].type_name:
-            own[read.scopes[-1].path].append(read.node)
-    return {path: class_of(nodes, state) for path, nodes in own.items()}
-
-
-Classes = Mapping[str, str]
-"""Classes of layers by their names."""
-Numbers = Callable[[str], float | None]
-
-
-def joined(
-    reads: Sequence[Read], outputs: Iterable[str], classes: Classes, number: Numbers
+def _joined(
+    reads: Sequence[Read], outputs: Iterable[str], state: Mapping[str, Any], constants: Constants
 ) -> Iterator[Node]:
     """Yield the operations of the exported program, of which a node may be a part only.
 
     Args:
         reads: the nodes.
         outputs: names of what the model returns.
-        classes: the classes of layers that do not say theirs.
-        number: returns the constant number of a name, where it is one.
+        state: the initializers by name.
+        constants: what stands in the graph.
     """
-    readings = Counter(name for read in reads for name in read.node.input)
+    unsaid: dict[str, list[Any]] = defaultdict(list)
+    for read in reads:
+        if read.scopes and not read.scopes[-1].type_name:
+            unsaid[read.scopes[-1].path].append(read.node)
+    classes = {path: class_of(nodes, state) for path, nodes in unsaid.items()}
+    readings = Counter(name for read in reads for name in read.inputs)
     readings.update(outputs)
     values = _Values(reads)
     for parts in _operations(reads):
         first = next((part for part in parts if not is_rounding(part.node.op_type)), parts[0])
-        made = [name for part in parts for name in part.node.output if name]
-        inside = Counter(name for part in parts for name in part.node.input)
+        made = [name for part in parts for name in part.outputs if name]
+        inside = Counter(name for part in parts for name in part.inputs)
         used = tuple(name for name in made if readings[name] > inside[name])
         function = _function(first)
-        said = settings_of_call(first.call, function)
+        attributes = merged(settings_of(part.node, constants.number) for part in parts)
         yield Node(
             scopes=tuple(
                 s if s.type_name else Scope(s.path, classes.get(s.path, "")) for s in first.scopes
             ),
             function=function,
             inputs=tuple(values.given(parts)),
-            outputs=used or tuple(filter(None, parts[-1].node.output)),
+            outputs=used or tuple(filter(None, parts[-1].outputs)),
             source=first.source,
-            settings={**said, **merged(settings_of(part.node, number) for part in parts)},
+            settings=attributes,
         )
 
 
@@ -141,19 +104,19 @@ class _Values:
             str, str
         ] = {}  # what integers and the scale that the batch decides are of
         for at, read in enumerate(reads):
-            self._computed.update(dict.fromkeys(read.node.output, at))
+            self._computed.update(dict.fromkeys(read.outputs, at))
             if is_rounding(read.node.op_type):
-                self._rounded[read.node.output[0]] = self._before(read.node.input[0])
+                self._rounded[read.outputs[0]] = self._before(read.inputs[0])
             elif read.node.op_type == "DynamicQuantizeLinear":
-                self._whole.update(dict.fromkeys(read.node.output, read.node.input[0]))
+                self._whole.update(dict.fromkeys(read.outputs, read.inputs[0]))
 
     def _before(self, name: str) -> str:
         return self._rounded.get(name, name)
 
     def given(self, parts: Sequence[Read]) -> list[str]:
         """Return what the nodes of an operation take, in the order of its arguments."""
-        made = {name for part in parts for name in part.node.output}
-        taken = dict.fromkeys(name for part in parts for name in part.node.input if name)
+        made = {name for part in parts for name in part.outputs}
+        taken = dict.fromkeys(name for part in parts for name in part.inputs if name)
         names = dict.fromkeys(self._whole.get(name, name) for name in taken if name not in made)
         places = {name: place for place, name in enumerate(parts[0].arguments)}
         known = {name: places.get(self._before(name)) for name in names}

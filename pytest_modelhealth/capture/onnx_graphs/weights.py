@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pytest_modelhealth.capture.onnx_graphs.nodes import VALUES, Read
-from pytest_modelhealth.capture.onnx_graphs.settings import attribute
+from pytest_modelhealth.capture.onnx_graphs.operators import KINDS, kind_of
 from pytest_modelhealth.statistics.dense import quantised
 
 _BY_BITS = {
@@ -44,42 +44,27 @@ def from_array(array: Any) -> Tensor:
     return torch.from_numpy(array.copy())
 
 
-_AFTER_INPUT = {"weight": 1, "bias": 2}
-_PLACES: Mapping[str, tuple[str, Mapping[str, int]]] = {
-    "BatchNormalization": ("BatchNorm", {**_AFTER_INPUT, "running_mean": 3, "running_var": 4}),
-    "Conv": ("Conv", _AFTER_INPUT),
-    "ConvTranspose": ("ConvTranspose", _AFTER_INPUT),
-    "Gather": ("Embedding", {"weight": 0}),
-    "Gemm": ("Linear", _AFTER_INPUT),
-    "LayerNormalization": ("LayerNorm", _AFTER_INPUT),
-    "ConvInteger": ("Conv", {"weight": 1}),
-    "MatMul": ("Linear", {"weight": 1}),
-    "MatMulInteger": ("Linear", {"weight": 1}),
-    "QGemm": ("Linear", {"weight": 3}),
-    "QLinearConv": ("Conv", {"weight": 3}),
-    "QLinearMatMul": ("Linear", {"weight": 3}),
-    "RMSNormalization": ("RMSNorm", {"weight": 1}),
-}
-"""By operator: the class of torch's layers that it computes, and which of its inputs are what.
-
-Behind integers come a scale and a zero point.
-"""
-
-_TURNED = frozenset({"MatMul", "MatMulInteger", "QLinearMatMul"})
+_TURNED = frozenset({"MatMul", "MatMulInteger"})
 """Operators that take a weight as (inputs, outputs), which torch has as (outputs, inputs)."""
 
 _PARTS = (VALUES, "_scale", "_zero_point")
 """How onnxruntime's quantiser names the integers that a weight became, and what is beside them."""
-_TRANSPOSED = "_Transposed"
-"""What it adds to the name of a weight that it turned."""
 
 _PASSING = frozenset({"DequantizeLinear", "Identity", "Transpose"})
 
 _GATES = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
 """Where the gates of torch stand among those of ONNX."""
 
-_ANY = " ".join((*_GATES, *(kind for kind, _ in _PLACES.values())))
+_ANY = " ".join((*_GATES, *(kind.layer for kind in KINDS.values() if kind.places)))
 """The class of a layer that does not say its own."""
+
+
+def _attribute(node: Any, name: str, default: Any = None) -> Any:
+    """Return an attribute of a node, or what stands for one that is left out."""
+    from onnx import helper
+
+    values = (helper.get_attribute_value(one) for one in node.attribute if one.name == name)
+    return next(values, default)
 
 
 class _Constant(NamedTuple):
@@ -139,7 +124,7 @@ class Constants:
         """Return the constant of a name, if it is one that torch has a dtype for."""
         node = self._makers.get(name)
         kind = "" if node is None else node.op_type
-        stored = attribute(node, "value") if kind == "Constant" else self._state.get(name)
+        stored = _attribute(node, "value") if kind == "Constant" else self._state.get(name)
         if stored is not None:
             try:
                 return _Constant(tensor_of(stored, self._folder))
@@ -149,7 +134,7 @@ class Constants:
         if node is None or given is None or given.scale is not None:
             return None
         if kind == "DequantizeLinear":
-            return self._rounded(node.input, 0, attribute(node, "axis", 1))
+            return self._rounded(node.input, _attribute(node, "axis", 1))
         is_turned = kind == "Transpose" and given.values.ndim == 2
         return given.turned() if is_turned else given if kind == "Identity" else None
 
@@ -162,9 +147,11 @@ class Constants:
         An exporter folds other layers into one, and leaves it the name of either.
         """
         found = {
-            tuple(node.input[1:]): node
+            node.input[kind_of(node.op_type).places["weight"]]: node
             for node in nodes
-            if _place(node)[0] in kind and self._weight(node) is not None
+            if kind_of(node.op_type).places
+            and kind_of(node.op_type).layer.removesuffix("2d") in kind
+            and self._weight(node) is not None
         }
         recurrent = [node for node in nodes if node.op_type in _GATES and node.op_type in kind]
         if len(found) == 1:
@@ -175,27 +162,25 @@ class Constants:
             yield from self._of_recurrence(node, level)
 
     def _weight(self, node: Any) -> _Constant | None:
-        place = _place(node)[1]["weight"]
-        if node.op_type.startswith("Q"):
-            last = node.op_type == "QLinearMatMul" or not attribute(node, "transB", 1)
-            return self._rounded(node.input, place, int(last))
-        if place < len(node.input) and node.input[place].endswith(VALUES):  # scaled behind
-            own = node.input[place].removesuffix(VALUES)
-            return self._rounded([own + end for end in _PARTS], 0, node.op_type in _TURNED)
-        return self.constant(node.input[place]) if place < len(node.input) else None
+        place = kind_of(node.op_type).places["weight"]
+        name = node.input[place] if place < len(node.input) else ""
+        if not name.endswith(VALUES):
+            return self.constant(name)
+        own = name.removesuffix(VALUES)  # scaled behind
+        return self._rounded([own + end for end in _PARTS], node.op_type in _TURNED)
 
     def _of_operator(self, node: Any) -> Iterator[tuple[str, _Constant]]:
         is_product = node.op_type.endswith("Gemm")
-        for name, place in _place(node)[1].items():
+        for name, place in kind_of(node.op_type).places.items():
             is_weight = name == "weight"
             given = node.input[place] if place < len(node.input) else ""
             value = self._weight(node) if is_weight else self.constant(given)
             if value is None:
                 continue
             if is_weight and value.values.ndim == 2:
-                is_turned = is_product and not attribute(node, "transB", 0)
+                is_turned = is_product and not _attribute(node, "transB", 0)
                 value = value.turned() if is_turned or node.op_type in _TURNED else value
-            factor = attribute(node, "alpha" if is_weight else "beta", 1.0) if is_product else 1.0
+            factor = _attribute(node, "alpha" if is_weight else "beta", 1.0) if is_product else 1.0
             yield name, value.times(factor)
 
     def _of_recurrence(self, node: Any, level: int) -> Iterator[tuple[str, _Constant]]:
@@ -210,9 +195,9 @@ class Constants:
                     gates = part.reshape(len(order), -1, *part.shape[1:])[order]
                     yield stem + end, _Constant(gates.flatten(0, 1))
 
-    def _rounded(self, names: Sequence[str], place: int, axis: int) -> _Constant | None:
+    def _rounded(self, names: Sequence[str], axis: int) -> _Constant | None:
         """Return integers with the scale and the zero point that come behind them."""
-        parts = [self.constant(name) for name in names[place : place + 3] if name]
+        parts = [self.constant(name) for name in names if name]
         if any(part is None or part.scale is not None for part in parts) or len(parts) < 2:
             return None
         values, scale, *zero = (part.values for part in parts if part is not None)
@@ -232,26 +217,3 @@ def weights_of_layers(reads: Iterable[Read], constants: Constants) -> dict[str, 
         for name, value in constants.parameters(nodes, path, kind or _ANY)
         if (tensor := value.tensor()) is not None
     }
-
-
-def quantised_weights(
-    state: Mapping[str, Any], folder: Path | None
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights that kept their names beside their integers, as quantised tensors."""
-    constants = Constants((), state, folder)
-    for name in state:
-        own = name.removesuffix(VALUES)
-        plain = own.removesuffix(_TRANSPOSED)  # another layer may have it as it was
-        if (
-            own != name
-            and "." in own
-            and (own == plain or not {plain, plain + VALUES} & set(state))
-        ):
-            found = constants._rounded([own + end for end in _PARTS], 0, 0)
-            tensor = None if found is None else found.tensor()
-            if tensor is not None and tensor.is_quantized:
-                yield plain, tensor.t() if own != plain and tensor.ndim == 2 else tensor
-
-
-def _place(node: Any) -> tuple[str, Mapping[str, int]]:
-    return _PLACES.get(node.op_type.removeprefix("Fused"), ("no layer", {}))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -253,29 +252,27 @@ class Case:
     """One test of a suite.
 
     Args:
-        item: the test.
-        name: its name.
+        request: of the test.
         subject: what the tests of the suite share.
         settings: of this test.
         fixture: keeps the reports of the test.
-        verdicts: the verdict of each test, by its name without ``test_``.
+        verdict: what the test runs.
     """
 
     def __init__(
         self,
-        item: pytest.Item,
-        name: str,
+        request: pytest.FixtureRequest,
         subject: Subject,
         settings: Settings,
         fixture: InspectorFixture,
-        verdicts: Mapping[str, Callable[..., None]],
+        verdict: Callable[[Case], None],
     ) -> None:
-        self._verdicts = verdicts
-        self.item, self.name, self.subject, self.settings = item, name, subject, settings
-        self._fixture = fixture
+        self.request, self.item, self.name = request, request.node, request.node.originalname
+        self.subject, self.settings, self._fixture = subject, settings, fixture
+        self._verdict = verdict
 
-    def judge(self, verdict: str, *arguments: Any) -> None:
-        """Run the verdict of this name; skip the test where there is nothing to judge.
+    def judge(self) -> None:
+        """Run the verdict of the test; skip it where there is nothing to judge.
 
         Raises:
             ModelHealthError: it fails.
@@ -285,7 +282,7 @@ class Case:
         self.subject.test = self.name
         reason = problem = ""
         try:
-            self._verdicts[verdict](self, *arguments)
+            self._verdict(self)
         except Unjudged as unjudged:
             reason = str(unjudged)
         except (InspectionError, SettingsError) as error:  # whose traceback is all ours
@@ -297,21 +294,32 @@ class Case:
 
     # What several verdicts ask.
 
+    def require_healthy(
+        self, own: Iterable[str], training: bool = True, why: str = "", **options: Any
+    ) -> None:
+        """Do nothing if checks do not object to the run in a mode.
+
+        Raises:
+            Unjudged: they do, so that what another test asks cannot be told.
+        """
+        seen = self.subject.ran(training).observation
+        found = self.report(seen, own, **options)._judgement.violations
+        if found:
+            label, mode = self.subject.label, mode_of(training)
+            raise Unjudged(
+                f"{why}{label} is not healthy in {mode} ({found[0].layer or label}: "
+                f"{found[0].check}); see test_healthy_in_{mode}"
+            )
+
     def require_numbers(self) -> None:
         """Do nothing if the run in training mode has neither NaN nor infinity.
 
         Raises:
             Unjudged: it has, so that no other property can be told.
         """
-        seen = self.subject.ran(training=True)
-        if not self.settings.chooses("finite"):
-            return
-        settings = self.settings.override({"checks": ["finite"]}, "the suite")
-        found = judge(seen.observation, settings).violations
-        if found:
-            where = "; see test_healthy_in_training" if IN_TRAINING in self.subject.wanted else ""
-            place = f"{found[0].layer or self.subject.label}: {found[0].message}"
-            raise Unjudged(f"{self.subject.label} is not healthy in training ({place}){where}")
+        self.subject.ran(training=True)
+        if self.settings.chooses("finite"):
+            self.require_healthy({"finite"}, only=True)
 
     def require_chosen(self, check: str) -> None:
         """Do nothing if the settings have a check run.
@@ -345,11 +353,27 @@ class Case:
             noise: as in `HealthReport`.
             **settings: laid over those of the test.
         """
-        own = frozenset(own)
+        own, but = frozenset(own), frozenset(but)
         if only:
             settings = {"checks": sorted(own), **settings}
+
+        def mine(found: Violation) -> bool:
+            return found.check in own and (found.check, found.layer) not in but
+
+        def judged(observation: Observation, settings: Settings) -> Judgement:
+            judgement = judge(observation, settings)
+            doubts = (one for one in judgement.inconclusive if one.check in (*own, _WHOLE_RUN))
+            return replace(
+                judgement,
+                violations=tuple(filter(mine, judgement.violations)),
+                warned=tuple(filter(mine, judgement.warned)),
+                inconclusive=tuple(doubts),
+                broken=tuple(one for one in judgement.broken if one.check in own),
+                waived=tuple((v, waiver) for v, waiver in judgement.waived if v.check in own),
+                unused_waivers=(),
+            )
+
         laid = self.settings.override(settings, "the suite")
-        judged = partial(judge_own, own=own, but=frozenset(but))
         return HealthReport(observation, laid, judged, noise, renderer=renderer)
 
     def settle(self, report: HealthReport, *, designs: bool = False) -> None:
@@ -364,7 +388,7 @@ class Case:
             Unjudged: it is inconclusive.
         """
         __tracebackhide__ = True
-        self._keep(report)
+        self.keep(report)
         error = report._failure()
         if error is not None:
             self.fail(ModelHealthError(self._reworded(str(error)), report), report)
@@ -378,42 +402,30 @@ class Case:
         if report._settings["inconclusive"].value == "warn" and report.inconclusive:
             raise Unjudged(report._take_doubt()[0])
 
-    def settle_comparison(self, comparison: Comparison) -> None:
-        """Keep a comparison, and fail where the two are not equivalent."""
-        __tracebackhide__ = True
-        self._keep(comparison)
-        error = comparison._failure()
-        if error is not None:
-            self.fail(error, comparison)
-
     def fail(self, error: ModelHealthError, result: HealthReport | Comparison | None) -> NoReturn:
         """Fail, with the line that makes the model as the place."""
         __tracebackhide__ = True
-        self.item.stash[UNASKED_FAILURE] = UnaskedFailure(self._result(result), error)
+        shown: Any = result
+        made = MadeResult(shown, *self.subject.place, auto_check=False)
+        self.item.stash[UNASKED_FAILURE] = UnaskedFailure(made, error)
         raise error
+
+    def keep(self, result: HealthReport | Comparison) -> None:
+        """Have the page and other destinations show a result."""
+        made = MadeResult(result, *self.subject.place, auto_check=False)
+        self._fixture._inspections.append(made)
 
     def _reworded(self, text: str) -> str:
         """Return a failure's text with the ways out that a suite has, for those of a test."""
-        if self.has_file:
-            limit = f'limits = {{"{self.name}": {{"\\1": ...}}}}'
-            waiver = 'waivers = ["{} {}: ..."]'
-        else:
+        if ":" in self.item.nodeid.partition("::")[0]:  # no file
             limit = r"--modelhealth-set \1=..."
             waiver = '--modelhealth-set "waive={} {}: ..."'
+        else:
+            limit = f'limits = {{"{self.name}": {{"\\1": ...}}}}'
+            waiver = 'waivers = ["{} {}: ..."]'
         text = _LIMIT.sub(limit, text)
         text = _WAIVER.sub(lambda found: waiver.format(found[2] or "*", found[3]), text)
         return _LOOK.sub("pytest --modelhealth-html=page.html", text)
-
-    @property
-    def has_file(self) -> bool:
-        """Whether the suite stands in a test file, rather than in no file."""
-        return ":" not in self.item.nodeid.partition("::")[0]
-
-    def _result(self, result: Any) -> MadeResult:
-        return MadeResult(result, *self.subject.place, auto_check=False)
-
-    def _keep(self, result: HealthReport | Comparison) -> None:
-        self._fixture._inspections.append(self._result(result))
 
 
 _LIMIT = re.compile(r"@pytest\.mark\.modelhealth\((\w+)=\.\.\.\)")
@@ -421,26 +433,3 @@ _WAIVER = re.compile(
     r"@pytest\.mark\.modelhealth_waive\(([\"'])(.*?)\1, check=\"(\w+)\", reason=\"\.\.\.\"\)"
 )
 _LOOK = re.compile(r"(?<=look:         )(report\.|print\().*")
-
-
-def judge_own(
-    observation: Observation,
-    settings: Settings,
-    own: frozenset[str],
-    but: frozenset[tuple[str, str]] = frozenset(),
-) -> Judgement:
-    """Judge by all checks, and keep the findings of `own` ones that fail no other test."""
-    judgement = judge(observation, settings)
-
-    def mine(violation: Violation) -> bool:
-        return violation.check in own and (violation.check, violation.layer) not in but
-
-    return replace(
-        judgement,
-        violations=tuple(v for v in judgement.violations if mine(v)),
-        warned=tuple(v for v in judgement.warned if mine(v)),
-        inconclusive=tuple(i for i in judgement.inconclusive if i.check in (*own, _WHOLE_RUN)),
-        broken=tuple(b for b in judgement.broken if b.check in own),
-        waived=tuple((v, w) for v, w in judgement.waived if v.check in own),
-        unused_waivers=(),
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import inspect
 import sys
@@ -41,7 +40,13 @@ def require_sound(suite: Suite, name: str, settings: Settings) -> None:
             f"{name} has no make(), which makes the model to test: {EXAMPLE}. "
             "A class that others inherit from says __test__ = False."
         )
-    _require_known_attributes(suite, name)
+    bases = (cls for cls in suite.__mro__ if cls not in ModelHealthSuite.__mro__)
+    for own in (own for cls in bases for own in vars(cls)):
+        nearest = difflib.get_close_matches(own, ATTRIBUTES, n=1, cutoff=0.8)
+        if own not in ATTRIBUTES and nearest:  # misspelt, it would have no effect
+            raise SettingsError(
+                f"{name}.{own}: a suite has no such attribute; did you mean {nearest[0]!r}?"
+            )
     if isinstance(suite.seed, bool) or not isinstance(suite.seed, int):
         raise SettingsError(f"{name}.seed must be a whole number, not {suite.seed!r}")
     tests = tests_of(suite)
@@ -54,17 +59,6 @@ def require_sound(suite: Suite, name: str, settings: Settings) -> None:
     _by_test(suite, name, "limits", tests)
     for test in tests:
         laid_over(settings, suite, name, test)
-
-
-def _require_known_attributes(suite: Suite, name: str) -> None:
-    """Do nothing unless an attribute looks like a misspelt one, which would have no effect."""
-    bases = (cls for cls in suite.__mro__ if cls not in ModelHealthSuite.__mro__)
-    for own in (own for cls in bases for own in vars(cls)):
-        nearest = difflib.get_close_matches(own, ATTRIBUTES, n=1, cutoff=0.8)
-        if own not in ATTRIBUTES and nearest:
-            raise SettingsError(
-                f"{name}.{own}: a suite has no such attribute; did you mean {nearest[0]!r}?"
-            )
 
 
 def tests_of(suite: Suite) -> list[str]:
@@ -117,31 +111,6 @@ def laid_over(settings: Settings, suite: Suite, name: str, test: str) -> Setting
             )
         settings = settings.waive(*parse_waivers(waiver, f"{name}.waivers"))
     return settings
-
-
-def require_one_of_a_name(suite: Suite, name: str, module: Any) -> None:
-    """Do nothing if a file has one suite of this name: of two, Python keeps the last.
-
-    Raises:
-        SettingsError: it has several.
-    """
-    path = Path(getattr(module, "__file__", None) or "")
-    if suite.__module__ != getattr(module, "__name__", "") or not path.is_file():
-        return
-    tree = ast.parse(path.read_bytes())
-    lines = [node.lineno for node in tree.body if name in _names(node)]
-    if len(lines) > 1:
-        raise SettingsError(
-            f"{name} stands in {path.name} {len(lines)} times, in lines "
-            f"{', '.join(map(str, lines))}, and Python keeps the last only: give each its own name"
-        )
-
-
-def _names(node: ast.stmt) -> list[str]:
-    if isinstance(node, ast.ClassDef):
-        return [node.name]
-    targets = node.targets if isinstance(node, ast.Assign) else []
-    return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
 def place_of(suite: Suite) -> tuple[Path, int]:

@@ -69,7 +69,7 @@ def state_survives_saving(case: Case) -> None:
         return
     lost = list(_lost(saved.model, fresh.model))
     comparison = _compared(saved, fresh.model, seed)
-    case._keep(comparison)
+    case.keep(comparison)
     case.fail(ModelHealthError(_text(case, lost, comparison), comparison), comparison)
 
 
@@ -122,31 +122,25 @@ def outputs_of(model: Made, batch: Made, seed: int) -> list[Tensor]:
 
 def same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
     """Whether outputs are the same, bit for bit; a NaN is the same as another."""
-    if len(ours) != len(theirs):
-        return False
-    pairs = zip(ours, theirs, strict=True)
-    return all(a.shape == b.shape and a.dtype == b.dtype and _equal(a, b) for a, b in pairs)
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return bool(torch.equal(a, b) or torch.equal(a.nan_to_num(), b.nan_to_num()))
+    return len(ours) == len(theirs) and all(
+        a.shape == b.shape
+        and a.dtype == b.dtype
+        and (torch.equal(a, b) or torch.equal(a.nan_to_num(), b.nan_to_num()))
+        for a, b in zip(ours, theirs, strict=True)
+    )
 
 
 def _lost(saved: nn.Module, fresh: nn.Module) -> Iterator[str]:
     """Yield what a model has that no state_dict holds, and the new one has otherwise."""
     others = dict(fresh.named_modules())
     for name, module in saved.named_modules():
-        other = others.get(name)
-        if other is None:
-            continue
-        prefix = f"{name}." if name else ""
+        other, prefix = others.get(name), f"{name}." if name else ""
         unsaved = {n: module._buffers.get(n) for n in module._non_persistent_buffers_set}
-        for own, value in {**vars(module), **unsaved}.items():
+        for own, value in {**vars(module), **unsaved}.items() if other is not None else ():
             if own in _OWN or own.startswith("__"):
                 continue
-            there = getattr(other, own, None)
-            if _is_state(value) and not _is_alike(value, there):
-                kind = "a buffer with persistent=False" if own in unsaved else _kind(value)
+            kind = "a buffer with persistent=False" if own in unsaved else _kind(value)
+            if kind and not _is_alike(value, getattr(other, own, None)):
                 yield f"{prefix}{own} ({kind})"
 
 
@@ -154,11 +148,14 @@ _OWN = frozenset(vars(nn.Module()))
 """Attributes that torch gives every module."""
 
 
-def _is_state(value: Any) -> bool:
+def _kind(value: Any) -> str:
+    """Return what an attribute is, in words; ``""`` where it is no state."""
+    if isinstance(value, Tensor):
+        return "a tensor in a plain attribute"
     if isinstance(value, list | tuple | dict):
-        return bool(find_tensors(value))
-    is_array = type(value).__module__ == "numpy"
-    return isinstance(value, Tensor | int | float) or is_array
+        return f"tensors in a plain {type(value).__name__}" if find_tensors(value) else ""
+    is_state = isinstance(value, int | float) or type(value).__module__ == "numpy"
+    return f"a plain attribute, {type(value).__name__}" if is_state else ""
 
 
 def _is_alike(value: Any, there: Any) -> bool:
@@ -171,34 +168,20 @@ def _is_alike(value: Any, there: Any) -> bool:
         return False
 
 
-def _kind(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return "a tensor in a plain attribute"
-    if isinstance(value, list | tuple | dict):
-        return f"tensors in a plain {type(value).__name__}"
-    return f"a plain attribute, {type(value).__name__}"
-
-
 def _text(case: Case, lost: list[str], comparison: Comparison) -> str:
     model = case.subject.label
-    if lost:
-        more = f" and {len(lost) - _LISTED} more" if len(lost) > _LISTED else ""
-        what = f"{', '.join(lost[:_LISTED])}{more} is not in the state_dict"
-    else:
-        what = "something that the outputs depend on is not in the state_dict"
+    more = f" and {len(lost) - _LISTED} more" if len(lost) > _LISTED else ""
+    listed = f"{', '.join(lost[:_LISTED])}{more}" or "something that the outputs depend on"
     how = (
         f"A {model} that made {plural(FEW_STEPS, 'training step')} was saved, and its state loaded "
         "into a new one, made under another seed: the two give other outputs in evaluation mode."
     )
-    lines = [f"the state is lost: {what}", "", how]
+    lines = [f"the state is lost: {listed} is not in the state_dict", "", how]
     parting = comparison.first_divergence
     if parting is not None:
         told = f"{parting.label}: {parting.story}"
         lines += [f"they part at:  {told}" + (f" ({parting.cause})" if parting.cause else "")]
     return "\n".join([*lines, f"likely cause:  {_CAUSE}"])
-
-
-_COMPILERS = ("c++", "g++", "clang++", "cl")
 
 
 def compiled_equals_eager(case: Case) -> None:
@@ -243,7 +226,10 @@ def compiled_equals_eager(case: Case) -> None:
             case.fail(
                 ModelHealthError(f"{text}{shorten(said, 300)}\n\nThe eager model does not."), None
             )
-    case.settle_comparison(comparison)
+    case.keep(comparison)
+    failure = comparison._failure()
+    if failure is not None:
+        case.fail(failure, comparison)
 
 
 def _agree(made: Made, backend: str, seed: int) -> bool:
@@ -260,9 +246,10 @@ def _agree(made: Made, backend: str, seed: int) -> bool:
         compiled = torch.compile(copy, backend=backend)
     except RuntimeError as error:
         raise Unjudged(f"torch.compile is not to be had here: {error}") from None
-    ours = _results(eager, eager, made, seed)
-    theirs = _results(compiled, copy, made, seed)
-    return all(len(a) == len(b) and _are_close(a, b) for a, b in zip(ours, theirs, strict=True))
+    both = zip(
+        _results(eager, eager, made, seed), _results(compiled, copy, made, seed), strict=True
+    )
+    return all(len(ours) == len(theirs) and _are_close(ours, theirs) for ours, theirs in both)
 
 
 def _results(
@@ -271,10 +258,10 @@ def _results(
     """Return the tensors that a model gives, and the gradients of its parameters."""
     batch, trained = made.batch, [p for p in model.parameters() if p.requires_grad]
     inputs, loss = Inputs.of(batch["inputs"]), batch["loss"]
-    loss = TaskLosses(loss) if isinstance(loss, Mapping) else loss
     with seeded(seed):
         output = call(*inputs.args, **inputs.kwargs)
         given = [tensor.detach().clone() for tensor in find_tensors(output)]
+        loss = TaskLosses(loss) if isinstance(loss, Mapping) else loss
         value = compute_loss(output, batch["target"], loss)
     if value is None or not value.requires_grad or not trained:
         return given, []
@@ -321,5 +308,5 @@ def backend_for(model: nn.Module) -> str:
     """Return inductor where it has a compiler to hand code to, else what needs none."""
     if any(parameter.is_cuda for parameter in model.parameters()):
         return "inductor"  # which brings Triton along
-    compilers = (*filter(None, [os.environ.get("CXX")]), *_COMPILERS)
+    compilers = (os.environ.get("CXX", "c++"), "c++", "g++", "clang++", "cl")
     return "inductor" if any(map(shutil.which, compilers)) else "aot_eager"

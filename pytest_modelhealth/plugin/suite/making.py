@@ -9,10 +9,9 @@ import random
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 import torch
@@ -56,26 +55,21 @@ def named(spelled: str, folder: Path) -> Any:
 def _imported(name: str, folder: Path) -> Any:
     try:
         __import__(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise SettingsError(_raised(name)) from None
-        package, _, last = error.name.rpartition(".")
-        paths = getattr(sys.modules[package], "__path__", []) if package else [str(folder)]
-        near = suggest(last, [module.name for module in pkgutil.iter_modules(paths)])
-        raise SettingsError(
-            f"there is no module {error.name!r} in {folder} or on sys.path{near} Name it as "
-            "import does, in the folder that your tests run in"
-        ) from None
-    except Exception:  # noqa: BLE001 - the user's module
-        raise SettingsError(_raised(name)) from None
-    return sys.modules[name]
-
-
-def _raised(name: str) -> str:
-    frames = traceback.format_exc().rstrip().splitlines()
-    own = next((n for n, line in enumerate(frames) if "<frozen importlib" in line), 0)
-    shown = [line for line in frames[own:] if "<frozen importlib" not in line]
-    return "\n".join([f"importing {name} raises", *shown])
+        return sys.modules[name]
+    except Exception as error:  # noqa: BLE001 - the user's module
+        missing = (error.name if isinstance(error, ModuleNotFoundError) else None) or ""
+        if not missing or not f"{name}.".startswith(f"{missing}."):
+            frames = traceback.format_exc().rstrip().splitlines()
+            own = next((n for n, line in enumerate(frames) if "<frozen importlib" in line), 0)
+            shown = [line for line in frames[own:] if "<frozen importlib" not in line]
+            raise SettingsError("\n".join([f"importing {name} raises", *shown])) from None
+    package, _, last = missing.rpartition(".")
+    paths = getattr(sys.modules[package], "__path__", []) if package else [str(folder)]
+    near = suggest(last, [module.name for module in pkgutil.iter_modules(paths)])
+    raise SettingsError(
+        f"there is no module {missing!r} in {folder} or on sys.path{near} Name it as import does, "
+        "in the folder that your tests run in"
+    )
 
 
 def parameters_of(thing: Any) -> list[inspect.Parameter]:
@@ -136,13 +130,10 @@ class Made:
     @property
     def described(self) -> str:
         """The tensors of the batch, for people."""
-        tensors = find_tensors(_plain(self.inputs))
+        given = Inputs.of(self.inputs)
+        tensors = find_tensors((given.args, given.kwargs))
         listed = [f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" for t in tensors]
         return ", ".join(listed) or abbreviate(repr(self.inputs), 60)
-
-
-def _plain(inputs: Any) -> Any:
-    return (inputs.args, inputs.kwargs) if isinstance(inputs, Inputs) else inputs
 
 
 @contextmanager
@@ -169,28 +160,31 @@ def made_by(suite: ModelHealthSuite, name: str, seed: int) -> Made:
         Exception: whatever the user's function raises, untouched.
     """
     make: Any = suite.make
-    is_class = is_pretrained(make)
-    if not is_class:
+    if not is_pretrained(make):
         _require_callable(make, name)
     with seeded(seed):
-        made = _as_made(_small(make, name) if is_class else make(), name)
-        if any(map(is_lazy, (*made.model.parameters(), *made.model.buffers()))):
-            _run_once(made)
+        if is_pretrained(make):
+            with _explained(name, make):
+                made = _as_made(small_model(make), name)
+        else:
+            made = _as_made(make(), name)
+        model = made.model
+        if any(map(is_lazy, (*model.parameters(), *model.buffers()))):
+            inputs, was = Inputs.of(copied_batch(made.inputs)), model.training
+            with torch.no_grad():  # as a user does before the optimizer is made
+                model.eval()(*inputs.args, **inputs.kwargs)
+            model.train(was)
     return made
-
-
-def _run_once(made: Made) -> None:
-    """Give a lazy model its parameters, as a user does before the optimizer is made."""
-    inputs, was = Inputs.of(copied_batch(made.inputs)), made.model.training
-    with torch.no_grad():
-        made.model.eval()(*inputs.args, **inputs.kwargs)
-    made.model.train(was)
 
 
 def _require_callable(make: Callable[..., Any], name: str) -> None:
     """Do nothing if what makes a model is written to its end, and needs no arguments."""
-    code = getattr(make, "__code__", None)
-    if code is not None and Ellipsis in code.co_consts and TODO in _source(code):
+    code: Any = getattr(make, "__code__", None)
+    source = ""
+    if code is not None and Ellipsis in code.co_consts:
+        with suppress(OSError):  # of a session without a file
+            source = inspect.getsource(code)
+    if TODO in source:
         where = Path(code.co_filename).name
         raise InspectionError(
             f"{name} has no batch yet: write it below {TODO!r} in {where}, in place of each ..."
@@ -203,27 +197,23 @@ def _require_callable(make: Callable[..., Any], name: str) -> None:
         )
 
 
-def _source(code: CodeType) -> str:
-    try:
-        return inspect.getsource(code)
-    except OSError:  # of a session without a file
-        return ""
-
-
 def _as_made(made: Any, name: str) -> Made:
-    if isinstance(made, nn.Module):
-        return _with_batch(made, name)
-    if not isinstance(made, tuple) or not 1 <= len(made) <= 4:
-        what = f"a tuple of {len(made)}" if isinstance(made, tuple) else _described(made)
+    """Return what a function of the user's made; a model of transformers alone gets a batch.
+
+    Raises:
+        InspectionError: it is no model with a batch; the message says what to write.
+    """
+    model, *rest = made if isinstance(made, tuple) and made else (made,)
+    if not isinstance(model, nn.Module) or len(rest) > 3:
+        begins = "a tuple that begins with " if model is not made else ""
+        what = f"a tuple of {len(made)}" if len(rest) > 3 else f"{begins}{_described(model)}"
         raise InspectionError(f"{name} returned {what}: return {_SHAPES}")
-    if not isinstance(made[0], nn.Module):
-        raise InspectionError(
-            f"{name} returned a tuple that begins with {_described(made[0])}, where the model must "
-            f"stand: return {_SHAPES}"
-        )
-    if len(made) == 1:
-        return _with_batch(made[0], name)
-    model, inputs, *rest = made
+    if not rest:
+        if not is_pretrained(type(model)):
+            raise InspectionError(model_alone(name, type(model)))
+        with _explained(name, type(model)):
+            return Made(model, batch_of(model))
+    inputs, *rest = rest
     if len(rest) == 2:
         target, loss = rest
         if not (loss is None or _is_loss(loss)):
@@ -252,28 +242,13 @@ def without_target(output: Any, target: Any) -> Any:
     return torch.zeros(()) if loss is None else loss
 
 
-def _with_batch(model: nn.Module, name: str) -> Made:
-    """Return a model that was made alone with a batch, where transformers says what it takes.
-
-    Raises:
-        InspectionError: nothing says so; the message says what to write.
-    """
-    if not is_pretrained(type(model)):
-        raise InspectionError(model_alone(name, type(model)))
+@contextmanager
+def _explained(name: str, kind: type[nn.Module]) -> Iterator[None]:
+    """Say what to write where no small model of transformers can be made, or no batch for it."""
     try:
-        return Made(model, batch_of(model))
-    except Exception as error:
-        raise InspectionError(model_alone(name, type(model), error)) from error
-
-
-def _small(kind: type[nn.Module], name: str) -> nn.Module:
-    """Return a small model of a class of transformers.
-
-    Raises:
-        InspectionError: none can be made; the message says what to write.
-    """
-    try:
-        return small_model(kind)
+        yield
+    except InspectionError:
+        raise
     except Exception as error:
         raise InspectionError(model_alone(name, kind, error)) from error
 

@@ -12,14 +12,12 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from pytest_modelhealth.snapshot import HealthSnapshot
-
 
 class _Case(Protocol):
     """One test of a suite, as the fixture gives it."""
 
-    def judge(self, verdict: str, *arguments: Any) -> None:
-        """Run the verdict of this name."""
+    def judge(self) -> None:
+        """Run the verdict of the test."""
 
 
 class ModelHealthSuite:
@@ -96,55 +94,55 @@ class ModelHealthSuite:
 
     def test_healthy_in_training(self, modelhealth_case: _Case) -> None:
         """One batch forward and backward in training mode breaks no invariant."""
-        modelhealth_case.judge("healthy_in_training")
+        modelhealth_case.judge()
 
     def test_healthy_in_evaluation(self, modelhealth_case: _Case) -> None:
         """The same in evaluation mode; what is so in training, too, fails there."""
-        modelhealth_case.judge("healthy_in_evaluation")
+        modelhealth_case.judge()
 
     def test_every_parameter_learns(self, modelhealth_case: _Case) -> None:
         """Every trainable parameter gets a gradient, is in the optimizer, and moves."""
-        modelhealth_case.judge("every_parameter_learns")
+        modelhealth_case.judge()
 
     def test_deterministic(self, modelhealth_case: _Case) -> None:
         """In evaluation mode the same batch gives the same output."""
-        modelhealth_case.judge("deterministic")
+        modelhealth_case.judge()
 
     def test_samples_independent(self, modelhealth_case: _Case) -> None:
         """No sample has an effect on the output of another one."""
-        modelhealth_case.judge("samples_independent")
+        modelhealth_case.judge()
 
     def test_inputs_used(self, modelhealth_case: _Case) -> None:
         """Every input has an effect on the output, at the start or after a few steps."""
-        modelhealth_case.judge("inputs_used")
+        modelhealth_case.judge()
 
     def test_padding_ignored(self, modelhealth_case: _Case) -> None:
         """What stands in padding has no effect."""
-        modelhealth_case.judge("padding_ignored")
+        modelhealth_case.judge()
 
     def test_causal(self, modelhealth_case: _Case) -> None:
         """No output of a model that predicts the next step depends on later steps."""
-        modelhealth_case.judge("causal")
+        modelhealth_case.judge()
 
     def test_training_step(self, modelhealth_case: _Case) -> None:
         """A training step descends the loss, on all of the batch, and can be called again."""
-        modelhealth_case.judge("training_step")
+        modelhealth_case.judge()
 
     def test_state_survives_saving(self, modelhealth_case: _Case) -> None:
         """A new model that loads the saved state gives the same outputs, bit for bit."""
-        modelhealth_case.judge("state_survives_saving")
+        modelhealth_case.judge()
 
     def test_headroom(self, modelhealth_case: _Case) -> None:
         """The planned dtype holds the values of the model."""
-        modelhealth_case.judge("headroom")
+        modelhealth_case.judge()
 
     def test_compiled_equals_eager(self, modelhealth_case: _Case) -> None:
         """What `torch.compile` makes of the model computes the same."""
-        modelhealth_case.judge("compiled_equals_eager")
+        modelhealth_case.judge()
 
-    def test_snapshot(self, modelhealth_case: _Case, health_snapshot: HealthSnapshot) -> None:
+    def test_snapshot(self, modelhealth_case: _Case) -> None:
         """The statistics of every layer are those that were recorded."""
-        modelhealth_case.judge("snapshot", health_snapshot)
+        modelhealth_case.judge()
 
 
 TESTS = tuple(name for name in vars(ModelHealthSuite) if name.startswith("test_"))

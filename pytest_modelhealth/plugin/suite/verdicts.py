@@ -1,4 +1,4 @@
-"""The verdict of each test of a suite, by its name without ``test_``."""
+"""The verdict of each test of a suite."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.errors import ModelHealthError
-from pytest_modelhealth.plugin.suite.case import IN_TRAINING, PROBES, Case, Unjudged, mode_of
+from pytest_modelhealth.plugin.suite.case import IN_TRAINING, PROBES, Case, Unjudged
 from pytest_modelhealth.plugin.suite.equality import compiled_equals_eager, state_survives_saving
 from pytest_modelhealth.plugin.suite.making import without_target
 from pytest_modelhealth.probes import all_probes
@@ -33,10 +33,6 @@ LEARNING = frozenset(
 """The checks by which a parameter does not learn."""
 
 
-def _stepping() -> frozenset[str]:
-    return frozenset(check.name for check in all_step_checks())
-
-
 def _general(case: Case) -> frozenset[str]:
     """Return the checks of one run, which are neither a probe that is asked for nor a step's."""
     others = {probe.name for probe in all_probes() if not probe.automatic} | LEARNING
@@ -48,7 +44,7 @@ def _general(case: Case) -> frozenset[str]:
 
 def healthy_in_training(case: Case) -> None:
     """No invariant is broken, but those that tests of their own name."""
-    seen = case.subject.ran(training=True)
+    seen = case.subject.ran(True)
     case.settle(case.report(seen.observation, _general(case)))
 
 
@@ -56,21 +52,15 @@ def healthy_in_evaluation(case: Case) -> None:
     """The same in evaluation mode, without what fails in training."""
     own, known = _general(case), set[tuple[str, str]]()
     if IN_TRAINING in case.subject.wanted:
-        training = case.subject.ran(training=True)
+        training = case.subject.ran(True)
         found = case.report(training.observation, own)._judgement.violations
         known = {
             (v.check, layer) for one in found for v in (one, *one.folded) for layer in v.layers
         }
-    seen = case.subject.ran(training=False)
-    report = case.report(seen.observation, own, but=known)
-    every = case.report(seen.observation, own)._judgement
-    case.settle(report)
-    if every.violations:
-        first = every.violations[0]
-        raise Unjudged(
-            f"{case.subject.label} is not healthy in training either "
-            f"({first.layer or case.subject.label}: {first.check}): see {IN_TRAINING}"
-        )
+    seen = case.subject.ran(False).observation
+    case.settle(case.report(seen, own, but=known))
+    if case.report(seen, own)._judgement.violations:  # in training, too
+        case.require_healthy(own)
 
 
 def every_parameter_learns(case: Case) -> None:
@@ -78,37 +68,23 @@ def every_parameter_learns(case: Case) -> None:
     case.require_numbers()
     _require_gradients(case)
     case.settle(case.report(case.subject.stepped, LEARNING))
-    _require_moving_gradients(case)
-
-
-def _require_moving_gradients(case: Case) -> None:
-    """Do nothing unless parameters get a gradient of zero in a model that is unhealthy anyway.
-
-    Weight decay moves them all the same, so that the step shows nothing.
-
-    Raises:
-        Unjudged: they do, for a reason that another test names.
-    """
-    seen = case.subject.ran(training=True).observation
+    # weight decay moves what gets a gradient of zero in a model that is unhealthy anyway
     silent = [
         f"{layer}.{name}" if layer else name
-        for layer, record in seen.layers.items()
+        for layer, record in case.subject.ran(True).observation.layers.items()
         for name, gradient in record.parameter_gradients.items()
         if gradient.count and gradient.zero_count == gradient.count
     ]
-    found = case.report(seen, _general(case))._judgement.violations if silent else ()
-    if found:
-        raise Unjudged(
-            f"{silent[0]} gets a gradient of zero: {case.subject.label} is not healthy in training "
-            f"({found[0].layer or case.subject.label}: {found[0].check}); see {IN_TRAINING}"
-        )
+    if silent:
+        case.require_healthy(_general(case), why=f"{silent[0]} gets a gradient of zero: ")
 
 
 def training_step(case: Case) -> None:
     """The contract of a training step, but what is on single parameters."""
     case.require_numbers()
     _require_gradients(case)
-    case.settle(case.report(case.subject.stepped, _stepping() - LEARNING))
+    stepping = {check.name for check in all_step_checks()}
+    case.settle(case.report(case.subject.stepped, stepping - LEARNING))
 
 
 def _require_gradients(case: Case) -> None:
@@ -119,15 +95,15 @@ def _require_gradients(case: Case) -> None:
     """
     if not any(p.requires_grad for p in case.subject.made.model.parameters()):
         raise Unjudged(f"{case.subject.label} has no trainable parameter")
-    if not case.subject.ran(training=True).observation.backward:
+    if not case.subject.ran(True).observation.backward:
         raise Unjudged("no backward pass ran: nothing that the model returns has a gradient")
 
 
-def _probed(case: Case) -> None:
+def probed(case: Case) -> None:
     """What the probe of this test found."""
     name = PROBES[case.name]
     _record(case, name)
-    seen = case.subject.ran(training=True).observation
+    seen = case.subject.ran(True).observation
     case.settle(case.report(seen, {name}, only=True, probes=[name]), designs=True)
 
 
@@ -139,7 +115,7 @@ def _record(case: Case, probe: str) -> ProbeRecord:
     """
     case.require_chosen(probe)
     case.require_numbers()
-    record = case.subject.ran(training=True).observation.probes.get(probe)
+    record = case.subject.ran(True).observation.probes.get(probe)
     if record is None:
         raise Unjudged(f"{probe} did not run")
     if record.outcome is Outcome.NOT_APPLICABLE:
@@ -161,33 +137,16 @@ def inputs_used(case: Case) -> None:
         settings = case.settings.override({"probes": ["input_effect"]}, "the suite")
         after = case.subject.inspected(made, False, settings).observation.probes["input_effect"]
         idle = [note for note in after.notes if note in idle]
-        _require_living(case, idle)
-    seen = case.subject.ran(training=True).observation
+        given = Inputs.of(case.subject.made.inputs)
+        if len(idle) >= len(find_tensors((given.args, given.kwargs))):  # constant, or not finite
+            for training in (True, False):
+                why = "no input has an effect: "
+                case.require_healthy(_general(case), training, why)
+    seen = case.subject.ran(True).observation
     report = case.report(seen, {"input_effect"}, only=True, probes=["input_effect"])
     if idle:
         report = HealthReport(seen, report._settings, partial(_of_idle, idle), renderer=renderer)
     case.settle(report)
-
-
-def _require_living(case: Case, idle: list[str]) -> None:
-    """Do nothing unless no input at all has an effect in a model that is unhealthy anyway.
-
-    Raises:
-        Unjudged: it is constant, or not finite, for a reason that another test names.
-    """
-    inputs = Inputs.of(case.subject.made.inputs)
-    if len(idle) < len(find_tensors((inputs.args, inputs.kwargs))):
-        return
-    for training in (True, False):
-        seen = case.subject.ran(training).observation
-        found = case.report(seen, _general(case))._judgement.violations
-        if found:
-            mode = mode_of(training)
-            raise Unjudged(
-                f"no input has an effect: {case.subject.label} is not healthy in {mode} "
-                f"({found[0].layer or case.subject.label}: {found[0].check}); see "
-                f"test_healthy_in_{mode}"
-            )
 
 
 def _of_idle(idle: list[str], _: Observation, settings: Settings) -> Judgement:
@@ -216,7 +175,8 @@ def headroom(case: Case) -> None:
     """The planned dtype holds the values that the run in training mode has."""
     case.require_chosen("headroom")
     case.require_numbers()
-    planned = _planned(case)
+    said = case.subject.suite.dtype or case.settings["planned_dtype"].value or "bfloat16"
+    planned = str(said).removeprefix("torch.")
     model = case.subject.made.model
     dtypes = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
     if dtypes == {planned}:
@@ -224,19 +184,15 @@ def headroom(case: Case) -> None:
     settings: dict[str, Any] = {"planned_dtype": planned}
     if case.settings["max_subnormal_fraction"].origin == "default":
         settings["max_subnormal_fraction"] = 1.0  # gradients are scaled for float16
-    seen = case.subject.ran(training=True).observation
+    seen = case.subject.ran(True).observation
     case.settle(case.report(seen, {"headroom"}, only=True, **settings))
 
 
-def _planned(case: Case) -> str:
-    said = case.subject.suite.dtype or case.settings["planned_dtype"].value or "bfloat16"
-    return str(said).removeprefix("torch.")
-
-
-def snapshot(case: Case, recorded: HealthSnapshot) -> None:
+def snapshot(case: Case) -> None:
     """The run in evaluation mode is as it was recorded."""
+    recorded: HealthSnapshot = case.request.getfixturevalue("health_snapshot")
     case.require_numbers()
-    seen = case.subject.ran(training=False)
+    seen = case.subject.ran(False)
     updates = recorded.update_snapshots or recorded.update_new_snapshots_only
     place = Path(recorded.extension.get_location(test_location=recorded.test_location, index=0))
     if not updates and not place.exists():
@@ -248,18 +204,15 @@ def snapshot(case: Case, recorded: HealthSnapshot) -> None:
         case.fail(error, report)
 
 
-VERDICTS: dict[str, Callable[..., None]] = {
-    "healthy_in_training": healthy_in_training,
-    "healthy_in_evaluation": healthy_in_evaluation,
-    "every_parameter_learns": every_parameter_learns,
-    "deterministic": _probed,
-    "samples_independent": _probed,
-    "inputs_used": inputs_used,
-    "padding_ignored": _probed,
-    "causal": _probed,
-    "training_step": training_step,
-    "state_survives_saving": state_survives_saving,
-    "headroom": headroom,
-    "compiled_equals_eager": compiled_equals_eager,
-    "snapshot": snapshot,
+VERDICTS: dict[str, Callable[[Case], None]] = {
+    "test_healthy_in_training": healthy_in_training,
+    "test_healthy_in_evaluation": healthy_in_evaluation,
+    "test_every_parameter_learns": every_parameter_learns,
+    "test_inputs_used": inputs_used,
+    "test_training_step": training_step,
+    "test_state_survives_saving": state_survives_saving,
+    "test_headroom": headroom,
+    "test_compiled_equals_eager": compiled_equals_eager,
+    "test_snapshot": snapshot,
 }
+"""What the tests of a suite run; any other reads the probe that is named for it."""

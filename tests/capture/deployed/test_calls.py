@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from pytest_modelhealth.capture.deployed.calls import WHY_MIXED, Call, call_of
-from pytest_modelhealth.capture.deployed.program import Node, Program, Scope, operator
+from pytest_modelhealth.capture.deployed.program import (
+    WHY_MIXED,
+    Call,
+    Node,
+    Program,
+    Scope,
+    call_of,
+    operator,
+)
 
 
 def node(path: str, function: str, inputs: str, output: str) -> Node:
@@ -74,27 +81,6 @@ def test_several_values_leave_a_call_and_one_that_nobody_reads():
         node("", "add", "bc", "f"),
         outputs="f",
     ) == ("(x: a(x: mul add) -> bc d(x: relu) -> e add) -> f", {})
-
-
-def in_class(path: str, kind: str, function: str, inputs: str, output: str) -> Node:
-    """Return an operation in a layer of a class."""
-    return Node((Scope(path, kind),), operator(function), tuple(inputs), (output,))
-
-
-def test_what_all_layers_of_a_class_compute_alike_is_no_output_of_the_first():
-    """A runtime makes `c` of the mask once; `d`, which took a parameter, is what `a` gave."""
-    mask = in_class("a", "Block", "sub", "x", "c")
-    first = in_class("a", "Block", "mul", "cw", "d")
-    second = in_class("b", "Block", "add", "cdv", "e")
-    assert calls(mask, first, second, outputs="e") == (
-        "(x: a(x: sub mul) -> d b(cd: add) -> e) -> e",
-        {},
-    )
-    other = in_class("b", "Another", "add", "cdv", "e")
-    assert calls(mask, first, other, outputs="e") == (
-        "(x: a(x: sub mul) -> cd b(cd: add) -> e) -> e",
-        {},
-    )
 
 
 def test_calls_that_are_numbered_are_told_apart():
