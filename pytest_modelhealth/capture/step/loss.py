@@ -83,8 +83,8 @@ def validate_loss(value: object, output: Any, what: str = "the loss") -> None:
         and any(tensor.requires_grad for tensor in find_tensors(output))
     ):
         raise InspectionError(
-            f"{what} has no graph: it was computed from a detached copy of what has one "
-            "(.detach(), .data, .numpy(), .argmax() or torch.no_grad())"
+            f"{what} has no graph although what it comes from has one: it was computed from a "
+            "detached copy (.detach(), .data, .numpy(), .argmax() or torch.no_grad())"
         )
 
 
