@@ -87,6 +87,9 @@ class FunctionCall(NamedTuple):
     written: tuple[int, ...]  # where the values came from that it wrote over
 
 
+_CALL = Kind.CALL  # to look it up takes as long as to make a call
+
+
 class FlowRecorder:
     """The vertices and calls of one run.
 
@@ -118,8 +121,10 @@ class FlowRecorder:
             return None
         rows = self._rows
         around = rows.running[-1]
-        call = OpenCall(Kind.CALL, layer.name, call=len(rows.calls), parent=around.call)
-        call.type_name = layer.type_name
+        number = len(rows.calls)
+        call = OpenCall(
+            _CALL, layer.name, (), 0, False, number, -1, None, layer.type_name, around.call
+        )
         try:
             # Before the counter is read: the node of a view may be made only now.
             call.operands = self._origins.of_all(given)
