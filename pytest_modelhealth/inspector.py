@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from pytest_modelhealth.capture import Request, find_engine, hinted
 from pytest_modelhealth.capture.engine import Backward, Compiled, Loss
 from pytest_modelhealth.capture.observing.sample_statistics import Collector
+from pytest_modelhealth.capture.step.company import has_process_group
 from pytest_modelhealth.checks import Check, with_own_checks
 from pytest_modelhealth.checks.judging import judge
 from pytest_modelhealth.data_sets.running import (
@@ -38,7 +38,7 @@ from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import ROLES, HealthReport, Observation
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import Waiver
-from pytest_modelhealth.tolerance import RECORDING, Calibration
+from pytest_modelhealth.tolerance import RECORDING, Calibration, observed
 from pytest_modelhealth.training import default_settings
 from pytest_modelhealth.training.monitoring.judging import Reaction
 from pytest_modelhealth.training.monitoring.monitor import TrainingMonitor
@@ -238,12 +238,14 @@ class Inspector(NamesItsAttributes):
         settings = conventions.asked(settings)
         request = self._request(inputs, target, loss, backward, scaler)
         probing = Probing(self._engine, request, settings, conventions)
-        if not costs:
-            return self._reported(self._settled(probing.after(self._observe(request))), settings)
-        from pytest_modelhealth.capture.costing.measure import FurtherRun
+        further = None
+        if costs:
+            from pytest_modelhealth.capture.costing.measure import FurtherRun
 
-        further = FurtherRun(self._engine, request)
-        observation = further.after(probing.after(self._observe(request)))
+            further = FurtherRun(self._engine, request)
+        observation = probing.after(self._observe(request))
+        if further is not None:
+            observation = further.after(observation)
         return self._reported(self._settled(observation), settings)
 
     @checked_call(default_settings)
@@ -324,9 +326,7 @@ class Inspector(NamesItsAttributes):
         self._begin()
         limits = Limits(training, max_batches, max_seconds, progress)
 
-        def request(inputs: Any, target: Any) -> Request:
-            return self._request(inputs, target, loss, backward, scaler)
-
+        request = partial(self._request, loss=loss, backward=backward, scaler=scaler)
         run = partial(
             run_over, batches, self._engine, self._model, self._settings, limits,
             loss is not None, request, self._observe,
@@ -584,32 +584,21 @@ class Inspector(NamesItsAttributes):
         backward: Backward,
         scaler: GradScaler | None,
     ) -> Request:
-        return Request(
-            self._model,
-            inputs,
-            target,
-            loss,
-            backward,
-            scaler,
-            self._selection,
-            by_training_step=True,
-        )
+        asked = (inputs, target, loss, backward, scaler, self._selection)
+        return Request(self._model, *asked, by_training_step=True)
 
     def _observe(self, request: Request, collectors: tuple[Collector, ...] = ()) -> Observation:
         request = replace(request, collectors=collectors)
-        company = self._company()
-        if company is None:
-            with hinted(request):
-                seen = self._engine.run(request)
-            if self._calibrate:
-                self._calibration.add(request, seen)
-            return seen
-        from pytest_modelhealth.ranks.joint import observed_together
+        company, run, again = self._company(), self._engine.run, observed
+        if company is not None:
+            from pytest_modelhealth.ranks.joint import observed_together
 
+            again = partial(observed_together, company)
+            run = partial(again, run=run)
         with hinted(request):
-            seen = observed_together(company, request, self._engine.run)
+            seen = run(request)
         if self._calibrate:
-            self._calibration.add(request, seen, partial(observed_together, company))
+            self._calibration.add(request, seen, again)
         return seen
 
     def _settled(self, observation: Observation, *, over_batches: bool = False) -> Observation:
@@ -626,14 +615,9 @@ class Inspector(NamesItsAttributes):
         Raises:
             InspectionError: all ranks are to, and there is no process group.
         """
-        distributed = sys.modules.get("torch.distributed")
         if self._ranks is False:
             return None
-        if (
-            distributed is None
-            or not distributed.is_available()
-            or not distributed.is_initialized()
-        ):
+        if not has_process_group():
             if self._ranks:
                 raise InspectionError(
                     "ranks=True inspects on all ranks of a process group, and there is none: call "
@@ -648,11 +632,7 @@ class Inspector(NamesItsAttributes):
         return group_of(self._model, bool(self._ranks), self._settings["rank_timeout"].value)
 
     def _require_group(self) -> None:
-        """Do nothing if the model needs no process group, of which there is none.
-
-        Raises:
-            InspectionError: it is one of several replicas.
-        """
+        """Do nothing if the model is no replica, which needs a process group."""
         wrapper = nn.parallel.DistributedDataParallel
         held = vars(self._model).get("_modules", {}) if isinstance(self._model, nn.Module) else {}
         if any(isinstance(module, wrapper) for module in (self._model, *held.values())):
@@ -673,10 +653,9 @@ def _require_switches(on_report: object, calibrate: object, ranks: object) -> No
         raise InspectionError(
             f"on_report must be a function that takes the report, or None, not {on_report!r}"
         )
-    if not isinstance(calibrate, bool | None):
-        raise InspectionError(f"calibrate must be True, False or None, not {calibrate!r}")
-    if not isinstance(ranks, bool | None):
-        raise InspectionError(f"ranks must be True, False or None, not {ranks!r}")
+    for name, switch in (("calibrate", calibrate), ("ranks", ranks)):
+        if not isinstance(switch, bool | None):
+            raise InspectionError(f"{name} must be True, False or None, not {switch!r}")
 
 
 def _roles(what: object) -> frozenset[str]:

@@ -44,14 +44,10 @@ def _functional_layers() -> dict[Callable[..., Any], str]:
                 if (function := getattr(namespace, spelling, None)) is not None:
                     functions[function] = name
         for spelling in (name, f"{name}_", f"_{name}"):
-            for operator in _overloads(spelling):
-                functions[operator] = name
+            if (packet := getattr(torch.ops.aten, spelling, None)) is not None:
+                functions[packet] = name
+                functions |= {getattr(packet, o): name for o in packet.overloads()}
     return functions
-
-
-def _overloads(operator: str) -> list[Callable[..., Any]]:
-    packet = getattr(torch.ops.aten, operator, None)
-    return [] if packet is None else [packet, *(getattr(packet, o) for o in packet.overloads())]
 
 
 FUNCTIONAL_LAYERS = _functional_layers()
@@ -124,37 +120,30 @@ def _unit_dimension(kind: type) -> int | None:
     return -1 if issubclass(kind, _UNITS_IN_LAST_DIMENSION) else None
 
 
-def activation_of(module: nn.Module) -> str | None:
-    """Return the canonical name of the activation that `module` is, or ``None``."""
-    for type_ in original_class(module).__mro__:
-        if type_ in ACTIVATION_MODULES:
-            return ACTIVATION_MODULES[type_]
-    return None
+def activation_of(module: nn.Module | type) -> str | None:
+    """Return the canonical name of the activation that a module, or one of a class, is."""
+    kind = module if isinstance(module, type) else original_class(module)
+    return next(
+        (ACTIVATION_MODULES[base] for base in kind.__mro__ if base in ACTIVATION_MODULES), None
+    )
 
 
 class NamedModule(NamedTuple):
-    """A distinct module of a model.
+    """A distinct module of a model."""
 
-    Args:
-        name: its first name.
-        module: the module.
-        aliases: further names of it.
-        opaque: why no hook can reach it, if none can.
-    """
-
-    name: str
+    name: str  # its first
     module: nn.Module
-    aliases: tuple[str, ...] = ()
-    opaque: str = ""
+    aliases: tuple[str, ...] = ()  # further names
+    opaque: str = ""  # why no hook can reach it, if none can
 
 
-def calls_no_functional_layer(module: nn.Module) -> bool:
-    """Whether `module` is one of torch's own without others in it.
+def calls_no_functional_layer(module: nn.Module, kind: type) -> bool:
+    """Whether `module`, of a class of the user's or torch's, is torch's own without others in it.
 
     Of these only activations call functional layers, and in an activation none counts. Losses
     call functions that are recorded.
     """
-    home = original_class(module).__module__
+    home = kind.__module__
     is_torchs = home.startswith("torch.nn.modules.") and home != "torch.nn.modules.loss"
     return is_torchs and not module._modules and "forward" not in vars(module)
 
@@ -166,9 +155,7 @@ def type_name(module: nn.Module) -> str:
 
 def original_class(module: nn.Module) -> type:
     """Return the class that the user wrote, where torch put another around it and it is loaded."""
-    kind = type(module)
-    if _is_sharded(kind):
-        return kind.__bases__[1]
+    kind = _unsharded(type(module))
     if not kind.__module__.startswith(_STAND_INS):
         return kind
     home, _, name = _original_name(module).rpartition(".")
@@ -177,13 +164,10 @@ def original_class(module: nn.Module) -> type:
     return original if is_module else kind
 
 
-def _is_sharded(kind: type) -> bool:
-    """Whether torch made a class of its own and the user's, as `fully_shard` does."""
-    return (
-        kind.__module__.startswith("torch.distributed.")
-        and len(kind.__bases__) == 2
-        and issubclass(kind.__bases__[1], nn.Module)
-    )
+def _unsharded(kind: type) -> type:
+    """Return the user's class where torch made one of its own and that, as `fully_shard` does."""
+    is_torchs = kind.__module__.startswith("torch.distributed.") and len(kind.__bases__) == 2
+    return kind.__bases__[1] if is_torchs and issubclass(kind.__bases__[1], nn.Module) else kind
 
 
 _STAND_INS = ("torch.jit.", "torch.export.", "pytest_modelhealth.capture.deployed.")
@@ -192,9 +176,7 @@ _MANGLED = re.compile(r"^__torch__\.|___torch_mangle_\d+\.")
 
 def _original_name(module: nn.Module) -> str:
     """Return the qualified name of the class that the user wrote."""
-    kind = type(module)
-    if _is_sharded(kind):
-        kind = kind.__bases__[1]
+    kind = _unsharded(type(module))
     if isinstance(module, torch.jit.ScriptModule) and kind.__module__.startswith("torch.jit."):
         return _MANGLED.sub("", module._c._type().qualified_name())
     if kind.__module__.startswith(_STAND_INS) and isinstance(getattr(module, "_ty", None), str):
@@ -239,23 +221,17 @@ def own_parameters(module: nn.Module) -> dict[str, torch.Tensor | None]:
     They are read from the module's own dictionary, a copy of what a script keeps in C++: a
     parametrised attribute computes when read.
     """
-    held: dict[str, torch.Tensor | None] = dict(module._parameters.items())
-    return _packed_parameters(module) if is_quantised(module) and not held else held
-
-
-def _packed_parameters(module: Any) -> dict[str, torch.Tensor | None]:
-    """Return copies of the quantised weights and the biases that torch unpacks."""
+    held: dict[str, Any] = dict(module._parameters.items())
+    if held or not is_quantised(module):
+        return held
+    packed: Any = module
     if hasattr(module, "get_weight"):  # a recurrent layer
-        held = {**module.get_weight(), **module.get_bias()}
+        held = {**packed.get_weight(), **packed.get_bias()}
     else:
-        held = {
-            n: getattr(module, n)()
-            for n in ("weight", "bias")
-            if callable(getattr(type(module), n, None))
-        }
-    packed = getattr(module, "_packed_params", None)
-    if getattr(packed, "dtype", None) is torch.float16:  # unpacked as float32
-        held["weight"] = held["weight"].half()
+        methods = (n for n in ("weight", "bias") if callable(getattr(type(module), n, None)))
+        held = {name: getattr(packed, name)() for name in methods}
+    if getattr(getattr(module, "_packed_params", None), "dtype", None) is torch.float16:
+        held["weight"] = held["weight"].half()  # unpacked as float32
     return {name: None if one is None else one.detach() for name, one in held.items()}
 
 
@@ -371,12 +347,6 @@ Pattern = str | re.Pattern[str]
 _ALL_ROLES = frozenset(ROLES)
 
 
-def _is_of(module: nn.Module | None, types: tuple[type[nn.Module], ...]) -> bool:
-    return module is not None and (
-        isinstance(module, types) or issubclass(original_class(module), types)
-    )
-
-
 @dataclass(frozen=True)
 class Rule:
     """One call of `watch`: which layers, and which roles of them."""
@@ -387,8 +357,10 @@ class Rule:
 
     def matches(self, name: str, module: nn.Module | None) -> bool:
         """Whether a layer is meant; a functional layer has no module and so no type."""
-        if self.types is not None and not _is_of(module, self.types):
-            return False
+        if self.types is not None:
+            kinds = () if module is None else (type(module), original_class(module))
+            if not any(issubclass(kind, self.types) for kind in kinds):
+                return False
         if isinstance(self.pattern, re.Pattern):
             return self.pattern.search(name) is not None
         return fnmatchcase(name, self.pattern)
@@ -419,7 +391,9 @@ class Selection:
             LayerNotFoundError: the rule matches no module of `model` and could not mean a
                 functional layer, which has no name before the model runs.
         """
-        if not _may_be_functional(rule):
+        pattern = rule.pattern if isinstance(rule.pattern, str) and rule.types is None else ""
+        function = re.sub(r"_\d+$", "", pattern.rpartition(".")[2])
+        if function not in FUNCTIONAL_LAYERS.values():
             ensure_match([rule], [(n.name, n.module) for n in named_modules(model)], model)
         return Selection((*self.rules, rule))
 
@@ -443,10 +417,3 @@ def ensure_match(
                 f"Layers are named as named_modules() spells them, for example "
                 f"{', '.join(map(repr, names[:3])) or repr('')}."
             )
-
-
-def _may_be_functional(rule: Rule) -> bool:
-    if rule.types is not None or isinstance(rule.pattern, re.Pattern):
-        return False
-    last = re.sub(r"_\d+$", "", rule.pattern.rpartition(".")[2])
-    return last in FUNCTIONAL_LAYERS.values()

@@ -30,9 +30,8 @@ _NOTE = (
 class CompiledEngine(Engine):
     """Compiles a copy of the modules, with operators in it that show every layer's tensors.
 
-    The copy shares parameters and buffers with the model, so that nothing is held twice. It has a
-    backend object of its own: the compiler then neither takes the model's code for the copy nor the
-    copy's for the model.
+    The copy shares parameters and buffers with the model. It has a backend object of its own: the
+    compiler then neither takes the model's code for the copy nor the copy's for the model.
     """
 
     compiled: ClassVar[bool] = True
@@ -73,11 +72,7 @@ def _compiled_copy(model: nn.Module) -> nn.Module:
 
 
 def _compiler(module: nn.Module) -> Any:
-    """Return the context in which dynamo keeps what `torch.compile` was called with.
-
-    Raises:
-        InspectionError: it is not where this version of torch would keep it.
-    """
+    """Return the context in which dynamo keeps what `torch.compile` was called with."""
     context = getattr(module, "dynamo_ctx", None)
     if context is None:
         closure = getattr(module._compiled_call_impl, "__closure__", None) or ()
@@ -100,23 +95,18 @@ def _backend(callback: Any) -> Any:
     return callback
 
 
-def _noting_lines(backend: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a backend that takes down which lines a graph came from, and compiles it."""
-
-    def compiled(graph: fx.GraphModule, inputs: Any, **options: Any) -> Any:
-        from pytest_modelhealth.capture.observing.operators import note_lines
-
-        note_lines(graph.graph)
-        return backend(graph, inputs, **options)
-
-    return compiled
-
-
 _numbers = itertools.count()
 
 
 def _compile(module: nn.Module, context: Any) -> None:
     """Compile `module`, its hooks included, as `context` says."""
+    backend = _backend(context.callback)
+
+    def compile_and_note_lines(graph: fx.GraphModule, inputs: Any, **options: Any) -> Any:
+        from pytest_modelhealth.capture.observing.operators import note_lines
+
+        note_lines(graph.graph)
+        return backend(graph, inputs, **options)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return module._call_impl(*args, **kwargs)
@@ -127,7 +117,7 @@ def _compile(module: nn.Module, context: Any) -> None:
     function = FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
     vars(module)["_compiled_call_impl"] = torch.compile(
         function,
-        backend=_noting_lines(_backend(context.callback)),
+        backend=compile_and_note_lines,
         dynamic=getattr(context, "_dynamic", None),
     )
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import ClassVar
 
@@ -81,7 +81,7 @@ def _copy_of_lazy(model: nn.Module, lazy: list[Tensor]) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
-class LightningEngine(Engine):
+class LightningEngine(EagerEngine):
     """Runs a `LightningModule` as any other module, by its `training_step` where that is asked for.
 
     What it logs goes nowhere, and no trainer is needed.
@@ -89,42 +89,33 @@ class LightningEngine(Engine):
 
     precedence: ClassVar[int] = 1
 
-    def __init__(self) -> None:
-        self._eager = EagerEngine()
-
     def supports(self, model: object) -> bool:
         """Whether `model` is a `LightningModule`."""
         return is_lightning(model)
 
-    @contextmanager
-    def called(self, request: Request) -> Iterator[Request]:
+    def called(
+        self, request: Request, *, with_outputs: bool = True
+    ) -> AbstractContextManager[Request]:
         """Have a call of the model run its `training_step`, if the request is one for that.
 
         It returns what the forward returned meanwhile, too: most such steps return no more than a
         number, which tells no sample from another.
         """
-        with self._called(request, with_outputs=True) as prepared:
-            yield prepared
-
-    @contextmanager
-    def _called(self, request: Request, *, with_outputs: bool = False) -> Iterator[Request]:
-        if not is_run_by_training_step(request):
-            yield request
-            return
-        with run_by_training_step(request, with_outputs=with_outputs) as prepared:
-            yield prepared
+        if is_run_by_training_step(request):
+            return run_by_training_step(request, with_outputs=with_outputs)
+        return nullcontext(request)
 
     def run(self, request: Request) -> Observation:
         """Run the batch with hooks on every module that can have them."""
-        return self._run(request, self._eager.run)
+        return self._explained(request, super().run)
 
     def measure(self, request: Request) -> Observation:
         """Run the batch with hooks that tell which layer runs, and measure what that costs."""
-        return self._run(request, self._eager.measure)
+        return self._explained(request, super().measure)
 
-    def _run(self, request: Request, run: Callable[[Request], Observation]) -> Observation:
+    def _explained(self, request: Request, run: Callable[[Request], Observation]) -> Observation:
         try:
-            with self._called(request) as prepared:
+            with self.called(request, with_outputs=False) as prepared:
                 return run(prepared)
         except InspectionError:
             raise

@@ -31,61 +31,50 @@ Compiled = Literal["eager", "observe"]
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of an engine.
-
-    Args:
-        model: the model.
-        inputs: a mapping goes in as keywords, a tuple or list as positionals, `Inputs` as both,
-            anything else as the one argument.
-        target: second argument of `loss`; ``None`` calls ``loss(output)``.
-        loss: ``None`` takes the model's own loss, a scalar output, or a fixed random projection;
-            a mapping of named losses is summed, and each is differentiated by itself as well.
-        backward: ``None`` runs it where a gradient path exists, ``True`` demands it, ``False``
-            leaves it out, a function runs it in the user's way: ``backward(loss)``.
-        scaler: a `torch.amp.GradScaler`: the backward pass runs on the loss it scales, and
-            gradients are reported without the scale.
-        selection: which roles of which layers to observe.
-        visitor: is shown every tensor that is observed.
-        collectors: are shown activations and gradients with what was found in them.
-        by_training_step: whether a model with a training step of its own, a `LightningModule`, is
-            run by that where there is neither a loss nor a target.
-        averager: is given the gradients of parameters after a backward pass that succeeded, and
-            returns those to report: their mean over the ranks that share the batch out.
-    """
+    """What is asked of an engine."""
 
     model: Any
+    # a mapping goes in as keywords, a tuple or list as positionals, `Inputs` as both, anything else
+    # as the one argument
     inputs: Any
-    target: Any = None
+    target: Any = None  # the second argument of the loss; None calls loss(output)
+    # None takes the model's own, a scalar output, or a fixed random projection; a mapping of named
+    # losses is summed, and each is differentiated by itself as well
     loss: Loss | None = None
+    # None runs it where a gradient path exists, True demands it, False leaves it out, and a
+    # function runs it in the user's way
     backward: Backward = None
+    # a torch.amp.GradScaler: the backward pass runs on the loss it scales, and gradients are
+    # reported without the scale
     scaler: Any = None
     selection: Selection = field(default_factory=Selection)
     visitor: Visitor | None = None
     collectors: tuple[Collector, ...] = ()
+    # is given the gradients of parameters after a backward pass that succeeded, and returns those
+    # to report: their mean over the ranks that share the batch out
     averager: Callable[[list[Held]], list[Held]] | None = None
+    # whether a model with a training step of its own is run by that where there is neither a loss
+    # nor a target
     by_training_step: bool = False
 
 
 class Engine(ABC):
     """Runs one batch through a model of its kind and tells what was seen."""
 
+    # engines of a higher precedence are asked first: special kinds before plain modules
     precedence: ClassVar[int] = 0
-    """Engines of a higher precedence are asked first: special kinds before plain modules."""
-
+    # whether torch computes what is seen, so that a model can be perturbed and differentiated
     runs_in_torch: ClassVar[bool] = True
-    """Whether torch computes what is seen, so that a model can be perturbed and differentiated."""
-
+    # whether it returns tensors in a row, however the model nested them
     flat_outputs: ClassVar[bool] = False
-    """Whether it returns tensors in a row, however the model nested them."""
-
+    # which files are read from disk where a path is given for a model
     files: ClassVar[str] = ""
-    """Which files are read from disk where a path is given for a model; ``""`` for none."""
-
+    # whether it observes compiled code as it runs compiled
     compiled: ClassVar[bool] = False
-    """Whether this engine observes compiled code as it runs compiled."""
-
+    # whether functions that a forward calls, such as `F.relu`, are seen as layers
     shows_functions: ClassVar[bool] = True
-    """Whether functions that a forward calls, such as `F.relu`, are seen as layers."""
+    # why `measure` cannot run models of this kind, and what can; empty where it does
+    why_not_measured: ClassVar[str] = ""
 
     @abstractmethod
     def supports(self, model: object) -> bool:
@@ -132,9 +121,6 @@ class Engine(ABC):
             Exception: whatever the user's model or loss raises, untouched.
         """
         raise InspectionError(self.why_not_measured)
-
-    why_not_measured: ClassVar[str] = ""
-    """Why `measure` cannot run models of this kind, and what can; ``""`` where it does."""
 
 
 @cache
@@ -183,9 +169,8 @@ def _hint(model: object) -> str:
         return f" Load it first: what is read from disk is {files}."
     if isinstance(model, Iterable) and not isinstance(model, str | Mapping):
         return " A batch goes into the next call: inspector(model).run_inspection(batch)."
-    if any(
-        kind.__module__.startswith("torch.distributed.pipelining") for kind in type(model).mro()
-    ):
+    homes = [kind.__module__ for kind in type(model).mro()]
+    if any(home.startswith("torch.distributed.pipelining") for home in homes):
         return (
             " Inspect a stage of a pipeline as the module that it is, schedule._stage.submod, with "
             "a batch of its own, or the model before it was split."

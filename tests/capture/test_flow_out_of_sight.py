@@ -24,7 +24,7 @@ from corpus.models.out_of_sight import (
     VmappedWithoutGradients,
 )
 from pytest_modelhealth import HealthReport, Inspector
-from pytest_modelhealth.capture.observing.flow import functions, rows
+from pytest_modelhealth.capture.observing.flow import recorder, rows
 from pytest_modelhealth.checks.judging import judge
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.rendering import renderer
@@ -143,7 +143,7 @@ def test_gradients_made_in_another_thread_are_marked(monkeypatch: pytest.MonkeyP
     """Off the CPU a second derivative's numbers are another counter's: its call is one vertex."""
     shown = str(flow_of(Forces())).replace("tanh_backward", "").replace("requires_grad", "")
     assert "grad" not in shown
-    monkeypatch.setattr(functions, "_is_elsewhere", lambda tensor: True)
+    monkeypatch.setattr(recorder, "_is_elsewhere", lambda tensor: True)
     flow = flow_of(Forces())
     (step, other) = flow.steps_into("c")
     assert (step.source, other.source) == ("b", "input 0")

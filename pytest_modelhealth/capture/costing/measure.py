@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,27 +27,23 @@ from pytest_modelhealth.layers import Rule, Selection
 from pytest_modelhealth.report import Costs, LayerCosts, Observation, Shape, Size
 
 
+@dataclass
 class Form:
-    """What goes into and comes out of a layer: attributes as in `LayerCosts`."""
+    """What goes into and comes out of a layer, as in `LayerCosts`."""
 
-    def __init__(self) -> None:
-        self.input_shape: Shape | None = None
-        self.output_shape: Shape | None = None
-        self.dtype = ""
-        self.activation_bytes = 0
+    input_shape: Shape | None = None
+    output_shape: Shape | None = None
+    dtype: str = ""
+    activation_bytes: int = 0
 
 
 class MeteringHooks(Hooks):
-    """Sees the calls of layers in place of what their tensors hold.
-
-    Attributes:
-        forms: by the name of the layer.
-    """
+    """Sees the calls of layers in place of what their tensors hold."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(recorder)
         recorder.flow.is_on = False
-        self.forms: dict[str, Form] = {}
+        self.forms: dict[str, Form] = {}  # by layer
         self._function_layer: str | None = None
 
     def metered_layer(self) -> str | None:
@@ -95,18 +91,14 @@ class MeteringHooks(Hooks):
 
 
 def _shape(tensor: Tensor) -> Shape:
-    if not tensor.is_nested:
-        return tuple(tensor.shape)
-    return tuple(tensor.values().shape)
+    return tuple((tensor.values() if tensor.is_nested else tensor).shape)
 
 
 def measured(request: Request, run: Callable[[Request, Watch], Observation]) -> Observation:
     """Return what a run saw, which is no number of a tensor, with what it cost.
 
-    Args:
-        request: what is asked. Its own way to run the backward pass, which may do more than that,
-            is left out, and several losses are added up without a pass for each.
-        run: runs it, watched.
+    The request's own way to run the backward pass, which may do more than that, is left out, and
+    several losses are added up without a pass for each.
     """
     request = replace(
         request,
@@ -139,12 +131,7 @@ _NOTHING = Selection((Rule("*", frozenset()),))
 
 
 class _Watch:
-    """Measures one run.
-
-    Args:
-        batch: the tensors that it is given.
-        why_not_saved: why what autograd saves is not to be seen, if it is not.
-    """
+    """Measures one run; `why_not_saved` says why what autograd saves cannot be seen."""
 
     def __init__(self, batch: list[Tensor], why_not_saved: str = "") -> None:
         self.costs = Costs()
@@ -156,46 +143,36 @@ class _Watch:
         """Let `recorder` see the layers that run inside, and measure what they cost."""
         hooks = MeteringHooks(recorder)
         meter = Meter(hooks.metered_layer, sees_saved=not self._why_not_saved)
-        meter.storages.give(_held(recorder))
+        held = (*recorder.held("_parameters"), *recorder.held("_buffers"))
+        # but those that the first forward makes
+        meter.storages.give(tensor for _, _, tensor in held if not is_lazy(tensor))
         meter.storages.give(self._batch)
-        held, on_cuda = meter.storages.given(""), meter.storages.given("cuda")
-        allocator = _Allocator()
+        given, on_cuda = meter.storages.given(""), meter.storages.given("cuda")
+        cuda_peak = _watch_cuda()
         with eagerly(), observed(recorder, hooks), containers_shown(hooks), meter.running():
             yield hooks
         self.costs = Costs(
             layers=_layers(recorder, hooks.forms, meter),
             multiply_adds=meter.multiply_adds.total(),
             saved_bytes=None if meter.saved_bytes is None else meter.saved_bytes.total(),
-            held_bytes=held,
+            held_bytes=given,
             peak_bytes=meter.storages.peak,
-            cuda_peak_bytes=allocator.peak(on_cuda),
+            cuda_peak_bytes=None if cuda_peak is None else cuda_peak() + on_cuda,
             why_not_saved=self._why_not_saved,
         )
         meter.storages.forget()
 
 
-def _held(recorder: Recorder) -> list[Tensor]:
-    """Return the parameters and buffers of a model, but those that its first forward makes."""
-    held = (*recorder.held("_parameters"), *recorder.held("_buffers"))
-    return [tensor for _, _, tensor in held if not is_lazy(tensor)]
-
-
-class _Allocator:
-    """CUDA's allocator, on every device that is in use."""
-
-    def __init__(self) -> None:
-        self._is_there = torch.cuda.is_available() and torch.cuda.is_initialized()
-        self._devices = range(torch.cuda.device_count()) if self._is_there else range(0)
-        for device in self._devices:
-            torch.cuda.synchronize(device)
-            torch.cuda.reset_peak_memory_stats(device)
-        self._before = sum(map(torch.cuda.memory_allocated, self._devices))
-
-    def peak(self, held: int) -> int | None:
-        """Return the most that was handed out since, with `held` for what was there before."""
-        if not self._is_there:
-            return None
-        return sum(map(torch.cuda.max_memory_allocated, self._devices)) - self._before + held
+def _watch_cuda() -> Callable[[], int] | None:
+    """Return what tells the most that CUDA's allocator hands out from now on, if CUDA is in use."""
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return None
+    devices = range(torch.cuda.device_count())
+    for device in devices:
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+    before = sum(map(torch.cuda.memory_allocated, devices))
+    return lambda: sum(map(torch.cuda.max_memory_allocated, devices)) - before
 
 
 def _layers(recorder: Recorder, forms: dict[str, Form], meter: Meter) -> dict[str, LayerCosts]:
@@ -215,12 +192,7 @@ def _layers(recorder: Recorder, forms: dict[str, Form], meter: Meter) -> dict[st
 
 
 class FurtherRun:
-    """One more run of an inspected model, begun before: the inspection may write to its batch.
-
-    Args:
-        engine: runs the model.
-        request: what is inspected.
-    """
+    """One more run of an inspected model, begun before: the inspection may write to its batch."""
 
     def __init__(self, engine: Engine, request: Request) -> None:
         self._engine = engine

@@ -8,8 +8,9 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -44,20 +45,12 @@ def _onednn_recurrence(
     inputs: Shape, over_input: Shape, over_state: Shape, *_: Any, **__: Any
 ) -> int:
     """Count one layer in one direction: each step is multiplied by both matrices."""
-    return 2 * inputs[0] * inputs[1] * (_elements(over_input) + _elements(over_state))
+    return 2 * inputs[0] * inputs[1] * (prod(over_input) + prod(over_state))
 
 
 def _cudnn_recurrence(inputs: Shape, weights: Sequence[Shape], *_: Any, **__: Any) -> int:
     """Count all layers: inputs are (steps, samples, features), or (rows, features) where packed."""
-    rows = _elements(inputs[:-1])
-    return 2 * rows * sum(_elements(weight) for weight in weights if len(weight) == 2)
-
-
-def _elements(shape: Shape) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
+    return 2 * prod(inputs[:-1]) * sum(prod(weight) for weight in weights if len(weight) == 2)
 
 
 _BY_NAME: dict[str, Formula] = {
@@ -78,19 +71,12 @@ def own_formulas() -> dict[Any, Formula]:
 
 @dataclass(slots=True, eq=False)
 class _Followed:
-    """A storage that is in use.
-
-    Args:
-        nbytes: its size.
-        reference: tells when it is freed.
-        is_given: whether it was there before the run.
-        is_saved: whether autograd keeps it.
-    """
+    """A storage that is in use."""
 
     nbytes: int
-    reference: weakref.ref[Any]
-    is_given: bool
-    is_saved: bool = False
+    reference: weakref.ref[Any]  # tells when it is freed
+    is_given: bool  # it was there before the run
+    is_saved: bool = False  # autograd keeps it
 
 
 class Storages:
@@ -106,19 +92,19 @@ class Storages:
 
     def give(self, tensors: Iterable[Tensor]) -> None:
         """Take what is there before the run."""
-        for tensor in tensors:
-            self.follow(tensor, is_given=True)
+        for storage in (storage for tensor in tensors for storage in _storages(tensor)):
+            self._follow(storage, is_given=True)
 
-    def follow(self, tensor: Tensor, *, is_given: bool = False) -> None:
+    def follow(self, tensor: Tensor) -> None:
         """Take a tensor that an operation returned."""
         for storage in _storages(tensor):
-            self._follow(storage, is_given)
+            self._follow(storage)
 
     def save(self, tensor: Tensor) -> int:
         """Take a tensor that autograd keeps; return the bytes that are kept because of it."""
         saved = 0
         for storage in _storages(tensor):
-            followed = self._follow(storage, is_given=False)
+            followed = self._follow(storage)
             if not (followed.is_given or followed.is_saved):
                 followed.is_saved = True
                 saved += followed.nbytes
@@ -126,18 +112,15 @@ class Storages:
 
     def given(self, device: str) -> int:
         """Return the bytes that were there before the run, on devices of a kind, ``""`` for all."""
-        found = 0
-        for followed in self._followed.values():
-            storage = followed.reference()
-            if followed.is_given and storage is not None and storage.device.type.startswith(device):
-                found += followed.nbytes
-        return found
+        given = (one for one in self._followed.values() if one.is_given)
+        alive = ((one.nbytes, storage) for one in given if (storage := one.reference()) is not None)
+        return sum(nbytes for nbytes, s in alive if s.device.type.startswith(device))
 
     def forget(self) -> None:
         """Follow nothing any longer."""
         self._followed.clear()
 
-    def _follow(self, storage: Any, is_given: bool) -> _Followed:
+    def _follow(self, storage: Any, is_given: bool = False) -> _Followed:
         key, nbytes = storage._cdata, storage.nbytes()
         followed = self._followed.get(key)
         if followed is None:
@@ -171,17 +154,13 @@ class Meter(TorchDispatchMode):
     Args:
         running_layer: the name of the innermost layer whose forward runs, ``None`` outside of it.
         sees_saved: whether to see what autograd saves.
-
-    Attributes:
-        multiply_adds, saved_bytes: by layer; the latter is ``None`` where that is not to be seen.
-        storages: what is in use.
     """
 
     supports_higher_order_operators = True
 
     def __init__(self, running_layer: Callable[[], str | None], *, sees_saved: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.multiply_adds: Counter[str] = Counter()
+        self.multiply_adds: Counter[str] = Counter()  # by layer, as what autograd saves
         self.saved_bytes: Counter[str] | None = Counter() if sees_saved else None
         self.storages = Storages()
         self._running_layer = running_layer
@@ -193,11 +172,11 @@ class Meter(TorchDispatchMode):
     @contextmanager
     def running(self) -> Iterator[None]:
         """See the operations that run inside, and what they have saved."""
-        sees_saved = self.saved_bytes is not None
-        saved = (
-            saved_tensors_hooks(self._save, lambda tensor: tensor) if sees_saved else nullcontext()
-        )
-        with self._counter, self, saved:
+        with ExitStack() as stack:
+            stack.enter_context(self._counter)
+            stack.enter_context(self)
+            if self.saved_bytes is not None:
+                stack.enter_context(saved_tensors_hooks(self._save, lambda tensor: tensor))
             yield
 
     def __torch_dispatch__(

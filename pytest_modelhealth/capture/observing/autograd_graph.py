@@ -79,8 +79,7 @@ def _bounds(node: Any) -> tuple[float | None, float | None] | None:
 def are_cosines(tensor: Tensor) -> bool:
     """Whether `tensor` is made of inner products of vectors of length one, margin and scale apart.
 
-    So are the logits of ArcFace, CosFace, SimCLR and CLIP. Products of anything else, or another
-    layer on the way, and it is not.
+    So are the logits of ArcFace, CosFace, SimCLR and CLIP.
     """
     waiting, seen, found = [tensor.grad_fn], set(), False
     while waiting:
@@ -191,23 +190,18 @@ def _is_switch(node: Any) -> bool:
     if operation(node) != "Mul":
         return False
     factors = ("_saved_other", "_saved_self")
-    for (following, _), other in zip(node.next_functions, factors, strict=False):
-        if following is not None and _is_zero(getattr(node, other, None)):
-            return True
-    return False
+    return any(
+        following is not None and _is_zero(getattr(node, other, None))
+        for (following, _), other in zip(node.next_functions, factors, strict=False)
+    )
 
 
 def _is_zero(factor: Any) -> bool:
     """Whether a number or a mask is zero; one on another device is not waited for."""
     if not isinstance(factor, Tensor):
         return isinstance(factor, int | float) and factor == 0
-    if (
-        factor.requires_grad
-        or factor.device.type != "cpu"
-        or not 0 < factor.numel() <= _MOST_VALUES
-    ):
-        return False
-    return not bool(factor.any())
+    is_known = not factor.requires_grad and factor.device.type == "cpu"
+    return is_known and 0 < factor.numel() <= _MOST_VALUES and not bool(factor.any())
 
 
 _MOST_VALUES = 1 << 20

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 
 from pytest_modelhealth.capture.observing.flow import FlowRecorder
-from pytest_modelhealth.capture.observing.flow.functions import function_name
+from pytest_modelhealth.capture.observing.flow.recorder import FORM_QUERIES, function_name
 from pytest_modelhealth.capture.observing.layer import FUNCTIONAL_DROPOUT
 from pytest_modelhealth.capture.observing.loss_calls import LOSS_FUNCTIONS
 from pytest_modelhealth.layers import FUNCTIONAL_LAYERS
@@ -22,10 +22,7 @@ Call = Callable[..., Any]
 
 _UNNAMED = frozenset({*FUNCTIONAL_DROPOUT, *LOSS_FUNCTIONS})
 
-ASKS_FOR_FORM = frozenset(
-    {"__get__", "__len__", "dim", "element_size", "get_device", "is_complex", "is_contiguous"}
-    | {"is_floating_point", "ndimension", "nelement", "numel", "size", "stride", "type"}
-)
+ASKS_FOR_FORM = FORM_QUERIES | {"__get__", "type"}
 """Names of what is asked of a tensor without reading its values, as a rule."""
 
 _TAKES_OFF = inspect.unwrap(_pop_mode_temporarily).__code__
@@ -56,10 +53,9 @@ def _is_relu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 class FunctionalLayers(TorchFunctionMode):
     """Hands each call of a functional layer to ``observe(name, call, args, kwargs)``.
 
-    Functional dropout, which is a setting rather than a layer, and losses have no name.
-
-    The observer makes the call and returns its output. The mode is off meanwhile, so that a
-    function built from others shows once.
+    Functional dropout, which is a setting rather than a layer, and losses have no name. The
+    observer makes the call and returns its output. The mode is off meanwhile, so that a function
+    built from others shows once.
     """
 
     def __init__(
@@ -69,14 +65,12 @@ class FunctionalLayers(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.flow = flow
-        self.observe: Callable[..., Any] | None = observe
-        """The observer, ``None`` when the run is over."""
+        self.observe: Callable[..., Any] | None = observe  # None when the run is over
+        # told of every call, of whatever function
         self.onlooker: Callable[[Call, tuple[Any, ...], dict[str, Any]], None] | None = None
-        """Told of every call, of whatever function."""
+        # ids of the parameters whose values a function was given while gradients were on
         self.read: set[int] = set()
-        """The ids of the parameters whose values a function was given while gradients were on."""
-        self.readers: dict[int, str] = {}
-        """By the id of a parameter the first function that was given its values."""
+        self.readers: dict[int, str] = {}  # the first function that was given them, by id
 
     def __torch_function__(
         self,
@@ -86,19 +80,20 @@ class FunctionalLayers(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Call `func`, observed if it is a layer."""
+        kwargs = kwargs or {}
         name = FUNCTIONAL_LAYERS.get(func)
         self._note_read(func, args)
         if kwargs:
             self._note_read(func, kwargs.values())
         if self.onlooker is not None:
-            self.onlooker(func, args, kwargs or {})
-        if name is None and func in _CLAMPS and _is_relu(args, kwargs or {}):
+            self.onlooker(func, args, kwargs)
+        if name is None and func in _CLAMPS and _is_relu(args, kwargs):
             name = "relu"
         if self.observe is None:
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         if name is None and func not in _UNNAMED:
-            return self.flow.run_function(func, args, kwargs or {})
-        return self.observe(name, func, args, kwargs or {})
+            return self.flow.run_function(func, args, kwargs)
+        return self.observe(name, func, args, kwargs)
 
     def _note_read(self, func: Call, values: Iterable[Any]) -> None:
         for value in values:
@@ -160,16 +155,12 @@ class FunctionalLayers(TorchFunctionMode):
         above = []
         while (mode := torch._C._pop_torch_function_stack()) is not self:
             above.append(mode)
-        _push_all(above)
+        for mode in reversed(above):
+            torch._C._push_on_torch_function_stack(mode)
 
         def resume() -> None:
             restored = [torch._C._pop_torch_function_stack() for _ in above]
-            self.turn_on()
-            _push_all(restored)
+            for mode in (self, *reversed(restored)):
+                torch._C._push_on_torch_function_stack(mode)
 
         return resume
-
-
-def _push_all(modes: list[Any]) -> None:
-    for mode in reversed(modes):
-        torch._C._push_on_torch_function_stack(mode)

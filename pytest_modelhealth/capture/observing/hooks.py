@@ -24,8 +24,7 @@ from pytest_modelhealth.capture.observing.layer import (
     Given,
     Layer,
     call_options,
-    dropout_options,
-    most_dropped,
+    with_dropout,
 )
 from pytest_modelhealth.capture.observing.loss_calls import LOSS_FUNCTIONS
 from pytest_modelhealth.capture.observing.recorder import Recorder
@@ -57,25 +56,15 @@ def observed(recorder: Recorder, hooks: Hooks | None = None) -> Iterator[Hooks]:
 
 @dataclass(slots=True, eq=False)
 class Frame:
-    """One call of a layer that has not returned yet.
-
-    Args:
-        layer: the layer.
-        is_recomputation: whether activation checkpointing makes the call again.
-        handling: the exception that was being handled when the call began, if any.
-        call: the call in the flow, where that is recorded.
-        inputs: the tensors it was called with.
-        functions: how many calls of each function it has made so far.
-        resume: puts the functional mode back on, where the call turned it off.
-    """
+    """One call of a layer that has not returned yet."""
 
     layer: Layer
-    is_recomputation: bool
-    handling: BaseException | None = None
-    call: OpenCall | None = None
+    is_recomputation: bool  # activation checkpointing makes the call again
+    handling: BaseException | None = None  # the exception being handled when the call began
+    call: OpenCall | None = None  # in the flow, where that is recorded
     inputs: Sequence[Given] = ()
-    functions: dict[str, int] | None = None
-    resume: Callable[[], None] | None = None
+    functions: dict[str, int] | None = None  # how many calls of each it has made so far
+    resume: Callable[[], None] | None = None  # puts the function mode back on
 
 
 def guarded(
@@ -255,9 +244,8 @@ class Hooks:
             return self.flow.run_function(call, args, kwargs)
         if name is None:
             if not isinstance(caller.layer.module, nn.modules.dropout._DropoutNd):
-                said = dropout_options(call, args, kwargs)
                 known = caller.layer.options
-                caller.layer.options = {**known, **most_dropped(known, said)}
+                caller.layer.options = with_dropout(known, call, args, kwargs)
             return self.flow.run_function(call, args, kwargs)
         functions = caller.functions = caller.functions or {}
         number, options = functions.get(name, 0), call_options(name, args, kwargs)
@@ -311,24 +299,18 @@ class Hooks:
         that is written to later never fires; the hook on its base does.
         """
         _ = tensor.grad_fn
-        if tensor._backward_hooks and self._share_hook(layer, tensor, unit_dimension):
-            return
+        if tensor._backward_hooks:
+            # that of a layer inside, which returned the same tensor, serves both, unless the user's
+            # code hooked the tensor in between: then there are two gradients. A tensor that was
+            # written to has lost its hooks, one whose base was by the line above
+            latest: Any = next(reversed(tensor._backward_hooks))
+            if type(latest) is _GradientHook and latest.add(self, layer, unit_dimension):
+                return
         hook = _GradientHook(self, layer, unit_dimension)
         self._register(tensor, hook)
         base = tensor._base
         if base is not None and base.requires_grad and base.grad_fn is not None:
             self._register(base, _BaseGradientHook(hook, tensor, base))
-
-    def _share_hook(self, layer: Layer, tensor: Tensor, unit_dimension: int | None) -> bool:
-        """Let the hook of a layer inside, which returned the same tensor, serve both.
-
-        It does unless the user's code hooked the tensor in between: then there are two gradients.
-        A tensor that was written to has lost its hooks; one whose base was, once its ``grad_fn``
-        was read.
-        """
-        hooks: dict[Any, Any] = tensor._backward_hooks  # type: ignore[assignment]
-        latest = next(reversed(hooks))
-        return type(latest) is _GradientHook and latest.add(self, layer, unit_dimension)
 
     def _register(self, tensor: Tensor, hook: Callable[[Tensor | None], None]) -> None:
         """Do what `Tensor.register_hook` does, without a handle."""
@@ -354,11 +336,7 @@ class Hooks:
     def see_gradient(
         self, layers: list[Layer], gradient: Tensor, unit_dimension: int | None
     ) -> bool:
-        """Take the gradient of the loss with respect to a tensor that all of `layers` returned.
-
-        Returns:
-            Whether it is one.
-        """
+        """Take the gradient of a tensor that all of `layers` returned, if it is the loss's."""
         if not self.takes_gradients(layers):
             return False
         try:

@@ -20,67 +20,39 @@ from pytest_modelhealth.statistics import Entry
 class Layer:
     """One layer: what it is, what its calls took and gave, and why that may be missing.
 
-    Args:
-        name: fully qualified name.
-        type_name: class of its module, or name of its function.
-        roles: the roles that are observed.
-        module: its module; ``None`` where it is a function, and when the run is over.
-        kind: the class of its module, as the user wrote it; ``None`` where it is a function.
-        aliases: further names of the module.
-        functional: whether it is a function.
-        activation: canonical name of the activation that it is.
-        is_torchs_own: whether it is one of torch's own modules that calls no functional layer.
-        replays: whether it replays a CUDA graph, which writes to memory without a new version.
-        frozen: names of the parameters that required no gradient before the forward.
-        opaque: why it cannot be observed, if it cannot.
-        unsupported: what kept a tensor of it from being read.
-        calls: how often it was called.
-        entered, completed: when its first call began and its last call returned.
-        seen: what was found in the tensors of its calls, by role.
-        own: what was found in its parameters, their gradients and its buffers, by role and name.
-        returned_own, returned_input: whether a call returned a tensor of its own; one it was given.
-        why_empty: what the call did that returned no tensor.
-        requires_grad: whether something that it returned required a gradient.
-        grad_off: whether gradients were off when something was returned without one.
-        passed_with_graph: whether gradients came in a pass that builds a graph.
-        traced: whether it was called while a trace was made.
-        place: where the user's code first called it, as in `flow.places`, where that was seen.
-        source, options, tied, equal_samples, equal_input_samples: as in `LayerRecord`.
-        placements: as in `LayerRecord`.
-        zero_slices: as in `LayerRecord`.
-        unreached: parameters without a gradient on which no output depends, by name; whether a
-            function was given their values all the same.
+    What has the name of a field of `LayerRecord` is that, in the making.
     """
 
     name: str
-    type_name: str
-    roles: frozenset[str]
-    module: nn.Module | None = None
-    kind: type | None = None
+    type_name: str  # the class of its module, or its function
+    roles: frozenset[str]  # that are observed
+    module: nn.Module | None = None  # of a function none, and none when the run is over
+    kind: type | None = None  # the class of its module, as the user wrote it
     aliases: tuple[str, ...] = ()
     functional: bool = False
     activation: str | None = None
-    is_torchs_own: bool = False
-    replays: bool = False
-    frozen: frozenset[str] = frozenset()
-    opaque: str = ""
-    unsupported: str = ""
+    is_torchs_own: bool = False  # a module of torch that calls no functional layer
+    replays: bool = False  # a CUDA graph, which writes to memory without a new version
+    frozen: frozenset[str] = frozenset()  # parameters that required no gradient before the forward
+    opaque: str = ""  # why it cannot be observed
+    unsupported: str = ""  # what kept a tensor of it from being read
     calls: int = 0
     entered: int | None = None
     completed: int | None = None
-    seen: dict[str, list[Entry]] = field(default_factory=dict)
-    own: dict[str, dict[str, Entry]] = field(default_factory=dict)
-    returned_own: bool = False
-    returned_input: bool = False
-    why_empty: str = ""
-    requires_grad: bool = False
+    seen: dict[str, list[Entry]] = field(default_factory=dict)  # in tensors of its calls, by role
+    own: dict[str, dict[str, Entry]] = field(default_factory=dict)  # in parameters and buffers
+    returned_own: bool = False  # a tensor that it was not given
+    returned_input: bool = False  # one that it was
+    why_empty: str = ""  # what a call did that returned no tensor
+    requires_grad: bool = False  # of something that it returned
     grad_off: bool = False
-    passed_with_graph: bool = False
-    traced: bool = False
-    place: tuple[CodeType, int] | None = None
+    passed_with_graph: bool = False  # gradients came in a pass that builds a graph
+    traced: bool = False  # called while a trace was made
+    place: tuple[CodeType, int] | None = None  # where the user's code first called it
     source: str = ""
     options: Mapping[str, Option] = field(default_factory=dict)
     tied: dict[str, str] = field(default_factory=dict)
+    # parameters on which no output depends; whether a function was given their values all the same
     unreached: dict[str, bool] = field(default_factory=dict)
     equal_samples: bool | None = None
     equal_input_samples: bool | None = None
@@ -139,50 +111,39 @@ FUNCTIONAL_DROPOUT: dict[Callable[..., Any], str] = {
 }
 """Functions whose calls are no layers, but a setting of the module that makes them."""
 
-_DROPOUT_DEFAULTS: dict[Callable[..., Any], dict[str, Option]] = {
-    F.alpha_dropout: {"p": 0.5, "training": False},
-    F.feature_alpha_dropout: {"p": 0.5, "training": False},
-}
+
+def _plain(named: Mapping[str, Any]) -> dict[str, Option]:
+    """Return what is a plain value under a public name; ``_stacklevel`` is for warnings."""
+    return {n: v for n, v in named.items() if type(v) in _PLAIN and not n.startswith("_")}
 
 
 def module_options(module: nn.Module) -> dict[str, Option]:
     """Return the plain public attributes of a module: `training`, `eps`, `p`, `num_embeddings`."""
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if type(value) in _PLAIN and not name.startswith("_")
-    }
+    return _plain(vars(module))
 
 
 def call_options(
     function: str, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Option]:
     """Return the plain arguments of a functional call by name, those left out not among them."""
-    named = dict(zip(_POSITIONAL.get(function, ()), args[1:], strict=False)) | dict(kwargs)
-    return {
-        name: value
-        for name, value in named.items()
-        if type(value) in _PLAIN and not name.startswith("_")  # _stacklevel is for warnings
-    }
+    return _plain({**dict(zip(_POSITIONAL.get(function, ()), args[1:], strict=False)), **kwargs})
 
 
-def dropout_options(
-    call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> dict[str, Option]:
-    """Return what a functional dropout says of its caller: `dropout_p` and `dropout_training`."""
-    given = call_options(FUNCTIONAL_DROPOUT[call], args, kwargs)
-    default = _DROPOUT_DEFAULTS.get(call, {"p": 0.5, "training": True})
-    return {f"dropout_{name}": given.get(name, default[name]) for name in ("p", "training")}
+def with_dropout(
+    options: Mapping[str, Option],
+    call: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Mapping[str, Option]:
+    """Return options of a layer with those of a functional dropout that it calls.
 
-
-def most_dropped(known: Mapping[str, Option], now: Mapping[str, Option]) -> Mapping[str, Option]:
-    """Return which of two calls of functional dropout drops more, the later one of equals.
-
-    Args:
-        known: the options of a layer, with those of an earlier call or none.
-        now: what the later call says.
+    They are `dropout_p` and `dropout_training`; of several calls, of the one that drops the most.
     """
-    return now if _dropped(now) >= _dropped(known) else {}
+    function = FUNCTIONAL_DROPOUT[call]
+    is_on = function == "dropout"  # by default
+    said = {"p": 0.5, "training": is_on} | call_options(function, args, kwargs)
+    dropout = {f"dropout_{name}": said[name] for name in ("p", "training")}
+    return {**options, **dropout} if _dropped(dropout) >= _dropped(options) else options
 
 
 def _dropped(options: Mapping[str, Option]) -> float:

@@ -43,65 +43,40 @@ Read = Callable[[Any], Entry | None]
 
 @dataclass(frozen=True)
 class SeenLoss:
-    """One call of a loss function: samples of what it was given, and what else is known of it.
+    """One call of a loss function: samples of what it was given, and what else is known of it."""
 
-    Args:
-        call: what is known at once.
-        input, target, value: what is found in the first argument, the target and the result.
-        rows: rows of classes in the input, shape ``(rows, classes)``.
-        columns: columns of the input over all samples of the batch, shape ``(columns, samples)``.
-        eps: distance of 1 from the next number in the dtype of the input.
-        targets: what there is of class indices.
-    """
-
-    call: LossCall
+    call: LossCall  # what is known at once
     input: Entry | None
     target: Entry | None
     value: Entry | None
-    rows: Tensor | None
-    columns: Tensor | None
-    eps: float
-    targets: _Targets | None
+    rows: Tensor | None  # rows of classes in the input, shape (rows, classes)
+    columns: Tensor | None  # its columns over all samples of the batch, shape (columns, samples)
+    eps: float  # of the dtype of the input
+    targets: _Targets | None  # what there is of class indices
 
     def settled(self) -> LossCall:
         """Return all of it as plain data; of what is on another device this waits for that."""
         given = None if self.input is None else self.input.statistics
         has_nan = given is None or given.nan_count > 0
-        rows = _Rows() if has_nan else _rows(self.rows, self.columns, self.eps)
+        rows = {} if has_nan else _rows(self.rows, self.columns, self.eps)
         return replace(
             self.call,
             input=given,
             target=None if self.target is None else self.target.statistics,
             value=None if self.value is None else self.value.statistics.mean_of_all,
-            rows=rows.kind,
-            over_batch=rows.over_batch,
-            log_normalizer=rows.log_normalizer,
             targets=None if self.targets is None else self.targets.settled(),
+            **rows,
         )
 
 
 class LossCalls:
-    """The calls of loss functions in one run.
+    """The calls of loss functions in one run."""
 
-    Args:
-        reader: reads tensors.
-        samples: the size of the batch.
-        errors: takes errors of ours.
-
-    Attributes:
-        settled: what is known of the calls, in order.
-    """
-
-    def __init__(self, reader: Reader, samples: int, errors: list[str]) -> None:
-        self.settled: list[LossCall] = []
+    def __init__(self, reader: Reader, errors: list[str]) -> None:
+        self.settled: list[LossCall] = []  # what is known of them, in order
         self._reader = reader
-        self._samples = samples
         self._errors = errors
         self._waiting: list[SeenLoss] = []
-
-    def expect(self, samples: int) -> None:
-        """Take the size of the batch that comes now."""
-        self._samples = samples
 
     def add(
         self,
@@ -113,8 +88,9 @@ class LossCalls:
     ) -> None:
         """Take what a loss function was given and gave; it was called by `layer`, if by any."""
         with noted(self._errors, f"loss {LOSS_FUNCTIONS[call]}: "), torch._C.DisableTorchFunction():
-            name, read = None if layer is None else layer.name, self._reader.of_loss
-            seen = see_loss(call, args, kwargs, value, layer=name, samples=self._samples, read=read)
+            name, reader = None if layer is None else layer.name, self._reader
+            samples, read = reader.samples, reader.of_loss
+            seen = see_loss(call, args, kwargs, value, layer=name, samples=samples, read=read)
             self._waiting.append(seen)
             waits = isinstance(value, Tensor) and self._reader.ledger.queues(value)
             if not waits or len(self._waiting) > _MOST_WAITING:
@@ -142,17 +118,7 @@ def see_loss(
     samples: int,
     read: Read,
 ) -> SeenLoss:
-    """Return what one call of a loss function was given and gave.
-
-    Args:
-        call: a function in `LOSS_FUNCTIONS`.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
-        value: what it returned.
-        layer: the layer whose forward called it; ``None`` where none did.
-        samples: the size of the batch.
-        read: reads a tensor.
-    """
+    """Return what one call of a loss function, from the forward of `layer`, was given and gave."""
     function = LOSS_FUNCTIONS[call]
     names = _parameter_names(call)
     given = dict(zip(names, args, strict=False)) | dict(kwargs)
@@ -231,20 +197,17 @@ def _sample(values: Tensor, dimension: int) -> Tensor | None:
     return moved[tuple(reversed(index))] if index else moved[None]
 
 
-class _Rows(NamedTuple):
-    kind: str = ""
-    over_batch: bool = False
-    log_normalizer: float | None = None
-
-
-def _rows(rows: Tensor | None, columns: Tensor | None, eps: float) -> _Rows:
+def _rows(rows: Tensor | None, columns: Tensor | None, eps: float) -> dict[str, Any]:
     """Tell whether the input holds probabilities, log-probabilities or neither."""
     if rows is None:
-        return _Rows()
+        return {}
     values = _float64(rows)
     kind = _kind(values, eps)
-    over_batch = not kind and columns is not None and _kind(_float64(columns), eps) != ""
-    return _Rows(kind, over_batch, float(np.median(np.abs(_log_normalizers(values)))))
+    return {
+        "rows": kind,
+        "over_batch": not kind and columns is not None and _kind(_float64(columns), eps) != "",
+        "log_normalizer": float(np.median(np.abs(_log_normalizers(values)))),
+    }
 
 
 def _float64(values: Tensor) -> npt.NDArray[np.float64]:
@@ -275,19 +238,12 @@ def _kind(rows: npt.NDArray[np.float64], eps: float) -> str:
 
 
 class _Targets(NamedTuple):
-    """Class indices that a loss was given.
-
-    Args:
-        total: how many there are.
-        ignored: how many of them are to be ignored, a tensor.
-        ends: the least and the largest of the others, a tensor of both.
-        sequences: those of some samples, shape ``(sequences, length)``, if there are any.
-    """
+    """Class indices that a loss was given."""
 
     total: int
-    ignored: Tensor
-    ends: Tensor
-    sequences: Tensor | None
+    ignored: Tensor  # how many of them are to be ignored
+    ends: Tensor  # the least and the largest of the others
+    sequences: Tensor | None  # those of some samples, shape (sequences, length)
 
     def settled(self) -> ClassTargets:
         """Count them."""
@@ -322,10 +278,7 @@ _SHORTEST_SEQUENCE = 4
 
 
 def _constant_tail(sequences: npt.NDArray[Any]) -> tuple[int | None, float]:
-    """Return the index that sequences end in, repeated, and how many of the targets are such ends.
-
-    Padding looks like this: in several sequences, the last two or more targets are one index.
-    """
+    """Return the index that sequences end in, repeated like padding, and their share."""
     ends, counts = np.unique(sequences[:, -1], return_counts=True)
     last = ends[counts.argmax()]
     run = np.cumprod(sequences[:, ::-1] == last, axis=1).sum(1)

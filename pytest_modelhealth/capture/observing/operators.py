@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from pytest_modelhealth.capture.observing.hooks import Hooks, is_traced
 from pytest_modelhealth.capture.observing.layer import Layer
-from pytest_modelhealth.capture.observing.recorder import FunctionalCall, Recorder
+from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.observing.tensors import holds_numbers, is_a
 from pytest_modelhealth.layers import ACTIVATION_MODULES, FUNCTIONAL_LAYERS
 
@@ -46,7 +46,8 @@ def _shown(module: fx.GraphModule, hooks: Hooks) -> Iterator[None]:
     calls = [
         (call, layer)
         for call in calls_of_containers(graph)
-        if (layer := _layer(call, module, hooks))
+        if (layer := _submodule(module, call.path, hooks.recorder))
+        if layer.opaque and call.results()  # it is not seen otherwise, and gives something out
     ]
     if not calls:
         yield
@@ -113,15 +114,6 @@ def _is_unplaced(node: fx.Node) -> bool:
     return name.startswith("quantized::") and not node.meta.get("nn_module_stack")
 
 
-def _layer(call: ContainerCall, module: fx.GraphModule, hooks: Hooks) -> Layer | None:
-    """Return the layer that is not seen otherwise and gives something out, if it is one."""
-    try:
-        layer = hooks.recorder.by_module.get(module.get_submodule(call.path))
-    except AttributeError:  # another tracer's path
-        return None
-    return layer if layer is not None and layer.opaque and call.results() else None
-
-
 def _insert(graph: fx.Graph, call: ContainerCall, layer: Layer, hooks: Hooks) -> None:
     def enter_layer(*values: Any) -> None:
         if not is_traced():
@@ -143,13 +135,6 @@ _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parents[2])
 
 
-class _Frame(NamedTuple):
-    """A frame of the user's code: its place, and whether a module's forward began with it."""
-
-    place: str
-    is_forward: bool
-
-
 def note_source_lines(recorder: Recorder) -> None:
     """Take down the line of each layer that a graph knows it of, as ``torch.export`` does."""
     root: nn.Module | None = None  # of a program, whose parts tell paths from there
@@ -164,8 +149,7 @@ def note_source_lines(recorder: Recorder) -> None:
         for node in graph.nodes:
             for called, line in _calls(node, module, root, recorder):
                 called.source = called.source or line
-        for call, line in _functional_calls(graph, module, layer, recorder):
-            recorder.lines.setdefault(call, line)
+        _note_functional_calls(graph, module, layer, recorder)
 
 
 def _graph(module: nn.Module) -> fx.Graph | None:
@@ -176,23 +160,22 @@ def _graph(module: nn.Module) -> fx.Graph | None:
     return graph if is_a(graph, fx.Graph) else None
 
 
-def _functional_calls(
+def _note_functional_calls(
     graph: fx.Graph, module: nn.Module, layer: Layer, recorder: Recorder
-) -> Iterator[tuple[FunctionalCall, str]]:
-    """Yield the functional layers that a graph calls, each with its line."""
+) -> None:
+    """Take down the line of each functional layer that a graph calls."""
     containers = {id(node): call.path for call in calls_of_containers(graph) for node in call.nodes}
     counts: Counter[tuple[str, str]] = Counter()
     for node in graph.nodes:
         function: Any = node.target
         if node.op == "call_method":
             function = getattr(torch.Tensor, function, None)
-        elif node.op != "call_function":
-            continue
-        name = FUNCTIONAL_LAYERS.get(function)
+        name = FUNCTIONAL_LAYERS.get(function) if node.op.startswith("call_") else None
         if name is not None:
             inside = _submodule(module, containers.get(id(node), ""), recorder) or layer
             place = inside.name, name
-            yield FunctionalCall(*place, counts[place]), source_line(node.meta.get("stack_trace"))
+            line = source_line(node.meta.get("stack_trace"))
+            recorder.lines.setdefault((*place, counts[place]), line)
             counts[place] += 1
 
 
@@ -204,14 +187,14 @@ def _calls(
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     if node.op == "call_module" and (layer := _submodule(module, str(node.target), recorder)):
         yield layer, _innermost(frames)
-    forwards = [place for place, frame in enumerate(frames) if frame.is_forward]
+    forwards = [place for place, (_, is_forward) in enumerate(frames) if is_forward]
     own = 0 if stack and not stack[0][0] else 1  # the model itself, which torch.fx leaves out
     is_whole = len(forwards) == own + sum(_is_users(kind) for _, kind in stack)
     for path, kind in stack:
         line = ""
         if is_whole:
             began = forwards[own] if own < len(forwards) else len(frames)
-            line = frames[began - 1].place if began else ""
+            line = frames[began - 1][0] if began else ""
         elif (path, kind) == stack[-1]:
             line = _innermost(frames)
         own += _is_users(kind)
@@ -230,25 +213,28 @@ def source_line(stack_trace: str | None) -> str:
     return _innermost(_frames(stack_trace))
 
 
-def _frames(stack_trace: str | None) -> list[_Frame]:
-    """Return the frames of the user's code in a trace, the outermost first."""
+def _frames(stack_trace: str | None) -> list[tuple[str, bool]]:
+    """Return the places of the user's code in a trace, the outermost first.
+
+    With each comes whether a module's forward began with it.
+    """
     found = [match.groups() for match in _FRAME.finditer(stack_trace or "")]
     return [
-        _Frame(f"{path}:{line}", function == "forward")
+        (f"{path}:{line}", function == "forward")
         for path, line, function in found
         if not path.startswith((_TORCH, _OURS))
     ]
 
 
-def _innermost(frames: list[_Frame]) -> str:
-    return frames[-1].place if frames else ""
+def _innermost(frames: list[tuple[str, bool]]) -> str:
+    return frames[-1][0] if frames else ""
 
 
 def _submodule(module: nn.Module, path: str, recorder: Recorder) -> Layer | None:
     """Return the layer at a path below a module; the module itself and what is gone are none."""
     try:
         return recorder.by_module.get(module.get_submodule(path)) if path else None
-    except AttributeError:  # a path of the original model, which is no longer there
+    except AttributeError:  # a path of the original model, or of another tracer
         return None
 
 
@@ -301,8 +287,7 @@ class Listener:
 
     def line(self, index: int, line: str) -> None:
         """Take the line of the user's code that calls a layer."""
-        layer = self._layers[index]
-        layer.source = layer.source or line
+        self._layers[index].source = self._layers[index].source or line
 
     def fail(self, index: int, error: Exception) -> None:
         """Note an error of ours."""

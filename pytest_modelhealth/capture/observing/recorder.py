@@ -49,21 +49,8 @@ from pytest_modelhealth.statistics import (
 )
 
 
-class FunctionalCall(NamedTuple):
-    """Names a functional layer before it runs: its caller's name, its function, and which call."""
-
-    caller: str
-    function: str
-    number: int
-
-
 class Placements(NamedTuple):
-    """Tells how tensors lie on several ranks.
-
-    Args:
-        of: returns the placement of a tensor, where there is one.
-        of_gradient: the same of a gradient, given the placement of what it is the gradient of.
-    """
+    """Tells how tensors lie on several ranks; of a gradient by what it is the gradient of."""
 
     of: Callable[[Tensor], Placement | None]
     of_gradient: Callable[[Tensor, Placement | None], Placement | None]
@@ -72,26 +59,8 @@ class Placements(NamedTuple):
 class Recorder:
     """The layers of one run. Tensors come in, are read at once, and are not kept.
 
-    Args:
-        modules: the modules that are layers.
-        selection: which roles of which layers to observe.
-        scale: the scale of the loss.
-        samples: the size of the batch.
-        visitor: is shown each tensor.
-        collectors: are shown activations and gradients with what was found in them.
-        compare_outputs: whether to measure by how much samples of the model's outputs deviate,
-            which takes a pass over them.
-
-    Attributes:
-        layers: every layer by name.
-        by_module: those that are modules, by module.
-        flow: who feeds whom.
-        loss_calls: the calls of torch's loss functions.
-        errors: errors of ours.
-        notes: what a reader should know.
-        unit_dimension: tells where the units of an output of a module lie.
-        placements: tells how tensors lie on several ranks, where there are several.
-        lines: the line of the user's code that makes a functional call, where a graph knows it.
+    A visitor is shown each tensor, collectors activations and gradients with what was found in
+    them. To measure by how much samples of the model's outputs deviate takes a pass over them.
     """
 
     def __init__(
@@ -105,46 +74,40 @@ class Recorder:
         *,
         compare_outputs: bool = True,
     ) -> None:
-        self.layers: dict[str, Layer] = {}
+        self.layers: dict[str, Layer] = {}  # all of them, by name
         self.by_module: dict[nn.Module, Layer] = {}
-        self.errors: list[str] = []
+        self.errors: list[str] = []  # ours
         self.notes: list[str] = []
         self.reader = Reader(Ledger(), scale, samples)
         self.flow = FlowRecorder()
-        self.loss_calls = LossCalls(self.reader, samples, self.errors)
+        self.loss_calls = LossCalls(self.reader, self.errors)
         self.unit_dimension = UnitDimensions().of
-        self.placements: Placements | None = None
+        self.placements: Placements | None = None  # where there are several ranks
         self._selection = selection
-        self._samples = samples
         self._visitor = visitor
         self._collectors = collectors
         self._compare_outputs = compare_outputs
         self._deviations: list[Deviation] = []
         self._loss: Entry | float | None = None
-        self.lines: dict[FunctionalCall, str] = {}
+        # the line of a functional call, where a graph knows it: by caller, function and number
+        self.lines: dict[tuple[str, str, int], str] = {}
         self._events = 0
         for name, module, aliases, opaque in modules:
-            held = own_parameters(module).items()
+            held, kind = own_parameters(module).items(), original_class(module)
             layer = Layer(
                 name=name,
                 type_name=type_name(module),
                 roles=selection.roles(name, module),
                 module=module,
-                kind=original_class(module),
+                kind=kind,
                 aliases=aliases,
-                activation=activation_of(module),
-                is_torchs_own=calls_no_functional_layer(module),
+                activation=activation_of(kind),
+                is_torchs_own=calls_no_functional_layer(module, kind),
                 replays=replays_cuda_graph(module),
                 opaque=opaque,
                 frozen=frozenset([n for n, p in held if p is not None and not p.requires_grad]),
             )
             self.layers[name] = self.by_module[module] = layer
-
-    def expect(self, samples: int, scale: LossScale) -> None:
-        """Take the size of the batch that comes now, and the scale of its loss."""
-        self._samples = samples
-        self.reader.expect(samples, scale)
-        self.loss_calls.expect(samples)
 
     def merge(self) -> None:
         """Merge what was found in the calls of each layer so far, which takes less memory."""
@@ -173,22 +136,18 @@ class Recorder:
             if layer is None:
                 layer = Layer(name, function, self._selection.roles(name, None), functional=True)
                 layer.activation = None if function == ATTENTION else function
-                layer.source = self.lines.get(FunctionalCall(caller.name, function, index), "")
+                layer.source = self.lines.get((caller.name, function, index), "")
                 self.layers[name] = layer
             if layer.module is None:
                 layer.options = options
                 return layer
             index += 1  # a module has this name already
 
-    def note_options(self) -> None:
-        """Take down how every module is set up."""
-        for module, layer in self.by_module.items():
-            layer.options = {**module_options(module), **layer.options}
-
-    def note_ties(self) -> None:
-        """Take down which parameters are those of an earlier layer, where `held` has them."""
+    def note_modules(self) -> None:
+        """Take down how modules are set up, and which parameters are those of an earlier layer."""
         owners: dict[int, tuple[Layer, str]] = {}
         for module, layer in self.by_module.items():
+            layer.options = {**module_options(module), **layer.options}
             for name, parameter in module._parameters.items():
                 if parameter is None:
                     continue
@@ -213,13 +172,7 @@ class Recorder:
     def note_returned(
         self, layer: Layer, *, requires_grad: bool, is_input: bool = False, grad_off: bool = False
     ) -> bool:
-        """Note that a call of `layer` returned a tensor with numbers.
-
-        Args:
-            layer: the layer.
-            requires_grad: whether the tensor requires a gradient.
-            is_input: whether it is one that the call was given.
-            grad_off: whether gradients are off.
+        """Note that a call of `layer` returned a tensor with numbers, maybe one it was given.
 
         Returns:
             Whether a gradient of it is asked for and may come.
@@ -274,11 +227,7 @@ class Recorder:
         return tensor, version(tensor), entry
 
     def add_output(self, layer: Layer, tensor: Tensor, unit_dimension: int | None) -> Entry | None:
-        """Take one tensor that `layer` returned, and where its units lie.
-
-        Returns:
-            What was found; ``None`` where it cannot be read or was not looked at.
-        """
+        """Take one tensor that `layer` returned; return what was found, if it was read."""
         entry = self._add(layer, "activations", tensor, unit_dimension)
         if entry is not None:
             for collector in self._collectors:
@@ -331,29 +280,22 @@ class Recorder:
         returned: list[Tensor],
         entries: list[Entry | None],
     ) -> None:
-        """Note whether a call of `layer` returned the same for every sample, and was given it.
-
-        Args:
-            layer: the layer.
-            given: what it was called with.
-            returned: the tensors it returned.
-            entries: what `add_output` found in these.
-        """
+        """Note whether a call of `layer` returned the same for every sample, and was given it."""
         if "activations" not in layer.roles:
             return
         if not layer.name and self._compare_outputs:
             self._deviations += sample_deviations(
-                returned, entries, self._samples, self.reader.ledger
+                returned, entries, self.reader.samples, self.reader.ledger
             )
         if layer.equal_samples is False:
             return
-        equal = equal_samples(returned, self._samples, entries)
+        equal = equal_samples(returned, self.reader.samples, entries)
         if equal is not None:
             layer.equal_samples = equal
         if (equal or not layer.name) and layer.equal_input_samples is not False:
             unchanged = [one for one in given if version(one[0]) == one[1]]
             tensors, known = [one[0] for one in unchanged], [one[2] for one in unchanged]
-            equal = equal_samples(tensors, self._samples, known)
+            equal = equal_samples(tensors, self.reader.samples, known)
             if equal is not None:
                 layer.equal_input_samples = equal
 
@@ -423,22 +365,17 @@ class Recorder:
     ) -> None:
         """Note which parameters without a gradient no output of the model depends on.
 
-        Args:
-            parameters: those of the model.
-            leaves: returns those that the outputs depend on; asked only if a gradient is missing.
-            read: ids of the parameters that functions were given all the same.
+        The leaves that outputs depend on are asked for only if a gradient is missing; `read` are
+        ids of the parameters that functions were given all the same.
         """
         with torch._C.DisableTorchFunction():
-            if not any(p.grad is None and p.requires_grad for _, _, p in parameters):
+            missing = {id(p) for _, _, p in parameters if p.grad is None and p.requires_grad}
+            if not missing:
                 return
-            reached = {id(leaf) for leaf in leaves()}
+            missing.difference_update(map(id, leaves()))
             for layer in self.by_module.values():
                 for name, parameter in layer.parameters.items() if layer.calls else ():
-                    if (
-                        parameter.requires_grad
-                        and parameter.grad is None
-                        and id(parameter) not in reached
-                    ):
+                    if id(parameter) in missing:
                         layer.unreached[name] = id(parameter) in read
 
     def add_loss(self, loss: Tensor) -> None:
@@ -458,9 +395,7 @@ class Recorder:
     @property
     def loss(self) -> float | None:
         """The value of the loss, ``None`` where there is none."""
-        if isinstance(self._loss, Entry):
-            return self._loss.statistics.mean_of_all
-        return self._loss
+        return self._loss.statistics.mean_of_all if isinstance(self._loss, Entry) else self._loss
 
 
 def _place(layer: Layer, role: str, placement: Placement | None) -> None:

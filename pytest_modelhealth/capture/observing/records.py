@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from functools import partial
 from types import FunctionType
+from typing import Any
 
 from torch import nn
 
@@ -57,12 +58,9 @@ def in_order(layers: Iterable[Layer]) -> list[Layer]:
 def layer_records(
     layers: Iterable[Layer], *, backward: bool, functions: FunctionalLayers | None = None
 ) -> LayerRecords:
-    """Return every layer's record in execution order, those never called last.
+    """Return the record of every layer of a run, in execution order, those never called last.
 
-    Args:
-        layers: the layers of a run that is over.
-        backward: whether a backward pass ran.
-        functions: saw which parameters functions were given, where those are seen.
+    `functions` saw which parameters functions were given, where those are seen.
     """
     ordered = in_order(layers)
     reasons = _reasons_why_not_called(ordered, functions)
@@ -72,33 +70,30 @@ def layer_records(
 def _records(
     layers: list[Layer], reasons: Mapping[Layer, tuple[Status, str]], backward: bool
 ) -> dict[str, LayerRecord]:
-    records = {}
     kinds = {id(layer.kind): layer.kind for layer in layers}
     places = {key: () if kind is None else definitions(kind) for key, kind in kinds.items()}
-    for layer in layers:
-        status, reason = reasons.get(layer) or _status(layer, backward=backward)
-        records[layer.name] = _record(layer, status, reason, places[id(layer.kind)])
-    return records
+    return {
+        layer.name: _record(
+            layer, reasons.get(layer) or _status(layer, backward), places[id(layer.kind)]
+        )
+        for layer in layers
+    }
 
 
 def _record(
-    layer: Layer, status: Status, reason: str, places: tuple[Definition, ...]
+    layer: Layer, became: tuple[Status, str], places: tuple[Definition, ...]
 ) -> LayerRecord:
-    seen, own = layer.seen, layer.own
-    statistics = {
-        role: {name: entry.statistics for name, entry in own.get(role, {}).items()}
+    statistics: dict[str, Any] = {
+        role: {name: entry.statistics for name, entry in layer.own.get(role, {}).items()}
         for role in ("parameters", "parameter_gradients", "buffers")
     }
+    for role in ("inputs", "activations", "gradients"):
+        statistics[role] = merged_entries(layer.seen.get(role, ()))
     return LayerRecord(
         **{name: getattr(layer, name) for name in _AS_THEY_ARE},
-        status=status,
-        reason=reason,
-        inputs=merged_entries(seen.get("inputs", ())),
-        activations=merged_entries(seen.get("activations", ())),
-        gradients=merged_entries(seen.get("gradients", ())),
-        parameters=statistics["parameters"],
-        parameter_gradients=statistics["parameter_gradients"],
-        buffers=statistics["buffers"],
+        **statistics,
+        status=became[0],
+        reason=became[1],
         unreached=frozenset(layer.unreached),
         read_in_vain=frozenset(name for name, is_read in layer.unreached.items() if is_read),
         nonfinite_calls=_nonfinite_calls(layer),
@@ -126,8 +121,7 @@ def _nonfinite_calls(layer: Layer) -> dict[str, int]:
         if rest or not per_call:
             continue
         for index, entry in enumerate(entries):
-            seen = entry.statistics
-            if seen.nan_count + seen.positive_inf_count:
+            if entry.statistics.nan_count + entry.statistics.positive_inf_count:
                 first[role] = index // per_call
                 break
     return first
@@ -157,7 +151,7 @@ def _scores(layer: Layer) -> dict[str, Option]:
 _TRACED = "torch.jit.trace wrote it down; what ran then is a script, which calls no hooks"
 
 
-def _status(layer: Layer, *, backward: bool) -> tuple[Status, str]:
+def _status(layer: Layer, backward: bool) -> tuple[Status, str]:
     if layer.opaque:
         return Status.OPAQUE, layer.opaque
     if layer.traced and not layer.requires_grad:  # a trace is checked without gradients

@@ -52,15 +52,10 @@ class Collector(Protocol):
 
 
 class Deviation(NamedTuple):
-    """What the samples of one output deviate by, and all its numbers.
+    """What the samples of one output deviate by, and all its numbers."""
 
-    Args:
-        between: the mean variance along the dimension of the samples, as the mean of one number.
-        whole: the output's own entry.
-    """
-
-    between: Entry
-    whole: Entry
+    between: Entry  # the mean variance along the dimension of the samples
+    whole: Entry  # of the output
 
     @property
     def ratio(self) -> float:
@@ -75,33 +70,23 @@ def sample_deviations(
 ) -> Iterator[Deviation]:
     """Yield how far the samples of each output deviate; on another device the figure stays there.
 
-    Args:
-        tensors: the outputs; those without floating-point numbers, without `samples` in dimension 0
-            or with a single value a sample are left out.
-        entries: what was found in each, ``None`` where nothing was.
-        samples: the size of the batch.
-        ledger: keeps the figures.
+    Outputs without floating-point numbers, without `samples` in dimension 0 or with a single value
+    a sample are left out.
     """
     for tensor, whole in zip(tensors, entries, strict=True):
         if whole is None or not _is_wanted(tensor, samples):
             continue
         with unseen():
-            between = _some(tensor.detach(), samples).var(dim=0, correction=0).mean()
+            # at evenly spread places, where there are many; their spacing is odd, so that it does
+            # not fall in step with rows of an even length
+            values, step = tensor.detach(), tensor.numel() // samples // _MOST
+            if step > 1 and values.is_contiguous():
+                values = values.view(samples, -1)[:, :: step | 1]
+            between = values.var(dim=0, correction=0).mean()
         try:
             yield Deviation(ledger.add(between), whole)
         except UnsupportedTensorError:
             continue
-
-
-def _some(tensor: Tensor, samples: int) -> Tensor:
-    """Return the values of a sample at evenly spread places, where there are many of them.
-
-    The spacing is odd, so that it does not fall in step with rows of an even length.
-    """
-    step = tensor.numel() // samples // _MOST
-    if step < 2 or not tensor.is_contiguous():
-        return tensor
-    return tensor.view(samples, -1)[:, :: step | 1]
 
 
 _MOST = 1 << 15
@@ -109,13 +94,16 @@ _MOST = 1 << 15
 
 
 def _is_wanted(tensor: Tensor, samples: int) -> bool:
-    if samples < 2 or type(tensor) is not Tensor or tensor.layout is not torch.strided:
-        return False
-    if tensor.dtype not in _FLOATING or tensor.is_meta or tensor.is_nested:
-        return False
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        return False
-    return tensor.ndim > 0 and tensor.shape[0] == samples and tensor.numel() >= 2 * samples
+    return (
+        samples > 1
+        and type(tensor) is Tensor
+        and _has_samples(tensor, samples)
+        and tensor.numel() >= 2 * samples
+        and tensor.layout is torch.strided
+        and tensor.dtype in _FLOATING
+        and not tensor.is_meta
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )
 
 
 _FLOATING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
@@ -124,16 +112,9 @@ _FLOATING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float
 def equal_samples(tensors: list[Tensor], samples: int, known: list[Entry | None]) -> bool | None:
     """Return whether in each tensor with a batch dimension all samples have equal values.
 
-    A tensor has one if its dimension 0 is as large as the batch, `samples`.
-
-    Args:
-        tensors: the tensors.
-        samples: the size of the batch.
-        known: the entry of each, ``None`` for a tensor without one.
-
-    Returns:
-        ``None`` where there are fewer than two samples, no such tensor, or one that cannot be read
-        at once: on another device a look would wait for it.
+    A tensor has one if its dimension 0 is as large as the batch, `samples`. ``None`` where there
+    are fewer than two samples, no such tensor, or one that cannot be read at once: on another
+    device a look would wait for it.
     """
     if samples < 2:
         return None
@@ -147,7 +128,8 @@ def equal_samples(tensors: list[Tensor], samples: int, known: list[Entry | None]
                 continue
             if (entry is not None and entry.waits) or not _is_readable(tensor):
                 return None
-            settled = _rows_are_equal(tensor)
+            with torch.no_grad():  # the first two nearly always differ
+                settled = torch.equal(tensor[0], tensor[1]) and torch.equal(tensor[1:], tensor[:-1])
         if not settled:
             return False
         equal = True
@@ -170,12 +152,6 @@ def _is_readable(tensor: Tensor) -> bool:
     )
 
 
-def _rows_are_equal(tensor: Tensor) -> bool:
-    """Compare two samples, which nearly always differ, before the rest."""
-    with torch.no_grad():
-        return torch.equal(tensor[0], tensor[1]) and torch.equal(tensor[1:], tensor[:-1])
-
-
 _MATRIX = 2
 _FEWEST = 4
 """Of fewer slices nothing is said."""
@@ -193,25 +169,19 @@ def zero_slices(parameter: Tensor, weights: Entry, gradients: Entry) -> ZeroSlic
     gradient = parameter.grad
     if gradient is None or gradient.ndim < _MATRIX or not gradient.is_cpu or not parameter.is_cpu:
         return None
-    count, least = gradient.numel(), _fewest_zeros(gradient)
-    if not least or not _is_within(gradients.zero_count, least, count):
+    sizes = [size for size in gradient.shape[:_MATRIX] if size > _FEWEST]
+    count = gradient.numel()
+    # so many zeros there are where four rows or columns hold nothing else
+    least = _FEWEST * count // max(sizes) if sizes else 0
+    counted = [entry.zero_count or 0 for entry in (gradients, weights)]
+    if not least or not all(least <= zeros < count for zeros in counted):
         return None
-    if not _is_within(weights.zero_count, least, count) or not _are_alike(parameter, gradient):
+    if not _are_alike(parameter, gradient):
         return None
     with unseen():
         zero = (parameter == 0).logical_and_(gradient == 0)
         found = ZeroSlices(_whole(zero), _whole(zero.transpose(0, 1)))
     return found if found.rows or found.columns else None
-
-
-def _fewest_zeros(gradient: Tensor) -> int:
-    """Return how many zeros there are at least where four rows or columns hold nothing else."""
-    sizes = [size for size in gradient.shape[:_MATRIX] if size > _FEWEST]
-    return _FEWEST * gradient.numel() // max(sizes) if sizes else 0
-
-
-def _is_within(zeros: int | None, least: int, count: int) -> bool:
-    return zeros is not None and least <= zeros < count
 
 
 def _are_alike(parameter: Tensor, gradient: Tensor) -> bool:

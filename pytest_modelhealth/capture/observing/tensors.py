@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import IO, Any, Generic, Self, TypeGuard, TypeVar
 
 import torch
@@ -211,23 +210,17 @@ NO_SCALE = LossScale()
 
 
 class Reader:
-    """Finds the statistics of tensors; it keeps none of these.
-
-    Args:
-        ledger: reads them.
-        scale: the scale of the loss, which is taken off gradients.
-        samples: the size of the batch.
-    """
+    """Finds the statistics of tensors, which it keeps none of, and of gradients without a scale."""
 
     def __init__(self, ledger: Ledger, scale: LossScale, samples: int) -> None:
         self.ledger = ledger
         self._scale = scale
-        self._samples = samples
+        self.samples = samples
         self._known = KnownTensors[Entry]()
 
     def expect(self, samples: int, scale: LossScale) -> None:
         """Take the size of the batch that comes now, and the scale of its loss."""
-        self._samples, self._scale = samples, scale
+        self.samples, self._scale = samples, scale
 
     def forget(self) -> None:
         """Look at every tensor anew: compiled code writes to memory without a new version."""
@@ -243,7 +236,7 @@ class Reader:
         """
         entry = self._known.get(tensor)
         if entry is None or not (unit_dimension is None or entry.has_units):
-            entry = self.ledger.add(tensor, unit_dimension, self._samples)
+            entry = self.ledger.add(tensor, unit_dimension, self.samples)
             if not tensor.is_inference():  # a write would not show
                 self._known.put(tensor, entry)
         return entry
@@ -276,36 +269,22 @@ class Reader:
         if not isinstance(value, Tensor):
             return None
         base = value._base
-        if base is not None and base.dtype is value.dtype and base.numel() == value.numel():
-            entry = self._known.get(base) or self._known_view(base)
-            if entry is not None and base.is_contiguous() and value.is_contiguous():
-                return entry.reshaped(tuple(value.shape))
+        if base is not None and base.is_contiguous() and _shows_all(value, base):
+            # a linear layer returns a view of all of the base, too
+            views = (t for t in reversed(self._known.tensors()) if t._base is base)
+            for tensor in (base, *(view for view in views if _shows_all(view, base))):
+                if (entry := self._known.get(tensor)) is not None:
+                    return entry.reshaped(tuple(value.shape))
         try:
             return self._known.get(value) or self.ledger.add(value)
         except UnsupportedTensorError:
             return None
 
-    def _known_view(self, base: Tensor) -> Entry | None:
-        """Return the entry of an unchanged view of all of `base`: a linear layer returns one."""
-        for tensor in reversed(self._known.tensors()):
-            if (
-                tensor._base is base
-                and tensor.dtype is base.dtype
-                and tensor.numel() == base.numel()
-                and tensor.is_contiguous()
-                and (entry := self._known.get(tensor)) is not None
-            ):
-                return entry
-        return None
 
-
-@dataclass(frozen=True)
-class _Place:
-    """Where a tensor lies in the file."""
-
-    offset: int
-    shape: torch.Size
-    dtype: torch.dtype
+def _shows_all(view: Tensor, base: Tensor) -> bool:
+    """Whether a view holds the numbers of a contiguous tensor in their order."""
+    is_whole = view.dtype is base.dtype and view.numel() == base.numel()
+    return is_whole and view.is_contiguous()
 
 
 class TensorStore:
@@ -318,7 +297,7 @@ class TensorStore:
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
-        self._kept: list[Tensor | _Place] = []
+        self._kept: list[tuple[Tensor, int | None]] = []  # each, or its form and place in the file
         self._file: IO[bytes] | None = None
         self.in_memory = 0
         self.on_disk = 0
@@ -330,18 +309,29 @@ class TensorStore:
             OSError: the file cannot be written.
         """
         copy = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        size = copy.numel() * copy.element_size()
-        if self.in_memory + size <= self._budget:
-            self.in_memory += size
-            self._kept.append(copy)
+        if self.in_memory + copy.nbytes <= self._budget:
+            self.in_memory += copy.nbytes
+            self._kept.append((copy, None))
         else:
-            self._kept.append(self._write(copy, size))
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(prefix="modelhealth-")  # noqa: SIM115 - closed in __exit__
+            self._file.seek(self.on_disk)
+            self._file.write(_bytes(copy))
+            self._kept.append((copy.to("meta"), self.on_disk))
+            self.on_disk += copy.nbytes
         return len(self._kept) - 1
 
     def __getitem__(self, number: int) -> Tensor:
         """Return a tensor, which is not to be changed."""
-        kept = self._kept[number]
-        return kept if isinstance(kept, Tensor) else self._read(kept)
+        kept, place = self._kept[number]
+        if place is None:
+            return kept
+        assert self._file is not None
+        tensor = torch.empty_like(kept, device="cpu")
+        self._file.seek(place)
+        read = self._file.readinto(_bytes(tensor))  # type: ignore[attr-defined]
+        assert read == tensor.nbytes
+        return tensor
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -349,34 +339,10 @@ class TensorStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._kept.clear()
         if self._file is not None:
             self._file.close()
-
-    def _write(self, tensor: Tensor, size: int) -> _Place:
-        if self._file is None:
-            self._file = tempfile.TemporaryFile(prefix="modelhealth-")  # noqa: SIM115 - closed in __exit__
-        place = _Place(self.on_disk, tensor.shape, tensor.dtype)
-        self._file.seek(self.on_disk)
-        self._file.write(_bytes(tensor))
-        self.on_disk += size
-        return place
-
-    def _read(self, place: _Place) -> Tensor:
-        assert self._file is not None
-        tensor = torch.empty(place.shape, dtype=place.dtype)
-        if tensor.numel():
-            self._file.seek(place.offset)
-            memory = _bytes(tensor)
-            read = self._file.readinto(memory)  # type: ignore[attr-defined]
-            assert read == len(memory)
-        return tensor
 
 
 def _bytes(tensor: Tensor) -> memoryview:

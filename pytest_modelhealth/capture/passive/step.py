@@ -157,7 +157,7 @@ class PassiveStep:
         if self._hooks.passes % PASSES_A_PAGE == 0:
             self._recorder.merge()
         self._scale = LossScale.of(self._scaler)
-        self._recorder.expect(self._batch, self._scale)
+        self._recorder.reader.expect(self._batch, self._scale)
 
     def _end_backward(self) -> None:
         with noted(self._recorder.errors), torch._C.DisableTorchFunction():
@@ -193,7 +193,7 @@ class PassiveStep:
             for layer, name, parameter in parameters
             if parameter.grad is not None and "parameter_gradients" in layer.roles
         ]
-        self._recorder.expect(self._batch, self._scale if scale is None else scale)
+        self._recorder.reader.expect(self._batch, self._scale if scale is None else scale)
         try:
             found = reader.read_many([gradient for _, _, gradient, _ in held], gradients=True)
             for (layer, name, gradient, number), entry in zip(held, found, strict=True):
@@ -202,7 +202,7 @@ class PassiveStep:
                 except UnsupportedTensorError as error:
                     layer.unsupported = f"{name}: {error}"
         finally:
-            self._recorder.expect(self._batch, self._scale)
+            self._recorder.reader.expect(self._batch, self._scale)
 
     def _read_parameters(self) -> None:
         if not self._is_state_read:
@@ -226,8 +226,7 @@ class PassiveStep:
         for number, entry in {**self._gradients, **self._taken}.items():
             layer, name, _ = self._held[number]
             layer.own.setdefault("parameter_gradients", {})[name] = entry
-        recorder.note_options()
-        recorder.note_ties()
+        recorder.note_modules()
         layers = list(recorder.layers.values())
         records = layer_records(layers, backward=self._hooks.saw_backward)
         recorder.let_go()

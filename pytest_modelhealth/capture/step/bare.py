@@ -96,11 +96,7 @@ class Beside:
     """A model that is run again and again, each time from the state that it has now.
 
     The parameters are copied once, which takes the memory that their gradients took in the
-    inspection: a run may write to them.
-
-    Args:
-        model: the model.
-        loss: what is computed of its output; modules are put back too, as those that keep a mean.
+    inspection: a run may write to them. Modules in a loss are put back too, such as keep a mean.
 
     Raises:
         InspectionError: `fully_shard` cut its parameters, which cannot be copied and put back.
@@ -108,7 +104,9 @@ class Beside:
 
     def __init__(self, model: nn.Module, loss: Any = None) -> None:
         self.model = model
-        self._all = nn.ModuleList([model, *_modules_in(loss)])
+        losses = list(loss.values()) if isinstance(loss, Mapping) else [loss]
+        owners = [getattr(one, "__self__", one) for one in losses]
+        self._all = nn.ModuleList([model, *(o for o in owners if isinstance(o, nn.Module))])
         self._state = State(self._all)
         refuse_again_and_again(self._all)
         self._parameters = Memory([] if self.is_lazy else self._state.leaves)
@@ -140,13 +138,6 @@ class Beside:
                 if evaluation:
                     self.model.eval()
                 yield
-
-
-def _modules_in(loss: Any) -> list[nn.Module]:
-    """Return the modules among losses: by themselves, by name, or of which one is a method."""
-    losses = list(loss.values()) if isinstance(loss, Mapping) else [loss]
-    owners = [getattr(one, "__self__", one) for one in losses]
-    return [owner for owner in owners if isinstance(owner, nn.Module)]
 
 
 @Switch

@@ -133,14 +133,11 @@ def run_by_training_step(request: Request, *, with_outputs: bool = False) -> Ite
     """Have a call of the model run its `training_step`, which logs nothing meanwhile.
 
     A call inside of that, ``self(inputs)``, runs the forward. A copy that is made of the model
-    meanwhile does the same by itself.
+    meanwhile does the same by itself. The request has the arguments of that call.
 
     Args:
         request: what is inspected.
         with_outputs: whether the call returns what such calls of the forward returned, too.
-
-    Yields:
-        The request with the arguments of that call.
     """
     module = request.model
     attributes = vars(module)
@@ -206,13 +203,7 @@ def _require_loss(module: nn.Module, output: Any) -> None:
             f"{name} returned {what}, so there is no loss to inspect: return the loss or "
             "{'loss': loss}, or give one, run_inspection(inputs, target=..., loss=...)"
         )
-    validate_loss(loss, None, name)
-    learns = any(parameter.requires_grad for parameter in module.parameters())
-    if learns and torch.is_grad_enabled() and not loss.requires_grad:
-        raise InspectionError(
-            f"the loss that {name} returned has no graph: it was computed from a detached copy "
-            "(.detach(), .data, .numpy(), .argmax() or torch.no_grad())"
-        )
+    validate_loss(loss, list(module.parameters()), name)
 
 
 _TOO_MANY = re.compile(r"takes .*positional arguments? but (\d+) ")
@@ -254,14 +245,12 @@ def _hints(request: Request, error: Exception) -> Iterator[str]:
 def _is_blamed(value: object, error: Exception) -> bool:
     """Whether `error` names the type of `value`, or torch stumbled over it."""
     text = str(error)
-    named = type(value).__name__ in text or (type(value).__module__ == "numpy" and "numpy" in text)
+    if type(value).__name__ in text or (type(value).__module__ == "numpy" and "numpy" in text):
+        return True
     # F.mse_loss(output, array) says no more than "'int' object is not callable".
-    return named or (isinstance(error, TypeError | AttributeError) and _is_raised_in_torch(error))
-
-
-def _is_raised_in_torch(error: Exception) -> bool:
     *_, (innermost, _) = walk_tb(error.__traceback__)
-    return str(innermost.f_globals.get("__name__")).partition(".")[0] == "torch"
+    is_torchs = str(innermost.f_globals.get("__name__")).partition(".")[0] == "torch"
+    return isinstance(error, TypeError | AttributeError) and is_torchs
 
 
 def _is_raised_by_loss(error: Exception) -> bool:
@@ -276,8 +265,7 @@ def _of_another_dtype(target: Tensor, error: Exception) -> str | None:
     dtype = target.type().rpartition(".")[2].removesuffix("Tensor")  # "Float", as torch says it
     if not named & {dtype, dtype.lower()}:
         return None
-    takes_indices = dtype != "Long" and ("Long" in named or "_index" in str(error))
-    if takes_indices:
+    if dtype != "Long" and ("Long" in named or "_index" in str(error)):
         return f"The target is of {target.dtype}, and the loss takes class indices: target.long()."
     if target.is_floating_point():
         return None
@@ -294,18 +282,16 @@ def _instead(value: Any, role: str) -> str | None:
         kind = f"{value.dtype}, {'x'.join(map(str, value.shape)) or 'a scalar'}"
         return f"The {role} holds a NumPy array ({kind}); {spelled} makes a tensor of it."
     if isinstance(value, DataLoader):
-        return (
-            f"The {role} is a DataLoader: run_batches(loader, loss=...) runs its batches; "
-            "run_inspection and compare take one: inputs, target = next(iter(loader))."
-        )
-    if isinstance(value, Dataset):
-        return (
-            f"The {role} is a data set of samples: run_batches(DataLoader(dataset, batch_size=64), "
-            "loss=...) runs batches of them."
-        )
-    if isinstance(value, Iterator):
-        return (
-            f"The {role} is an iterator ({type(value).__name__}): run_batches(batches) runs each "
-            "batch that it gives; run_inspection and compare take one: next(batches)."
-        )
-    return None
+        what, batches = "a DataLoader", "loader, loss=..."
+        one = "inputs, target = next(iter(loader))"
+    elif isinstance(value, Dataset):
+        what, one = "a data set of samples", "a batch of samples"
+        batches = "DataLoader(dataset, batch_size=64), loss=..."
+    elif isinstance(value, Iterator):
+        what, batches, one = f"an iterator ({type(value).__name__})", "batches", "next(batches)"
+    else:
+        return None
+    return (
+        f"The {role} is {what}: run_batches({batches}) runs its batches; run_inspection and "
+        f"compare take one: {one}."
+    )

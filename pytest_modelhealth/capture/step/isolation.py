@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -28,20 +28,13 @@ _last_end = 0
 
 
 class Inspection:
-    """An inspection that has begun, in the thread that makes it.
-
-    Attributes:
-        state: what its model holds.
-        doing: what of the user's runs now.
-        hooks: what sees it, once there is something to see.
-        random_state: that of all random generators when the first of those that run now, in
-            whatever threads, began: what they all put back.
-    """
+    """An inspection that has begun, in the thread that makes it."""
 
     def __init__(self, state: State, model: nn.Module) -> None:
-        self.state = state
-        self.doing = "forward"
-        self.hooks: Hooks | None = None
+        self.state = state  # what its model holds
+        self.doing = "forward"  # what of the user's runs now
+        self.hooks: Hooks | None = None  # once there is something to see
+        # when the first of those that run now, in whatever threads, began: they all put it back
         self.random_state: dict[str, Any] | None = None
         self._model = model
         self._thread = threading.current_thread()
@@ -112,18 +105,15 @@ _NEXT_MOVE = (
 
 def _common(a: State, b: State) -> str | None:
     """Return what two models have in common, if anything; a module before tensors."""
-    held = {id(thing) for thing in _things(b)}
-    shared = next((thing for thing in _things(a) if id(thing) in held), None)
+    held = {*map(id, b.modules), *map(id, b.leaves), *map(id, b.tensors)}
+    things: list[Any] = [*a.modules, *a.leaves, *a.tensors]
+    shared = next((thing for thing in things if id(thing) in held), None)
     if shared is None:
         return None
     if isinstance(shared, nn.Module):
         return f"a module ({type(shared).__name__})"
     kind = "parameter" if isinstance(shared, nn.Parameter) else "tensor"
     return f"a {kind} of shape {tuple(shared.shape)}"
-
-
-def _things(state: State) -> list[nn.Module | Tensor]:
-    return [*state.modules, *state.leaves, *state.tensors]
 
 
 @contextmanager
@@ -151,16 +141,27 @@ def untouched(inspection: Inspection, batch: Any) -> Iterator[None]:
         yield
 
 
+def _attributes_restorer(owners: Iterable[Any], *names: str) -> Callable[[], None]:
+    """Return a function that gives objects back the attributes they have now."""
+    held = [(one, name, getattr(one, name)) for one in owners for name in names]
+
+    def restore() -> None:
+        for owner, name, value in held:
+            if getattr(owner, name) is not value:
+                setattr(owner, name, value)
+
+    return restore
+
+
 @contextmanager
 def gradients_set_aside(leaves: Iterable[Tensor]) -> Iterator[None]:
     """Start from no gradient on `leaves`, and put theirs back: the same objects, untouched."""
     leaves = list({id(leaf): leaf for leaf in leaves}.values())
-    gradients = [leaf.grad for leaf in leaves]
-    required = [leaf.requires_grad for leaf in leaves]
+    restore = _attributes_restorer(leaves, "requires_grad", "grad")
     hooks = [(h, h.copy()) for leaf in leaves if (h := leaf._post_accumulate_grad_hooks)]
     try:
-        for leaf, gradient in zip(leaves, gradients, strict=True):
-            if gradient is not None:
+        for leaf in leaves:
+            if leaf.grad is not None:
                 leaf.grad = None
         for registered, _ in hooks:
             # in place: autograd holds this dictionary, and runs what is in it even after the
@@ -170,37 +171,45 @@ def gradients_set_aside(leaves: Iterable[Tensor]) -> Iterator[None]:
     finally:
         for registered, copies in hooks:
             registered.update(copies)
-        for leaf, gradient, requires_grad in zip(leaves, gradients, required, strict=True):
-            if leaf.requires_grad != requires_grad:
-                leaf.requires_grad = requires_grad
-            leaf.grad = gradient
+        restore()
 
 
 @contextmanager
 def values_kept(state: State, values: Memory) -> Iterator[None]:
     """Put values back, what requires a gradient, and the modes of modules, in scripts too."""
-    flags: list[tuple[Any, str, bool]]
-    flags = [(one, "training", one.training) for one in state.modules if hasattr(one, "training")]
-    flags += [(leaf, "requires_grad", leaf.requires_grad) for leaf in state.leaves]
+    modes = _attributes_restorer([m for m in state.modules if hasattr(m, "training")], "training")
+    flags = _attributes_restorer(state.leaves, "requires_grad")
     try:
         yield
     finally:
         values.restore()
-        for owner, name, value in flags:
-            if getattr(owner, name) != value:
-                setattr(owner, name, value)  # of a script, too, which keeps it in C++
+        modes()
+        flags()
+
+
+def _generators() -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], Any]]]:
+    """Yield what reads and what sets the state of each random generator that is not a model's."""
+    yield "python", random.getstate, random.setstate
+    yield "torch", torch.get_rng_state, torch.set_rng_state
+    if "numpy" in sys.modules:
+        numpy = sys.modules["numpy"].random
+        yield "numpy", numpy.get_state, numpy.set_state
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        yield "cuda", torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all
+    if torch.backends.mps.is_available():
+        yield "mps", torch.mps.get_rng_state, torch.mps.set_rng_state
 
 
 def random_state() -> dict[str, Any]:
     """Return the state of all random generators that are not the model's own."""
-    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    if "numpy" in sys.modules:
-        state["numpy"] = sys.modules["numpy"].random.get_state()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    if torch.backends.mps.is_available():
-        state["mps"] = torch.mps.get_rng_state()
-    return state
+    return {name: read() for name, read, _ in _generators()}
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Put all random generators back to a state of `random_state`."""
+    for name, _, write in _generators():
+        if name in state:
+            write(state[name])
 
 
 @contextmanager
@@ -211,18 +220,6 @@ def random_numbers_kept() -> Iterator[None]:
         yield
     finally:
         restore_random_state(state)
-
-
-def restore_random_state(state: dict[str, Any]) -> None:
-    """Put all random generators back to a state of `random_state`."""
-    random.setstate(state["python"])
-    torch.set_rng_state(state["torch"])
-    if "numpy" in state:
-        sys.modules["numpy"].random.set_state(state["numpy"])
-    if "cuda" in state:
-        torch.cuda.set_rng_state_all(state["cuda"])
-    if "mps" in state:
-        torch.mps.set_rng_state(state["mps"])
 
 
 def generator_restorer(generator: Any) -> Callable[[], Any]:
@@ -247,8 +244,7 @@ def exited_whole(*managers: AbstractContextManager[Any]) -> Iterator[Any]:
     One that arrives meanwhile is handled, by KeyboardInterrupt as a rule, once all have exited.
     """
     with ExitStack() as stack:
-        signals = _Signals()
-        stack.callback(signals.deliver)
+        signals = stack.enter_context(_Signals())
         entered = [stack.enter_context(manager) for manager in managers]
         stack.callback(signals.hold)
         yield entered[-1]
@@ -257,16 +253,13 @@ def exited_whole(*managers: AbstractContextManager[Any]) -> Iterator[Any]:
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Have a signal that arrives inside handled when this is left."""
-    signals = _Signals()
-    try:
+    with _Signals() as signals:
         signals.hold()
         yield
-    finally:
-        signals.deliver()
 
 
 class _Signals:
-    """Those that arrive between `hold` and `deliver`.
+    """Those that arrive between `hold` and the end are delivered in the end.
 
     Only in the main thread does Python call handlers, and allow them to be set.
     """
@@ -284,7 +277,10 @@ class _Signals:
                 self._handlers[number] = handler
                 signal.signal(number, lambda *call: self._arrived.append(call))
 
-    def deliver(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         for number, frame in self._arrived:
@@ -292,11 +288,7 @@ class _Signals:
 
 
 class Switch:
-    """A setting of the whole process: the first of all threads to come sets it, the last resets it.
-
-    Args:
-        switched: sets it, and puts it back.
-    """
+    """A setting of the whole process: the first thread to come sets it, the last resets it."""
 
     def __init__(self, switched: Callable[[], AbstractContextManager[None]]) -> None:
         self._switched = switched

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -57,7 +58,7 @@ def no_loss(output: Any) -> Tensor:
 
 
 def validate_loss(value: object, output: Any, what: str = "the loss") -> None:
-    """Do nothing if `value` is a real scalar tensor, with a graph where the output has one.
+    """Do nothing if `value` is a real scalar tensor, with a graph where `output` has one.
 
     Raises:
         InspectionError: it is not; the message calls it `what`.
@@ -82,7 +83,7 @@ def validate_loss(value: object, output: Any, what: str = "the loss") -> None:
         and any(tensor.requires_grad for tensor in find_tensors(output))
     ):
         raise InspectionError(
-            f"{what} has no graph although the model's output has one: it was computed from a "
+            f"{what} has no graph although what it comes from has one: it was computed from a "
             "detached copy (.detach(), .data, .numpy(), .argmax() or torch.no_grad())"
         )
 
@@ -142,10 +143,7 @@ _ARITHMETIC = frozenset(
 class LossWatch:
     """What is learnt while the loss runs; nothing it does changes a value.
 
-    Args:
-        output: what the model returned.
-        target: what the loss compares it with.
-        loss: the loss; it says that it needs no target by the name of that parameter, ``_``.
+    A loss says that it needs no target by the name of that parameter, ``_``.
     """
 
     def __init__(self, output: Any, target: Any, loss: Callable[..., Any]) -> None:
@@ -162,20 +160,17 @@ class LossWatch:
     @contextmanager
     def watching(self, hooks: Hooks) -> Iterator[None]:
         """See the calls made inside; an error of ours must not reach the user's loss."""
-
-        def see(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            with noted(hooks.recorder.errors, "loss: "):
-                self.see(call, args, kwargs)
-
-        hooks.functions.onlooker = see
+        hooks.functions.onlooker = partial(self._see, hooks.recorder.errors)
         try:
             yield
         finally:
             hooks.functions.onlooker = None
 
-    def see(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _see(
+        self, errors: list[str], call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         """Take one call of any function of torch."""
-        with torch._C.DisableTorchFunction():
+        with noted(errors, "loss: "), torch._C.DisableTorchFunction():
             name = getattr(call, "__name__", "")
             if self.uses_target is False and name not in ASKS_FOR_FORM:
                 given = find_tensors((args, kwargs))
@@ -193,7 +188,7 @@ class LossWatch:
         shapes = _shape(made), _shape(given)
         known = shapes[0] in self._shapes and shapes[1] in self._target_shapes
         # a loss that itself added a dimension to the output compares all pairs
-        if known and widens(*shapes) and "unsqueeze" not in loss_path(made, self._ends).operations:
+        if known and _widens(*shapes) and "unsqueeze" not in loss_path(made, self._ends).operations:
             self.widened = shapes
 
     def path(self, loss: Tensor) -> LossPath:
@@ -211,7 +206,7 @@ def _leaves_target_out(loss: Callable[..., Any]) -> bool:
     return len(names) > 1 and names[1].startswith("_")
 
 
-def widens(a: Shape, b: Shape) -> bool:
+def _widens(a: Shape, b: Shape) -> bool:
     """Whether broadcasting the two gives more elements than either has."""
     try:
         together = torch.broadcast_shapes(a, b).numel()
@@ -254,29 +249,25 @@ class TaskLosses:
 
     def __call__(self, output: Any, *target: Any) -> Tensor:
         """Return the sum, as ``first + second + ...`` gives it, and keep each for its gradient."""
-        self._validate_target(*target)
-        total: Tensor | None = None
+        targets = {name: self._own(name, *target) for name in self._losses}
         for name, loss in self._losses.items():
-            value = loss(output, *self._own(name, *target))
+            value = loss(output, *targets[name])
             validate_loss(value, output, f"the loss of task {name!r}")
             self.values[name] = value.reshape(()) if value.ndim else value
-            total = self.values[name] if total is None else total + self.values[name]
-        assert total is not None
-        return total
-
-    def _validate_target(self, *target: Any) -> None:
-        if not target or not issubclass(type(target[0]), Mapping):
-            return
-        missing = [name for name in self._losses if name not in target[0]]
-        if missing and len(missing) < len(self._losses):
-            raise InspectionError(
-                f"the target has no value for task {missing[0]!r}, and has for others: it is "
-                f"handed out by name; it holds {', '.join(map(repr, target[0]))}"
-            )
+        first, *others = (self.values[name] for name in self._losses)
+        return sum(others, first)
 
     def _own(self, name: str, *target: Any) -> tuple[Any, ...]:
-        if target and issubclass(type(target[0]), Mapping) and name in target[0]:
+        """Return the target of one task."""
+        if not target or not issubclass(type(target[0]), Mapping):
+            return target
+        if name in target[0]:
             return (target[0][name],)
+        if any(other in target[0] for other in self._losses):
+            raise InspectionError(
+                f"the target has no value for task {name!r}, and has for others: it is handed out "
+                f"by name; it holds {', '.join(map(repr, target[0]))}"
+            )
         return target
 
     def gradients(
@@ -295,18 +286,24 @@ class TaskLosses:
         by_task: dict[str, dict[str, list[Tensor]]] = {}
         for name, value in self.values.items():
             try:
-                found = torch.autograd.grad(
+                found: tuple[Tensor | None, ...] = torch.autograd.grad(
                     scale.apply(value), tensors, retain_graph=True, allow_unused=True
                 )
             except RuntimeError as error:
                 cause = str(error).partition("\n")[0]
                 return (), [f"no gradients by task: autograd.grad cannot run here: {cause}"]
-            by_task[name] = _by_layer(trained, found, scale)
-            if not by_task[name]:
+            pairs = [(*one, gradient) for one, gradient in zip(trained, found, strict=True)]
+            reached = {layer.name for layer, _, gradient in pairs if gradient is not None}
+            if not reached:
                 raise InspectionError(
                     f"task {name!r} gives no parameter a gradient: its loss does not depend on "
                     "what the model learns"
                 )
+            layers = by_task.setdefault(name, {})
+            for layer, parameter, gradient in pairs:
+                if layer.name in reached:
+                    g = torch.zeros_like(parameter) if gradient is None else gradient.to_dense()
+                    layers.setdefault(layer.name, []).append(scale.unscale(g))
         return self._compared(by_task), []
 
     def _compared(self, by_task: dict[str, dict[str, list[Tensor]]]) -> tuple[TaskGradients, ...]:
@@ -321,20 +318,6 @@ class TaskLosses:
             norms = {layer: math.sqrt(_dot(g, g)) for layer, g in layers.items()}
             tasks.append(TaskGradients(name, float(self.values[name].detach()), norms, pairs))
         return tuple(tasks)
-
-
-def _by_layer(
-    trained: list[tuple[Layer, Tensor]], gradients: Iterable[Tensor | None], scale: LossScale
-) -> dict[str, list[Tensor]]:
-    """Return the gradients that there are, by layer; those of a tensor without one are left out."""
-    found: dict[str, list[Tensor]] = {}
-    pairs = [(layer, p, g) for (layer, p), g in zip(trained, gradients, strict=True)]
-    reached = {layer.name for layer, _, gradient in pairs if gradient is not None}
-    for layer, parameter, gradient in pairs:
-        if layer.name in reached:
-            values = torch.zeros_like(parameter) if gradient is None else gradient.to_dense()
-            found.setdefault(layer.name, []).append(scale.unscale(values))
-    return found
 
 
 def _dot(a: list[Tensor], b: list[Tensor]) -> float:

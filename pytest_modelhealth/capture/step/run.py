@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
-from pytest_modelhealth.capture.engine import Backward, Request
+from pytest_modelhealth.capture.engine import Request
+from pytest_modelhealth.capture.observing.flow import Source
+from pytest_modelhealth.capture.observing.function_mode import FunctionalLayers
 from pytest_modelhealth.capture.observing.hooks import Hooks, observed
 from pytest_modelhealth.capture.observing.layer import Held
-from pytest_modelhealth.capture.observing.operators import containers_shown
-from pytest_modelhealth.capture.observing.recorder import Recorder
+from pytest_modelhealth.capture.observing.operators import containers_shown, note_source_lines
+from pytest_modelhealth.capture.observing.recorder import Placements, Recorder
 from pytest_modelhealth.capture.observing.records import layer_records
 from pytest_modelhealth.capture.observing.tensors import (
     LossScale,
     find_tensors,
+    is_a,
     is_capturing,
     noted,
     version,
 )
+from pytest_modelhealth.capture.step.batch import Inputs, batch_size
 from pytest_modelhealth.capture.step.company import Company, in_company
 from pytest_modelhealth.capture.step.isolation import (
+    Inspection,
     Switch,
     collected_rarely,
     deep_graphs_freed,
@@ -32,38 +38,22 @@ from pytest_modelhealth.capture.step.isolation import (
     gradients_set_aside,
     untouched,
 )
-from pytest_modelhealth.capture.step.loss import LossWatch, compute_loss, conflicts
-from pytest_modelhealth.capture.step.prepare import Step, prepare
+from pytest_modelhealth.capture.step.loss import LossWatch, TaskLosses, compute_loss, conflicts
 from pytest_modelhealth.capture.step.state import State, graph_leaves
+from pytest_modelhealth.capture.step.unregistered import Registered
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.layers import ensure_match
-from pytest_modelhealth.report import LayerRecord, Observation
+from pytest_modelhealth.layers import ensure_match, named_modules
+from pytest_modelhealth.report import (
+    GivenTensor,
+    Kind,
+    LossPath,
+    Observation,
+    TaskGradients,
+    UnregisteredParameter,
+)
 
-
-def run_forward(step: Step) -> Any:
-    """Return what the model returns."""
-    functions = step.hooks.functions
-    step.functions = functions if functions.is_on else None
-    output = step.model(*step.arguments.args, **step.arguments.kwargs)
-    if step.request.visitor is not None:
-        step.request.visitor.see_output(output)
-    return output
-
-
-def read_state(step: Step) -> list[Held]:
-    """Read buffers and parameters as the forward left them: what the loss was computed with.
-
-    Returns:
-        The parameters.
-    """
-    recorder = step.recorder
-    with step.company.parameters_shown():
-        recorder.note_options()
-        recorder.note_ties()
-        recorder.add_state("buffers", recorder.held("_buffers"))
-        parameters = recorder.held("_parameters")
-        recorder.add_state("parameters", parameters)
-    return parameters
+Watch = Callable[[Recorder], AbstractContextManager[Hooks]]
+"""Lets a recorder see the layers of a model while it runs."""
 
 
 @contextmanager
@@ -86,217 +76,6 @@ def eagerly() -> AbstractContextManager[None]:
 def _forced_eager() -> Iterator[None]:
     with torch.compiler.set_stance("force_eager"):
         yield
-
-
-def run_loss(step: Step, output: Any) -> tuple[Tensor | None, list[Any]]:
-    """Return the loss, ``None`` where there is none, and the nodes that the output ends in."""
-    function, target, hooks = step.loss, step.request.target, step.hooks
-    if function is None or not hooks.functions.is_on:
-        loss = compute_loss(output, target, function)
-    else:
-        watch = LossWatch(output, target, function)
-        with watch.watching(hooks):
-            loss = compute_loss(output, target, function)
-        step.loss_path = None if loss is None else watch.path(loss)
-    returned = find_tensors(output)
-    is_given = function is not None or any(loss is tensor for tensor in returned)
-    step.recorder.flow.finish(returned, loss, is_given)
-    if loss is not None and not loss.is_meta:
-        step.recorder.add_loss(loss)
-    return loss, [tensor.grad_fn for tensor in returned if tensor.grad_fn is not None]
-
-
-def run_backward(
-    step: Step, loss: Tensor | None, ends: Sequence[Any], parameters: list[Held]
-) -> None:
-    """Differentiate `loss` where that is asked for and possible.
-
-    Args:
-        step: the step.
-        loss: its loss.
-        ends: the nodes of autograd's graph that the output ends in.
-        parameters: those of the model, as the forward left them.
-
-    Raises:
-        InspectionError: gradients were demanded, and there is no path for them, or `backward` is
-            nothing of the kind.
-    """
-    step.is_differentiated = _wants_backward(loss, step.request.backward, step.notes)
-    if step.request.backward is not False:
-        step.no_gradients = _why_no_gradients(
-            loss, bool(ends), [tensor for _, _, tensor in parameters]
-        )
-    if loss is None or not step.is_differentiated:
-        return
-    if loss.requires_grad:
-        if step.tasks is not None:
-            step.task_gradients, remarks = step.tasks.gradients(parameters, step.scale)
-            step.notes += [*remarks, *conflicts(step.task_gradients)]
-        _differentiate(step, step.scale.apply(loss), parameters)
-    if loss.requires_grad or step.loss_path is not None:
-        read = step.hooks.functions.read
-        with step.company.parameters_shown():
-            step.recorder.note_unreached(
-                parameters, lambda: step.company.known(graph_leaves(ends)), read
-            )
-
-
-def _differentiate(step: Step, loss: Tensor, parameters: list[Held]) -> None:
-    """Run the backward pass; take gradients, and the leaves it reached that are no parameters."""
-    backward, recorder = step.request.backward, step.recorder
-    known = {id(leaf) for leaf in step.company.state.leaves}
-    leaves = graph_leaves([loss.grad_fn])
-    unknown = [leaf for leaf in leaves if id(leaf) not in known]
-    with gradients_set_aside(unknown), step.hooks.differentiating():
-        if callable(backward):
-            backward(loss)
-        else:
-            loss.backward()
-        del unknown
-        # a function mode would see each attribute
-        with torch._C.DisableTorchFunction(), step.company.parameters_shown():
-            gradients = [(lyr, n, p.grad) for lyr, n, p in parameters if p.grad is not None]
-            gradients = _over_ranks(step, gradients)
-            recorder.add_state("parameter_gradients", gradients)
-            with noted(recorder.errors, "rows of zeros: "):
-                recorder.note_zero_slices()
-            with noted(recorder.errors, "unregistered parameters: "):
-                step.unregistered = step.registered.leaves_out(leaves, recorder.flow.line_of_leaf)
-
-
-def _over_ranks(step: Step, gradients: list[Held]) -> list[Held]:
-    """Return the gradients to report, where other ranks have a share in them."""
-    if step.request.averager is not None:
-        return step.request.averager(gradients)
-    if step.company.on_ranks:
-        from pytest_modelhealth.capture.parallel.placements import summed
-
-        gradients = [(layer, name, summed(gradient)) for layer, name, gradient in gradients]
-    return gradients
-
-
-def _wants_backward(loss: Tensor | None, backward: Backward, notes: list[str]) -> bool:
-    """Return whether gradients are asked for and can be asked for.
-
-    Raises:
-        InspectionError: they were demanded, and there is no path for them, or `backward` is
-            nothing of the kind.
-    """
-    if not (backward is None or isinstance(backward, bool) or callable(backward)):
-        raise InspectionError(
-            f"backward must be True, False, None or a function backward(loss), not {backward!r}"
-        )
-    if backward is False:
-        return False
-    reason = ""
-    if loss is None:
-        reason = _NO_NUMBER
-    elif not torch.is_grad_enabled():
-        reason = _OFF
-    if reason or (loss is not None and not loss.requires_grad):
-        if backward is True or callable(backward):
-            raise InspectionError(
-                "no backward pass: "
-                + (reason or "the loss depends on nothing that requires a gradient")
-                + "; leave backward out to inspect the forward pass alone"
-            )
-        if reason:
-            notes.append(f"no backward pass: {reason}")
-    return not reason
-
-
-_NO_NUMBER = "the output holds no floating-point number to differentiate"
-_OFF = "gradients are off here (torch.no_grad() or inference_mode())"
-
-
-def _why_no_gradients(loss: Tensor | None, has_graph: bool, parameters: Sequence[Tensor]) -> str:
-    """Return why `loss` gives no parameter a gradient and what would, ``""`` where it may give one.
-
-    Args:
-        loss: what is differentiated.
-        has_graph: whether an output of the model has a graph.
-        parameters: those of the model; without any there is nothing to learn.
-    """
-    if not parameters:
-        return ""
-    if not torch.is_grad_enabled():
-        return f"{_OFF}; inspect outside of it"
-    if loss is None:
-        return f"{_NO_NUMBER}; give a loss, or return what the output is computed from"
-    if loss.grad_fn is not None or any(loss is parameter for parameter in parameters):
-        return ""
-    if not any(parameter.requires_grad for parameter in parameters):
-        return "every parameter is frozen (requires_grad=False); unfreeze what is trained"
-    if has_graph:
-        return (
-            "the loss is a new tensor without a graph, although the output has one; compute it "
-            "from the output without .detach(), .item() or torch.tensor(...)"
-        )
-    return (
-        "neither output nor loss depends on a parameter; look for .detach(), .item(), .numpy(), "
-        "argmax or no_grad in the forward"
-    )
-
-
-def settle(step: Step) -> Observation:
-    """Return all that was seen.
-
-    Raises:
-        LayerNotFoundError: a rule of the request matches no layer.
-    """
-    recorder, notes = step.recorder, step.notes
-    for name, tensor, before in step.versions:
-        if before is not None and version(tensor) != before:
-            # the number of a tensor of the batch, or the names of a layer and its parameter
-            own = ".".join(filter(None, name))
-            what = f"tensor {own} of the batch" if len(name) == 1 else f"the parameter {own!r}"
-            notes.append(f"the forward wrote to {what}, which is not undone")
-    named = [(layer.name, layer.module) for layer in recorder.layers.values()]
-    ensure_match(step.request.selection.rules, named, step.request.model)
-    layers = layer_records(
-        recorder.layers.values(), backward=step.is_differentiated, functions=step.functions
-    )
-    recorder.let_go()
-    recorder.loss_calls.settle()
-    if step.scale.factor != 1.0:
-        notes += _overflow(layers.values(), step.scale)
-    return Observation(
-        # what waits on a device is tensors, which a report must not hold either
-        layers=dict(layers) if recorder.reader.ledger.has_queued else layers,
-        model_type=recorder.layers[""].type_name,
-        loss=recorder.loss,
-        backward=step.is_differentiated,
-        no_gradients=step.no_gradients,
-        samples=step.samples,
-        notes=(*notes, *recorder.notes),
-        errors=tuple(recorder.errors),
-        loss_calls=tuple(recorder.loss_calls.settled),
-        loss_path=step.loss_path,
-        unregistered=step.unregistered,
-        tasks=step.task_gradients,
-        own_functions=recorder.flow.has_own_functions,
-        sample_deviation=recorder.sample_deviation,
-        flow=recorder.flow.flow(),
-        given=step.given,
-    )
-
-
-def _overflow(layers: Iterable[LayerRecord], scale: LossScale) -> list[str]:
-    """Return what to say of parameter gradients that are not finite under a loss scale."""
-    gradients = [g for layer in layers for g in layer.parameter_gradients.values()]
-    overflowed = sum(statistics.nonfinite_count > 0 for statistics in gradients)
-    if not overflowed:
-        return []
-    note = (
-        f"under the loss scale of {scale.factor:g} the gradients of {overflowed} of "
-        f"{len(gradients)} parameters are not finite: GradScaler would skip this step and lower "
-        "the scale"
-    )
-    return [note]
-
-
-Watch = Callable[[Recorder], AbstractContextManager[Hooks]]
-"""Lets a recorder see the layers of a model while it runs."""
 
 
 @collected_rarely()
@@ -326,29 +105,329 @@ def run_step(
             "reading a tensor would end the capture; inspect it before or after torch.cuda.graph"
         )
     with deep_graphs_freed() as graph, exited_whole(in_company(model, state)) as company:
-        return _run(request, model, notes, watch, company, graph)
+        return _Step(request, model, notes, company).run(watch, graph)
 
 
-def _run(
-    request: Request,
-    model: nn.Module,
-    notes: list[str],
-    watch: Watch,
-    company: Company,
-    graph: list[Any],
-) -> Observation:
-    step = prepare(request, model, [*notes, *company.notes], company)
-    inspection = step.inspection
-    with exited_whole(
-        inspection.apart(), untouched(inspection, step.batch), watch(step.recorder)
-    ) as hooks:
-        inspection.hooks = hooks
-        output = run_forward(step)
-        inspection.doing = "loss"
-        loss, ends = run_loss(step, output)
-        del output
-        parameters = read_state(step)
-        graph += [*ends, None if loss is None else loss.grad_fn]
-        inspection.doing = "backward pass"
-        run_backward(step, loss, ends, parameters)
-    return settle(step)
+class _Step:
+    """What an inspected step starts from, and what its phases find beside the layers."""
+
+    def __init__(
+        self, request: Request, model: nn.Module, notes: list[str], company: Company
+    ) -> None:
+        self._request, self._model, self._company = request, model, company
+        self._arguments = arguments = Inputs.of(request.inputs)
+        self._batch = arguments.args, arguments.kwargs, request.target
+        tensors, state = find_tensors(self._batch), company.state
+        self._samples, self._scale = batch_size(tensors), LossScale.of(request.scaler)
+        self._recorder = recorder = Recorder(
+            named_modules(model),
+            request.selection,
+            self._scale,
+            self._samples,
+            request.visitor,
+            request.collectors,
+        )
+        note_source_lines(recorder)
+        if company.on_ranks:
+            from pytest_modelhealth.capture.parallel.placements import of_gradient, placement_of
+
+            recorder.placements = Placements(placement_of, of_gradient)
+        parameters = recorder.held("_parameters")
+        held = ((Kind.PARAMETER, parameters), (Kind.BUFFER, recorder.held("_buffers")))
+        recorder.flow.name_sources(_sources(arguments, request.target, held, state))
+        self._registered = Registered(model, [tensor for _, _, tensor in parameters], tensors)
+        # what is not copied beforehand, and its version: a parameter by the name of its layer and
+        # its own, or a tensor of the batch by its number
+        named: list[tuple[Sequence[str], Tensor]] = [((lyr.name, n), t) for lyr, n, t in parameters]
+        named += [((str(number),), tensor) for number, tensor in enumerate(tensors)]
+        self._versions = [(name, tensor, version(tensor)) for name, tensor in named]
+        self._tasks = TaskLosses(request.loss) if isinstance(request.loss, Mapping) else None
+        self._notes = [*notes, *company.notes, *self._note_on_unregistered_modules()]
+        self._functions: FunctionalLayers | None = None
+        self._is_differentiated = False
+        self._no_gradients = ""
+        self._loss_path: LossPath | None = None
+        self._unregistered: tuple[UnregisteredParameter, ...] = ()
+        self._task_gradients: tuple[TaskGradients, ...] = ()
+        shapes = [(n, t, () if t.is_nested else t.shape) for (n,), t in _named_inputs(arguments)]
+        self._given = tuple(
+            GivenTensor(name, tuple(shape), str(tensor.dtype).removeprefix("torch."))
+            for name, tensor, shape in shapes
+        )
+        _refuse_fake(state, tensors)
+
+    def _note_on_unregistered_modules(self) -> list[str]:
+        """Return a note on modules with parameters that torch does not know to be in the model."""
+        others = [m for m in self._company.state.modules if m not in self._recorder.by_module]
+        unknown = [module for module in others if not self._registered.knows(module)]
+        if not unknown:
+            return []
+        types = ", ".join(sorted({type(module).__name__ for module in unknown}))
+        note = (
+            f"{len(unknown)} modules ({types}) are kept in plain attributes, lists or "
+            "dictionaries: model.parameters() leaves them out, and they were not looked into; "
+            "nn.ModuleList and nn.ModuleDict register them"
+        )
+        return [note]
+
+    def run(self, watch: Watch, graph: list[Any]) -> Observation:
+        """Run all phases; `graph` takes the last nodes of their graph, which nothing else holds."""
+        request, state = self._request, self._company.state
+        inspection = Inspection(state, request.model)
+        with exited_whole(
+            inspection.apart(), untouched(inspection, self._batch), watch(self._recorder)
+        ) as hooks:
+            inspection.hooks = hooks
+            output = self._run_forward(hooks)
+            inspection.doing = "loss"
+            loss, ends = self._run_loss(output, hooks)
+            del output
+            parameters = self._read_state()
+            graph += [*ends, None if loss is None else loss.grad_fn]
+            inspection.doing = "backward pass"
+            self._run_backward(loss, ends, parameters, hooks)
+        return self._settle()
+
+    def _run_forward(self, hooks: Hooks) -> Any:
+        """Return what the model returns."""
+        self._functions = hooks.functions if hooks.functions.is_on else None
+        output = self._model(*self._arguments.args, **self._arguments.kwargs)
+        if self._request.visitor is not None:
+            self._request.visitor.see_output(output)
+        return output
+
+    def _run_loss(self, output: Any, hooks: Hooks) -> tuple[Tensor | None, list[Any]]:
+        """Return the loss, ``None`` where there is none, and the nodes that the output ends in."""
+        function: Any = self._tasks or self._request.loss
+        target = self._request.target
+        if function is None or not hooks.functions.is_on:
+            loss = compute_loss(output, target, function)
+        else:
+            watch = LossWatch(output, target, function)
+            with watch.watching(hooks):
+                loss = compute_loss(output, target, function)
+            self._loss_path = None if loss is None else watch.path(loss)
+        returned = find_tensors(output)
+        is_given = function is not None or any(loss is tensor for tensor in returned)
+        self._recorder.flow.finish(returned, loss, is_given)
+        if loss is not None and not loss.is_meta:
+            self._recorder.add_loss(loss)
+        return loss, [tensor.grad_fn for tensor in returned if tensor.grad_fn is not None]
+
+    def _read_state(self) -> list[Held]:
+        """Read buffers and parameters as the forward left them; return the parameters."""
+        recorder = self._recorder
+        with self._company.parameters_shown():
+            recorder.note_modules()
+            recorder.add_state("buffers", recorder.held("_buffers"))
+            parameters = recorder.held("_parameters")
+            recorder.add_state("parameters", parameters)
+        return parameters
+
+    def _run_backward(
+        self, loss: Tensor | None, ends: Sequence[Any], parameters: list[Held], hooks: Hooks
+    ) -> None:
+        """Differentiate `loss` where that is asked for and possible.
+
+        Raises:
+            InspectionError: gradients were demanded, and there is no path for them, or `backward`
+                is nothing of the kind.
+        """
+        self._settle_backward(loss, bool(ends), [tensor for _, _, tensor in parameters])
+        if loss is None or not self._is_differentiated:
+            return
+        if loss.requires_grad:
+            if self._tasks is not None:
+                self._task_gradients, notes = self._tasks.gradients(parameters, self._scale)
+                self._notes += [*notes, *conflicts(self._task_gradients)]
+            self._differentiate(self._scale.apply(loss), parameters, hooks)
+        if loss.requires_grad or self._loss_path is not None:
+            company = self._company
+            with company.parameters_shown():
+                self._recorder.note_unreached(
+                    parameters, lambda: company.known(graph_leaves(ends)), hooks.functions.read
+                )
+
+    def _settle_backward(
+        self, loss: Tensor | None, has_graph: bool, parameters: list[Tensor]
+    ) -> None:
+        """Decide whether there is a backward pass, and say why no parameter gets a gradient."""
+        backward = self._request.backward
+        if not (backward is None or isinstance(backward, bool) or callable(backward)):
+            raise InspectionError(
+                f"backward must be True, False, None or a function backward(loss), not {backward!r}"
+            )
+        if backward is False:
+            return
+        why, remedy = _why_no_backward(loss)
+        if backward is not None and (loss is None or why or not loss.requires_grad):
+            raise InspectionError(
+                f"no backward pass: {why or 'the loss depends on nothing that requires a gradient'}"
+                "; leave backward out to inspect the forward pass alone"
+            )
+        if why:
+            self._notes.append(f"no backward pass: {why}")
+        self._is_differentiated = not why
+        if parameters:
+            self._no_gradients = (
+                f"{why}; {remedy}" if why else _why_no_gradients(loss, has_graph, parameters)
+            )
+
+    def _differentiate(self, loss: Tensor, parameters: list[Held], hooks: Hooks) -> None:
+        """Run the backward pass; take gradients, and the leaves it reached that are no parameters.
+
+        No list of leaves may outlive a function: `Registered` asks what else holds one.
+        """
+        backward, recorder, company = self._request.backward, self._recorder, self._company
+        known = {id(leaf) for leaf in company.state.leaves}
+        leaves = graph_leaves([loss.grad_fn])
+        unknown = [leaf for leaf in leaves if id(leaf) not in known]
+        with gradients_set_aside(unknown), hooks.differentiating():
+            if callable(backward):
+                backward(loss)
+            else:
+                loss.backward()
+            del unknown
+            # a function mode would see each attribute
+            with torch._C.DisableTorchFunction(), company.parameters_shown():
+                gradients = [(lyr, n, p.grad) for lyr, n, p in parameters if p.grad is not None]
+                if self._request.averager is not None:
+                    gradients = self._request.averager(gradients)
+                elif company.on_ranks:
+                    from pytest_modelhealth.capture.parallel.placements import summed
+
+                    gradients = [(layer, name, summed(g)) for layer, name, g in gradients]
+                recorder.add_state("parameter_gradients", gradients)
+                with noted(recorder.errors, "rows of zeros: "):
+                    recorder.note_zero_slices()
+                with noted(recorder.errors, "unregistered parameters: "):
+                    line = recorder.flow.line_of_leaf
+                    self._unregistered = self._registered.leaves_out(leaves, line)
+
+    def _settle(self) -> Observation:
+        """Return all that was seen.
+
+        Raises:
+            LayerNotFoundError: a rule of the request matches no layer.
+        """
+        recorder, notes = self._recorder, self._notes
+        for name, tensor, before in self._versions:
+            if before is not None and version(tensor) != before:
+                own = ".".join(filter(None, name))
+                what = f"tensor {own} of the batch" if len(name) == 1 else f"the parameter {own!r}"
+                notes.append(f"the forward wrote to {what}, which is not undone")
+        named = [(layer.name, layer.module) for layer in recorder.layers.values()]
+        ensure_match(self._request.selection.rules, named, self._request.model)
+        layers = layer_records(
+            recorder.layers.values(), backward=self._is_differentiated, functions=self._functions
+        )
+        recorder.let_go()
+        recorder.loss_calls.settle()
+        if self._scale.factor != 1.0:
+            gradients = [g for lyr in layers.values() for g in lyr.parameter_gradients.values()]
+            overflowed = sum(statistics.nonfinite_count > 0 for statistics in gradients)
+            if overflowed:
+                notes.append(
+                    f"under the loss scale of {self._scale.factor:g} the gradients of {overflowed} "
+                    f"of {len(gradients)} parameters are not finite: GradScaler would skip this "
+                    "step and lower the scale"
+                )
+        return Observation(
+            # what waits on a device is tensors, which a report must not hold either
+            layers=dict(layers) if recorder.reader.ledger.has_queued else layers,
+            model_type=recorder.layers[""].type_name,
+            loss=recorder.loss,
+            backward=self._is_differentiated,
+            no_gradients=self._no_gradients,
+            samples=self._samples,
+            notes=(*notes, *recorder.notes),
+            errors=tuple(recorder.errors),
+            loss_calls=tuple(recorder.loss_calls.settled),
+            loss_path=self._loss_path,
+            unregistered=self._unregistered,
+            tasks=self._task_gradients,
+            own_functions=recorder.flow.has_own_functions,
+            sample_deviation=recorder.sample_deviation,
+            flow=recorder.flow.flow(),
+            given=self._given,
+        )
+
+
+def _sources(
+    arguments: Inputs, target: Any, held: Iterable[tuple[Kind, list[Held]]], state: State
+) -> Iterator[Source]:
+    """Yield the batch and what the model holds with their names in the flow."""
+    yield from ((Kind.INPUT, *named) for named in _named_inputs(arguments))
+    yield from ((Kind.TARGET, *named) for named in _named("target", target))
+    for kind, tensors in held:
+        yield from ((kind, (layer.name, name), tensor) for layer, name, tensor in tensors)
+    for tensor in (*state.leaves, *state.tensors):
+        yield Kind.UNKNOWN, ("attribute",), tensor
+    forwards = [type(module).forward for module in state.modules]
+    kept = {id(names): names for f in forwards if (names := getattr(f, "__globals__", {}))}
+    for name, value in (item for names in kept.values() for item in [*names.items()]):
+        if is_a(value, Tensor):
+            yield Kind.UNKNOWN, (name,), value
+
+
+def _named_inputs(arguments: Inputs) -> Iterator[tuple[tuple[str], Tensor]]:
+    for key, value in (*enumerate(arguments.args), *arguments.kwargs.items()):
+        yield from _named(f"input {key}", value)
+
+
+def _named(name: str, value: Any) -> Iterator[tuple[tuple[str], Tensor]]:
+    tensors = find_tensors(value)
+    for index, tensor in enumerate(tensors):
+        yield (name if len(tensors) == 1 else f"{name}[{index}]",), tensor
+
+
+def _refuse_fake(state: State, batch: list[Tensor]) -> None:
+    """Do nothing if everything that is to run has values.
+
+    Raises:
+        InspectionError: a `FakeTensorMode` is on, or a tensor was made in one.
+    """
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+        fake = "it runs in a FakeTensorMode"
+    elif FakeTensor in set(map(type, (*state.leaves, *state.tensors))):
+        fake = "it was made in a FakeTensorMode"
+    elif FakeTensor in set(map(type, batch)):
+        fake = "its batch was made in a FakeTensorMode"
+    else:
+        return
+    raise InspectionError(
+        f"cannot inspect {type(state.modules[0]).__name__}: {fake}, whose tensors have shapes and "
+        "no values, so there is nothing to observe; make model and batch outside the mode, and "
+        "inspect them there"
+    )
+
+
+def _why_no_backward(loss: Tensor | None) -> tuple[str, str]:
+    """Return why there is nothing to differentiate, and what to do; ``""`` where there is."""
+    if not torch.is_grad_enabled():
+        why = "gradients are off here (torch.no_grad() or inference_mode())"
+        return why, "inspect outside of it"
+    if loss is None:
+        why = "the output holds no floating-point number to differentiate"
+        return why, "give a loss, or return what the output is computed from"
+    return "", ""
+
+
+def _why_no_gradients(loss: Tensor | None, has_graph: bool, parameters: list[Tensor]) -> str:
+    """Return why `loss` gives no parameter a gradient and what would, ``""`` where it may give one.
+
+    An output of the model may have a graph all the same.
+    """
+    if loss is None or loss.grad_fn is not None or any(loss is p for p in parameters):
+        return ""
+    if not any(parameter.requires_grad for parameter in parameters):
+        return "every parameter is frozen (requires_grad=False); unfreeze what is trained"
+    if has_graph:
+        return (
+            "the loss is a new tensor without a graph, although the output has one; compute it "
+            "from the output without .detach(), .item() or torch.tensor(...)"
+        )
+    return (
+        "neither output nor loss depends on a parameter; look for .detach(), .item(), .numpy(), "
+        "argmax or no_grad in the forward"
+    )

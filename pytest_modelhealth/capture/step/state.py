@@ -20,7 +20,6 @@ from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wr
 
 from pytest_modelhealth.capture.observing.autograd_graph import walk
 from pytest_modelhealth.capture.observing.tensors import NEVER_LAZY
-from pytest_modelhealth.capture.observing.tensors import NEVER_LAZY as _PLAIN
 
 MOMENTS = count(1)
 """Numbers what happens to models in any thread, in order."""
@@ -192,27 +191,28 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Memory:
-    """What tensors hold, byte by byte, so that two that share memory are copied once.
+    """What tensors hold, bit for bit, so that two that share memory are copied once.
 
     A view may show one element many times (``expand``, ``unfold``) or a little of a storage that is
-    large: copied is the part of the storage that is shown, and each part once.
+    large: copied are the elements of the storage that are shown, each once.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self._aliases: list[tuple[Tensor, Tensor]] = []
-        self._storages: dict[int, _Storage] = {}
+        self._storages: dict[int, tuple[Any, int, set[_View]]] = {}  # each with its size
+        self._copies: list[tuple[Tensor, Tensor]] = []
         self._others: list[tuple[Tensor, Tensor]] = []  # without a storage: they are copied whole
         with _as_stored():
             for tensor in tensors:
                 self._add(tensor)
-            for storage in self._storages.values():
-                storage.copy()
+            for storage, _, views in self._storages.values():
+                shown = [_integers(storage, view) for view in _apart(views)]
+                self._copies += [(integers, integers.clone()) for integers in shown]
 
     @property
     def nbytes(self) -> int:
         """The bytes that are copied, of tensors that lie in a storage."""
-        copied = (copy for storage in self._storages.values() for _, copy in storage.copies)
-        return sum(copy.nbytes for copy in copied)
+        return sum(copy.nbytes for _, copy in self._copies)
 
     def restore(self) -> None:
         """Give the tensors their memory back, and the memory its bytes."""
@@ -221,15 +221,21 @@ class Memory:
                 with _version_kept(tensor):
                     tensor.data = alias
         with _as_stored():
-            for storage in self._storages.values():
-                storage.restore()
+            for storage, size, _ in self._storages.values():
+                if storage.nbytes() != size:
+                    storage.resize_(size)
+            for shown, copy in self._copies:
+                # memory that only can be read is not written to; on another device a comparison
+                # would wait
+                if not (shown.is_cpu and torch.equal(shown, copy)):
+                    shown.copy_(copy)
         for tensor, value in self._others:
             with _version_kept(tensor):
                 tensor.copy_(value)
 
     def _add(self, tensor: Tensor) -> None:
         wrapper: Any = tensor
-        if type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(wrapper):
+        if type(tensor) not in NEVER_LAZY and is_traceable_wrapper_subclass(wrapper):
             inner = (getattr(wrapper, name) for name in wrapper.__tensor_flatten__()[0])
             for part in inner:
                 if isinstance(part, Tensor):  # a DTensor has its mesh there, too
@@ -244,11 +250,12 @@ class Memory:
         for part in parts:
             if not part.is_meta and (part.is_nested or part.numel()):
                 storage = part.untyped_storage()
-                self._storages.setdefault(storage._cdata, _Storage(storage)).add(part)
+                held = self._storages.setdefault(storage._cdata, (storage, storage.nbytes(), set()))
+                held[2].add(_view(part, held[1]))
 
 
 class _View(NamedTuple):
-    """Elements of a storage that do not lie side by side, each once."""
+    """Elements of a storage, each once, the innermost dimension first."""
 
     itemsize: int
     offset: int
@@ -261,88 +268,46 @@ class _View(NamedTuple):
         reach = sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True))
         return range(self.offset * self.itemsize, (self.offset + reach + 1) * self.itemsize)
 
-    def repeats(self) -> bool:
-        """Whether one element may stand in several places."""
-        return any(
-            step <= (n - 1) * inner
-            for (inner, n), (step, _) in pairwise(zip(self.stride, self.shape, strict=True))
-        )
+    @property
+    def is_whole(self) -> bool:
+        """Whether it shows every byte from the first to the last."""
+        return len(self.bytes) == prod(self.shape) * self.itemsize
 
 
-class _Storage:
-    """A storage, and copies of what tensors show of it."""
-
-    def __init__(self, storage: Any) -> None:
-        self._storage = storage
-        self._size = storage.nbytes()
-        self._shown: list[range] = []
-        self._scattered: set[_View] = set()
-        self.copies: list[tuple[Tensor, Tensor]] = []
-
-    def add(self, part: Tensor) -> None:
-        """Take in what a tensor shows."""
-        if part.is_nested:
-            self._shown.append(range(self._size))
-            return
-        view = _view(part)
-        shown = view.bytes
-        if len(shown) <= prod(view.shape) * view.itemsize or view.repeats():
-            self._shown.append(shown)
-        else:
-            self._scattered.add(view)
-
-    def copy(self) -> None:
-        """Copy each byte that is shown, once."""
-        runs = _joined(self._shown)
-        for run in runs:
-            size = next(size for size in (8, 4, 2, 1) if run.start % size == len(run) % size == 0)
-            self._copy(_View(size, run.start // size, (len(run) // size,), (1,)))
-        for view in self._scattered:
-            first, last = view.bytes[0], view.bytes[-1]
-            if not any(first in run and last in run for run in runs):
-                self._copy(view)
-
-    def _copy(self, view: _View) -> None:
-        # as integers, whose copies and comparisons are exact, bit for bit
-        itemsize = min(view.itemsize, 8)
-        factor = view.itemsize // itemsize
-        shown = torch.empty(0, dtype=_INTEGERS[itemsize], device=self._storage.device).set_(
-            self._storage,
-            view.offset * factor,
-            (*view.shape, factor),
-            (*(step * factor for step in view.stride), 1),
-        )
-        self.copies.append((shown, shown.clone()))
-
-    def restore(self) -> None:
-        """Write back what was changed: memory that only can be read was not."""
-        if self._storage.nbytes() != self._size:
-            self._storage.resize_(self._size)
-        for shown, copy in self.copies:
-            # on another device a comparison would wait
-            if not (shown.is_cpu and torch.equal(shown, copy)):
-                shown.copy_(copy)
-
-
-def _view(part: Tensor) -> _View:
-    """Return what a strided tensor shows, the innermost dimension first, without repetitions."""
-    dimensions = sorted(
+def _view(part: Tensor, size: int) -> _View:
+    """Return what a tensor shows of its storage, which has so many bytes."""
+    if part.is_nested:
+        return _View(1, 0, (size,), (1,))
+    steps = sorted(
         (step, n) for n, step in zip(part.shape, part.stride(), strict=True) if n > 1 and step
     )
-    shape = tuple(n for _, n in dimensions)
-    stride = tuple(step for step, _ in dimensions)
-    return _View(part.itemsize, int(part.storage_offset()), shape, stride)
+    shape, stride = tuple(n for _, n in steps), tuple(step for step, _ in steps)
+    view = _View(part.itemsize, int(part.storage_offset()), shape, stride)
+    if any(outer <= (n - 1) * inner for (inner, n), (outer, _) in pairwise(steps)):
+        # one element may stand in several places
+        return view._replace(shape=(len(view.bytes) // view.itemsize,), stride=(1,))
+    return view
 
 
-def _joined(runs: list[range]) -> list[range]:
-    """Return the same numbers in runs that do not touch."""
-    joined: list[range] = []
-    for run in sorted(runs, key=lambda run: run.start):
-        if joined and run.start <= joined[-1].stop:
-            joined[-1] = range(joined[-1].start, max(joined[-1].stop, run.stop))
-        else:
-            joined.append(run)
-    return joined
+def _apart(views: set[_View]) -> Iterator[_View]:
+    """Yield views, but those that lie within a whole one."""
+    covered = 0
+    for view in sorted(views, key=lambda v: (v.bytes.start, -v.bytes.stop, not v.is_whole)):
+        if view.bytes.stop > covered:
+            yield view
+            covered = view.bytes.stop if view.is_whole else covered
+
+
+def _integers(storage: Any, view: _View) -> Tensor:
+    """Return what a view shows as integers, whose copies and comparisons are exact."""
+    itemsize = min(view.itemsize, 8)
+    factor = view.itemsize // itemsize  # of complex numbers
+    return torch.empty(0, dtype=_INTEGERS[itemsize], device=storage.device).set_(
+        storage,
+        view.offset * factor,
+        (*view.shape, factor),
+        (*(step * factor for step in view.stride), 1),
+    )
 
 
 def stored_parts(tensor: Tensor) -> list[Tensor] | None:

@@ -19,8 +19,8 @@ from pytest_modelhealth.capture.passive.updates import parameters_of
 from pytest_modelhealth.capture.step.batch import copied_batch, deep_copy
 from pytest_modelhealth.capture.step.company import refuse_again_and_again
 from pytest_modelhealth.capture.step.isolation import collected_rarely, exited_whole
-from pytest_modelhealth.capture.step.prepare import places
 from pytest_modelhealth.capture.step.state import State
+from pytest_modelhealth.capture.step.unregistered import places
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection
 from pytest_modelhealth.report import Observation

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from pytest_modelhealth.capture.observing.autograd_graph import operation, snake_case
+from pytest_modelhealth.capture.observing.flow.exports import Exports
 from pytest_modelhealth.capture.observing.flow.rows import (
-    Exports,
     OpenCall,
     Place,
     Rows,
@@ -37,20 +37,13 @@ Source = tuple[Kind, tuple[str, ...], Tensor]
 
 
 class Function(NamedTuple):
-    """A call of a function that made nodes.
+    """A call of a function that made nodes."""
 
-    Args:
-        begin, end: the first number of its nodes, and the first after them.
-        call: the call of a layer around it.
-        place: the line that made it.
-        unknown: operands that its nodes do not know.
-    """
-
-    begin: int
-    end: int
-    call: int
-    place: Place | None
-    unknown: tuple[int, ...]
+    begin: int  # the first number of its nodes
+    end: int  # the first after them
+    call: int  # of a layer, around it
+    place: Place | None  # the line that made it
+    unknown: tuple[int, ...]  # operands that its nodes do not know
 
 
 class Origins:
@@ -58,16 +51,14 @@ class Origins:
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        self.exports = Exports()
-        """What left for Python or NumPy."""
+        self.exports = Exports(rows)
         self._spans = [rows.running[0]]  # calls that are one vertex and made nodes, in order
         self._begins = [-1]  # their first numbers
         self._by_number: dict[int | tuple[int, int], int] = {}
         self._plain = KnownTensors[int]()
+        # vertices of leaves that are none of the sources, by id: the graph holds these
         self.leaves: dict[int, int] = {}
-        """The vertices of leaves that are none of the sources, by id: the graph holds these."""
-        self.earlier: int | None = None
-        """The last vertex of what was computed before the run."""
+        self.earlier: int | None = None  # the last vertex of what was computed before the run
         self._sources: dict[int, Source] = {}
         self._unnamed: Iterator[Source] = iter(())
         self._source_vertices: dict[int, int] = {}
@@ -86,12 +77,19 @@ class Origins:
     def of(self, tensor: Tensor) -> int:
         """Return the vertex that a tensor comes from."""
         node = tensor.grad_fn
-        if node is not None:
-            known = self._known(node, node._sequence_nr(), tensor.output_nr)
-            return self._of_node(node, tensor.output_nr, tensor) if known is None else known
-        if tensor.requires_grad:
-            return self._of_leaf(tensor)
-        return self.of_plain(tensor)
+        if node is None:
+            return self._of_leaf(tensor) if tensor.requires_grad else self.of_plain(tensor)
+        number, output = node._sequence_nr(), tensor.output_nr
+        known = self._known(node, number, output)
+        if known is not None:
+            return known
+        if "CheckpointFunction" in node.name():
+            seen = self._plain.latest(tensor)
+            if seen is not None:
+                self._rows.revive(number)
+                self._by_number[(number, output) if output else number] = seen
+                return seen
+        return self._walk(node, output)
 
     def of_all(self, tensors: Iterable[Tensor]) -> tuple[int, ...]:
         """Return the vertex of each tensor."""
@@ -129,7 +127,7 @@ class Origins:
         outputs = []
         for tensor in tensors:
             if tensor.requires_grad:
-                call.live = True
+                call.live, call.first_cut = True, len(call.operands)
                 outputs.append(call.index if makes_nodes else self.of(tensor))
                 continue
             if self._plain.get(tensor) is None and id(tensor) not in self._source_vertices:
@@ -159,17 +157,6 @@ class Origins:
         self.exports.forget()
 
     # By its node.
-
-    def _of_node(self, node: Any, output: int, tensor: Tensor) -> int:
-        """Return the vertex of a node that has none yet."""
-        number = node._sequence_nr()
-        if "CheckpointFunction" in node.name():
-            seen = self._plain.latest(tensor)
-            if seen is not None:
-                self._rows.revive(number)
-                self._by_number[(number, output) if output else number] = seen
-                return seen
-        return self._walk(node, output)
 
     def _known(self, node: Any, number: int, output: int) -> int | None:
         if self._marks is not None and self._marks in node.metadata:
@@ -280,7 +267,7 @@ class Origins:
     def _of_stranger(self, tensor: Tensor) -> int:
         """Return the vertex of a tensor that nothing showed being made."""
         seen, live = self._plain.latest(tensor), tensor.requires_grad
-        if seen is not None and (not live or self._rows.is_live(seen)):
+        if seen is not None and (not live or self._rows[seen].live):
             return seen
         if seen is not None:  # it was computed, and then told to require gradients
             vertex = self._rows.add(Kind.OPERATION, "requires_grad", (seen,), live=True)
@@ -289,7 +276,7 @@ class Origins:
         elif (shared := self.exports.of_memory(tensor)) is not None:
             # such as a parameter made of what was detached
             vertex = self._rows.add(Kind.OPERATION, "alias", (shared,), live=live)
-        elif guessed := self.guessed(None):
+        elif guessed := self.exports.guessed(None):
             vertex = self._rows.add(Kind.OPERATION, "tensor", guessed, live=live)
         else:
             vertex = self._of_unseen(live)
@@ -298,25 +285,18 @@ class Origins:
         self._plain.put(tensor, vertex)
         return vertex
 
-    def guessed(self, place: Place | None) -> tuple[int, ...]:
-        """Return what may have been made a tensor of: what was read out within the same call."""
-        guessed = self.exports.read_in(self._rows.running[-1].number)
-        if guessed:
-            self._rows.notes[self.exports.note(place)] = None
-        return guessed
-
     def _of_unseen(self, live: bool) -> int:
         """Return the vertex of a tensor that may come of all that its call has been given and made.
 
         Outside of the model, and where it has a gradient of its own, it is the user's own.
         """
         rows, around = self._rows, self._rows.running[-1]
-        if live or around.number < 0:
+        if live or around.call < 0:
             return rows.add(Kind.UNKNOWN, "tensor", live=live)
-        before, since = self._unseen.get(around.number, (around.inputs, around.number + 1))
+        before, since = self._unseen.get(around.call, (around.operands, around.call + 1))
         inside = (output for call in rows.calls[since:] for output in call.outputs)
         vertex = rows.add(Kind.UNKNOWN, "tensor", tuple(dict.fromkeys((*before, *inside))))
-        self._unseen[around.number] = (vertex,), len(rows.calls)
+        self._unseen[around.call] = (vertex,), len(rows.calls)
         note = (
             f"a tensor inside {around.name or around.type_name!r} was made where nothing shows it "
             "(by a script, vmap, compiled code or in another module): it may come of all before it"

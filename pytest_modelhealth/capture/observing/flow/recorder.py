@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from threading import get_ident
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pytest_modelhealth.capture.observing.flow.functions import (
-    SKIP,
-    WRITE,
-    FunctionCall,
-    Functions,
-    tensors,
-    treatment,
-)
-from pytest_modelhealth.capture.observing.flow.origins import Origins, Source
+from pytest_modelhealth.capture.observing.flow.origins import Function, Origins, Source
 from pytest_modelhealth.capture.observing.flow.rows import (
     OpenCall,
+    Place,
     Rows,
     TooManyError,
     counter,
@@ -28,6 +21,73 @@ from pytest_modelhealth.capture.observing.flow.rows import (
 )
 from pytest_modelhealth.capture.observing.layer import Layer
 from pytest_modelhealth.report.flow import Flow, Graph, Kind
+
+SKIP, MAKE, FORM, FIRST, WRITE, OVERWRITE, PRODUCT, READ, TAKE, DIFFERENTIATE = range(10)
+"""A function gives no values on, makes new ones, takes a form or the first tensor alone, writes,
+writes over all, multiplies, reads values out for Python, takes them from there, or
+differentiates."""
+
+_OPERATORS = ("add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
+_NUMBERS = frozenset({"__float__", "__int__", "__index__", "__complex__", "__bool__", "is_nonzero"})
+"""Functions that are `Tensor.item` by another name; `float` is a conversion, too."""
+FORM_QUERIES = frozenset(
+    {"__len__", "dim", "element_size", "get_device", "is_complex", "is_contiguous"}
+    | {"is_floating_point", "ndimension", "nelement", "numel", "size", "stride"}
+)
+"""Functions that ask a tensor for its form, and not for its values."""
+
+_NAMES = {
+    SKIP: "storage_offset requires_grad_ register_hook retain_grad backward __repr__ __format__ "
+    "__set__ " + " ".join(FORM_QUERIES),
+    READ: "item tolist numpy __array__ equal allclose __dlpack__ " + " ".join(_NUMBERS),
+    DIFFERENTIATE: "grad",
+    TAKE: "tensor as_tensor asarray from_numpy frombuffer scalar_tensor",
+    FORM: "zeros_like ones_like empty_like full_like rand_like randn_like randint_like new_zeros "
+    "new_ones new_empty new_full new_tensor",
+    FIRST: "to type_as expand_as view_as reshape_as",
+    OVERWRITE: "copy_ fill_ zero_ normal_ uniform_ bernoulli_ random_ exponential_ trunc_normal_ "
+    "set_",
+    PRODUCT: "mul __mul__ __rmul__ multiply",
+    WRITE: "__setitem__ " + " ".join(f"__i{name}__" for name in _OPERATORS),
+}
+_TREATMENTS = {name: does for does, names in _NAMES.items() for name in names.split()}
+
+
+def _treatment(function: Any) -> int:
+    """Return what a function does."""
+    name = getattr(function, "__name__", "")
+    is_in_place = name.endswith("_") and not name.endswith("__")
+    return _TREATMENTS.get(name, WRITE if is_in_place else MAKE)
+
+
+def function_name(function: Any) -> str:
+    """Return the name of a function, or of the attribute that it reads."""
+    name = getattr(function, "__name__", "") or "function"
+    if name == "__get__":  # an attribute, such as ``x.data``
+        name = getattr(getattr(function, "__self__", None), "__name__", "attribute")
+    if name in _NUMBERS:
+        return "item"
+    name = name.strip("_").lower()
+    return "numpy" if name == "array" else name
+
+
+_LETS_GO = frozenset({"detach", "data"})
+"""Functions whose result often lends its memory to what has no tie to it."""
+
+
+class FunctionCall(NamedTuple):
+    """A call of a function that has returned."""
+
+    function: Any
+    does: int  # how it is treated
+    args: tuple[Any, ...]
+    given: tuple[Any, ...]  # all arguments
+    result: Any
+    begin: int  # the number of its first node
+    written: tuple[int, ...]  # where the values came from that it wrote over
+
+
+_CALL = Kind.CALL  # to look it up takes as long as to make a call
 
 
 class FlowRecorder:
@@ -39,7 +99,6 @@ class FlowRecorder:
     def __init__(self) -> None:
         self._rows = Rows()
         self._origins = Origins(self._rows)
-        self._functions = Functions(self._rows, self._origins)
         self._treatments: dict[Any, int] = {}
         self._thread = get_ident()
         self._outputs: tuple[int, ...] = ()
@@ -54,21 +113,25 @@ class FlowRecorder:
         """
         self._origins.name_sources(sources)
 
+    # Calls of layers.
+
     def enter(self, layer: Layer, given: list[Tensor]) -> OpenCall | None:
         """Begin a call of a layer; our own caller has turned functions of torch off."""
         if not self._records():
             return None
         rows = self._rows
         around = rows.running[-1]
-        call = OpenCall(layer.name, layer.type_name, len(rows.calls), around.number)
+        number = len(rows.calls)
+        call = OpenCall(
+            _CALL, layer.name, (), 0, False, number, -1, None, layer.type_name, around.call
+        )
         try:
             # Before the counter is read: the node of a view may be made only now.
-            call.inputs = self._origins.of_all(given)
+            call.operands = self._origins.of_all(given)
             # that of a hook of ours, or of whatever else of ours sees the call
             call.place = place_of(sys._getframe(4), around.place)
         except Exception as error:  # noqa: BLE001 - ours
             self._fail(error)
-        if not self.is_on:
             return None
         rows.calls.append(call)
         rows.running.append(call)
@@ -78,11 +141,7 @@ class FlowRecorder:
     def complete(self, call: OpenCall | None, returned: list[Tensor], is_one_vertex: bool) -> None:
         """End a call, which returned these tensors; none, where it raised and the model caught it.
 
-        Args:
-            call: what `enter` returned.
-            returned: what the layer returned.
-            is_one_vertex: whether nothing inside was seen: it is one of torch's own layers, or a
-                function.
+        Of one of torch's own layers, or a function, nothing inside was seen: it is one vertex.
         """
         if call is None or not self._records():
             return
@@ -103,10 +162,7 @@ class FlowRecorder:
     def finish(self, outputs: list[Tensor], loss: Tensor | None, is_given: bool) -> None:
         """Take what the model returned and the loss; to be called before the backward pass.
 
-        Args:
-            outputs: the tensors that the model returned.
-            loss: the loss, if there is one.
-            is_given: whether it is the user's or the model's; if not it is a random projection.
+        A loss that is neither the user's nor the model's is a random projection.
         """
         if not self.is_on:
             return
@@ -121,13 +177,14 @@ class FlowRecorder:
         self._origins.forget()
 
     def _projection(self, loss: Tensor) -> int:
-        outputs = self._outputs
-        live = tuple(v for v in outputs if self._rows.is_live(v)) or outputs
-        first_cut = len(live) if loss.requires_grad else 0
-        name = "random projection"
+        outputs, live = self._outputs, loss.requires_grad
+        taken = tuple(v for v in outputs if self._rows[v].live) or outputs
+        first_cut = len(taken) if live else 0
         return self._rows.add(
-            Kind.OPERATION, name, live, first_cut=first_cut, live=loss.requires_grad
+            Kind.OPERATION, "random projection", taken, first_cut=first_cut, live=live
         )
+
+    # Calls of functions, as the function mode shows them.
 
     def run_function(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -135,19 +192,18 @@ class FlowRecorder:
         """Make a call of a function of torch, and return what it returns."""
         does = self._treatments.get(function)
         if does is None:
-            does = self._treatments[function] = treatment(function)
+            does = self._treatments[function] = _treatment(function)
         if does == SKIP or not self.is_on:
             return function(*args, **kwargs)
-        written: tuple[int, ...] = ()
-        if does == WRITE:
-            written = self._written(args)
+        written = self._written(args) if does == WRITE else ()
         begin = counter()
         result = function(*args, **kwargs)
         if self._is_here():
-            call = FunctionCall(function, does, args, kwargs, result, begin, written)
+            given = (*args, *kwargs.values()) if kwargs else args
+            call = FunctionCall(function, does, args, given, result, begin, written)
             try:
                 with torch._C.DisableTorchFunction():
-                    self._functions.see(call)
+                    self._see(call)
             except Exception as error:  # noqa: BLE001 - ours
                 self._fail(error)
         return result
@@ -156,10 +212,99 @@ class FlowRecorder:
         """Return where the plain values come from that a function is about to write over."""
         try:
             with torch._C.DisableTorchFunction():
-                return self._origins.of_all([t for t in tensors(args) if not t.requires_grad])
+                return self._origins.of_all([t for t in _tensors(args) if not t.requires_grad])
         except Exception as error:  # noqa: BLE001 - ours
             self._fail(error)
             return ()
+
+    def _see(self, call: FunctionCall) -> None:
+        if call.does == READ:
+            self._see_reading(call)
+            return
+        if call.does == DIFFERENTIATE:
+            self._mark(call)
+        overwrites = call.result is None and call.does == WRITE
+        made = [call.args[0]] if overwrites else [*_tensors((call.result,))]
+        given = {id(value) for value in call.args}
+        plain = [t for t in made if t.grad_fn is None and not (t.requires_grad and id(t) in given)]
+        if len(plain) < len(made):
+            self._see_live(call)
+        if plain:
+            self._see_plain(call, plain)
+
+    def _see_reading(self, call: FunctionCall) -> None:
+        """Note what leaves for Python or NumPy: it may come back."""
+        read, exports = [*_tensors(call.given)], self._origins.exports
+        name, operands = function_name(call.function), self._origins.of_all(read)
+        vertex = self._rows.add(Kind.OPERATION, name, operands, at=counter(), place=self._caller())
+        exports.add_reading(vertex, call.result)
+        if name == "numpy":
+            exports.add_memory(read[0], vertex)
+
+    def _mark(self, call: FunctionCall) -> None:
+        """Mark gradients that a thread with a counter of its own made: pytorch#52180."""
+        gradients = [t for t in _tensors((call.result,)) if t.grad_fn is not None]
+        strange = [tensor for tensor in gradients if _is_elsewhere(tensor)]
+        if strange:
+            operands = self._origins.of_all(_tensors(call.given))
+            vertex = self._rows.add(
+                Kind.OPERATION, "grad", operands, first_cut=len(operands), live=True
+            )
+            self._origins.mark(strange, vertex)
+
+    def _see_live(self, call: FunctionCall) -> None:
+        """Note the line of what has nodes, and the operands that the nodes do not know."""
+        origins, unknown = self._origins, list(call.written)
+        if call.does not in (WRITE, FIRST):
+            plain = (t for t in _tensors(call.given) if t.grad_fn is None and not t.requires_grad)
+            unknown.extend(map(origins.of_plain, plain))
+        if call.does == PRODUCT:
+            zeros = [a for a in call.args if type(a) in (int, float) and a == 0]
+            unknown += [self._rows.add(Kind.CONSTANT, "0") for _ in zeros]
+        place = self._caller()
+        unknown += origins.exports.among(list(call.given), place, takes=call.does == TAKE)
+        around = self._rows.running[-1].call
+        origins.add_function(Function(call.begin, counter(), around, place, tuple(unknown)))
+
+    def _see_plain(self, call: FunctionCall, made: list[Tensor]) -> None:
+        """Make a vertex of a call that returned tensors without gradients."""
+        origins, does = self._origins, call.does
+        exports = origins.exports
+        operands = self._operands(call)
+        name, place = function_name(call.function), self._caller()
+        if name == "getitem" and _keeps_all(call.args[0], made[0]):
+            name = "view"
+        if not operands and does == TAKE:
+            shared = [exports.of_memory(tensor) for tensor in made]
+            operands = tuple([vertex for vertex in shared if vertex is not None])
+        if not operands or does in (MAKE, PRODUCT, WRITE, OVERWRITE):
+            operands += exports.among(list(call.given), place, takes=does == TAKE)
+        kind = Kind.OPERATION if operands or does == OVERWRITE else Kind.CONSTANT
+        vertex = self._rows.add(kind, name, operands, at=counter(), place=place)
+        for tensor in made:
+            origins.put(tensor, vertex)
+            if name in _LETS_GO:
+                exports.add_memory(tensor, vertex)
+            base = tensor._base
+            if does in (WRITE, OVERWRITE) and base is not None:
+                origins.put(base, vertex)
+
+    def _operands(self, call: FunctionCall) -> tuple[int, ...]:
+        """Return where the values come from that a function takes."""
+        if call.does in (WRITE, FORM):
+            return call.written
+        given = call.given
+        if call.does == OVERWRITE:
+            given = given[1:]
+        elif call.does == FIRST:
+            given = call.args[:1]
+        return self._origins.of_all(_tensors(given))
+
+    def _caller(self) -> Place | None:
+        """Return the line of the user's code that made a call; a container's for torch's own."""
+        return place_of(sys._getframe(2), self._rows.running[-1].place)
+
+    # What was recorded.
 
     def line_of_leaf(self, leaf: Tensor) -> str:
         """Return the line that first uses a leaf, or what was made of it; ``""`` if unknown."""
@@ -196,3 +341,28 @@ class FlowRecorder:
         self.is_on = False
         self._rows.notes[f"not recorded: {why}"] = None
         self._rows.clear()
+
+
+def _is_elsewhere(tensor: Tensor) -> bool:
+    """Whether the backward pass of a tensor runs in a thread of its device."""
+    return not tensor.is_cpu
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the tensors among arguments of a function, and in lists among them.
+
+    No method of the user's objects is called.
+    """
+    for value in values:
+        kind = type(value)
+        if issubclass(kind, Tensor):
+            yield value
+        elif issubclass(kind, tuple):
+            yield from _tensors(tuple.__iter__(value))
+        elif issubclass(kind, list):
+            yield from _tensors(list.__iter__(value))
+
+
+def _keeps_all(whole: Tensor, taken: Tensor) -> bool:
+    """Whether indexing took all values, once each: ``x[:, None]``."""
+    return taken.numel() == whole.numel() and not taken.is_inference() and taken._base is not None

@@ -1,0 +1,140 @@
+"""Finds the tensors that a run trains and that the model does not register as parameters."""
+
+from __future__ import annotations
+
+import gc
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from pytest_modelhealth.capture.observing.tensors import (
+    attributes,
+    contents,
+    find_tensors,
+    is_a,
+    pairs,
+)
+from pytest_modelhealth.capture.step.state import graph_leaves
+from pytest_modelhealth.report import UnregisteredParameter
+from pytest_modelhealth.statistics import UnsupportedTensorError, reduce
+
+_DEEPEST = 6
+_TORCH_KEEPS = frozenset(vars(nn.Module()))
+
+
+class Place(NamedTuple):
+    """Where a tensor is: its path in a registered layer, and what holds it there."""
+
+    path: str
+    layer: str
+    kind: str
+
+
+class Registered:
+    """The parameters of a model and the leaves of a batch, as they are before the forward.
+
+    They are kept, so that none of them can make room for another of the same id.
+    """
+
+    def __init__(self, model: nn.Module, parameters: Iterable[Tensor], batch: Any) -> None:
+        self._model = model
+        tensors = list(find_tensors(batch))
+        behind = graph_leaves([t.grad_fn for t in tensors if t.grad_fn is not None])
+        self._known = [*parameters, *tensors, *behind]
+        self._ids = {id(None), *map(id, self._known)}
+
+    def knows(self, module: nn.Module) -> bool:
+        """Whether every parameter of `module` is one of them."""
+        held = module._parameters
+        return not held or self._ids.issuperset(map(id, held.values()))
+
+    def leaves_out(
+        self, leaves: Iterable[Tensor], line: Callable[[Tensor], str]
+    ) -> tuple[UnregisteredParameter, ...]:
+        """Return what of `leaves` has a gradient and is the model's, but no parameter of it.
+
+        What the model does not hold belongs to somebody else, a loss or another model, unless
+        nobody does: then the forward made it, and `line` tells where.
+        """
+        strays = [leaf for leaf in leaves if id(leaf) not in self._ids and leaf.grad is not None]
+        held = places(self._model, {id(leaf) for leaf in strays}) if strays else {}
+        found = []
+        for leaf in strays:
+            place = held.get(id(leaf))
+            if place is None and _is_made_by_the_forward(leaf):
+                place = Place("", "", "made")
+            if place is not None:
+                try:
+                    gradient = None if leaf.grad is None else reduce(leaf.grad)
+                except UnsupportedTensorError:
+                    gradient = None
+                where = "" if place.path else line(leaf)
+                found.append(UnregisteredParameter(*place, leaf.numel(), gradient, where))
+        return tuple(sorted(found, key=lambda one: (one.layer, one.path)))
+
+
+def _is_made_by_the_forward(leaf: Tensor) -> bool:
+    """Whether this is a parameter that only the graph holds.
+
+    Our own lists of leaves hang on nothing but running functions.
+    """
+    running: tuple[type, ...] = (types.FrameType, types.GeneratorType, type(iter([])))
+
+    def is_local(holder: Any) -> bool:
+        return isinstance(holder, running) or (
+            isinstance(holder, list | tuple)
+            and all(isinstance(r, (*running, list, tuple)) for r in gc.get_referrers(holder))
+        )
+
+    return isinstance(leaf, nn.Parameter) and all(map(is_local, gc.get_referrers(leaf)))
+
+
+def places(model: nn.Module, wanted: set[int]) -> dict[int, Place]:
+    """Return where in the model's attributes each of the tensors is, by id."""
+    found: dict[int, Place] = {}
+    seen: set[int] = set()
+    for layer, module in model.named_modules():
+        seen.add(id(module))
+        for name, value in vars(module).items():
+            if name not in _TORCH_KEEPS:
+                for path, tensor, kind in _walk(value, name, "attribute", seen, 0):
+                    if id(tensor) in wanted:
+                        found.setdefault(id(tensor), Place(path, layer, kind))
+        for name, parameter in module._parameters.items():  # it was not there before the forward
+            if id(parameter) in wanted:
+                found.setdefault(id(parameter), Place(name, layer, "made"))
+    return found
+
+
+def _walk(
+    value: Any, path: str, kind: str, seen: set[int], depth: int
+) -> Iterator[tuple[str, Tensor, str]]:
+    """Yield each tensor that attributes and containers lead to, with its path."""
+    if is_a(value, Tensor):
+        yield path, value, kind
+        return
+    if depth > _DEEPEST or id(value) in seen:
+        return
+    for suffix, item in _items(value):
+        seen.add(id(value))
+        inside = "module" if is_a(value, nn.Module) else kind
+        yield from _walk(item, path + suffix, inside, seen, depth + 1)
+
+
+def _items(value: Any) -> Iterator[tuple[str, Any]]:
+    kind = type(value)
+    if is_a(value, nn.Module):
+        for held in (value._parameters, value._modules, value._buffers):
+            yield from ((f".{name}", item) for name, item in held.items())
+        rest = {n: v for n, v in vars(value).items() if not n.startswith("_")}
+        yield from ((f".{name}", item) for name, item in rest.items())
+    elif issubclass(kind, Mapping):
+        plain = (str, int, bool, float)
+        for key, item in pairs(value):
+            yield f"[{repr(key) if type(key) in plain else type(key).__name__}]", item
+    elif issubclass(kind, list | tuple | set):
+        yield from ((f"[{index}]", item) for index, item in enumerate(contents(value, kind)))
+    elif not (issubclass(kind, type) or callable(value)):
+        yield from ((f".{name}", item) for name, item in attributes(value).items())
