@@ -8,49 +8,31 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_modelhealth.alignment.matching import align
-from pytest_modelhealth.alignment.result import Alignment
+from pytest_modelhealth.alignment.result import listed
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.engine import Backward, Loss
 from pytest_modelhealth.capture.observing.tensors import TensorStore
 from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison
 from pytest_modelhealth.comparison.first_divergence import Search
-from pytest_modelhealth.comparison.links import (
-    link,
-    trains_nothing,
-)
-from pytest_modelhealth.comparison.precision import (
-    coarser_dtype,
-    layer_epsilons,
-    machine_epsilons,
-    notes_on_dtypes,
-    parameter_epsilon,
-)
-from pytest_modelhealth.comparison.quantisation import quantisation
+from pytest_modelhealth.comparison.links import is_adapted, link
 from pytest_modelhealth.comparison.refined import with_calls, with_folds
-from pytest_modelhealth.comparison.remarks import (
-    notes_on_runs,
-    notes_on_settings,
-    notes_on_structure,
-    notes_on_training,
-    notes_without_effect,
-    remarks,
-)
+from pytest_modelhealth.comparison.remarks import notes_on_runs, notes_without_effect, remarks
 from pytest_modelhealth.comparison.results import (
     FACTOR,
-    Further,
     Judge,
     TensorResult,
     are_one_function,
     without_effect,
 )
-from pytest_modelhealth.comparison.sides import (
-    Side,
-    candidate_side,
-    placement,
-    reference_side,
-    run,
+from pytest_modelhealth.comparison.rounding import (
+    coarser_dtype,
+    layer_epsilons,
+    machine_epsilon,
+    parameter_epsilon,
+    quantisation,
 )
-from pytest_modelhealth.comparison.trace import Trace
+from pytest_modelhealth.comparison.sides import candidate_side, placement, reference_side, run
+from pytest_modelhealth.comparison.trace import TwoRuns
 from pytest_modelhealth.comparison.weights import Changed, changed_values, merged_layers
 from pytest_modelhealth.errors import checked_call
 from pytest_modelhealth.rendering import renderer
@@ -119,83 +101,87 @@ def compare(
     with TensorStore(memory_budget) as store:
         a = run(ours, request, store)
         b = run(theirs, request, store, placement(theirs, inputs))
-        notes = notes_on_runs(ours, theirs, a, b)
+        notes = list(notes_on_runs(ours, theirs, a, b))
         is_blind = bool(b.observation.outputs_only)
         alignment = with_calls(align(a.layers, b.layers, is_blind=is_blind), a, b)
         alignment = with_folds(alignment, a, b, store)
-        notes += notes_on_training(alignment, b)
-        epsilons = machine_epsilons(ours, theirs, a, b)
-        changed = _changed(ours, theirs, a, b, alignment, epsilons)
+        runs = TwoRuns(a, b, alignment, (ours.modules, theirs.modules), store)
+        if is_adapted(runs):
+            notes.append(
+                "the candidate trains layers that were added, the others are frozen for it: "
+                "gradients that only these lack are no difference"
+            )
+        epsilons = machine_epsilon(ours, a), machine_epsilon(theirs, b)
+        changed = _changed(runs, epsilons[1] if epsilons[1] > epsilons[0] else 0.0)
         merged = merged_layers(alignment, changed)
         notes += [f"{name} has taken over {', '.join(merged[name])}" for name in merged]
         changed |= dict.fromkeys(merged, Changed())
-        if merged and trains_nothing(b):
+        if merged and not any(
+            set(layer.parameters) - set(layer.frozen)
+            for layer in b.observation.layers.values()
+            if layer.calls
+        ):  # all that can be trained lies in layers that are not called
             b = replace(b, observation=replace(b.observation, backward=False))
+            runs = replace(runs, b=b)
         other_buffers = {name for name, found in changed.items() if found.others}
-        links = link(alignment, a, b, other_buffers, merged)
-        modules = ours.modules, theirs.modules
-        rounding = (
-            quantisation(alignment, links, a, b, store, modules) if theirs.quantised else None
+        links = link(runs, other_buffers, merged)
+        rounding = quantisation(runs, links) if theirs.quantised else None
+        judge = Judge(
+            runs,
+            replace(request, model=ours.module),
+            epsilons,
+            coarser_dtype(ours, theirs),
+            factor,
+            {} if rounding else layer_epsilons(runs, max(epsilons)),
+            noise_runs,
+            notes,
+            rounding,
         )
-        lower = coarser_dtype(ours, theirs)
-        further = Further(replace(request, model=ours.module), noise_runs, notes)
-        coarser = {} if rounding else layer_epsilons(alignment, a, b, max(epsilons))
-        judge = Judge(a, b, store, further, epsilons, lower, factor, coarser, modules[0], rounding)
-        results = judge.results(links) + judge.missing(alignment)
-        results.sort(key=lambda result: a.entries[result.key].moment)
-        set_aside = without_effect(results)
-        notes += notes_without_effect(set_aside, a, alignment)
-        aside = set(map(id, set_aside))
-        results = [result for result in results if id(result) not in aside]
+        results = sorted(judge.results(links), key=lambda result: a.entries[result.key].moment)
+        aside = without_effect(results)
+        notes += notes_without_effect(aside, runs)
+        ineffective = set(aside)
+        results = [result for result in results if result not in ineffective]
         same_weights = not any(found.parameters for found in changed.values())
         if same_weights and are_one_function(results, a, b):
-            notes += notes_on_structure([result for result in results if result.diverged], a)
+            inside = [one.key.layer for one in results if one.diverged]
+            names = list(dict.fromkeys(name or a.observation.model_type for name in inside))
+            why = (
+                "built otherwise in the candidate; all outputs and gradients are equal bit for bit"
+            )
+            notes += [f"{listed(names)}: {why}"] if names else []
             results = [result for result in results if not result.diverged]
-        search = Search(alignment, a, b, modules, changed, tuple(results))
-        return _comparison(search, notes, strict_names, store.on_disk)
+        if store.on_disk:
+            notes.append(f"{store.on_disk / 2**20:,.0f} MiB of tensors lay in a temporary file")
+        return _comparison(Search(runs, changed, results), notes, strict_names)
 
 
-def _comparison(search: Search, notes: list[str], strict_names: bool, spilled: int) -> Comparison:
+def _comparison(search: Search, notes: list[str], strict_names: bool) -> Comparison:
     a, b, results = search.a, search.b, search.results
     divergence = search.first_divergence()
-    if divergence is None:
-        notes = [*notes_on_settings(search), *notes]
-    notes = [*notes_on_dtypes(search.alignment, a, b), *notes, *remarks(search, divergence)]
-    if spilled:
-        notes.append(f"{spilled / 2**20:,.0f} MiB of tensors lay in a temporary file")
     return Comparison(
         reference=a.observation.model_type,
         candidate=b.observation.model_type,
-        alignment=search.alignment,
+        alignment=search.runs.alignment,
         layers=_layers(search),
         outputs=tuple(result for result in results if result.key.role == "outputs"),
         first_divergence=divergence,
         losses=(a.observation.loss, b.observation.loss),
         strict_names=strict_names,
         basis=_basis(results),
-        notes=tuple(dict.fromkeys(notes)),
+        notes=tuple(dict.fromkeys(remarks(search, divergence, notes))),
         renderer=renderer,
     )
 
 
-def _changed(
-    ours: Side,
-    theirs: Side,
-    a: Trace,
-    b: Trace,
-    alignment: Alignment,
-    epsilons: tuple[float, float],
-) -> dict[str, Changed]:
+def _changed(runs: TwoRuns, slack: float) -> dict[str, Changed]:
     """Return the parameters and buffers of each layer of the reference whose values differ."""
-    modules = ours.modules, theirs.modules
-    slack = epsilons[1] if epsilons[1] > epsilons[0] else 0.0
-    return {
-        pair.reference: changed_values(
-            pair, a, b, modules, max(slack, parameter_epsilon(pair, a, b) if pair.aligned else 0.0)
-        )
-        for pair in alignment.pairs
-        if pair.reference is not None
-    }
+    found = {}
+    for pair in runs.alignment.pairs:
+        if pair.reference is not None:
+            coarser = parameter_epsilon(pair, runs.a, runs.b) if pair.aligned else 0.0
+            found[pair.reference] = changed_values(runs, pair, max(slack, coarser))
+    return found
 
 
 def _layers(search: Search) -> dict[tuple[str | None, str | None], AlignedLayer]:
@@ -204,7 +190,7 @@ def _layers(search: Search) -> dict[tuple[str | None, str | None], AlignedLayer]
         if result.key.role != "outputs":
             of_layer[result.key.layer].append(result)
     layers = {}
-    for pair in search.alignment.pairs:
+    for pair in search.runs.alignment.pairs:
         name = pair.reference
         side = search.b if name is None else search.a
         layers[name, pair.candidate] = AlignedLayer(

@@ -30,7 +30,7 @@ from pytest_modelhealth.snapshot.snapshot import (
     is_judged_whole,
     judges_zeros,
 )
-from pytest_modelhealth.snapshot.tolerances import Noise
+from pytest_modelhealth.snapshot.tolerances import Tolerances
 from pytest_modelhealth.statistics import TensorStatistics
 from pytest_modelhealth.tolerance import BFLOAT16, TF32, coarsest_epsilon
 
@@ -56,7 +56,7 @@ def from_observation(observation: Observation, noise: Noises | None = None) -> S
     )
     if noise is None:
         return snapshot
-    noises, measured = Noise(snapshot), noise
+    noises, measured = Tolerances(snapshot), noise
     snapshot = replace(snapshot, loss_noise=noises.multiple_of_loss(observation.loss, noise))
     return snapshot.with_tensors(
         lambda layer, key, line: replace(line, noise=noises.multiples(layer, key, line, measured))
