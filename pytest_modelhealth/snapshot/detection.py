@@ -277,42 +277,20 @@ class FirstDrift:
     def _calls(self) -> list[CallChange]:
         """Return what is called more or less often and explains the drift.
 
-        - The layer itself, or one around it.
+        - The layer itself, or one around it, and whatever else is.
         - Of a container whose layers agree and that gives something else: what is in it.
-        - Of a layer that takes something else: what was called right before it and no longer is, or
-          is now; else what is called several times, as a snapshot has only the place of the last
-          call.
+        - Of a layer that takes something else, and nothing came or went before it: all.
         """
         changes, name = self.pair.causes.calls, self.pair.origin(self.layer)
         if name is None:
             return []
-        near = [one for one in changes if self._is_right_before(one)]
-        twice = [one for one in changes if one.both]
         own = [one for one in changes if name in one.inside]
-        if own:
-            rest = [one for one in changes if one in near or one in twice]
-            found = [*own, *(one for one in rest if one not in own)]
-            return sorted(found, key=lambda one: not one.more)
+        if own or (self.role == "inputs" and not self._unmatched()):
+            rest = [one for one in changes if one not in own]
+            return sorted([*own, *rest], key=lambda one: not one.more)
         if self.role == "activations" and self.layer in self.pair.new.holders:
             return [one for one in changes if is_inside(one.pair.name, name)]
-        return [] if self.role != "inputs" or self._unmatched() else near or twice
-
-    def _is_right_before(self, change: CallChange) -> bool:
-        """Whether a layer called on one side only returned there after the last common one."""
-        if change.both:
-            return False
-        side = self.pair.new if change.more else self.pair.old
-        here = self.layer if change.more else self.pair.origin(self.layer) or ""
-        once = [
-            (one.pair.candidate if change.more else one.pair.reference) or ""
-            for one in (change, *self.pair.causes.calls)
-            if not one.both
-        ]
-        between = list(side.layers)[side.place[once[0]] + 1 : side.place[here]]
-        return side.place[once[0]] < side.place[here] and all(
-            other in side.holders or any(other == one or is_inside(other, one) for one in once)
-            for other in between
-        )
+        return []
 
     def _of_numbers(self) -> str:
         label = self.pair.new.label(self.layer)

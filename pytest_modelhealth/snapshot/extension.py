@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import shlex
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from syrupy.assertion import AssertionResult, SnapshotAssertion
@@ -38,7 +39,43 @@ from pytest_modelhealth.snapshot.recording import (
     record,
 )
 from pytest_modelhealth.snapshot.snapshot import Snapshot
-from pytest_modelhealth.snapshot.unfinished import keeps, own_id
+
+_UNFINISHED: ContextVar[tuple[frozenset[str], list[str]]] = ContextVar("UNFINISHED")
+"""The tests of the run that is about to end, and the snapshots that were kept for them."""
+
+
+def _keeps(test: str) -> bool:
+    """Return whether a snapshot is of one of these tests, and remember it then.
+
+    Args:
+        test: what its file says: the id, and which of several snapshots of the test it is.
+    """
+    tests, kept_ones = _UNFINISHED.get((frozenset(), []))
+    found = any(test == one or test.startswith(f"{one} ") for one in tests)
+    if found:
+        kept_ones.append(test)
+    return found
+
+
+def _own_id(node_id: str) -> str:
+    """Return the id of a test as its snapshots hold it: without the folder, in which they lie."""
+    path, _, name = node_id.partition("::")
+    return f"{PurePosixPath(path).name}::{name}"
+
+
+@contextmanager
+def kept(node_ids: Iterable[str]) -> Iterator[list[str]]:
+    """Keep the snapshots of these tests while the context lasts; give what was kept.
+
+    syrupy deletes what no test used, and a test that failed early, or never ran because of Ctrl-C
+    or ``-x``, used nothing.
+    """
+    found: list[str] = []
+    token = _UNFINISHED.set((frozenset(map(_own_id, node_ids)), found))
+    try:
+        yield found
+    finally:
+        _UNFINISHED.reset(token)
 
 
 class HealthSnapshotExtension(SingleFileSnapshotExtension):
@@ -169,7 +206,7 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
             test = load(_read(path)).test
         except SnapshotFormatError:  # its name is all there is to go by
             test = f"{path.parent.name}.py::{path.stem}"
-        if not keeps(test):
+        if not _keeps(test):
             super().delete_snapshots(
                 snapshot_location=snapshot_location, snapshot_names=snapshot_names
             )
@@ -278,7 +315,7 @@ class HealthSnapshot(SnapshotAssertion):
         strict = self.strict_names if self._strict_once is None else self._strict_once
         self._strict_once = None
         # The folder is left out of the id: it depends on where pytest was started.
-        extension.test = own_id(self.test_location.nodeid)
+        extension.test = _own_id(self.test_location.nodeid)
         if isinstance(self.index, str):
             extension.test += f" name={self.index!r}"
         elif self.index:
