@@ -50,7 +50,8 @@ def align(reference: Layers, candidate: Layers, *, is_blind: bool = False) -> Al
         matcher.add_all((name, name) for name in reference)
     else:
         matcher.match_leaves()
-        matcher.match_idle()
+        matcher.match_called_by_one(by_form=False)
+        matcher.match_values(a.idle, b.idle)
         matcher.match_containers()
     pairs = _pairs(matcher)
     if is_blind:
@@ -154,16 +155,14 @@ class _Matcher:
         self._match_merged()
         anchors = self._anchors()
         self.add_all(anchors)
-        self._match_called_by_one(by_form=True)  # as where heads changed
+        self.match_called_by_one(by_form=True)  # as where heads changed
         backbone = _rising(sorted((a.place[x], b.place[y]) for x, y in anchors))
         for left, right in list(self._gaps(self._add_names(backbone))):
             self.add_all(_aligned_sequences(left, right))
-        self._match_moved()
-
-    def match_idle(self) -> None:
-        """Match layers that one side or both never called, by name, then by their parameters."""
-        self._match_called_by_one(by_form=False)
-        self._match_values(self.a.idle, self.b.idle)
+        for name in a.free(a.leaves):  # what is left, whatever the order
+            if name not in b.taken and self._has_name(name):
+                self.add(name, name)
+        self.match_values(a.leaves, b.leaves)
 
     def match_containers(self) -> None:
         """Match containers by the layers in them; of those that hold the same, by type and name."""
@@ -242,7 +241,7 @@ class _Matcher:
         b = self.b
         return name in b.place and self.a.layers[name].functional == b.layers[name].functional
 
-    def _match_called_by_one(self, *, by_form: bool) -> None:
+    def match_called_by_one(self, *, by_form: bool) -> None:
         """Match layers of one name that one side or both never called, of one form if need be."""
         a, b = self.a, self.b
         for name in (*a.idle, *b.idle):
@@ -252,7 +251,7 @@ class _Matcher:
             if not by_form or (ours.parameters and ours.has_form_of(b.layers[name])):
                 self.add(name, name)
 
-    def _match_values(self, ours: list[str], theirs: list[str]) -> None:
+    def match_values(self, ours: list[str], theirs: list[str]) -> None:
         """Match layers with parameters of the same values, in order."""
         a, b = self.a, self.b
         known = b.by_fingerprint(b.free(theirs))
@@ -283,14 +282,6 @@ class _Matcher:
             if left and right:
                 yield left, right
             i, j = next_i + 1, next_j + 1
-
-    def _match_moved(self) -> None:
-        """Match what is left where name or parameters tell, whatever the order."""
-        a, b = self.a, self.b
-        for name in a.free(a.leaves):
-            if name not in b.taken and self._has_name(name):
-                self.add(name, name)
-        self._match_values(a.leaves, b.leaves)
 
 
 def _uncrossed(pairs: Places) -> list[tuple[int, int]]:

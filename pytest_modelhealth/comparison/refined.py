@@ -37,7 +37,9 @@ def with_calls(alignment: Alignment, a: Trace, b: Trace) -> Alignment:
     alike = [
         (x, y)
         for _, x, y in alignment.aligned
-        if x.calls == y.calls and (is_ordered or x.parameters or not _is_of_many(x, y))
+        if x.calls == y.calls
+        # A function is named by its place, and the calls of a layer stand in order alone.
+        and (is_ordered or x.parameters or not (x.calls > 1 or (x.functional and y.functional)))
     ]
     known = {x.name for x, _ in alike}, {y.name for _, y in alike}
     free = [pair for pair in alignment.pairs if pair.reason is None]
@@ -58,11 +60,6 @@ def with_calls(alignment: Alignment, a: Trace, b: Trace) -> Alignment:
         for one, other in zip(every, right.get(place, ()), strict=False)
     }
     return _with_reasons(alignment, calls)
-
-
-def _is_of_many(x: Alignable, y: Alignable) -> bool:
-    """Whether a layer is called several times, or is a function, which is named by its place."""
-    return max(x.calls, y.calls) > 1 or (x.functional and y.functional)
 
 
 def _with_reasons(alignment: Alignment, calls: Mapping[CallKey, CallKey]) -> Alignment:

@@ -266,7 +266,10 @@ class Judge:
             norm, most, width = difference.norm, difference.abs_max, math.sqrt(difference.count)
             roundings = a.depths[a.entries[key].moment]
             if key.role == "parameter_gradients":
-                (rms, abs_max), (terms, term) = _largest_gradient(a, key.layer), _terms(a, key)
+                gradients = a.observation.layers[key.layer].parameter_gradients.values()
+                finite = [(one.rms, one.abs_max) for one in gradients if math.isfinite(one.rms)]
+                rms, abs_max = map(max, zip(*finite, NONE, strict=True))
+                terms, term = _terms(a, key)
                 roundings *= terms
                 norm = max(norm, rms * width, term * math.sqrt(terms) * width)
                 most = max(most, abs_max, term * math.sqrt(terms))
@@ -513,14 +516,6 @@ def _difference(expected: Tensor, found: Tensor) -> tuple[Difference | None, str
 
 def _shape(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape)) or "scalar"
-
-
-def _largest_gradient(a: Trace, layer: str) -> Size:
-    """Return the largest rms and magnitude among the gradients of a layer's parameters."""
-    gradients = a.observation.layers[layer].parameter_gradients.values()
-    finite = [(one.rms, one.abs_max) for one in gradients if math.isfinite(one.rms)]
-    rms, most = map(max, zip(*finite, NONE, strict=True))
-    return rms, most
 
 
 def _terms(a: Trace, key: Key) -> tuple[int, float]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,6 @@ from pytest_modelhealth.capture import Inputs, Request, find_engine, hinted
 from pytest_modelhealth.capture.eager import is_compiled
 from pytest_modelhealth.capture.engine import Engine
 from pytest_modelhealth.capture.observing.hooks import Hooks
-from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.observing.tensors import TensorStore, find_tensors
 from pytest_modelhealth.capture.step.bare import converted_batch
 from pytest_modelhealth.capture.step.company import has_process_group
@@ -214,17 +213,13 @@ def _with_compiled_outputs(
 ) -> Observation:
     """Take outputs, buffers and parameter gradients from compiled code, which nothing watches."""
     own = Keeper(keeper.store)
-    bare = run_step(replace(request, visitor=own), side.model, [], watch=_unwatched)
+    request = replace(request, visitor=own)
+    bare = run_step(request, side.model, [], watch=lambda recorder: nullcontext(Hooks(recorder)))
     for key, entry in own.entries.items():
         if key.role in ("outputs", "buffers", "parameter_gradients"):
             moment = keeper.entries[key].moment if key in keeper.entries else len(keeper.entries)
             keeper.entries[key] = entry._replace(moment=moment)
     return replace(observation, loss=bare.loss)
-
-
-@contextmanager
-def _unwatched(recorder: Recorder) -> Iterator[Hooks]:
-    yield Hooks(recorder)
 
 
 def placement(side: Side, inputs: Any) -> tuple[torch.dtype | None, torch.device | None]:

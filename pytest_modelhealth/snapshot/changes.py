@@ -131,8 +131,9 @@ class SnapshotPair:
         lost = list(self._tensors_come_and_gone(reference, candidate))
         if altered and not isinstance(pair.reason, Fold):
             sides = ((self.old, reference), (self.new, candidate))
-            mere = all(side.is_mere_container(name) for side, name in sides) or not any(
-                side.computes(name) for side, name in sides
+            mere = not any(side.computes(name) for side, name in sides) or all(
+                name in side.holders and not side.layers[name].owns_parameters
+                for side, name in sides
             )
             formal = bool(candidate) and all(change.formal for change in lost)
             yield LayerChange("changed", label, f": {altered}", mere, candidate, formal)

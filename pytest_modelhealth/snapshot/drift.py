@@ -228,17 +228,13 @@ def _shown(drifts: Sequence[Drift]) -> list[Drift]:
     """
     causes = [d for d in drifts if d.role == "parameters" or (d.role == "inputs" and not d.layer)]
     shown = causes[:MOST_TENSORS]
-    for roles in _PASSES:
+    is_seen = any(d.role == "gradients" for d in drifts)
+    last = "gradients" if is_seen else "parameter_gradients"
+    for roles in (("buffers", "inputs", "activations"), (LOSS,), (last,)):
         found = [d for d in drifts if d.role in roles and d not in causes]
         shown += [d for d in found if d.layer == found[0].layer]
     return [drift for drift in drifts if drift in shown][:MOST_TENSORS]
 
-
-_PASSES = (
-    ("buffers", "inputs", "activations"),
-    (LOSS,),
-    ("gradients", "parameter_gradients"),
-)
 
 _TABLE = {
     "layer": "label",

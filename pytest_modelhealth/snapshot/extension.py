@@ -44,19 +44,6 @@ _UNFINISHED: ContextVar[tuple[frozenset[str], list[str]]] = ContextVar("UNFINISH
 """The tests of the run that is about to end, and the snapshots that were kept for them."""
 
 
-def _keeps(test: str) -> bool:
-    """Return whether a snapshot is of one of these tests, and remember it then.
-
-    Args:
-        test: what its file says: the id, and which of several snapshots of the test it is.
-    """
-    tests, kept_ones = _UNFINISHED.get((frozenset(), []))
-    found = any(test == one or test.startswith(f"{one} ") for one in tests)
-    if found:
-        kept_ones.append(test)
-    return found
-
-
 def _own_id(node_id: str) -> str:
     """Return the id of a test as its snapshots hold it: without the folder, in which they lie."""
     path, _, name = node_id.partition("::")
@@ -206,7 +193,11 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
             test = load(_read(path)).test
         except SnapshotFormatError:  # its name is all there is to go by
             test = f"{path.parent.name}.py::{path.stem}"
-        if not _keeps(test):
+        # A file says which of several snapshots of its test it is behind the id.
+        tests, kept_ones = _UNFINISHED.get((frozenset(), []))
+        if any(test == one or test.startswith(f"{one} ") for one in tests):
+            kept_ones.append(test)
+        else:
             super().delete_snapshots(
                 snapshot_location=snapshot_location, snapshot_names=snapshot_names
             )
@@ -282,7 +273,7 @@ class HealthSnapshot(SnapshotAssertion):
         agrees = super().__eq__(report)
         result = self.executions[self.num_executions - 1]
         self._tell(result)
-        extension = self._extension
+        extension = self._ours
         if agrees:
             if result.created or result.updated:
                 change = extension.change or f"recorded for {extension.profile}"
@@ -305,13 +296,13 @@ class HealthSnapshot(SnapshotAssertion):
         return f"<health snapshot of {self.test_location.nodeid}>"
 
     @property
-    def _extension(self) -> HealthSnapshotExtension:
+    def _ours(self) -> HealthSnapshotExtension:
         extension = self.extension
         assert isinstance(extension, HealthSnapshotExtension)
         return extension
 
     def _prepare(self, report: object) -> None:
-        extension, updating = self._extension, self.update_snapshots
+        extension, updating = self._ours, self.update_snapshots
         strict = self.strict_names if self._strict_once is None else self._strict_once
         self._strict_once = None
         # The folder is left out of the id: it depends on where pytest was started.
@@ -337,7 +328,7 @@ class HealthSnapshot(SnapshotAssertion):
         now: Any = result.asserted_data
         if self.on_check is None or now is None or result.exception is not None:
             return
-        compared, text = self._extension.compared, ""
+        compared, text = self._ours.compared, ""
         outcome = Outcome.UNCHANGED
         if result.created or result.updated:
             outcome = Outcome.RECORDED
@@ -346,7 +337,7 @@ class HealthSnapshot(SnapshotAssertion):
             text = "\n".join(self._failure(result))
         (section,) = file_of(now).snapshots.values()
         self.on_check(
-            SnapshotCheck(self._extension.path, outcome, text, section, *compared or (None, None))
+            SnapshotCheck(self._ours.path, outcome, text, section, *compared or (None, None))
         )
 
     @property
@@ -354,7 +345,7 @@ class HealthSnapshot(SnapshotAssertion):
         return f"pytest --snapshot-update {shlex.quote(self.test_location.nodeid)}"
 
     def _failure(self, result: AssertionResult) -> Iterator[str]:
-        path, before, extension = self._extension.path, result.recalled_data, self._extension
+        path, before, extension = self._ours.path, result.recalled_data, self._ours
         now: Any = result.asserted_data or ""
         if before is None:
             try:
@@ -372,7 +363,7 @@ class HealthSnapshot(SnapshotAssertion):
             yield f"To accept this as the new {path}: {self._command}"
 
     def _unreached(self, result: AssertionResult, error: OSError) -> Iterator[str]:
-        path = self._extension.path
+        path = self._ours.path
         what = "read" if result.asserted_data is None else "written"
         why = f"{error.strerror or error} ({Path(path).parent})"
         yield f"the snapshot {path} could not be {what}: {why}"

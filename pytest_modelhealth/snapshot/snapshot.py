@@ -144,10 +144,6 @@ class Snapshot:
         idle = line.status == Status.ALIAS_OF_INPUT or line.type == "Identity"
         return not (idle or layer in self.holders)
 
-    def is_mere_container(self, layer: str) -> bool:
-        """Whether a layer only holds others."""
-        return layer in self.holders and not self.layers[layer].owns_parameters
-
     def with_tensors(self, made: Callable[[str, TensorKey, TensorLine], TensorLine]) -> Snapshot:
         """Return the snapshot with each tensor replaced by what `made` returns for it."""
         layers = {
