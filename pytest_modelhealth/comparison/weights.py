@@ -232,7 +232,7 @@ def merged_layers(alignment: Alignment, changed: Mapping[str, Changed]) -> dict[
         for _, ours, theirs in alignment.aligned
         if ours.parameters and ours.calls and not theirs.calls
     ]
-    found = {}
+    found: dict[str, list[str]] = {}
     for name, what in changed.items():
         around = name.rpartition(".")[0]
         beside = [other for other in idle if around and is_inside(other, around)]

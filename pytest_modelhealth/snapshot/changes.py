@@ -206,7 +206,11 @@ def _alignables(snapshot: Snapshot) -> dict[str, Alignable]:
             calls=line.calls,
             output=() if seen is None else seen.shape,
             output_size=None if seen is None else seen.count,
-            parameters={own: Values.of(one) for (role, own), one in lines if role == "parameters"},
+            parameters={
+                own: Values(one.shape, one.count, one.zero_count, one.min, one.max, one.rms)
+                for (role, own), one in lines
+                if role == "parameters"
+            },
             trained=any(role == "parameter_gradients" for role, _ in line.tensors),
             tied=line.tied,
         )
