@@ -349,7 +349,8 @@ def _read_tensor(profile: str, role: str, cell: str) -> TensorLine:
     shape_cell, mean, std, extremes, *options = cell.split(",")
     shape = () if shape_cell == "()" else tuple(map(_count, shape_cell.split("x")))
     least, _, most = extremes.partition("..")
-    fields, noise = _usual(profile, role, shape), {}
+    fields = _usual(profile, role, shape)
+    noise: dict[str, float] = {}
     for name, number in zip(REAL, (mean, std, least, most), strict=True):
         fields[name], times = _read_number(number)
         noise |= {} if times is None else {name: times}
