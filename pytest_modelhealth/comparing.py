@@ -3,45 +3,35 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from pytest_modelhealth.alignment.causes import called
 from pytest_modelhealth.alignment.matching import align
-from pytest_modelhealth.alignment.result import Alignment
+from pytest_modelhealth.alignment.result import listed
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.engine import Backward, Loss
 from pytest_modelhealth.capture.observing.tensors import TensorStore
-from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison
+from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, Divergence
 from pytest_modelhealth.comparison.first_divergence import Search
-from pytest_modelhealth.comparison.links import (
-    link,
-    trains_nothing,
-)
-from pytest_modelhealth.comparison.precision import (
-    coarser_dtype,
-    layer_epsilons,
-    machine_epsilons,
-    notes_on_dtypes,
-    parameter_epsilon,
-)
-from pytest_modelhealth.comparison.quantisation import quantisation
+from pytest_modelhealth.comparison.layer_differences import other_settings
+from pytest_modelhealth.comparison.links import is_adapted, link
 from pytest_modelhealth.comparison.refined import with_calls, with_folds
-from pytest_modelhealth.comparison.remarks import (
-    notes_on_runs,
-    notes_on_settings,
-    notes_on_structure,
-    notes_on_training,
-    notes_without_effect,
-    remarks,
-)
 from pytest_modelhealth.comparison.results import (
     FACTOR,
-    Further,
     Judge,
     TensorResult,
     are_one_function,
     without_effect,
+)
+from pytest_modelhealth.comparison.rounding import (
+    coarser_dtype,
+    layer_epsilons,
+    machine_epsilon,
+    notes_on_dtypes,
+    parameter_epsilon,
+    quantisation,
 )
 from pytest_modelhealth.comparison.sides import (
     Side,
@@ -50,11 +40,13 @@ from pytest_modelhealth.comparison.sides import (
     reference_side,
     run,
 )
-from pytest_modelhealth.comparison.trace import Trace
+from pytest_modelhealth.comparison.trace import Trace, TwoRuns
 from pytest_modelhealth.comparison.weights import Changed, changed_values, merged_layers
 from pytest_modelhealth.errors import checked_call
 from pytest_modelhealth.rendering import renderer
+from pytest_modelhealth.report import Status
 from pytest_modelhealth.settings import Setting
+from pytest_modelhealth.settings.setting import ancestors
 from pytest_modelhealth.tolerance import RUNS
 from pytest_modelhealth.training import default_settings
 
@@ -119,83 +111,87 @@ def compare(
     with TensorStore(memory_budget) as store:
         a = run(ours, request, store)
         b = run(theirs, request, store, placement(theirs, inputs))
-        notes = notes_on_runs(ours, theirs, a, b)
+        notes = list(_notes_on_runs(ours, theirs, a, b))
         is_blind = bool(b.observation.outputs_only)
         alignment = with_calls(align(a.layers, b.layers, is_blind=is_blind), a, b)
         alignment = with_folds(alignment, a, b, store)
-        notes += notes_on_training(alignment, b)
-        epsilons = machine_epsilons(ours, theirs, a, b)
-        changed = _changed(ours, theirs, a, b, alignment, epsilons)
+        runs = TwoRuns(a, b, alignment, (ours.modules, theirs.modules), store)
+        if is_adapted(runs):
+            notes.append(
+                "the candidate trains layers that were added, the others are frozen for it: "
+                "gradients that only these lack are no difference"
+            )
+        epsilons = machine_epsilon(ours, a), machine_epsilon(theirs, b)
+        changed = _changed(runs, epsilons[1] if epsilons[1] > epsilons[0] else 0.0)
         merged = merged_layers(alignment, changed)
         notes += [f"{name} has taken over {', '.join(merged[name])}" for name in merged]
         changed |= dict.fromkeys(merged, Changed())
-        if merged and trains_nothing(b):
+        if merged and not any(
+            set(layer.parameters) - set(layer.frozen)
+            for layer in b.observation.layers.values()
+            if layer.calls
+        ):  # all that can be trained lies in layers that are not called
             b = replace(b, observation=replace(b.observation, backward=False))
+            runs = replace(runs, b=b)
         other_buffers = {name for name, found in changed.items() if found.others}
-        links = link(alignment, a, b, other_buffers, merged)
-        modules = ours.modules, theirs.modules
-        rounding = (
-            quantisation(alignment, links, a, b, store, modules) if theirs.quantised else None
+        links = link(runs, other_buffers, merged)
+        rounding = quantisation(runs, links) if theirs.quantised else None
+        judge = Judge(
+            runs,
+            replace(request, model=ours.module),
+            epsilons,
+            coarser_dtype(ours, theirs),
+            factor,
+            {} if rounding else layer_epsilons(runs, max(epsilons)),
+            noise_runs,
+            notes,
+            rounding,
         )
-        lower = coarser_dtype(ours, theirs)
-        further = Further(replace(request, model=ours.module), noise_runs, notes)
-        coarser = {} if rounding else layer_epsilons(alignment, a, b, max(epsilons))
-        judge = Judge(a, b, store, further, epsilons, lower, factor, coarser, modules[0], rounding)
-        results = judge.results(links) + judge.missing(alignment)
-        results.sort(key=lambda result: a.entries[result.key].moment)
-        set_aside = without_effect(results)
-        notes += notes_without_effect(set_aside, a, alignment)
-        aside = set(map(id, set_aside))
-        results = [result for result in results if id(result) not in aside]
+        results = sorted(judge.results(links), key=lambda result: a.entries[result.key].moment)
+        aside = without_effect(results)
+        notes += _notes_without_effect(aside, runs)
+        ineffective = set(aside)
+        results = [result for result in results if result not in ineffective]
         same_weights = not any(found.parameters for found in changed.values())
         if same_weights and are_one_function(results, a, b):
-            notes += notes_on_structure([result for result in results if result.diverged], a)
+            inside = [one.key.layer for one in results if one.diverged]
+            names = list(dict.fromkeys(name or a.observation.model_type for name in inside))
+            why = (
+                "built otherwise in the candidate; all outputs and gradients are equal bit for bit"
+            )
+            notes += [f"{listed(names)}: {why}"] if names else []
             results = [result for result in results if not result.diverged]
-        search = Search(alignment, a, b, modules, changed, tuple(results))
-        return _comparison(search, notes, strict_names, store.on_disk)
+        if store.on_disk:
+            notes.append(f"{store.on_disk / 2**20:,.0f} MiB of tensors lay in a temporary file")
+        return _comparison(Search(runs, changed, results), notes, strict_names)
 
 
-def _comparison(search: Search, notes: list[str], strict_names: bool, spilled: int) -> Comparison:
+def _comparison(search: Search, notes: list[str], strict_names: bool) -> Comparison:
     a, b, results = search.a, search.b, search.results
     divergence = search.first_divergence()
-    if divergence is None:
-        notes = [*notes_on_settings(search), *notes]
-    notes = [*notes_on_dtypes(search.alignment, a, b), *notes, *remarks(search, divergence)]
-    if spilled:
-        notes.append(f"{spilled / 2**20:,.0f} MiB of tensors lay in a temporary file")
     return Comparison(
         reference=a.observation.model_type,
         candidate=b.observation.model_type,
-        alignment=search.alignment,
+        alignment=search.runs.alignment,
         layers=_layers(search),
         outputs=tuple(result for result in results if result.key.role == "outputs"),
         first_divergence=divergence,
         losses=(a.observation.loss, b.observation.loss),
         strict_names=strict_names,
         basis=_basis(results),
-        notes=tuple(dict.fromkeys(notes)),
+        notes=tuple(dict.fromkeys(_remarks(search, divergence, notes))),
         renderer=renderer,
     )
 
 
-def _changed(
-    ours: Side,
-    theirs: Side,
-    a: Trace,
-    b: Trace,
-    alignment: Alignment,
-    epsilons: tuple[float, float],
-) -> dict[str, Changed]:
+def _changed(runs: TwoRuns, slack: float) -> dict[str, Changed]:
     """Return the parameters and buffers of each layer of the reference whose values differ."""
-    modules = ours.modules, theirs.modules
-    slack = epsilons[1] if epsilons[1] > epsilons[0] else 0.0
-    return {
-        pair.reference: changed_values(
-            pair, a, b, modules, max(slack, parameter_epsilon(pair, a, b) if pair.aligned else 0.0)
-        )
-        for pair in alignment.pairs
-        if pair.reference is not None
-    }
+    found = {}
+    for pair in runs.alignment.pairs:
+        if pair.reference is not None:
+            coarser = parameter_epsilon(pair, runs.a, runs.b) if pair.aligned else 0.0
+            found[pair.reference] = changed_values(runs, pair, max(slack, coarser))
+    return found
 
 
 def _layers(search: Search) -> dict[tuple[str | None, str | None], AlignedLayer]:
@@ -204,7 +200,7 @@ def _layers(search: Search) -> dict[tuple[str | None, str | None], AlignedLayer]
         if result.key.role != "outputs":
             of_layer[result.key.layer].append(result)
     layers = {}
-    for pair in search.alignment.pairs:
+    for pair in search.runs.alignment.pairs:
         name = pair.reference
         side = search.b if name is None else search.a
         layers[name, pair.candidate] = AlignedLayer(
@@ -228,3 +224,104 @@ def _basis(results: Sequence[TensorResult]) -> str:
         if source in sources:
             return phrase
     return "bitwise equality"
+
+
+def _notes_on_runs(ours: Side, theirs: Side, a: Trace, b: Trace) -> Iterator[str]:
+    """Yield what was remarkable about the two runs."""
+    if theirs.note:
+        yield theirs.note
+    has_no_gradients = a.observation.backward and not b.observation.backward
+    if theirs.quantised:
+        yield "a quantised model has no gradients: the forward pass is compared"
+    elif theirs.is_frozen and theirs.engine.runs_in_torch and has_no_gradients:
+        yield "the candidate trains nothing (requires_grad=False): the forward pass is compared"
+    for side, trace in ((ours, a), (theirs, b)):
+        yield from (f"{side.name}: {note}" for note in trace.observation.notes)
+
+
+def _remarks(search: Search, divergence: Divergence | None, notes: list[str]) -> Iterator[str]:
+    """Yield what is worth saying of the models, `notes` on how they were compared among it."""
+    a, b, results, alignment = search.a, search.b, search.results, search.runs.alignment
+    model = a.observation.model_type
+    yield from notes_on_dtypes(search.runs)
+    unseen = "" if divergence is not None else "; no number of this batch shows it"
+    if divergence is None:
+        settings: dict[str, list[str]] = defaultdict(list)
+        for pair in alignment.pairs:
+            for phrase in other_settings(pair, search.runs):
+                settings[phrase].append(pair.name or model)
+        yield from (f"{listed(names)}: {phrase}{unseen}" for phrase, names in settings.items())
+    yield from notes
+    if b.layers and len(alignment.to_candidate) <= 1 < len(a.layers):
+        yield (
+            "no layer of the reference was found in the candidate: only the inputs and outputs of "
+            "the models are compared"
+        )
+    outputs = [result for result in results if result.key.role == "outputs"]
+    began = divergence.result if divergence is not None else None
+    in_forward = began is not None and began.key.role in ("inputs", "activations")
+    if in_forward and outputs and not any(result.diverged for result in outputs):
+        yield "the outputs agree all the same: later layers make up for what differs"
+    both_nan = [r for r in results if r.difference is not None and r.difference.nan_both]
+    if both_nan:
+        layers = list(dict.fromkeys(r.key.layer or model for r in both_nan))
+        yield f"equal, but NaN on both sides: {listed(layers)}"
+    folded = {pair.reference for pair in alignment.pairs if pair.output_of is not None}
+    unused = [n for n, found in search.changed.items() if found.phrases and n not in folded]
+    if unused and divergence is None:
+        phrase = search.changed[unused[0]].phrases[0]
+        yield f"parameters differ that this batch does not show: {unused[0]}: {phrase}"
+    said = () if divergence is None else divergence.causes
+    causes = (*search.causes.ties, *search.causes.calls)
+    yield from (f"{cause}{unseen}" for cause in causes if cause not in said)
+    yield from _other_calls(search)
+
+
+def _other_calls(search: Search) -> Iterator[str]:
+    """Yield the layers of which only the first calls are compared, as much comes to all of them."""
+    alignment = search.runs.alignment
+    told = {name for change in search.causes.calls for name in change.inside}
+    told |= {one for name, _ in alignment.calls for one in (name, *ancestors(name))}
+    for _, ours, theirs in alignment.aligned:
+        least = min(ours.calls, theirs.calls)
+        is_seen = Status.UNSUPPORTED not in (ours.status, theirs.status)
+        if ours.calls != theirs.calls and least and is_seen and ours.name not in told:
+            those = "the first call is" if least == 1 else f"the first {least} calls are"
+            times = called(ours.calls, theirs.calls)
+            yield f"{ours.name}: {times}, on as many numbers; {those} compared"
+
+
+def _notes_without_effect(set_aside: list[TensorResult], runs: TwoRuns) -> list[str]:
+    """Return what to say of tensors that differ to no effect.
+
+    What a layer gave that the candidate computes in the next one, such as a convolution with the
+    batch norm behind it, is not there to be the same.
+    """
+    a = runs.a
+    absent = {
+        a.entries[key].slot
+        for pair in runs.alignment.pairs
+        if pair.candidate is None
+        for key in a.of_role[pair.name, "activations"]
+    }
+    first: dict[str, TensorResult] = {}
+    for result in set_aside:
+        if result.key.role != "inputs" or a.entries[result.key].slot not in absent:
+            first.setdefault(result.key.layer, result)
+    return [
+        f"{layer or a.observation.model_type}: {_difference_of(result, a)}; what is computed from "
+        f"{'it' if result.unseen else 'them'} agrees"
+        for layer, result in first.items()
+    ]
+
+
+def _difference_of(result: TensorResult, a: Trace) -> str:
+    role, difference = result.key.role, result.difference
+    if result.unseen:
+        return f"its gradient was not seen in the candidate ({result.unseen})"
+    if result.shape:
+        before = "x".join(map(str, a.entries[result.key].shape))
+        return f"its {role} are {result.shape}, were {before}: not compared"
+    if difference is None:
+        return f"its {role} differ"
+    return f"its {role} are others, {difference.found:.6g} for {difference.expected:.6g}"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -37,16 +38,8 @@ RUNS = 3
 """Perturbed runs: each costs a step, and the largest deviation grows slowly with their number."""
 
 STATISTICS = (
-    "mean",
-    "std",
-    "rms",
-    "min",
-    "max",
-    "abs_max",
-    "norm",
-    "zero_fraction",
-    "dead_fraction",
-)
+    "mean", "std", "rms", "min", "max", "abs_max", "norm", "zero_fraction", "dead_fraction"
+)  # fmt: skip
 """The statistics whose noise is measured."""
 
 TensorName = tuple[str, str, str]
@@ -95,15 +88,6 @@ def converted(request: Request, dtype: torch.dtype, *, target: bool = True) -> R
     )
 
 
-def wide_run(request: Request, run: Run = observed) -> Observation | None:
-    """Return what a float64 copy of the requested model shows; ``None`` where there is none."""
-    try:
-        with default_dtype(torch.float64):
-            return run(converted(request, torch.float64))
-    except Exception:  # noqa: BLE001 - not every model runs in float64
-        return None
-
-
 RECORDING: ContextVar[bool] = ContextVar("RECORDING", default=False)
 """Whether a test that records a snapshot is running: its inspectors calibrate."""
 
@@ -143,7 +127,9 @@ class Calibration:
             except Exception:  # noqa: BLE001 - what the model itself raises, the run has raised
                 self._failed = True
                 return
-            wide = wide_run(request, run)
+            wide = None
+            with suppress(Exception), default_dtype(torch.float64):  # not every model runs in it
+                wide = run(converted(request, torch.float64))
         if self._perturbed is None:
             self._perturbed, self._wide = runs, wide
             return
@@ -155,25 +141,15 @@ class Calibration:
         if self._failed or self._perturbed is None:
             return None
         noise = deviations(base, self._perturbed)
-        noise[LOSS] = {"value": _loss_deviation(base, self._perturbed)}
-        if self._wide is not None:
-            for name, values in deviations(base, [self._wide]).items():
-                noise[name] = _widened(noise[name], values)
+        losses = [one.loss for one in self._perturbed if one.loss is not None]
+        moved = [abs(loss - base.loss) for loss in losses] if base.loss is not None else []
+        noise[LOSS] = {"value": max(filter(math.isfinite, moved), default=0.0)}
+        wide = {} if self._wide is None else deviations(base, [self._wide])
+        for name, values in wide.items():
+            for statistic, value in values.items():
+                if value <= TRUSTED * noise[name][statistic]:
+                    noise[name][statistic] = max(noise[name][statistic], value)
         return noise
-
-
-def _widened(noise: Mapping[str, float], wide: Mapping[str, float]) -> dict[str, float]:
-    return {
-        statistic: max(value, wide[statistic]) if wide[statistic] <= TRUSTED * value else value
-        for statistic, value in noise.items()
-    }
-
-
-def _loss_deviation(base: Observation, others: list[Observation]) -> float:
-    if base.loss is None:
-        return 0.0
-    found = (abs(other.loss - base.loss) for other in others if other.loss is not None)
-    return max((value for value in found if math.isfinite(value)), default=0.0)
 
 
 def deviations(
@@ -183,11 +159,8 @@ def deviations(
     found: dict[TensorName, dict[str, float]] = {}
     for name, statistics in _tensors(base):
         layer, role, tensor = name
-        rivals = [
-            other.layers[layer].tensors(role).get(tensor)
-            for other in others
-            if layer in other.layers
-        ]
+        records = [other.layers[layer] for other in others if layer in other.layers]
+        rivals = [record.tensors(role).get(tensor) for record in records]
         found[name] = {
             statistic: max(
                 (_distance(statistics, rival, statistic) for rival in rivals if rival is not None),

@@ -46,18 +46,11 @@ class Values(NamedTuple):
 
     def equals_joined(self, parts: Iterable[Values]) -> bool:
         """Whether these are the values of several parameters together."""
-        every = list(parts)
-        size = sum(part.size for part in every)
-        squares = sum(part.size * part.rms * part.rms for part in every)
-        joined = Values(
-            (),
-            size,
-            sum(part.zeros for part in every),
-            min(part.min for part in every),
-            max(part.max for part in every),
-            math.sqrt(squares / size) if size else math.nan,
-        )
-        same_rms = math.isclose(joined.rms, self.rms, rel_tol=1e-5, abs_tol=1e-12)
+        shapes, sizes, zeros, least, most, rms = zip(*parts, strict=True)
+        size, squares = sum(sizes), sum(n * x * x for n, x in zip(sizes, rms, strict=True))
+        mean = math.sqrt(squares / size) if size else math.nan
+        joined = Values(shapes[0], size, sum(zeros), min(least), max(most), mean)
+        same_rms = math.isclose(mean, self.rms, rel_tol=1e-5, abs_tol=1e-12)
         return joined.fingerprint == self.fingerprint and same_rms
 
 

@@ -8,16 +8,23 @@ rename nor a shift of all numbers in a `Sequential` tears the models apart.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from pytest_modelhealth.alignment.alignable import Alignable, Fingerprint, containers
-from pytest_modelhealth.alignment.result import Alignment, Change, Fold, Pair, Split, Unseen
+from pytest_modelhealth.alignment.result import (
+    MOST_PARTS,
+    Alignment,
+    Change,
+    Fold,
+    Pair,
+    Split,
+    Unseen,
+)
 from pytest_modelhealth.report import Status
 from pytest_modelhealth.settings.setting import ancestors
 
@@ -27,9 +34,6 @@ Places = Sequence[tuple[int, int]]
 
 MOST_CELLS = 250_000
 """Up to this product of two lengths, sequences are aligned in full."""
-
-MOST_PARTS = 8
-"""A layer is split into no more parts than these."""
 
 
 def align(reference: Layers, candidate: Layers, *, is_blind: bool = False) -> Alignment:
@@ -46,12 +50,24 @@ def align(reference: Layers, candidate: Layers, *, is_blind: bool = False) -> Al
         matcher.add_all((name, name) for name in reference)
     else:
         matcher.match_leaves()
-        matcher.match_idle()
+        matcher.match_called_by_one(by_form=False)
+        matcher.match_values(a.idle, b.idle)
         matcher.match_containers()
+    pairs = _pairs(matcher)
     if is_blind:
-        return Alignment(tuple(_out_of_sight(_pairs(matcher))), (), reference, candidate)
+        unseen = (p if p.aligned else replace(p, reason=Unseen(is_all=True)) for p in pairs)
+        return Alignment(tuple(unseen), (), reference, candidate)
     splits = tuple(_splits(matcher))
-    pairs = _with_splits(_with_folds(_pairs(matcher), a, b), splits)
+    reasons: dict[tuple[bool, str], Split] = {}
+    for split in splits:
+        reasons[split.fused, split.whole] = split
+        reasons |= {(not split.fused, part): split for part in split.parts}
+    pairs = [
+        pair
+        if pair.aligned
+        else replace(pair, reason=reasons.get((pair.reference is None, pair.name), pair.reason))
+        for pair in _with_folds(pairs, a, b)
+    ]
     return Alignment(tuple(pairs), splits, reference, candidate)
 
 
@@ -98,12 +114,6 @@ class _Side:
         """Return those of these layers that are not matched yet."""
         return [name for name in names if name not in self.taken]
 
-    def leaf_called(self, name: str) -> Alignable | None:
-        """Return the leaf of a name, or of its end where a wrapper was taken off around it."""
-        parts = name.split(".")
-        ends = (".".join(parts[start:]) for start in range(len(parts)))
-        return next((self.layers[end] for end in ends if end in self.place), None)
-
     def by_fingerprint(self, names: Iterable[str]) -> dict[Fingerprint, list[str]]:
         """Return layers with parameters by the values of these."""
         found: dict[Fingerprint, list[str]] = defaultdict(list)
@@ -115,10 +125,9 @@ class _Side:
     def held(self) -> dict[str, set[str]]:
         """Return the names of the leaves in each container."""
         held: dict[str, set[str]] = {name: set() for name in self.containers}
-        for leaf in (*self.leaves, *self.idle):
-            for above in ancestors(leaf):
-                if above in held:
-                    held[above].add(leaf)
+        for leaf in self.own:
+            for above in held.keys() & ancestors(leaf):
+                held[above].add(leaf)
         return held
 
 
@@ -146,16 +155,14 @@ class _Matcher:
         self._match_merged()
         anchors = self._anchors()
         self.add_all(anchors)
-        self._match_called_by_one(by_form=True)  # as where heads changed
+        self.match_called_by_one(by_form=True)  # as where heads changed
         backbone = _rising(sorted((a.place[x], b.place[y]) for x, y in anchors))
         for left, right in list(self._gaps(self._add_names(backbone))):
             self.add_all(_aligned_sequences(left, right))
-        self._match_moved()
-
-    def match_idle(self) -> None:
-        """Match layers that one side or both never called, by name, then by their parameters."""
-        self._match_called_by_one(by_form=False)
-        self._match_values(self.a.idle, self.b.idle)
+        for name in a.free(a.leaves):  # what is left, whatever the order
+            if name not in b.taken and self._has_name(name):
+                self.add(name, name)
+        self.match_values(a.leaves, b.leaves)
 
     def match_containers(self) -> None:
         """Match containers by the layers in them; of those that hold the same, by type and name."""
@@ -191,8 +198,13 @@ class _Matcher:
             inside, known = one.held(), one.by_fingerprint(one.leaves)
             for name in one.containers:
                 held = [leaf for leaf in inside[name] if one.layers[leaf].parameters]
-                layer = other.leaf_called(name) if len(held) > 1 else None
-                if layer is None or not layer.parameters or layer.name in other.taken:
+                parts = name.split(".")  # a wrapper may have been taken off around it
+                ends = (".".join(parts[start:]) for start in range(len(parts)))
+                leaf = next((end for end in ends if end in other.place), None)
+                if len(held) < 2 or leaf is None or leaf in other.taken:
+                    continue
+                layer = other.layers[leaf]
+                if not layer.parameters:
                     continue
                 same_output = one.layers[name].output == layer.output
                 if same_output and layer.fingerprint not in known:
@@ -229,7 +241,7 @@ class _Matcher:
         b = self.b
         return name in b.place and self.a.layers[name].functional == b.layers[name].functional
 
-    def _match_called_by_one(self, *, by_form: bool) -> None:
+    def match_called_by_one(self, *, by_form: bool) -> None:
         """Match layers of one name that one side or both never called, of one form if need be."""
         a, b = self.a, self.b
         for name in (*a.idle, *b.idle):
@@ -239,7 +251,7 @@ class _Matcher:
             if not by_form or (ours.parameters and ours.has_form_of(b.layers[name])):
                 self.add(name, name)
 
-    def _match_values(self, ours: list[str], theirs: list[str]) -> None:
+    def match_values(self, ours: list[str], theirs: list[str]) -> None:
         """Match layers with parameters of the same values, in order."""
         a, b = self.a, self.b
         known = b.by_fingerprint(b.free(theirs))
@@ -271,27 +283,13 @@ class _Matcher:
                 yield left, right
             i, j = next_i + 1, next_j + 1
 
-    def _match_moved(self) -> None:
-        """Match what is left where name or parameters tell, whatever the order."""
-        a, b = self.a, self.b
-        for name in a.free(a.leaves):
-            if name not in b.taken and self._has_name(name):
-                self.add(name, name)
-        self._match_values(a.leaves, b.leaves)
-
 
 def _uncrossed(pairs: Places) -> list[tuple[int, int]]:
     """Return the pairs that cross no other, of pairs in ascending order of their first number."""
-    highest_before, highest = [], -1
-    for _, j in pairs:
-        highest_before.append(highest)
-        highest = max(highest, j)
-    kept, lowest_after = [], math.inf
-    for (i, j), before in zip(reversed(pairs), reversed(highest_before), strict=True):
-        if before < j < lowest_after:
-            kept.append((i, j))
-        lowest_after = min(lowest_after, j)
-    return kept[::-1]
+    places = [place for _, place in pairs]
+    highest = accumulate(places, max)
+    lowest = [*accumulate(reversed(places), min)][::-1]
+    return [one for one, x, y in zip(pairs, highest, lowest, strict=True) if x == one[1] == y]
 
 
 def _rising(pairs: Places) -> list[tuple[int, int]]:
@@ -410,31 +408,20 @@ def _pairs(found: _Matcher) -> list[Pair]:
             unseen = Unseen() if layer.functional and hidden else None
             pairs.append(Pair(layer.name, None, Change.REMOVED, unseen))
         else:
-            change = _change(layer, b.layers[other], layer.name in moved)
+            change = Change.MATCHED if layer.name == other else Change.RENAMED
+            change = Change.MOVED if layer.name in moved else change
+            if layer.name and b.layers[other].kind not in (layer.kind, ""):  # not told if deployed
+                change = Change.RETYPED
             pairs += [Pair(layer.name, other, change), *inserted[other]]
     return pairs
 
 
-def _out_of_sight(pairs: Iterable[Pair]) -> Iterator[Pair]:
-    """Yield the pairs of a candidate inside of which nothing is seen: none of it is known."""
-    for pair in pairs:
-        yield pair if pair.aligned else replace(pair, reason=Unseen(is_all=True))
-
-
 def _moved(a: _Side, b: _Side) -> set[str]:
     """Return the leaves that run at another place among the others."""
-    ours = [name for name in a.leaves if name in a.taken]
-    ours = [name for name in ours if b.layers[a.taken[name]].order is not None]
-    places = [(i, b.layers[a.taken[name]].order or 0) for i, name in enumerate(ours)]
-    return set(ours) - {ours[i] for i, _ in _rising(places)}
-
-
-def _change(x: Alignable, y: Alignable, moved: bool) -> Change:
-    if x.kind != y.kind and x.name and y.kind:  # which a deployed model may not tell
-        return Change.RETYPED
-    if moved:
-        return Change.MOVED
-    return Change.MATCHED if x.name == y.name else Change.RENAMED
+    orders = ((name, b.layers[a.taken[name]].order) for name in a.leaves if name in a.taken)
+    known = [(name, order) for name, order in orders if order is not None]
+    kept = {place for place, _ in _rising([(i, order) for i, (_, order) in enumerate(known)])}
+    return {name for i, (name, _) in enumerate(known) if i not in kept}
 
 
 def _with_folds(pairs: list[Pair], a: _Side, b: _Side) -> list[Pair]:
@@ -450,17 +437,6 @@ def _with_folds(pairs: list[Pair], a: _Side, b: _Side) -> list[Pair]:
             pairs[place[host_name]] = replace(host, reason=fold)
             pairs[place[name]] = replace(norm, reason=fold)
     return pairs
-
-
-def _with_splits(pairs: Iterable[Pair], splits: Iterable[Split]) -> Iterator[Pair]:
-    """Yield the pairs with the reason where they are one layer or its parts."""
-    reasons: dict[tuple[bool, str], Split] = {}
-    for split in splits:
-        reasons[split.fused, split.whole] = split
-        reasons |= {(not split.fused, part): split for part in split.parts}
-    for pair in pairs:
-        split_of = None if pair.aligned else reasons.get((pair.reference is None, pair.name))
-        yield pair if split_of is None else replace(pair, reason=split_of)
 
 
 def _splits(found: _Matcher) -> Iterator[Split]:

@@ -210,8 +210,3 @@ class Alignment:
     def of(self, *changes: Change) -> tuple[Pair, ...]:
         """Return the pairs with one of these changes."""
         return tuple(pair for pair in self.pairs if pair.change in changes)
-
-    @property
-    def same_names(self) -> bool:
-        """Whether every layer has kept its name, type and place."""
-        return all(pair.change is Change.MATCHED for pair in self.pairs)

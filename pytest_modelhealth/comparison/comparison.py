@@ -54,13 +54,13 @@ class AlignedLayer:
 
     def worst(self, *roles: str) -> TensorResult | None:
         """Return the tensor furthest beyond its noise, of these roles; ``None`` for none."""
+
+        def badness(result: TensorResult) -> tuple[float, float]:
+            difference = result.difference
+            return result.ratio, math.inf if difference is None else difference.relative_l2
+
         found = [result for result in self.tensors if not roles or result.key.role in roles]
-        return max(found, key=_badness, default=None)
-
-
-def _badness(result: TensorResult) -> tuple[float, float]:
-    relative = result.difference.relative_l2 if result.difference is not None else math.inf
-    return result.ratio, relative
+        return max(found, key=badness, default=None)
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from pytest_modelhealth.alignment.causes import MOST_CALLS, CallChange, Causes, TieChange, retyped
-from pytest_modelhealth.alignment.result import Alignment, Change, Pair, listed
+from pytest_modelhealth.alignment.result import Change, Pair, listed
 from pytest_modelhealth.comparison.comparison import FORWARD, Divergence
-from pytest_modelhealth.comparison.layer_differences import Operations, are_known, other_settings
-from pytest_modelhealth.comparison.precision import other_dtypes
+from pytest_modelhealth.comparison.layer_differences import (
+    are_known,
+    other_operations,
+    other_settings,
+)
 from pytest_modelhealth.comparison.results import TensorResult
-from pytest_modelhealth.comparison.trace import Key, Trace, container
-from pytest_modelhealth.comparison.weights import Changed, Modules
+from pytest_modelhealth.comparison.rounding import other_dtypes
+from pytest_modelhealth.comparison.trace import Key, Trace, TwoRuns, container
+from pytest_modelhealth.comparison.weights import Changed
 from pytest_modelhealth.report import UNCALLED, Status
 from pytest_modelhealth.settings.setting import is_inside, parent
 
@@ -28,31 +32,29 @@ class Search:
     """The search for where two models first differ, and for the words to say it.
 
     Args:
-        alignment: which layer is which.
-        a: the reference's run.
-        b: the candidate's run.
-        modules: the modules of both, by name.
+        runs: both runs.
         changed: the parameters and buffers of each layer of the reference whose values differ.
         results: what became of each tensor, in order of appearance in the reference.
     """
 
-    alignment: Alignment
-    a: Trace
-    b: Trace
-    modules: tuple[Modules, Modules]
+    runs: TwoRuns
     changed: Mapping[str, Changed]
-    results: tuple[TensorResult, ...]
+    results: Sequence[TensorResult]
+
+    @property
+    def a(self) -> Trace:
+        """The reference's run."""
+        return self.runs.a
+
+    @property
+    def b(self) -> Trace:
+        """The candidate's run."""
+        return self.runs.b
 
     @cached_property
     def causes(self) -> Causes:
         """What became of calls and ties."""
-        return Causes(self.alignment)
-
-    @cached_property
-    def operations(self) -> Operations:
-        """What became of the operations between layers."""
-        names = {theirs: ours for ours, theirs in self.alignment.to_candidate.items()}
-        return Operations(self.a.observation.flow, self.b.observation.flow, names)
+        return Causes(self.runs.alignment)
 
     @cached_property
     def diverged(self) -> list[TensorResult]:
@@ -62,15 +64,12 @@ class Search:
     def first_divergence(self) -> Divergence | None:
         """Return where the two first differ: forward, in what a step leaves behind, or backward."""
         found = self._first_number()
-        is_after_outputs = found is None or found.kind in ("backward", "buffers")
-        return (self._other_structure() if is_after_outputs else None) or found
-
-    def _other_structure(self) -> Divergence | None:
-        """Return the divergence of outputs that are built in another way."""
+        if found is not None and found.kind not in ("backward", "buffers"):
+            return found
         a, b = self.a, self.b
         counts = len(a.of_role["", "outputs"]), len(b.of_role["", "outputs"])
         if counts[0] == counts[1] and (b.is_flat or container(a.output) == container(b.output)):
-            return None
+            return found
         story = f"the reference returns {a.output}, the candidate {b.output}"
         first = next((result for result in self.results if result.key.role == "outputs"), None)
         label, cause = a.observation.model_type, "another output structure"
@@ -90,21 +89,23 @@ class Search:
 
     def _buffers(self, kept: list[TensorResult]) -> Divergence:
         """Return the divergence of a layer that keeps something else for the next step."""
-        first = kept[0]
-        name = first.key.layer
+        first, name = kept[0], kept[0].key.layer
         names = [result.key.tensor for result in kept if result.key.layer == name]
         verb = "is" if len(names) == 1 else "are"
         story = f"same output, but after the step {' and '.join(names)} {verb} not the same"
         calls = self._calls_of(name)
-        if calls is not None:
-            return self._called([calls], first, story)
+        if calls:
+            return self._called(calls, first, story)
         pair = self._pair_or_stand_in(name)
-        return self._made(pair, "buffers", first, story, self._settings(pair) or self._code(pair))
+        return self._made(pair, "buffers", first, story, self._settings(pair, or_code=True))
 
     def _forward(self, first: TensorResult) -> Divergence:
         name, role = first.key.layer, first.key.role
         if self.b.observation.outputs_only:
-            return self._out_of_sight(first)
+            story = "another output, and no layer inside the candidate can be seen"
+            values = (f"{self._label(n)}: {p}" for n, c in self.changed.items() for p in c.phrases)
+            cause = next(values, "compare what it was made of to learn which layer parts first")
+            return self._made(self._pair_or_stand_in(""), "computation", first, story, cause)
         if role == "outputs":
             return self._between(first, "", "what the model returns")
         if role == "inputs":
@@ -121,22 +122,11 @@ class Search:
             return self._between(first, pair.reference, "")
         return self._own(pair, first)
 
-    def _out_of_sight(self, first: TensorResult) -> Divergence:
-        """Return the divergence of a candidate inside of which nothing is seen."""
-        story = "another output, and no layer inside the candidate can be seen"
-        changed = (
-            f"{self._label(name)}: {found.phrases[0]}"
-            for name, found in self.changed.items()
-            if found.phrases
-        )
-        cause = next(changed, "compare what it was made of to learn which layer parts first")
-        return self._made(self._pair_or_stand_in(""), "computation", first, story, cause)
-
     def _input(self, first: TensorResult, name: str) -> Divergence:
-        calls, pair = self._calls_of(name), self.alignment.by_reference.get(name)
+        calls, pair = self._calls_of(name), self.runs.alignment.by_reference.get(name)
         what = f"the input of {self._label(name)}"
-        if calls is not None:
-            return self._called([calls], first, f"{what} is not what it was")
+        if calls:
+            return self._called(calls, first, f"{what} is not what it was")
         is_moved = pair is not None and pair.change is Change.MOVED
         if pair is not None and is_moved and not self._unmatched_before(first)[2]:
             story = "it runs at another place among the layers, on another input"
@@ -150,8 +140,7 @@ class Search:
         """
         for result in self.results:
             pair = self._pair(result.key.layer) if result.key.role == "activations" else None
-            changed = None if pair is None else self.changed.get(pair.reference or "")
-            if changed and changed.parameters:
+            if pair is not None and self.changed[pair.reference or ""].parameters:
                 return result
         return None
 
@@ -171,24 +160,21 @@ class Search:
     def _own(self, pair: Pair, first: TensorResult) -> Divergence:
         """Return the divergence of a layer whose inputs are right and whose outputs are not."""
         name = pair.reference or ""
+        changed = self._values(name)
+        kind = "parameters" if changed else "computation"
         if pair.output_of is not None:
             story = f"same input, and its output is not that of {pair.output_of}, which was folded"
-            changed = self._values(name)
-            kind = "parameters" if changed else "computation"
             return self._made(pair, kind, first, f"{story} into it", changed)
         given = "same input" if self.a.of_role[name, "inputs"] else "no input"
-        changed = self._values(name)
         if changed:
-            story = f"{given}, other weights, other output"
-            cause = _joined(changed, *other_settings(pair, self.a, self.b, self.modules))
-            return self._made(pair, "parameters", first, story, cause)
+            cause = _joined(changed, *other_settings(pair, self.runs))
+            return self._made(pair, kind, first, f"{given}, other weights, other output", cause)
         owns = self.a.layers[name].parameters and self.b.layers[pair.candidate or ""].parameters
         is_same = owns and self.changed[name].are_all_read
-        same = f"{given}, same weights" if is_same else given
-        cause = _joined(self._settings(pair), self._operations(pair)) or self._code(pair)
-        return self._made(
-            pair, "computation", first, f"{same}, other output", first.coarse or cause
-        )
+        story = f"{given}, {'same weights, ' if is_same else ''}other output"
+        cause = _joined(self._settings(pair), self._operations(pair))
+        cause = first.coarse or cause or self._settings(pair, or_code=True)
+        return self._made(pair, kind, first, story, cause)
 
     def _between(self, first: TensorResult, around: str, seen: str) -> Divergence:
         """Return the divergence where all aligned layers before are right."""
@@ -205,12 +191,12 @@ class Search:
             between = " and ".join([*parts, *map(str, called)])
             story = f"all before is right, {named} is not; between them: {between}"
             what = "inserted" if added else "removed"
-            return self._made((added or lost)[-1], what, first, story, causes=tuple(called))
+            return self._made((added or lost)[-1], what, first, story, causes=called)
+        right = "every layer before is right"
         if called:
-            story = f"every layer before is right, {named} is not"
-            return self._called(called, first, story, self._settings(pair))
+            return self._called(called, first, f"{right}, {named} is not", self._settings(pair))
         if first.coarse:
-            story = f"every layer before is right, {seen} is not"
+            story = f"{right}, {seen} is not"
             return self._made(pair, "computation", first, story, first.coarse)
         if first.problem:
             story = f"{seen} has another form"
@@ -219,9 +205,7 @@ class Search:
         before = good[-1].key.layer if good else ""
         after = f" after {self._label(before)}" if before else ""
         what = self._operations(pair) or f"its own code{after} changed"
-        story = (
-            f"{'every layer before' if before else 'all before'} is right, {seen} is not: {what}"
-        )
+        story = f"{right if before else 'all before is right'}, {seen} is not: {what}"
         changed = self._values(around)
         cause = _joined(changed, self._settings(pair), self._why_unseen(around))
         return self._made(pair, "parameters" if changed else "computation", first, story, cause)
@@ -253,39 +237,30 @@ class Search:
         for tie in self.causes.ties:
             if pair is tie.owner or (pair is tie.pair and first.key.tensor == tie.parameter):
                 return self._tied(tie, first, story)
-        if calls is not None:
-            return self._called([calls], first, story)
+        if calls:
+            return self._called(calls, first, story)
         return self._made(pair, "backward", first, story, first.problem)
 
     def _operations(self, pair: Pair | None, *, backward: bool = False) -> str:
         """Return which operation of the code of a layer is new or gone, where that is known."""
-        if pair is None or pair.reference is None or pair.candidate is None:
+        if pair is None:
             return ""
-        label = self._label(pair.name)
-        return self.operations.change(pair.reference, pair.candidate, label, backward=backward)
-
-    @cached_property
-    def _unseen(self) -> dict[str, str]:
-        """Layers that run in the candidate and cannot be seen, and why."""
-        layers = self.b.observation.layers
-        unseen = Status.OPAQUE, Status.UNSUPPORTED
-        return {
-            x.name: layers[y.name].reason
-            for _, x, y in self.alignment.aligned
-            if y.status in unseen and x.status not in unseen
-        }
+        return other_operations(self.runs, pair, self._label(pair.name), backward=backward)
 
     def _why_unseen(self, around: str) -> str:
         """Return which layers in one around them are not seen in the candidate, and why."""
-        names = [name for name in self._unseen if is_inside(name, around)]
-        if not names:
-            return ""
-        named = listed([self._label(name) for name in names], MOST_CALLS)
-        return f"{named}: not seen in the candidate, {self._unseen[names[0]]}"
+        unseen = Status.OPAQUE, Status.UNSUPPORTED
+        pairs = [
+            (x.name, self.b.observation.layers[y.name].reason)
+            for _, x, y in self.runs.alignment.aligned
+            if y.status in unseen and x.status not in unseen and is_inside(x.name, around)
+        ]
+        named = listed([self._label(name) for name, _ in pairs], MOST_CALLS)
+        return f"{named}: not seen in the candidate, {pairs[0][1]}" if pairs else ""
 
-    def _calls_of(self, name: str) -> CallChange | None:
+    def _calls_of(self, name: str) -> list[CallChange]:
         """Return what became of the calls of a layer, or of one around it."""
-        return next((change for change in self.causes.calls if name in change.inside), None)
+        return [change for change in self.causes.calls if name in change.inside][:1]
 
     def _values(self, name: str) -> str:
         """Return which values of a layer of the reference differ."""
@@ -297,12 +272,13 @@ class Search:
         """Return the divergence of a layer that is called more or less often."""
         change, *others = named = changes[:MOST_CALLS]
         said = "; ".join([change.phrase, *map(str, others), story])
-        return self._made(change.pair, "calls", first, said, cause, causes=tuple(named))
+        return self._made(change.pair, "calls", first, said, cause, causes=named)
 
     def _tied(self, tie: TieChange, first: TensorResult, story: str, cause: str = "") -> Divergence:
         """Return the divergence of a parameter that is no longer tied, or now is."""
         pair, said = self._pair(first.key.layer) or tie.pair, f"{tie.phrase}; {story}"
-        return self._made(pair, "tying", first, said, cause, label=tie.label, causes=(tie,))
+        found = self._made(pair, "tying", first, said, cause, causes=(tie,))
+        return replace(found, label=tie.label)
 
     def _made(
         self,
@@ -311,21 +287,19 @@ class Search:
         result: TensorResult,
         story: str,
         cause: str = "",
-        *,
-        label: str = "",
-        causes: tuple[CallChange | TieChange, ...] = (),
+        causes: Sequence[CallChange | TieChange] = (),
     ) -> Divergence:
         affected = dict.fromkeys(r.key.layer for r in self.diverged if r.key.role != "outputs")
         return Divergence(
             layer=pair.name,
             candidate=pair.candidate,
-            label=label or self._label(pair.name),
+            label=self._label(pair.name),
             kind=kind,
             result=result,
             story=story,
             cause=cause,
             affected=tuple(n for n in affected if n not in (pair.name, result.key.layer)),
-            causes=causes,
+            causes=tuple(causes),
             called_at=(_place(self.a, pair.reference), _place(self.b, pair.candidate)),
         )
 
@@ -344,12 +318,13 @@ class Search:
 
         Where its calls are those of several layers, that of one call.
         """
-        for pair in self.alignment.pairs:
+        alignment = self.runs.alignment
+        for pair in alignment.pairs:
             if pair.output_of is not None and pair.output_of == name:
                 return pair
-        found = self.alignment.by_reference.get(name)
-        if found is not None and (name, call) in self.alignment.calls:
-            found = replace(found, candidate=self.alignment.calls[name, call][0])
+        found = alignment.by_reference.get(name)
+        if found is not None and (name, call) in alignment.calls:
+            found = replace(found, candidate=alignment.calls[name, call][0])
         return found if found is not None and found.aligned else None
 
     def _pair_or_stand_in(self, name: str) -> Pair:
@@ -374,48 +349,45 @@ class Search:
 
         That is, between the last good tensor and it; what is called more often comes first.
         """
+        a, b = self.a, self.b
         good = self._right_before(first)
         ours = self._moment(good[-1]) if good else -1, self._moment(first)
         theirs = max(map(self._moment_there, good), default=-1), self._moment_there(first)
         called = [
             change
             for change in self.causes.calls
-            if len(_outputs(self.a, change.pair.reference or "", ours))
-            != len(_outputs(self.b, change.pair.candidate or "", theirs))
+            if len(_outputs(a, change.pair.reference, ours))
+            != len(_outputs(b, change.pair.candidate, theirs))
         ]
         free = [
             pair
-            for pair in self.alignment.pairs
-            if not any(is_inside(pair.name, change.pair.name) for change in called)
+            for pair in self.runs.alignment.pairs
+            if pair.reason is None
+            and not any(is_inside(pair.name, change.pair.name) for change in called)
         ]
-        free = [pair for pair in free if pair.reason is None]
-        added = [p for p in free if p.reference is None and _ran(self.b, p.name, theirs)]
+        added = [p for p in free if p.reference is None and _ran(b, p.name, theirs)]
         gone = [p for p in free if p.candidate is None]
-        lost = [pair for pair in gone if _ran(self.a, pair.name, ours)]
-        if not (added or lost or called):  # a branch may have run before one that is right
-            lost = [pair for pair in gone if self._may_be_missed(pair, first)]
+        lost = [pair for pair in gone if _ran(a, pair.name, ours)]
+        if not (added or lost or called):
+            # A branch with weights, in the module around, may have run before one that is right. It
+            # is not missed by an aligned layer that takes what it gave: all before is right.
+            around = parent(first.key.layer)
+            lost = [
+                pair
+                for pair in gone
+                if around
+                and is_inside(pair.name, around)
+                and a.layers[pair.name].parameters
+                and _ran(a, pair.name, (-1, ours[1]))
+                and not any(map(self._pair, self._takers(pair.name)))
+            ]
         return added, lost, sorted(called, key=lambda change: not change.more)
 
-    def _may_be_missed(self, pair: Pair, first: TensorResult) -> bool:
-        """Whether a layer with weights that is gone ran earlier in the module around `first`.
-
-        It is not missed by an aligned layer that takes what it gave: all before `first` is right.
-        """
-        around = parent(first.key.layer)
-        is_beside = bool(around) and is_inside(pair.name, around)
-        earlier = -1, self._moment(first)
-        return (
-            is_beside
-            and bool(self.a.layers[pair.name].parameters)
-            and _ran(self.a, pair.name, earlier)
-            and not any(self._pair(name) for name in self._takers(pair.name))
-        )
-
-    def _takers(self, layer: str) -> set[str]:
-        """Return the layers that take an output of a layer of the reference as it is."""
+    def _takers(self, layer: str) -> Iterator[str]:
+        """Yield the layers that take an output of a layer of the reference as it is."""
         entries = self.a.entries
         given = {entries[key].slot for key in self.a.of_role[layer, "activations"]}
-        return {k.layer for k, e in entries.items() if k.role == "inputs" and e.slot in given}
+        return (k.layer for k, e in entries.items() if k.role == "inputs" and e.slot in given)
 
     def _moment(self, result: TensorResult) -> int:
         """Return when a tensor appeared in the reference."""
@@ -423,48 +395,28 @@ class Search:
 
     def _moment_there(self, result: TensorResult) -> int:
         """Return when the counterpart of a tensor appeared in the candidate."""
-        key = result.key
-        _, number = self.alignment.calls.get((key.layer, key.number), (key.layer, key.number))
-        keys = [
-            found
-            for layer in result.candidate
-            for found in self.b.of_role[layer, key.role]
-            if found.number == number
-        ]
-        return max((self.b.entries[found].moment for found in keys), default=-1)
+        there = self.b.entries
+        return max((there[key].moment for key in result.link.candidate if key in there), default=-1)
 
     def _consumer(self, name: str) -> str | None:
         """Return the one aligned layer that takes the output of another, with a right gradient."""
-        slots = {self.a.entries[key].slot for key in self.a.of_role[name, "activations"]}
-        found = [
-            key.layer
-            for key, entry in self.a.entries.items()
-            if key.role == "inputs" and entry.slot in slots and not self._runs_others(key.layer)
-        ]
+        found = [taker for taker in self._takers(name) if not self._runs_others(taker)]
         wrong = {one.key.layer for one in self.diverged if one.key.role == "gradients"}
         return found[0] if len(found) == 1 and found[0] not in wrong else None
 
-    def other_settings(self) -> dict[str, list[str]]:
-        """Return in what settings aligned layers differ, and which layers by their names."""
-        found: dict[str, list[str]] = {}
-        for pair in self.alignment.pairs:
-            for phrase in other_settings(pair, self.a, self.b, self.modules):
-                found.setdefault(phrase, []).append(self._label(pair.name))
-        return found
+    def _settings(self, pair: Pair, *, or_code: bool = False) -> str:
+        """Return in what the two layers of a pair differ: their type, mode and settings.
 
-    def _code(self, pair: Pair) -> str:
-        """Return what is left where all settings of a layer are the same; ``""`` if not seen."""
-        return _NO_SETTING if are_known(pair, self.modules) else ""
-
-    def _settings(self, pair: Pair) -> str:
-        """Return in what the two layers of a pair differ: their type, mode and settings."""
+        Where all of these are known and the same, its code is left, which is said where asked for.
+        """
+        code = _NO_SETTING if or_code and are_known(pair, self.runs.modules) else ""
         if pair.reference is None or pair.candidate is None:
-            return ""
+            return code
         x, y = self.a.layers[pair.reference], self.b.layers[pair.candidate]
         is_other = x.kind != y.kind or (x.type_name != y.type_name and x.functional == y.functional)
         what = retyped(x.type_name, y.type_name) if is_other and y.type_name else ""
         dtypes = other_dtypes(pair, self.a, self.b)
-        return _joined(what, dtypes, *other_settings(pair, self.a, self.b, self.modules))
+        return _joined(what, dtypes, *other_settings(pair, self.runs)) or code
 
 
 def _joined(*phrases: str) -> str:
@@ -484,9 +436,9 @@ def _ran(trace: Trace, layer: str, span: tuple[int, int]) -> bool:
     return not holds_others and bool(_outputs(trace, layer, span))
 
 
-def _outputs(trace: Trace, layer: str, span: tuple[int, int]) -> list[Key]:
+def _outputs(trace: Trace, layer: str | None, span: tuple[int, int]) -> list[Key]:
     """Return the outputs that a layer gave in this span of moments."""
-    outputs = trace.of_role[layer, "activations"]
+    outputs = trace.of_role[layer or "", "activations"]
     return [key for key in outputs if span[0] < trace.entries[key].moment <= span[1]]
 
 

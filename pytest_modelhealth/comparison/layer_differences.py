@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,22 +15,13 @@ from torch import nn
 
 from pytest_modelhealth.alignment.result import Pair
 from pytest_modelhealth.capture.graph_settings import IMPLIED, defaults_of, graph_settings
-from pytest_modelhealth.comparison.trace import Trace
+from pytest_modelhealth.comparison.trace import Modules, TwoRuns
 from pytest_modelhealth.layers import has_forward, is_quantised
-from pytest_modelhealth.report import MEASURED, Flow, LayerRecord
-from pytest_modelhealth.report.flow.differences import (
-    function,
-    near_line,
-    phrase,
-    rewired,
-    spelt,
-    taken,
-    without,
-)
-
-Modules = Mapping[str, nn.Module]
+from pytest_modelhealth.report import MEASURED, LayerRecord
+from pytest_modelhealth.report.flow.graph import PRODUCTS, SAME, SUMS, Operation
 
 _PLAIN = (bool, int, float, str, type(None), torch.Size, torch.dtype)
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 _UNTOLD = {"training", "layer_idx", "layer_id", "call_super_init", "dump_patches"}
 _DIMENSIONS = {"dim", "start_dim", "end_dim"}
 """Settings that may count from the end."""
@@ -48,30 +41,26 @@ def are_known(pair: Pair, modules: tuple[Modules, Modules]) -> bool:
     return all(module is not None and graph_settings(module) is None for module in found)
 
 
-def other_settings(
-    pair: Pair, a: Trace, b: Trace, modules: tuple[Modules, Modules]
-) -> Iterator[str]:
+def other_settings(pair: Pair, runs: TwoRuns) -> Iterator[str]:
     """Yield in what the modes and settings of the two layers of a pair differ."""
     if pair.reference is None or pair.candidate is None:
         return
-    ours, theirs = modules[0].get(pair.reference), modules[1].get(pair.candidate)
+    ours, theirs = runs.modules[0].get(pair.reference), runs.modules[1].get(pair.candidate)
     if ours is not None and theirs is not None:
         has_mode = has_forward(theirs) and not is_quantised(theirs)
         has_mode = has_mode and None not in (ours.training, theirs.training)
         if has_mode and ours.training != theirs.training:
-            yield f"it {_mode(theirs)}, the reference {_mode(ours)}"
-    x, y = a.observation.layers[pair.reference], b.observation.layers[pair.candidate]
-    host = theirs or modules[1].get("")
+            modes = ("training" if one.training else "evaluation" for one in (theirs, ours))
+            yield "it is in {} mode, the reference is in {} mode".format(*modes)
+    x = runs.a.observation.layers[pair.reference]
+    y = runs.b.observation.layers[pair.candidate]
+    host = theirs or runs.modules[1].get("")
     if host is not None and graph_settings(host) is not None:
         yield from _of_graph(x, ours, y, theirs)
     elif ours is not None and theirs is not None:
         yield from _differences(_attributes(ours), _attributes(theirs), x)
     elif x.functional or y.functional:
         yield from _differences(_settings(x, ours), _settings(y, theirs), x, exact=False)
-
-
-def _mode(module: nn.Module) -> str:
-    return "is in training mode" if module.training else "is in evaluation mode"
 
 
 def _of_graph(
@@ -106,18 +95,19 @@ def _settings(record: LayerRecord, module: nn.Module | None) -> dict[str, Any]:
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
-    """Return the public attributes of a module, functions by their names."""
+    """Return the public attributes of a module that are plain values or functions."""
     return {
-        name: value if _is_plain(value) else _Function(_named(value))
+        name: value
         for name, value in vars(module).items()
         if not name.startswith("_") and name not in _UNTOLD
+        if _is_plain(value) or issubclass(type(value), _FUNCTIONS)
     }
 
 
-class _Function(str):
-    """The name of a function."""
-
-    __slots__ = ()
+def _is_plain(value: Any) -> bool:
+    if type(value) in (tuple, list):
+        return all(map(_is_plain, value))
+    return issubclass(type(value), _PLAIN)
 
 
 def _differences(
@@ -126,9 +116,11 @@ def _differences(
     """Yield each setting of both that differs: ``"eps is 1e-12, was 1e-05"``."""
     rank = 0 if record.inputs is None else len(record.inputs.shape)
     for name, ours in before.items():
-        if name not in now or isinstance(ours, _Function) is not isinstance(now[name], _Function):
+        theirs = now.get(name, ours)
+        if isinstance(ours, _FUNCTIONS) and isinstance(theirs, _FUNCTIONS):
+            ours, theirs = ours.__qualname__, theirs.__qualname__
+        elif isinstance(ours, _FUNCTIONS) or isinstance(theirs, _FUNCTIONS):
             continue
-        theirs = now[name]
         if not _are_same(name, ours, theirs, rank, exact):
             yield f"{name} is {_shown(ours, theirs, exact)}, was {ours}"
 
@@ -159,69 +151,104 @@ def _shown(ours: Any, theirs: Any, exact: bool) -> str:
     return f"{theirs:.7g}" if isinstance(theirs, float) else str(theirs)
 
 
-def _is_plain(value: Any) -> bool:
-    if type(value) in (tuple, list):
-        return all(map(_is_plain, value))
-    return issubclass(type(value), _PLAIN)
-
-
-def _named(value: Any) -> str:
-    """Return the name of a function; ``""`` for any other object."""
-    if issubclass(type(value), types.FunctionType | types.BuiltinFunctionType):
-        return str(value.__qualname__)
-    return ""
-
-
 MOST = 2
 """So many operations that are new or gone are named; more are a rewrite."""
 
 
-@dataclass(frozen=True)
-class Operations:
-    """The operations of both models, layer by layer.
+def other_operations(runs: TwoRuns, pair: Pair, label: str, *, backward: bool = False) -> str:
+    """Return what became of the operations of a layer's own code, ``""`` where nothing did.
 
     Args:
-        reference: the flow of the reference; ``None`` where none was recorded.
-        candidate: that of the candidate.
-        names: the name in the reference of each aligned layer of the candidate.
+        runs: both runs.
+        pair: the layer.
+        label: what to call it.
+        backward: whether only what passes no gradient is of interest.
     """
-
-    reference: Flow | None
-    candidate: Flow | None
-    names: Mapping[str, str]
-
-    def change(self, ours: str, theirs: str, label: str, *, backward: bool = False) -> str:
-        """Return what became of the operations of a layer's own code, ``""`` where nothing did.
-
-        Args:
-            ours: name of the layer in the reference.
-            theirs: name of the layer in the candidate.
-            label: what to call it.
-            backward: whether only what passes no gradient is of interest.
-        """
-        if self.reference is None or self.candidate is None:
-            return ""
-        if ours not in self.reference or theirs not in self.candidate:
-            return ""
-        whose = f"`{label}`'s"
-        before = [spelt(one) for one in self.reference.own_operations(ours)]
-        renamed = (
-            replace(one, operands=tuple(self.names.get(name, name) for name in one.operands))
-            for one in self.candidate.own_operations(theirs)
-        )
-        now = list(map(spelt, renamed))
-        if backward:
-            before, now = ([one for one in side if one.cuts] for side in (before, now))
-        gone, new = without(before, now), without(now, before)
-        if not gone and not new:
-            pair = rewired(before, now)
-            if not pair:
-                return ""
-            was, is_ = pair
-            takes = f"takes {taken(is_, was, whose)}, was {taken(was, is_, whose)}"
-            return f"{function(is_)} {takes}{near_line(is_.line)}"
-        if len(gone) > MOST or len(new) > MOST:
-            return ""
-        changes = [f"{phrase(one, whose)} is gone" for one in gone]
-        changes += [f"{phrase(one, whose)} is new{near_line(one.line)}" for one in new]
+    reference, candidate = runs.a.observation.flow, runs.b.observation.flow
+    ours, theirs = pair.reference, pair.candidate
+    if reference is None or candidate is None or ours not in reference or theirs not in candidate:
+        return ""
+    names = {there: here for here, there in runs.alignment.to_candidate.items()}
+    before, now = (
+        [
+            replace(
+                one,
+                name=SAME.get(one.name, one.name),
+                operands=tuple(to.get(name, name) for name in one.operands),
+            )
+            for one in flow.own_operations(layer or "")
+            if one.cuts or not backward
+        ]
+        for flow, layer, to in ((reference, ours, {}), (candidate, theirs, names))
+    )
+    gone, new = _without(before, now), _without(now, before)
+    whose = f"`{label}`'s"
+    if len(gone) > MOST or len(new) > MOST:
+        return ""
+    if gone or new:
+        changes = [f"{_phrase(one, whose)} is gone" for one in gone]
+        changes += [f"{_phrase(one, whose)} is new{_near_line(one.line)}" for one in new]
         return ", ".join(changes)
+    rewired = [
+        (x, y)
+        for x, y in zip(before, now, strict=True)
+        if (x.name, x.operands) != (y.name, y.operands)
+    ]
+    if len(rewired) != 1:
+        return ""
+    ((was, is_),) = rewired
+    taken, lost = (
+        " and ".join(_named(name, whose) for name in one.operands if name not in other.operands)
+        for one, other in ((is_, was), (was, is_))
+    )
+    if was.name != is_.name or not taken or not lost:
+        return ""
+    return f"{_function(is_)} takes {taken}, was {lost}{_near_line(is_.line)}"
+
+
+def _without(some: Sequence[Operation], others: Sequence[Operation]) -> list[Operation]:
+    """Return the operations of one side that the other has fewer of, by their functions.
+
+    Of several of one function, those whose operands the other side's have not.
+    """
+    left = Counter(one.name for one in some)
+    left.subtract(Counter(one.name for one in others))
+    known = {(one.name, one.operands) for one in others}
+    found = []
+    for one in sorted(some, key=lambda one: (one.name, one.operands) in known):
+        if left[one.name] > 0:
+            left[one.name] -= 1
+            found.append(one)
+    return [one for one in some if one in found]
+
+
+def _phrase(one: Operation, whose: str) -> str:
+    """Return an operation with what it takes; `whose` says whose input ``"input"`` is."""
+    shown = [_named(name, whose) for name in dict.fromkeys(one.operands)]
+    if "input" in one.operands and len(shown) > 1:
+        return f"{_function(one)} with {_named('input', whose)}"
+    if len(shown) == 1 and one.name in SUMS | PRODUCTS:
+        return f"{_function(one)} of {shown[0]} and a number"
+    return f"{_function(one)} of {' and '.join(shown)}" if shown else _function(one)
+
+
+def _function(one: Operation) -> str:
+    if one.name in SUMS:
+        return "the sum"
+    return "the product" if one.name in PRODUCTS else f"`{one.name}`"
+
+
+def _named(operand: str, whose: str) -> str:
+    """Return what to call an operand: a layer, what was computed, or the layer's input."""
+    if operand == "input":
+        return f"{whose} input"
+    made = operand.strip("`")
+    if made == operand:
+        return f"`{operand}`"
+    return "an earlier sum" if made in SUMS else "a product" if made in PRODUCTS else operand
+
+
+def _near_line(line: str) -> str:
+    """Return a line in brackets, by its file's name alone."""
+    path, _, number = line.rpartition(":")
+    return f" ({Path(path).name}:{number})" if path else ""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pytest_modelhealth.alignment.result import Alignment, Change, Pair, Split
+from pytest_modelhealth.alignment.result import Change, Pair, Split
 from pytest_modelhealth.capture.observing.tensors import TensorStore
-from pytest_modelhealth.comparison.trace import Key, Trace
+from pytest_modelhealth.comparison.trace import Key, Trace, TwoRuns
 from pytest_modelhealth.report import Status
 
 FLOWING = ("inputs", "activations", "gradients")
@@ -34,73 +34,51 @@ class Link:
     part: tuple[int, int] | None = None
     transposed: bool = False
 
-    def is_laid_out_otherwise(self, a: Trace, b: Trace) -> bool:
-        """Whether the candidate's tensor flows through the layer in another shape."""
-        if self.reference.role not in FLOWING or len(self.candidate) > 1 or self.part is not None:
-            return False
-        return a.entries[self.reference].shape != b.entries[self.candidate[0]].shape
-
-    def slots(self, b: Trace) -> tuple[int, ...]:
-        """Return where the candidate's tensors are kept."""
-        return tuple(b.entries[key].slot for key in self.candidate)
-
     def read(self, store: TensorStore, a: Trace, b: Trace) -> tuple[Tensor, Tensor]:
         """Return both tensors in the reference's shape; in their own where these do not fit."""
         expected = store[a.entries[self.reference].slot]
-        return expected, self.fit([store[slot] for slot in self.slots(b)], expected.shape)
-
-    def fit(self, tensors: list[Tensor], shape: torch.Size) -> Tensor:
-        """Return the candidate's tensors as one of the reference's shape, if they can be."""
+        tensors = [store[b.entries[key].slot] for key in self.candidate]
         tensors = [tensor.T for tensor in tensors] if self.transposed else tensors
-        found = tensors[0]
-        if len(tensors) > 1:
-            found = _joined(tensors, shape)
-        elif self.part is not None:
-            found = _narrowed(found, shape, *self.part)
+        found, shape = tensors[0], expected.shape
+        for dim in range(found.ndim - 1, -1, -1) if found.ndim == len(shape) else ():
+            if len(tensors) > 1 and sum(one.shape[dim] for one in tensors) == shape[dim]:
+                found = torch.cat(tensors, dim)
+                break
+            if len(tensors) == 1 and self.part is not None:
+                start, stop = self.part
+                if shape[dim] == stop - start != found.shape[dim] >= stop:
+                    found = found.narrow(dim, start, stop - start)
+                    break
         if found.shape != shape and found.numel() == shape.numel():
             found = found.reshape(shape)
-        return found
+        return expected, found
 
 
-def _joined(tensors: list[Tensor], shape: torch.Size) -> Tensor:
-    for dim in range(tensors[0].ndim - 1, -1, -1):
-        size = sum(tensor.shape[dim] for tensor in tensors)
-        if size == shape[dim : dim + 1].numel() and len(shape) == tensors[0].ndim:
-            return torch.cat(tensors, dim)
-    return tensors[0]
-
-
-def _narrowed(tensor: Tensor, shape: torch.Size, start: int, stop: int) -> Tensor:
-    for dim in range(tensor.ndim - 1, -1, -1):
-        if len(shape) == tensor.ndim and shape[dim] == stop - start != tensor.shape[dim] >= stop:
-            return tensor.narrow(dim, start, stop - start)
-    return tensor
-
-
-def link(
-    alignment: Alignment, a: Trace, b: Trace, given: Set[str], merged: Container[str]
-) -> list[Link]:
+def link(runs: TwoRuns, given: Set[str], merged: Container[str]) -> list[Link]:
     """Return every tensor of the reference that has a counterpart, in order of appearance.
 
     Args:
-        alignment: which layer is which.
-        a: the reference's run.
-        b: the candidate's run.
+        runs: both runs.
         given: layers of the reference whose buffers differ before the step already.
         merged: layers that are compared together with others, by the module around them.
     """
-    links = [*_outputs(a, b), *_of_calls(alignment, a, b)]
+    a, b, alignment = runs.a, runs.b, runs.alignment
+    links = [Link(key, (key,)) for key in a.of_role["", "outputs"] if key in b.entries]
+    links += _of_calls(runs)
     told = {layer for layer, _ in alignment.calls}
-    for pair in alignment.pairs:
-        if pair.reference is not None and pair.candidate is not None:
-            if pair.is_folded:
-                continue  # what it gave, the layer that it is folded into gives
-            if pair.reference in told:
-                links += _parameter_gradients(pair.reference, pair.candidate, a, b)
-            else:
-                links += _of_pair(pair, pair.reference, pair.candidate, a, b)
-            if pair.reference not in given:
-                links += _buffers(pair.reference, pair.candidate, a, b)
+    for pair, x, y in alignment.aligned:
+        if pair.is_folded:
+            continue  # what it gave, the layer that it is folded into gives
+        if x.name not in told:
+            links += _flowing(pair, x.name, y.name, runs)
+        if x.name in told or pair.output_of is None:
+            links += _parameter_gradients(x.name, y.name, runs)
+        for key in a.of_role[x.name, "buffers"] if x.name not in given else ():
+            # What is kept from step to step, as the forward left it; counters are left out.
+            other, own = key._replace(layer=y.name), a.entries[key]
+            found = b.entries.get(other)
+            if found is not None and own.dtype.is_floating_point and own.shape == found.shape:
+                links.append(Link(key, (other,)))
     for split in alignment.splits:
         links += _of_fusion(split, a, b) if split.fused else _of_split(split, a, b)
     kept = (
@@ -112,27 +90,26 @@ def link(
     return sorted(kept, key=lambda one: a.entries[one.reference].moment)
 
 
-def _outputs(a: Trace, b: Trace) -> Iterator[Link]:
-    for key in a.of_role["", "outputs"]:
-        if key in b.entries:
-            yield Link(key, (key,))
-
-
-def _of_calls(alignment: Alignment, a: Trace, b: Trace) -> Iterator[Link]:
+def _of_calls(runs: TwoRuns) -> Iterator[Link]:
     """Yield what layers that are not called equally often take and give, call by call.
 
     Of the gradients it is not known which call they came to.
     """
-    for (ours, number), (theirs, other) in alignment.calls.items():
+    a, b = runs.a, runs.b
+    for (ours, number), (theirs, other) in runs.alignment.calls.items():
         for role in ("inputs", "activations"):
             left, right = a.of_role[ours, role], b.of_role[theirs, role]
-            calls = a.layers[ours].calls, b.layers[theirs].calls
-            if (len(left), len(right)) == calls:
+            if (len(left), len(right)) == (a.layers[ours].calls, b.layers[theirs].calls):
                 yield Link(left[number], (right[other],))
 
 
-def _of_pair(pair: Pair, ours: str, theirs: str, a: Trace, b: Trace) -> Iterator[Link]:
-    for role in FLOWING if _calls_fit(ours, theirs, a, b) else ():
+def _flowing(pair: Pair, ours: str, theirs: str, runs: TwoRuns) -> Iterator[Link]:
+    a, b = runs.a, runs.b
+    if a.layers[ours].calls != b.layers[theirs].calls and any(
+        name.startswith(f"{ours}.") for name in a.layers
+    ):
+        return  # its layers may be called by themselves, and these are compared
+    for role in FLOWING:
         source = ours if role == "inputs" or pair.output_of is None else pair.output_of
         left, right = a.of_role[source, role], b.of_role[theirs, role]
         if role == "gradients" and len(left) != len(right):
@@ -144,8 +121,6 @@ def _of_pair(pair: Pair, ours: str, theirs: str, a: Trace, b: Trace) -> Iterator
             left, right = _told_apart(left, right, (ours, theirs), a, b)
         for one, other in zip(left, right, strict=False):
             yield Link(one, (other,))
-    if pair.output_of is None:
-        yield from _parameter_gradients(ours, theirs, a, b)
 
 
 def _told_apart(
@@ -156,8 +131,8 @@ def _told_apart(
     They are those of a shape that each call has once. What nothing uses is not computed there, nor
     is what was computed before, so calls that are not as many are others.
     """
-    calls = a.observation.layers[layers[0]].calls
-    if calls != b.observation.layers[layers[1]].calls:
+    calls = a.layers[layers[0]].calls
+    if calls != b.layers[layers[1]].calls:
         return [], []
     ours = Counter(a.entries[key].shape for key in left)
     theirs = Counter(b.entries[key].shape for key in right)
@@ -170,37 +145,23 @@ def _told_apart(
     )
 
 
-def _calls_fit(ours: str, theirs: str, a: Trace, b: Trace) -> bool:
-    """Whether the calls of two layers are the same, or can be compared in order.
-
-    Those of a container cannot where its layers may be called by themselves; these are compared.
-    """
-    calls = a.observation.layers[ours].calls, b.observation.layers[theirs].calls
-    prefix = f"{ours}."
-    return calls[0] == calls[1] or not any(n.startswith(prefix) for n in a.observation.layers)
-
-
-def _buffers(ours: str, theirs: str, a: Trace, b: Trace) -> Iterator[Link]:
-    """Yield what a layer keeps from step to step, as the forward left it; counters are left out."""
-    for key in a.of_role[ours, "buffers"]:
-        other = key._replace(layer=theirs)
-        own, found = a.entries[key], b.entries.get(other)
-        if found is not None and own.dtype.is_floating_point and own.shape == found.shape:
-            yield Link(key, (other,))
-
-
-def _parameter_gradients(ours: str, theirs: str, a: Trace, b: Trace) -> Iterator[Link]:
-    names = parameter_names(ours, theirs, a, b)
+def _parameter_gradients(ours: str, theirs: str, runs: TwoRuns) -> Iterator[Link]:
+    a, b = runs.a, runs.b
+    names = parameter_names(runs, ours, theirs)
+    types = a.layers[ours].type_name, b.layers[theirs].type_name
     for key in a.of_role[ours, "parameter_gradients"]:
         other = Key(theirs, "parameter_gradients", names.get(key.tensor, key.tensor))
         if other in b.entries:
-            yield Link(key, (other,), transposed=_is_transposed(key, other, a, b))
+            shape, found = a.entries[key].shape, b.entries[other].shape
+            turned = shape != found or (types[0] != types[1] and "Conv1D" in types)
+            turned = turned and len(shape) == 2 and found == shape[::-1]
+            yield Link(key, (other,), transposed=turned)
 
 
-def parameter_names(ours: str, theirs: str, a: Trace, b: Trace) -> dict[str, str]:
+def parameter_names(runs: TwoRuns, ours: str, theirs: str) -> dict[str, str]:
     """Return the candidate's name of each parameter of a layer: the same, or that of its values."""
-    x, y = a.layers[ours], b.layers[theirs]
-    held = [set(t.observation.layers[name].buffers) for t, name in ((a, ours), (b, theirs))]
+    x, y = runs.a.layers[ours], runs.b.layers[theirs]
+    held = [{*t.observation.layers[n].buffers} for t, n in ((runs.a, ours), (runs.b, theirs))]
     others = len(x.parameters) != len(y.parameters) or held[0] != held[1]
     if set(x.parameters) & set(y.parameters) or others:
         return {name: name for name in x.parameters if name in y.parameters}
@@ -212,13 +173,6 @@ def parameter_names(ours: str, theirs: str, a: Trace, b: Trace) -> dict[str, str
     return dict(zip(*by_values, strict=True))
 
 
-def _is_transposed(key: Key, other: Key, a: Trace, b: Trace) -> bool:
-    shape, found = a.entries[key].shape, b.entries[other].shape
-    types = [trace.observation.layers[one.layer].type_name for trace, one in ((a, key), (b, other))]
-    square = shape == found and types[0] != types[1] and "Conv1D" in types
-    return len(shape) == 2 and found == shape[::-1] and (shape != found or square)
-
-
 def _of_split(split: Split, a: Trace, b: Trace) -> Iterator[Link]:
     """Yield the one layer's tensors beside those of its parts, joined."""
     for role in ("activations", "gradients"):
@@ -226,32 +180,27 @@ def _of_split(split: Split, a: Trace, b: Trace) -> Iterator[Link]:
         for one, others in zip(a.of_role[split.whole, role], groups, strict=False):
             yield Link(one, tuple(others))
     for one in a.of_role[split.whole, "inputs"][:1]:
-        for other in b.of_role[split.parts[0], "inputs"][:1]:
-            yield Link(one, (other,))
+        yield from (Link(one, (other,)) for other in b.of_role[split.parts[0], "inputs"][:1])
     for one in a.of_role[split.whole, "parameter_gradients"]:
         others = tuple(one._replace(layer=part) for part in split.parts)
         if all(other in b.entries for other in others):
-            transposed = _is_other_way(
-                a.entries[one].shape, [b.entries[other].shape for other in others]
-            )
-            yield Link(one, others, transposed=transposed)
+            shapes = [b.entries[other].shape for other in others]
+            yield Link(one, others, None, _is_other_way(a.entries[one].shape, shapes))
 
 
 def _of_fusion(split: Split, a: Trace, b: Trace) -> Iterator[Link]:
     """Yield the tensors of each part beside its rows of the candidate's one layer."""
     start = 0
-    layers = a.observation.layers
+    parameters = {part: a.layers[part].parameters for part in split.parts}
     for part in split.parts:
-        parameters = layers[part].parameters
-        rows = next(iter(parameters.values())).shape[0]
+        rows = next(iter(parameters[part].values())).shape[0]
         for role in (*FLOWING, "parameter_gradients"):
             for one in a.of_role[part, role]:
                 other = one._replace(layer=split.whole)
                 if other not in b.entries:
                     continue
                 transposed = role == "parameter_gradients" and _is_other_way(
-                    b.entries[other].shape,
-                    [layers[name].parameters[one.tensor].shape for name in split.parts],
+                    b.entries[other].shape, [own[one.tensor].shape for own in parameters.values()]
                 )
                 part_of = None if role == "inputs" else (start, start + rows)
                 yield Link(one, (other,), part_of, transposed)
@@ -266,52 +215,41 @@ def _is_other_way(whole: tuple[int, ...], parts: Sequence[tuple[int, ...]]) -> b
     return stacked != whole and whole == stacked[::-1]
 
 
-def trains_nothing(b: Trace) -> bool:
-    """Whether all that can be trained lies in layers that are not called."""
-    return not any(
-        set(layer.parameters) - set(layer.frozen)
-        for layer in b.observation.layers.values()
-        if layer.calls
-    )
-
-
-def is_adapted(alignment: Alignment, b: Trace) -> bool:
+def is_adapted(runs: TwoRuns) -> bool:
     """Whether a candidate trains layers that were added, and most of the others are frozen."""
-    layers = b.observation.layers
-    added = [layers[p.candidate] for p in alignment.of(Change.INSERTED) if p.candidate is not None]
+    layers = runs.b.observation.layers
+    added = [layers[p.name] for p in runs.alignment.of(Change.INSERTED)]
     if not any(set(layer.parameters) - set(layer.frozen) for layer in added):
         return False
-    kept = [layers[theirs.name] for _, _, theirs in alignment.aligned]
-    kept = [layer for layer in kept if layer.parameters]
+    kept = [layers[theirs.name] for _, _, theirs in runs.alignment.aligned if theirs.parameters]
     frozen = [layer for layer in kept if set(layer.parameters) <= set(layer.frozen)]
     return 2 * len(frozen) > len(kept)
 
 
-def missing_gradients(alignment: Alignment, a: Trace, b: Trace) -> Iterator[tuple[Key, str]]:
+def missing_gradients(runs: TwoRuns) -> Iterator[tuple[Link, str]]:
     """Yield what has a gradient in the reference and none in the candidate, and why.
 
     Where the candidate's layers cannot be seen, nothing is missed; nor where what is trained there
     was added, and the rest frozen for it.
     """
-    if not (a.observation.backward and b.observation.backward):
+    a, b = runs.a.observation, runs.b.observation
+    if not (a.backward and b.backward):
         return
-    adapted = is_adapted(alignment, b)
+    adapted = is_adapted(runs)
     lost = (Status.NO_GRAD_PATH, Status.UNUSED_IN_LOSS)
-    for pair in alignment.pairs:
-        if pair.reference is None or pair.candidate is None or pair.output_of is not None:
+    for pair, ours, theirs in runs.alignment.aligned:
+        if pair.output_of is not None:
             continue
-        x, y = (
-            a.observation.layers[pair.reference],
-            b.observation.layers[pair.candidate],
-        )
-        if x.status is Status.OBSERVED and y.status in lost and not adapted:
-            for key in a.of_role[pair.reference, "gradients"][:1]:
-                yield key, y.reason
-        names = parameter_names(pair.reference, pair.candidate, a, b)
-        for key in a.of_role[pair.reference, "parameter_gradients"]:
+        there = (Key(theirs.name, "gradients"),)
+        y = b.layers[theirs.name]
+        if ours.status is Status.OBSERVED and y.status in lost and not adapted:
+            for key in runs.a.of_role[ours.name, "gradients"][:1]:
+                yield Link(key, there), y.reason
+        names = parameter_names(runs, ours.name, theirs.name)
+        for key in runs.a.of_role[ours.name, "parameter_gradients"]:
             other = names.get(key.tensor, key.tensor)
-            if other in y.parameters and other not in y.parameter_gradients:
-                frozen = other in y.frozen
-                if frozen and adapted:
-                    continue
-                yield key, f"{other} is frozen there" if frozen else "the loss does not reach it"
+            frozen = other in y.frozen
+            is_lost = other in y.parameters and other not in y.parameter_gradients
+            if is_lost and not (frozen and adapted):
+                why = f"{other} is frozen there" if frozen else "the loss does not reach it"
+                yield Link(key, there), why

@@ -37,7 +37,9 @@ def with_calls(alignment: Alignment, a: Trace, b: Trace) -> Alignment:
     alike = [
         (x, y)
         for _, x, y in alignment.aligned
-        if x.calls == y.calls and (is_ordered or x.parameters or not _is_of_many(x, y))
+        if x.calls == y.calls
+        # A function is named by its place, and the calls of a layer stand in order alone.
+        and (is_ordered or x.parameters or not (x.calls > 1 or (x.functional and y.functional)))
     ]
     known = {x.name for x, _ in alike}, {y.name for _, y in alike}
     free = [pair for pair in alignment.pairs if pair.reason is None]
@@ -60,11 +62,6 @@ def with_calls(alignment: Alignment, a: Trace, b: Trace) -> Alignment:
     return _with_reasons(alignment, calls)
 
 
-def _is_of_many(x: Alignable, y: Alignable) -> bool:
-    """Whether a layer is called several times, or is a function, which is named by its place."""
-    return max(x.calls, y.calls) > 1 or (x.functional and y.functional)
-
-
 def _with_reasons(alignment: Alignment, calls: Mapping[CallKey, CallKey]) -> Alignment:
     """Return an alignment with these calls, and the reason where a layer's are those of others."""
     images: dict[str | None, dict[str, None]] = defaultdict(dict)
@@ -72,10 +69,10 @@ def _with_reasons(alignment: Alignment, calls: Mapping[CallKey, CallKey]) -> Ali
     for (one, _), (other, _) in calls.items():
         images[one][other] = origins[other][one] = None
     counts = Counter(ours for ours, _ in calls), Counter(theirs for theirs, _ in calls.values())
-    whole = (
-        {x for x in counts[0] if counts[0][x] == alignment.reference[x].calls} | {None},
-        {y for y in counts[1] if counts[1][y] == alignment.candidate[y].calls} | {None},
-    )
+    whole = [
+        {name for name, count in counts[0].items() if count == alignment.reference[name].calls},
+        {name for name, count in counts[1].items() if count == alignment.candidate[name].calls},
+    ]
     single = {
         x: y
         for x in counts[0]
@@ -85,15 +82,15 @@ def _with_reasons(alignment: Alignment, calls: Mapping[CallKey, CallKey]) -> Ali
     pairs = []
     for pair in _paired_anew(alignment.pairs, single):
         ours, theirs = pair.reference, pair.candidate
-        is_whole = ours in whole[0] and theirs in whole[1]
-        if ours in single or not is_whole:
-            pairs.append(pair)
-        elif len(images[ours]) > 1 or ours is None:
-            one = ours or next(iter(origins[theirs]))
-            pairs.append(replace(pair, reason=Split(one, tuple(images[one]))))
-        else:
-            other = theirs or next(iter(images[ours]))
-            pairs.append(replace(pair, reason=Split(other, tuple(origins[other]), fused=True)))
+        if ours not in single and ours in {None, *whole[0]} and theirs in {None, *whole[1]}:
+            if len(images[ours]) > 1 or ours is None:
+                whole_name = ours or next(iter(origins[theirs]))
+                reason = Split(whole_name, tuple(images[whole_name]))
+            else:
+                whole_name = theirs or next(iter(images[ours]))
+                reason = Split(whole_name, tuple(origins[whole_name]), fused=True)
+            pair = replace(pair, reason=reason)
+        pairs.append(pair)
     kept = {x: y for x, y in calls.items() if x[0] not in single or x[1] != y[1]}
     return replace(alignment, calls=kept, pairs=tuple(pairs))
 
@@ -167,100 +164,71 @@ def _joined(sets: Set[frozenset[object]]) -> frozenset[object]:
 
 def with_folds(alignment: Alignment, a: Trace, b: Trace, store: TensorStore) -> Alignment:
     """Return an alignment that says which layers were taken over by the one before them."""
-    chains = _Chains(alignment, a, b, store)
-    found: dict[str, Fold] = {}
-    for pair in alignment.pairs:
-        fold = chains.fold(pair)
-        if fold is not None and pair.reference is not None:
-            found |= dict.fromkeys((pair.reference, *fold.layers), fold)
-    reasons = _out_of_sight(alignment, a, b) | found
-    pairs = (replace(p, reason=reasons.get(p.reference or "", p.reason)) for p in alignment.pairs)
+    holders = {above for name in a.layers for above in ancestors(name)}
+    takers: dict[int, dict[str, None]] = defaultdict(dict)
+    for key, entry in a.entries.items():
+        if key.role == "inputs" and key.layer not in holders:
+            takers[entry.slot][key.layer] = None
+    reasons: dict[str | None, Fold | Unseen] = dict(_out_of_sight(alignment, a, b))
+    for pair, x, y in alignment.aligned:
+        known = pair.reason.layers if isinstance(pair.reason, Fold) else ()
+        if x.name in holders or pair.is_folded or (pair.reason is not None and not known):
+            continue
+        chain = [x.name, *known]
+        chain += _gone_after(chain[-1], takers, alignment, a, b)
+        choices = chain[len(known) :]
+        if len(choices) > 1:
+            distances = [_distance(name, y.name, a, b, store) for name in choices]
+            best = distances.index(min(distances))
+            if best:  # more was taken over than was known
+                fold = Fold(tuple(chain[1 : len(known) + best + 1]), y.name)
+                reasons |= dict.fromkeys((x.name, *fold.layers), fold)
+    pairs = (replace(p, reason=reasons.get(p.reference, p.reason)) for p in alignment.pairs)
     return replace(alignment, pairs=tuple(pairs))
 
 
-def _out_of_sight(alignment: Alignment, a: Trace, b: Trace) -> dict[str, Fold | Unseen]:
-    """Return the functions of the reference that may well run in the candidate, unseen.
+def _gone_after(
+    name: str, takers: Mapping[int, Iterable[str]], alignment: Alignment, a: Trace, b: Trace
+) -> Iterator[str]:
+    """Yield the layers of the reference in a row that are not in the candidate."""
+    while True:
+        slots = [a.entries[key].slot for key in a.of_role[name, "activations"]]
+        after = {taker for slot in slots for taker in takers.get(slot, ())} - {name}
+        if len(after) != 1:
+            return
+        (name,) = after
+        pair = alignment.by_reference[name]
+        is_gone = pair.candidate is None or (
+            b.layers[pair.candidate].is_inert and not a.layers[name].is_inert
+        )
+        if not is_gone or isinstance(pair.reason, Fold | Split):
+            return
+        yield name
+
+
+def _distance(ours: str, theirs: str, a: Trace, b: Trace, store: TensorStore) -> float:
+    """Return the squared error of a layer's outputs; infinity where the shapes differ."""
+    left = [a.entries[key] for key in a.of_role[ours, "activations"]]
+    right = [b.entries[key] for key in b.of_role[theirs, "activations"]]
+    if not left or [x.shape for x in left] != [y.shape for y in right]:
+        return math.inf
+    both = zip(left, right, strict=True)
+    return sum(gap(store[x.slot], store[y.slot])[0] ** 2 for x, y in both)
+
+
+def _out_of_sight(alignment: Alignment, a: Trace, b: Trace) -> Iterator[tuple[str, Unseen]]:
+    """Yield the functions of the reference that may well run in the candidate, unseen.
 
     In scripts and compiled code none is seen, inside a transform of `torch.func` each is seen
     once for all samples, and where a value is rounded to few bits, its ends cut off what is
     outside as a ReLU does.
     """
-    mapped = {y.kind for y in b.layers.values() if y.status is Status.UNSUPPORTED}
+    kinds = {y.kind for y in b.layers.values() if y.status is Status.UNSUPPORTED}
     flow = b.observation.flow
-    rounds = flow is not None and any(map(is_rounding, {v.name for v in flow.graph.vertices}))
-    return {
-        pair.reference: Unseen()
-        for pair in alignment.pairs
-        if pair.reference is not None
-        and pair.candidate is None
-        and pair.reason is None
-        and (layer := a.layers[pair.reference]).functional
-        and (
-            not b.shows_functions
-            or layer.kind in mapped
-            or (rounds and layer.kind in ("relu", "relu6", "hardtanh"))
-        )
-    }
-
-
-class _Chains:
-    """The chains of layers that one of the candidate may stand for."""
-
-    def __init__(self, alignment: Alignment, a: Trace, b: Trace, store: TensorStore) -> None:
-        self._alignment = alignment
-        self._a, self._b, self._store = a, b, store
-        self._holders = {above for name in a.layers for above in ancestors(name)}
-        self._takers: dict[int, list[str]] = {}
-        for key, entry in a.entries.items():
-            if key.role == "inputs" and key.layer not in self._holders:
-                takers = self._takers.setdefault(entry.slot, [])
-                if key.layer not in takers:
-                    takers.append(key.layer)
-
-    def fold(self, pair: Pair) -> Fold | None:
-        """Return what a layer of the candidate has taken over, if that is more than was known."""
-        ours, theirs = pair.reference, pair.candidate
-        if ours is None or theirs is None or ours in self._holders or pair.is_folded:
-            return None
-        known = pair.reason.layers if isinstance(pair.reason, Fold) else ()
-        if pair.reason is not None and not known:
-            return None
-        chain = [*known, *self._gone_after(known[-1] if known else ours)]
-        choices = [ours, *chain][len(known) :]
-        if len(choices) < 2:
-            return None
-        distances = [self._distance(name, theirs) for name in choices]
-        best = distances.index(min(distances))
-        return Fold(tuple(chain[: len(known) + best]), theirs) if best else None
-
-    def _gone_after(self, name: str) -> Iterator[str]:
-        """Yield the layers of the reference in a row that are not in the candidate."""
-        while True:
-            outputs = self._a.of_role[name, "activations"]
-            takers = {
-                taker
-                for key in outputs
-                for taker in self._takers.get(self._a.entries[key].slot, ())
-                if taker != name
-            }
-            if len(takers) != 1:
-                return
-            name = takers.pop()
-            pair = self._alignment.by_reference[name]
-            is_gone = pair.candidate is None or (
-                self._b.layers[pair.candidate].is_inert and not self._a.layers[name].is_inert
-            )
-            if not is_gone or isinstance(pair.reason, Fold | Split):
-                return
-            yield name
-
-    def _distance(self, ours: str, theirs: str) -> float:
-        """Return the squared error of a layer's outputs; infinity where the shapes differ."""
-        left = [self._a.entries[key] for key in self._a.of_role[ours, "activations"]]
-        right = [self._b.entries[key] for key in self._b.of_role[theirs, "activations"]]
-        if not left or [x.shape for x in left] != [y.shape for y in right]:
-            return math.inf
-        apart = 0.0
-        for x, y in zip(left, right, strict=True):
-            apart += gap(self._store[x.slot], self._store[y.slot])[0] ** 2
-        return apart
+    if flow is not None and any(map(is_rounding, {v.name for v in flow.graph.vertices})):
+        kinds |= {"relu", "relu6", "hardtanh"}
+    for pair in alignment.pairs:
+        if pair.reference is not None and pair.candidate is None and pair.reason is None:
+            layer = a.layers[pair.reference]
+            if layer.functional and (not b.shows_functions or layer.kind in kinds):
+                yield layer.name, Unseen()

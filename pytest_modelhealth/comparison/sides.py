@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,6 @@ from pytest_modelhealth.capture import Inputs, Request, find_engine, hinted
 from pytest_modelhealth.capture.eager import is_compiled
 from pytest_modelhealth.capture.engine import Engine
 from pytest_modelhealth.capture.observing.hooks import Hooks
-from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.observing.tensors import TensorStore, find_tensors
 from pytest_modelhealth.capture.step.bare import converted_batch
 from pytest_modelhealth.capture.step.company import has_process_group
@@ -93,36 +92,27 @@ def candidate_side(candidate: Any, reference: Any) -> Side:
     Raises:
         InspectionError: it is nothing of these, or the `state_dict` does not fit the reference.
     """
-    if isinstance(candidate, Mapping):
-        loaded = _loaded(candidate, reference)
-        note = f"a copy of the reference with the {len(candidate)} tensors of the state_dict"
-        return Side(loaded, "candidate", find_engine(loaded), note)
-    return _side(candidate, "candidate")
-
-
-def _side(model: Any, name: str) -> Side:
-    engine = _engine(model, name)
-    return Side(engine.load(model), name, engine)
-
-
-def _engine(model: Any, name: str) -> Engine:
-    compiled = isinstance(model, nn.Module) and any(map(is_compiled, model.modules()))
-    try:
-        return find_engine(model, compiled="observe" if compiled else "eager")
-    except InspectionError as error:
-        raise InspectionError(f"the {name}: {error}") from None
-
-
-def _loaded(state: Mapping[Any, Any], reference: Any) -> nn.Module:
+    if not isinstance(candidate, Mapping):
+        return _side(candidate, "candidate")
     if not isinstance(reference, nn.Module):
         raise InspectionError(
             "a state_dict is loaded into a copy of the reference, which must be a torch.nn.Module, "
             f"not a {type(reference).__name__}"
         )
-    _ensure_fits(state, reference.state_dict())
-    model = copy.deepcopy(reference)
-    model.load_state_dict(dict(state))
-    return model
+    _ensure_fits(candidate, reference.state_dict())
+    loaded = copy.deepcopy(reference)
+    loaded.load_state_dict(dict(candidate))
+    note = f"a copy of the reference with the {len(candidate)} tensors of the state_dict"
+    return Side(loaded, "candidate", find_engine(loaded), note)
+
+
+def _side(model: Any, name: str) -> Side:
+    compiled = isinstance(model, nn.Module) and any(map(is_compiled, model.modules()))
+    try:
+        engine = find_engine(model, compiled="observe" if compiled else "eager")
+    except InspectionError as error:
+        raise InspectionError(f"the {name}: {error}") from None
+    return Side(engine.load(model), name, engine)
 
 
 def _ensure_fits(state: Mapping[Any, Any], own: Mapping[str, Any]) -> None:
@@ -140,26 +130,27 @@ def _ensure_fits(state: Mapping[Any, Any], own: Mapping[str, Any]) -> None:
         )
     missing = [key for key in own if key not in state]
     unexpected = [str(key) for key in state if key not in own]
-    if missing or unexpected:
-        what = (
-            ("missing", list(map(repr, missing))),
-            ("not in the reference", list(map(repr, unexpected))),
-        )
-        said = (f"{len(keys)} keys {why}: {listed(keys)}" for why, keys in what if keys)
-        advice = suggest(unexpected[0], missing) if unexpected and missing else ""
-        for prefix in ("module.", "_orig_mod.", "model."):
-            if unexpected and all(key.startswith(prefix) for key in unexpected):
-                advice = f"; strip {prefix!r} from its keys"
-        raise InspectionError(
-            f"the state_dict does not fit the reference: {'; '.join(said)}{advice}"
-        )
-    for key, value in state.items():
-        shape = getattr(value, "shape", None)
-        if isinstance(own[key], Tensor) and shape != own[key].shape:
-            raise InspectionError(
-                f"the state_dict does not fit the reference: {key!r} has shape "
-                f"{tuple(shape) if shape is not None else None}, expected {tuple(own[key].shape)}"
-            )
+    said = [
+        f"{len(keys)} keys {what}: {listed(list(map(repr, keys)))}"
+        for what, keys in (("missing", missing), ("not in the reference", unexpected))
+        if keys
+    ]
+    prefixes = [
+        prefix
+        for prefix in ("module.", "_orig_mod.", "model.")
+        if unexpected and all(key.startswith(prefix) for key in unexpected)
+    ]
+    if prefixes:
+        said.append(f"strip {prefixes[0]!r} from its keys")
+    elif missing and unexpected:
+        said[-1] += suggest(unexpected[0], missing)
+    said += [
+        f"{key!r} has shape {tuple(getattr(value, 'shape', ()))}, expected {tuple(own[key].shape)}"
+        for key, value in state.items()
+        if isinstance(own.get(key), Tensor) and getattr(value, "shape", None) != own[key].shape
+    ][:1]
+    if said:
+        raise InspectionError(f"the state_dict does not fit the reference: {'; '.join(said)}")
 
 
 def run(
@@ -206,10 +197,10 @@ def run(
         raise InspectionError(
             f"could not keep what the {side.name} computes: {observation.errors[0]}"
         )
-    engine, entries = side.engine, keeper.entries
+    engine = side.engine
     return Trace(
         observation,
-        entries,
+        keeper.entries,
         keeper.output,
         engine.flat_outputs,
         is_ordered=engine.runs_in_torch,
@@ -222,17 +213,13 @@ def _with_compiled_outputs(
 ) -> Observation:
     """Take outputs, buffers and parameter gradients from compiled code, which nothing watches."""
     own = Keeper(keeper.store)
-    bare = run_step(replace(request, visitor=own), side.model, [], watch=_unwatched)
+    request = replace(request, visitor=own)
+    bare = run_step(request, side.model, [], watch=lambda recorder: nullcontext(Hooks(recorder)))
     for key, entry in own.entries.items():
         if key.role in ("outputs", "buffers", "parameter_gradients"):
             moment = keeper.entries[key].moment if key in keeper.entries else len(keeper.entries)
             keeper.entries[key] = entry._replace(moment=moment)
     return replace(observation, loss=bare.loss)
-
-
-@contextmanager
-def _unwatched(recorder: Recorder) -> Iterator[Hooks]:
-    yield Hooks(recorder)
 
 
 def placement(side: Side, inputs: Any) -> tuple[torch.dtype | None, torch.device | None]:
@@ -244,12 +231,9 @@ def placement(side: Side, inputs: Any) -> tuple[torch.dtype | None, torch.device
     parameters = [p for p in side.module.parameters() if not p.is_meta]
     dtypes = {p.dtype for p in parameters if p.is_floating_point()}
     devices = {p.device for p in parameters}
-    tensors = list(find_tensors(_plain(inputs)))
+    plain = (inputs.args, inputs.kwargs) if isinstance(inputs, Inputs) else inputs
+    tensors = list(find_tensors(plain))
     floating = {t.dtype for t in tensors if t.is_floating_point()}
     dtype = next(iter(dtypes)) if len(dtypes) == 1 and floating - dtypes else None
     device = next(iter(devices)) if len(devices) == 1 else None
     return dtype, device if {t.device for t in tensors} - {device} else None
-
-
-def _plain(inputs: Any) -> Any:
-    return (inputs.args, inputs.kwargs) if isinstance(inputs, Inputs) else inputs

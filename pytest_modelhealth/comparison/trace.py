@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pytest_modelhealth.alignment.alignable import Alignable
+from pytest_modelhealth.alignment.result import Alignment
 from pytest_modelhealth.capture.observing.tensors import (
     KnownTensors,
     TensorStore,
@@ -23,6 +25,8 @@ from pytest_modelhealth.capture.observing.tensors import (
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.statistics import UnsupportedTensorError
 from pytest_modelhealth.statistics.dense import dense_values, step
+
+Modules = Mapping[str, nn.Module]
 
 
 class Key(NamedTuple):
@@ -97,10 +101,34 @@ class Trace:
         return found
 
 
-class Watcher:
-    """A visitor that names each tensor; a subclass takes them."""
+@dataclass(frozen=True)
+class TwoRuns:
+    """The runs of both models with all their tensors, and which layer of one is which of the other.
 
-    def __init__(self) -> None:
+    Args:
+        a: the reference's run.
+        b: the candidate's run.
+        alignment: which layer is which.
+        modules: the modules of both, by name.
+        store: holds the tensors of both.
+    """
+
+    a: Trace
+    b: Trace
+    alignment: Alignment
+    modules: tuple[Modules, Modules]
+    store: TensorStore
+
+
+class Watcher:
+    """A visitor that names each tensor and hands it on.
+
+    Args:
+        take: is given each tensor; it may raise an `UnsupportedTensorError`.
+    """
+
+    def __init__(self, take: Callable[[Key, Tensor], None]) -> None:
+        self._take = take
         self._counts: dict[tuple[str, str, str], int] = defaultdict(int)
 
     def see(self, layer: str, role: str, tensor: str, value: Tensor) -> None:
@@ -119,31 +147,24 @@ class Watcher:
         """Take no tensor for one seen before."""
 
     def _see(self, key: Key, value: Tensor) -> None:
-        try:
-            with torch.no_grad(), torch._C.DisableTorchFunction():
-                self.take(key, value)
-        except UnsupportedTensorError:
-            pass  # the recorder has said so of this layer
-
-    def take(self, key: Key, value: Tensor) -> None:
-        """Do something with a tensor.
-
-        Raises:
-            UnsupportedTensorError: it has no values to read.
-        """
-        raise NotImplementedError
+        # That a tensor has no values to read, the recorder has said of this layer.
+        with suppress(UnsupportedTensorError), torch.no_grad(), torch._C.DisableTorchFunction():
+            self._take(key, value)
 
 
-@dataclass
 class Keeper(Watcher):
-    """Keeps every tensor in a store."""
+    """Keeps every tensor in a store.
 
-    store: TensorStore
-    entries: dict[Key, KeptTensor] = field(default_factory=dict)
-    output: str = ""
+    Attributes:
+        entries: what was kept, by its name.
+        output: how the output is built, for people: ``"tuple(tensor 4x3, tensor 4)"``.
+    """
 
-    def __post_init__(self) -> None:
-        super().__init__()
+    def __init__(self, store: TensorStore) -> None:
+        super().__init__(self._keep)
+        self.store = store
+        self.entries: dict[Key, KeptTensor] = {}
+        self.output = ""
         self._slots = KnownTensors[KeptTensor]()
         self._memory_is_reused = False
 
@@ -157,16 +178,15 @@ class Keeper(Watcher):
         self._slots = KnownTensors[KeptTensor]()
         self._memory_is_reused = True
 
-    def take(self, key: Key, value: Tensor) -> None:
+    def _keep(self, key: Key, value: Tensor) -> None:
         """Keep a tensor, once if it is shown several times unchanged."""
         if self._memory_is_reused and key.role == "gradients":  # which come without a word
             self._slots = KnownTensors[KeptTensor]()
         known = self._slots.get(value)
         if known is None:
-            values = dense_values(value).values
-            slot = self.store.put(values)
-            distance = step(value)
+            values, distance = dense_values(value).values, step(value)
             largest = 0.0 if distance is None else float(distance.max())
+            slot = self.store.put(values)
             known = KeptTensor(slot, 0, tuple(values.shape), values.dtype, largest)
             if version(value) is not None:  # a write would not show
                 self._slots.put(value, known)
@@ -179,15 +199,14 @@ def structure(value: Any) -> str:
     if issubclass(kind, Tensor):
         return "tensor " + ("x".join(map(str, value.shape)) or "scalar")
     if issubclass(kind, Mapping):
-        parts = (f"{_key(key)}: {structure(part)}" for key, part in pairs(value))
+        keys = (
+            (k if type(k) in (str, int) else type(k).__name__, part) for k, part in pairs(value)
+        )
+        parts = (f"{key}: {structure(part)}" for key, part in keys)
         return f"{kind.__name__}({', '.join(parts)})"
     if issubclass(kind, tuple | list):
         return f"{kind.__name__}({', '.join(map(structure, contents(value, kind)))})"
     return kind.__name__
-
-
-def _key(key: object) -> str:
-    return str(key) if type(key) in (str, int) else type(key).__name__
 
 
 def container(value: str) -> str:

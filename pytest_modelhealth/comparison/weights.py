@@ -14,13 +14,11 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from pytest_modelhealth.alignment.result import Alignment, Fold, Pair
 from pytest_modelhealth.comparison.links import parameter_names
-from pytest_modelhealth.comparison.trace import Trace
+from pytest_modelhealth.comparison.trace import Modules, TwoRuns
 from pytest_modelhealth.layers import own_parameters, type_name
 from pytest_modelhealth.settings.setting import is_inside
 from pytest_modelhealth.statistics.dense import is_dequantisable, step
 from pytest_modelhealth.tolerance import epsilon_of
-
-Modules = Mapping[str, nn.Module]
 
 SAME = 10
 """Weights of one value may differ by so many epsilons: they were folded or parametrised anew."""
@@ -53,25 +51,19 @@ class Changed:
         return *self.parameters.values(), *self.others.values()
 
 
-def changed_values(
-    pair: Pair, a: Trace, b: Trace, modules: tuple[Modules, Modules], epsilon: float
-) -> Changed:
+def changed_values(runs: TwoRuns, pair: Pair, epsilon: float) -> Changed:
     """Return the parameters and buffers of an aligned layer whose values differ.
 
     Values that differ by no more than rounding to the candidate's dtype are the same.
     """
     if pair.reference is None or pair.candidate is None:
         return Changed()
-    x, y = modules[0].get(pair.reference), modules[1].get(pair.candidate)
-    if x is None or y is None:
+    x, y = runs.modules[0].get(pair.reference), runs.modules[1].get(pair.candidate)
+    folded = folded_parameters(pair, runs.modules[0])
+    if x is None or y is None or folded is None:
         return Changed()
-    names = _names(parameter_names(pair.reference, pair.candidate, a, b), x, y)
-    folded = folded_parameters(pair, modules[0])
-    if folded is None:
-        return Changed()
-    if folded:
-        epsilon = max(epsilon, FOLDED)
-    buffers = dict(x._buffers.items())
+    names = _names(parameter_names(runs, pair.reference, pair.candidate), x, y)
+    epsilon = max(epsilon, FOLDED) if folded else epsilon
     kinds = type_name(x), type_name(y)
     is_own = not type(x).forward.__module__.startswith("torch.nn.")
     may_turn = kinds[0] != kinds[1] and (is_own or bool(kinds[1]))  # a layer of the user's own may
@@ -83,7 +75,7 @@ def changed_values(
             continue
         phrase = _values_difference(name, own, other, epsilon, may_turn)
         if phrase:
-            is_read = name not in buffers and own.numel() == other.numel()
+            is_read = name not in x._buffers and own.numel() == other.numel()
             (parameters if is_read else others)[name] = phrase
     every = {name for name, own in x._parameters.items() if own is not None}
     return Changed(parameters, others, every <= names.keys())
@@ -174,7 +166,7 @@ def fitted(distance: Tensor, found: Tensor, own: Tensor) -> Tensor:
     return distance.max()
 
 
-def scale_of_folding(pair: Pair, reference: Mapping[str, nn.Module]) -> Tensor | None:
+def scale_of_folding(pair: Pair, reference: Modules) -> Tensor | None:
     """Return what each output channel of a layer is multiplied by where a batch norm is folded in.
 
     Args:
@@ -188,9 +180,7 @@ def scale_of_folding(pair: Pair, reference: Mapping[str, nn.Module]) -> Tensor |
     return scale * norm.weight.detach() if norm.affine else scale
 
 
-def folded_parameters(
-    pair: Pair, reference: Mapping[str, nn.Module]
-) -> Mapping[str, Tensor] | None:
+def folded_parameters(pair: Pair, reference: Modules) -> Mapping[str, Tensor] | None:
     """Return the weight and bias that a layer has with a batch norm folded in.
 
     Returns:
@@ -221,7 +211,7 @@ def _only_norm(folded: list[nn.Module]) -> Any:
     return folded[0] if is_norm and folded[0].running_var is not None else None
 
 
-def _folded(pair: Pair, reference: Mapping[str, nn.Module]) -> list[nn.Module]:
+def _folded(pair: Pair, reference: Modules) -> list[nn.Module]:
     """Return the modules with parameters or buffers that are folded into a layer."""
     if not isinstance(pair.reason, Fold) or pair.is_folded:
         return []
@@ -233,14 +223,8 @@ def merged_layers(alignment: Alignment, changed: Mapping[str, Changed]) -> dict[
     """Return the layers with other weights beside which layers with weights are no longer called.
 
     What such a layer gives by itself is another thing than it was; what the module around gives is
-    what the two gave together.
-
-    Args:
-        alignment: which layer is which.
-        changed: the parameters and buffers of each layer of the reference whose values differ.
-
-    Returns:
-        The names of the layers that are no longer called, by that of the layer, in the reference.
+    what the two gave together. The names of the layers that are no longer called stand by that of
+    the layer, in the reference.
     """
     layers = alignment.reference
     idle = [
@@ -248,12 +232,10 @@ def merged_layers(alignment: Alignment, changed: Mapping[str, Changed]) -> dict[
         for _, ours, theirs in alignment.aligned
         if ours.parameters and ours.calls and not theirs.calls
     ]
-    found = {}
-    for _, ours, _ in alignment.aligned:
-        around = ours.name.rpartition(".")[0]
-        if ours.name not in changed or not changed[ours.name].parameters or around not in layers:
-            continue
-        beside = [name for name in idle if around and is_inside(name, around)]
-        if beside and ours.name not in idle and layers[around].calls:
-            found[ours.name] = beside
+    found: dict[str, list[str]] = {}
+    for name, what in changed.items():
+        around = name.rpartition(".")[0]
+        beside = [other for other in idle if around and is_inside(other, around)]
+        if what.parameters and beside and name not in idle and around in layers:
+            found |= {name: beside} if layers[around].calls else {}
     return found

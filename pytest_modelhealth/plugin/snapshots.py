@@ -102,7 +102,7 @@ class _Unfinished:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_sessionfinish(self) -> Generator[None, Any, Any]:
-        from pytest_modelhealth.snapshot.unfinished import kept
+        from pytest_modelhealth.snapshot.extension import kept
 
         with kept(self._tests) as self._kept:
             return (yield)

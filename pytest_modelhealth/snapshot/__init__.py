@@ -15,17 +15,11 @@ if TYPE_CHECKING:
     from pytest_modelhealth.snapshot.extension import HealthSnapshot, HealthSnapshotExtension
     from pytest_modelhealth.snapshot.recording import check, record
 
-_HOMES = {
-    "HealthSnapshot": "extension",
-    "HealthSnapshotExtension": "extension",
-    "check": "recording",
-    "record": "recording",
-}
-
 __all__ = ["HealthSnapshot", "HealthSnapshotExtension", "check", "record"]
 
 
 def __getattr__(name: str) -> Any:  # only the extension needs syrupy
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    home = "extension" if name.startswith("Health") else "recording"
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)

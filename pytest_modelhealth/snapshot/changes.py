@@ -11,7 +11,9 @@ from pytest_modelhealth.alignment.causes import Causes
 from pytest_modelhealth.alignment.matching import align
 from pytest_modelhealth.alignment.result import Change, Fold, Pair
 from pytest_modelhealth.report import Status
-from pytest_modelhealth.snapshot.snapshot import LayerLine, Snapshot, TensorKey, TensorLine
+from pytest_modelhealth.snapshot.snapshot import Snapshot, TensorKey, TensorLine
+
+Tensors = Mapping[TensorKey, TensorLine]
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,8 @@ class SnapshotPair:
         self, what: str, pair: Pair, side: Snapshot, has_successors: bool
     ) -> LayerChange:
         name, line = pair.name, side.layers[pair.name]
-        harmless = pair.is_folded or name in self._split or not side.computes(name)
+        is_split = any(name in (one.whole, *one.parts) for one in self.alignment.splits)
+        harmless = pair.is_folded or is_split or not side.computes(name)
         formal = not line.owns_parameters or has_successors
         rest = f" ({', '.join(filter(None, (line.type, pair.note)))})"
         return LayerChange(what, side.label(name), rest, harmless, name, formal)
@@ -128,8 +131,9 @@ class SnapshotPair:
         lost = list(self._tensors_come_and_gone(reference, candidate))
         if altered and not isinstance(pair.reason, Fold):
             sides = ((self.old, reference), (self.new, candidate))
-            mere = all(side.is_mere_container(name) for side, name in sides) or not any(
-                side.computes(name) for side, name in sides
+            mere = not any(side.computes(name) for side, name in sides) or all(
+                name in side.holders and not side.layers[name].owns_parameters
+                for side, name in sides
             )
             formal = bool(candidate) and all(change.formal for change in lost)
             yield LayerChange("changed", label, f": {altered}", mere, candidate, formal)
@@ -144,24 +148,24 @@ class SnapshotPair:
         for tie in ties.values():
             yield LayerChange("changed", tie.label, f": {tie.phrase}", False, candidate)
         before, now = self.old.layers[reference].tensors, self.new.layers[candidate].tensors
-        gone = [key for key in before if key not in now and _is_counted(key[0], reference)]
-        new = [key for key in now if key not in before and _is_counted(key[0], candidate)]
-        for role, own_name in (key for key in gone if key[1] not in ties):
-            formal = bool(reference) and self._may_go(role, own_name, before, now)
-            label = self.old.label(reference, own_name)
-            yield LayerChange(f"no {role} any more of", label, "", False, candidate, formal)
-        for role, own_name in (key for key in new if key[1] not in ties):
-            formal = "parameter" not in role or self.has_lost_parameters
-            label = self.new.label(candidate, own_name)
-            yield LayerChange(f"new {role} of", label, "", False, candidate, formal)
+        for one, other, side, layer in (
+            (before, now, self.old, reference),
+            (now, before, self.new, candidate),
+        ):
+            for role, own_name in one:
+                is_free = role == "inputs" and layer  # those of inner layers only serve the story
+                if (role, own_name) in other or own_name in ties or is_free:
+                    continue
+                if side is self.new:
+                    what = f"new {role} of"
+                    formal = "parameter" not in role or self.has_lost_parameters
+                else:
+                    what = f"no {role} any more of"
+                    formal = bool(reference) and self._may_go(role, own_name, before, now)
+                label = side.label(layer, own_name)
+                yield LayerChange(what, label, "", False, candidate, formal)
 
-    def _may_go(
-        self,
-        role: str,
-        own_name: str,
-        before: Mapping[TensorKey, TensorLine],
-        now: Mapping[TensorKey, TensorLine],
-    ) -> bool:
+    def _may_go(self, role: str, own_name: str, before: Tensors, now: Tensors) -> bool:
         """Whether a tensor may be gone and every number be as it was.
 
         Not so: a parameter that nothing takes the place of, the gradient of a parameter that is
@@ -173,13 +177,8 @@ class SnapshotPair:
             return ("parameters", own_name) not in now
         if role == "buffers":
             return not own_name.startswith(("running_", "num_batches"))
-        trained = [name for role, name in before if role == "parameter_gradients"]
-        return all(("parameter_gradients", name) in now for name in trained)
-
-    @cached_property
-    def _split(self) -> set[str]:
-        """Names of the layers that were split or fused, and of their parts."""
-        return {name for one in self.alignment.splits for name in (one.whole, *one.parts)}
+        trained = [key for key in before if key[0] == "parameter_gradients"]
+        return all(key in now for key in trained)
 
     @cached_property
     def has_lost_parameters(self) -> bool:
@@ -195,35 +194,27 @@ class SnapshotPair:
 
 def _alignables(snapshot: Snapshot) -> dict[str, Alignable]:
     """Return the layers as far as a snapshot knows them."""
-    return {
-        name: _alignable(name, line, snapshot.place[name]) for name, line in snapshot.layers.items()
-    }
-
-
-def _alignable(name: str, line: LayerLine, place: int) -> Alignable:
-    seen = line.tensors.get(("activations", ""))
-    return Alignable(
-        name=name,
-        type_name=line.type,
-        kind=line.activation or line.type,
-        order=place if line.calls else None,
-        status=Status(line.status) if line.status in set(Status) else Status.OBSERVED,
-        calls=line.calls,
-        output=() if seen is None else seen.shape,
-        output_size=None if seen is None else seen.count,
-        parameters={
-            own_name: _values(tensor)
-            for (role, own_name), tensor in line.tensors.items()
-            if role == "parameters"
-        },
-        trained=any(role == "parameter_gradients" for role, _ in line.tensors),
-        tied=line.tied,
-    )
-
-
-def _values(line: TensorLine) -> Values:
-    zeros = round(line.zeros * line.count) if line.zeros == line.zeros else 0
-    return Values(line.shape, line.count, zeros, line.min, line.max, line.rms)
+    found = {}
+    for place, (name, line) in enumerate(snapshot.layers.items()):
+        seen, lines = line.tensors.get(("activations", "")), line.tensors.items()
+        found[name] = Alignable(
+            name=name,
+            type_name=line.type,
+            kind=line.activation or line.type,
+            order=place if line.calls else None,
+            status=Status(line.status) if line.status in set(Status) else Status.OBSERVED,
+            calls=line.calls,
+            output=() if seen is None else seen.shape,
+            output_size=None if seen is None else seen.count,
+            parameters={
+                own: Values(one.shape, one.count, one.zero_count, one.min, one.max, one.rms)
+                for (role, own), one in lines
+                if role == "parameters"
+            },
+            trained=any(role == "parameter_gradients" for role, _ in line.tensors),
+            tied=line.tied,
+        )
+    return found
 
 
 def _has_more(one: Snapshot, other: Snapshot, counterparts: Mapping[str, str]) -> bool:
@@ -239,23 +230,15 @@ def _has_more(one: Snapshot, other: Snapshot, counterparts: Mapping[str, str]) -
     )
 
 
-def _is_counted(role: str, layer: str) -> bool:
-    """Whether a tensor has to be on both sides: inputs of inner layers only serve the story."""
-    return role != "inputs" or not layer
-
-
 def phrases(changes: Iterable[LayerChange]) -> list[str]:
     """Return a phrase for each kind of change, as one cause often changes every layer alike."""
     groups: dict[tuple[str, str], list[LayerChange]] = {}
     for change in changes:
         rest = "" if change.what == "renamed" else change.rest
         groups.setdefault((change.what, rest), []).append(change)
-    return [_phrase(what, same) for (what, _), same in groups.items()]
-
-
-def _phrase(what: str, changes: list[LayerChange]) -> str:
-    first = changes[0]
-    more = f" and {len(changes) - 1} more" if len(changes) > 1 else ""
-    if what == "renamed":
-        return f"{what} {first.label}{first.rest}{more}"
-    return f"{what} {first.label}{more}{first.rest}"
+    found = []
+    for (what, rest), (first, *others) in groups.items():
+        more = f" and {len(others)} more" if others else ""
+        label = first.label if rest else f"{first.label}{first.rest}"
+        found.append(f"{what} {label}{more}{rest}")
+    return found

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
-from pytest_modelhealth.alignment.causes import MOST_CALLS, CallChange, TieChange, retyped
+from pytest_modelhealth.alignment.causes import MOST_CALLS, CallChange, retyped
 from pytest_modelhealth.settings.setting import is_inside
 from pytest_modelhealth.snapshot.changes import LayerChange, MatchedTensor, SnapshotPair
 from pytest_modelhealth.snapshot.drift import LOSS, Drift, DriftReport
@@ -51,41 +51,28 @@ def detect_drift(before: Snapshot, now: Snapshot, *, strict_names: bool = False)
     drifts = [drift for _, drift in found if drift is not None]
     drifts += _loss_drift(tolerances, before, now.loss)
     drifts.sort(key=lambda drift: _stage(drift, now.place))
-    drifts = _with_inputs_judged(drifts)
+    # An input that the layer makes the same of is another form of it.
+    others = {drift.layer for drift in drifts if drift.role != "inputs" and not drift.formal}
+    drifts = [
+        replace(one, formal=one.formal or (one.role == "inputs" and one.layer not in {"", *others}))
+        for one in drifts
+    ]
     changes = tuple(pair.changes())
     if _is_form_only(drifts, changes, pair):
         changes = (*(replace(c, harmless=True) for c in changes), *map(_as_change, drifts))
         drifts = []
-    cause = RootCause("")
+    story: Told = ("", frozenset())
     if drifts:
         drifted = {(drift.role, drift.layer) for drift in drifts}
-        cause = FirstDrift(drifts[0].role, drifts[0].layer, drifted, pair).root_cause()
+        story = FirstDrift(drifts[0].role, drifts[0].layer, drifted, pair).story()
+    kept = {
+        (one.layer, (one.role, one.own_name)): one.before for one, drift in found if drift is None
+    }
+    remarks = tuple(_remarks(before, now, drifts, tolerances))
+    common = pair.has_common_layers
     return DriftReport(
-        drifts=tuple(drifts),
-        changes=changes,
-        tensors=len(found),
-        story=cause.story,
-        told=cause.explained,
-        remarks=tuple(_remarks(before, now, drifts, tolerances)),
-        strict_names=strict_names,
-        has_common_layers=pair.has_common_layers,
-        kept={
-            (tensor.layer, (tensor.role, tensor.own_name)): tensor.before
-            for tensor, drift in found
-            if drift is None
-        },
+        tuple(drifts), changes, len(found), *story, remarks, strict_names, common, kept
     )
-
-
-def _with_inputs_judged(drifts: list[Drift]) -> list[Drift]:
-    """Return the drifts, those of inputs as formal where the layer gives what it gave."""
-    others = {drift.layer for drift in drifts if drift.role != "inputs" and not drift.formal}
-    return [
-        replace(drift, formal=True)
-        if drift.role == "inputs" and drift.layer and drift.layer not in others
-        else drift
-        for drift in drifts
-    ]
 
 
 def _is_form_only(
@@ -111,10 +98,8 @@ def _as_change(drift: Drift) -> LayerChange:
 
 def _stage(drift: Drift, place: Mapping[str, int]) -> tuple[int, int, int]:
     position = place.get(drift.layer, -1)
-    if drift.role == "inputs":
-        stage = 2 if drift.layer else 0
-    else:
-        stage = next(i for i, roles in enumerate(_STAGES) if drift.role in roles)
+    stages = range(1, len(_STAGES)) if drift.role == "inputs" and drift.layer else range(5)
+    stage = next(i for i in stages if drift.role in _STAGES[i])
     backward = stage == len(_STAGES) - 1
     return stage, -position if backward else position, _STAGES[stage].index(drift.role)
 
@@ -135,7 +120,9 @@ def _tensor_drift(
             allowance = tolerances.of(tensor.role, tensor.origin, before, statistic, a)
         if not distance <= allowance.distance:  # a NaN on one side only is never within
             label = pair.new.label(tensor.layer, tensor.own_name)
-            texts = _spelled(statistic, a, b)
+            texts = _spelled(a, b)
+            if statistic in FRACTIONS:
+                texts = f"{100 * a:.2f}%", f"{100 * b:.2f}%"
             found.append(
                 Drift(tensor.role, tensor.layer, label, statistic, *texts, distance, allowance)
             )
@@ -190,14 +177,12 @@ def _loss_drift(tolerances: Tolerances, before: Snapshot, now: float | None) -> 
         distance, allowance = abs(now - a), tolerances.loss(a, before.loss_noise)
     if distance <= allowance.distance:
         return []
-    return [Drift(LOSS, "", LOSS, "value", *_spelled("value", a, now), distance, allowance)]
+    texts = _spelled("none" if a is None else a, "none" if now is None else now)
+    return [Drift(LOSS, "", LOSS, "value", *texts, distance, allowance)]
 
 
-def _spelled(statistic: str, a: Any, b: Any) -> tuple[str, str]:
+def _spelled(a: Any, b: Any) -> tuple[str, str]:
     """Return two values with as many digits as show that they differ, and at least five."""
-    if statistic in FRACTIONS:
-        a, b = ("-" if one is None else f"{100 * one:.2f}%" for one in (a, b))
-        return a, b
     for digits in (5, 7, 9, 17):
         texts = _spell(a, digits), _spell(b, digits)
         if texts[0] != texts[1]:
@@ -205,9 +190,7 @@ def _spelled(statistic: str, a: Any, b: Any) -> tuple[str, str]:
     return texts
 
 
-def _spell(value: object, digits: int) -> str:
-    if value is None:
-        return "none"
+def _spell(value: Any, digits: int) -> str:
     if isinstance(value, tuple):
         return shape_text(value)
     return format(value + 0.0, f".{digits}g") if isinstance(value, float) else str(value)
@@ -245,7 +228,6 @@ _HINTS = (
     ("pool", "its kernel, stride or padding?"),
     ("embedding", "its padding_idx or max_norm, or other indices?"),
     ("lstm", "its initial state, or its direction?"),
-    ("gru", "its initial state, or its direction?"),
     ("upsample", "its mode or align_corners?"),
     ("gelu", "its approximation?"),
     ("relu", "another activation, or its slope?"),
@@ -254,19 +236,11 @@ _HINTS = (
 _NO_HINT = "its settings or its forward?"
 
 
-class RootCause(NamedTuple):
-    """What began a drift.
-
-    Args:
-        story: one sentence.
-        explained: names of the layers in the report of which it tells everything, where it is a
-            change of calls or of a tied weight.
-    """
-
-    story: str
-    explained: frozenset[str] = frozenset()
+Told = tuple[str, frozenset[str]]
+"""A story, and the layers of the report of which it tells all, as it is one of calls or of ties."""
 
 
+@dataclass(frozen=True)
 class FirstDrift:
     """The first drift, from cause to effect, and what it comes from.
 
@@ -277,141 +251,103 @@ class FirstDrift:
         pair: both snapshots.
     """
 
-    def __init__(
-        self, role: str, layer: str, drifted: Set[tuple[str, str]], pair: SnapshotPair
-    ) -> None:
-        self.role, self.layer, self.drifted = role, layer, drifted
-        self.pair, self.old, self.new = pair, pair.old, pair.new
-        self.label = pair.new.label(layer)
+    role: str
+    layer: str
+    drifted: Set[tuple[str, str]]
+    pair: SnapshotPair
 
-    def root_cause(self) -> RootCause:
+    def story(self) -> Told:
         """Return the change of calls or of a tied weight it comes from, else what numbers tell."""
-        tie = self._tie()
-        if tie is not None:
-            return RootCause(str(tie), frozenset({tie.pair.candidate or ""}))
-        calls: Sequence[CallChange] = ()
-        if self.role != "loss" and not is_given(self.role, self.layer):
-            calls = self._calls()
-        if not calls:
-            return RootCause(self._story())
-        to = self.pair.alignment.to_candidate
-        text = "; ".join(map(str, calls[:MOST_CALLS]))
-        return RootCause(text, frozenset(to[name] for change in calls for name in change.inside))
-
-    def _tie(self) -> TieChange | None:
         for tie in self.pair.causes.ties:
             later, owner = tie.pair.candidate, tie.owner.candidate
-            of_later = self.role in ("activations", "parameters", "parameter_gradients")
-            if (self.layer == later and of_later) or (
-                self.layer == owner and self.role == "parameter_gradients"
+            if (self.role, self.layer) in (
+                ("activations", later),
+                ("parameters", later),
+                ("parameter_gradients", later),
+                ("parameter_gradients", owner),
             ):
-                return tie
-        return None
+                return str(tie), frozenset({later or ""})
+        calls = [] if self.role == LOSS or is_given(self.role, self.layer) else self._calls()
+        if not calls:
+            return self._of_numbers(), frozenset()
+        to = self.pair.alignment.to_candidate
+        text = "; ".join(map(str, calls[:MOST_CALLS]))
+        return text, frozenset(to[name] for change in calls for name in change.inside)
 
-    def _calls(self) -> Sequence[CallChange]:
+    def _calls(self) -> list[CallChange]:
         """Return what is called more or less often and explains the drift.
 
-        - The layer itself, or one around it.
+        - The layer itself, or one around it, and whatever else is.
         - Of a container whose layers agree and that gives something else: what is in it.
-        - Of a layer that takes something else: what was called right before it and no longer is, or
-          is now; else what is called several times, as a snapshot has only the place of the last
-          call.
+        - Of a layer that takes something else, and nothing came or went before it: all.
         """
         changes, name = self.pair.causes.calls, self.pair.origin(self.layer)
         if name is None:
-            return ()
-        own = [change for change in changes if name in change.inside]
-        if own:
+            return []
+        own = [one for one in changes if name in one.inside]
+        if own or (self.role == "inputs" and not self._unmatched()):
             rest = [one for one in changes if one not in own]
-            near = [one for one in rest if one.both or self._is_right_before(one)]
-            return sorted([*own, *near], key=lambda one: not one.more)
-        if self.role == "activations" and self.layer in self.new.holders:
+            return sorted([*own, *rest], key=lambda one: not one.more)
+        if self.role == "activations" and self.layer in self.pair.new.holders:
             return [one for one in changes if is_inside(one.pair.name, name)]
-        if self.role != "inputs" or self._unmatched():
-            return ()
-        before = [one for one in changes if self._is_right_before(one)]
-        return before or [one for one in changes if one.both]
+        return []
 
-    def _is_right_before(self, change: CallChange) -> bool:
-        """Whether a layer called on one side only returned there after the last common one."""
-        if change.both:
-            return False
-        side = self.new if change.more else self.old
-        here = self.layer if change.more else self.pair.origin(self.layer) or ""
-        once = [
-            (one.pair.candidate if change.more else one.pair.reference) or ""
-            for one in (change, *self.pair.causes.calls)
-            if not one.both
-        ]
-        if side.place[once[0]] > side.place[here]:
-            return False
-        between = list(side.layers)[side.place[once[0]] + 1 : side.place[here]]
-        return all(
-            other in side.holders or any(other == one or is_inside(other, one) for one in once)
-            for other in between
-        )
-
-    def _story(self) -> str:
-        if self.role == "loss":
+    def _of_numbers(self) -> str:
+        label = self.pair.new.label(self.layer)
+        if self.role == LOSS:
             return "every layer agrees and the loss does not: its function or the target changed"
         if self.role == "inputs":
-            return self._other_input()
+            return f"{label}: {self._other_input() if self.layer else 'the batch is another one'}"
+        # Whether the input of the layer is known to be the same.
+        seen = ("inputs", "") in self.pair.new.layers[self.layer].tensors
+        same = ["same input"] if seen and ("inputs", self.layer) not in self.drifted else []
         if self.role in ("parameters", "buffers"):
             what = "weights" if self.role == "parameters" else "buffers"
-            return f"{self.label}: {', '.join([*self._given(), f'other {what}'])}"
+            return f"{label}: {', '.join([*same, f'other {what}'])}"
         if self.role == "activations":
-            return self._other_output()
-        parameters = self.role == "parameter_gradients"
-        what = "the gradient of its parameters" if parameters else "its gradient"
+            return f"{label}: {self._other_output(same)}"
+        what = "its gradient" if self.role == "gradients" else "the gradient of its parameters"
         cause = "a detach(), a custom backward, or the loss function?"
         if not self.layer:
             cause = "the loss function, its reduction, or a scale?"
-        return f"{self.label}: the forward pass agrees, {what} is the first that does not: {cause}"
-
-    def _given(self) -> list[str]:
-        """Return whether the input of the layer is known to be the same."""
-        seen = ("inputs", "") in self.new.layers[self.layer].tensors
-        return ["same input"] if seen and ("inputs", self.layer) not in self.drifted else []
+        return f"{label}: the forward pass agrees, {what} is the first that does not: {cause}"
 
     def _other_input(self) -> str:
-        if not self.layer:
-            return f"{self.label}: the batch is another one"
+        new = self.pair.new
         between = self._unmatched()
         if between:
-            beginning = f"{self.label}: other input; between it and the layers before: "
-            return beginning + ", ".join(between)
-        layers = list(self.new.layers)[: self.new.place[self.layer]]
-        before = [name for name in layers if name not in self.new.holders]
-        after = f" after {self.new.label(before[-1])}" if before else ""
-        parent = self.new.label(self.layer.rpartition(".")[0])
+            return f"other input; between it and the layers before: {', '.join(between)}"
+        before = [name for name in new.layers if name not in new.holders or name == self.layer]
+        index = before.index(self.layer)
+        after = f" after {new.label(before[index - 1])}" if index else ""
+        parent = new.label(self.layer.rpartition(".")[0])
         return (
-            f"{self.label}: other input, while every layer before it agrees: what happens{after} "
-            f"in {parent} changed (a residual, a mask, a reshape, a function?)"
+            f"other input, while every layer before it agrees: what happens{after} in {parent} "
+            "changed (a residual, a mask, a reshape, a function?)"
         )
 
-    def _other_output(self) -> str:
-        if self.layer in self.new.holders and len(self.new.layers) > 1:
-            return (
-                f"{self.label}: every layer in it agrees, its own output does not: its forward "
-                "changed"
-            )
-        line, origin = self.new.layers[self.layer], self.pair.origin(self.layer)
-        known = self._given() + ["same weights"] * line.owns_parameters
-        before = line if origin is None else self.old.layers[origin]
+    def _other_output(self, same: list[str]) -> str:
+        old, new, origin = self.pair.old, self.pair.new, self.pair.origin(self.layer)
+        if self.layer in new.holders and len(new.layers) > 1:
+            return "every layer in it agrees, its own output does not: its forward changed"
+        line = new.layers[self.layer]
+        before = line if origin is None else old.layers[origin]
         hint = next((hint for word, hint in _HINTS if word in line.type.lower()), _NO_HINT)
         cause = hint if before.type == line.type else retyped(before.type, line.type)
-        return f"{self.label}: {', '.join([*known, 'other output'])}: {cause}"
+        known = [*same, *["same weights"] * line.owns_parameters, "other output"]
+        return f"{', '.join(known)}: {cause}"
 
     def _unmatched(self) -> list[str]:
         """Return what was added or removed right before the layer, and may change numbers."""
         found: list[str] = []
+        old, new = self.pair.old, self.pair.new
         for pair in self.pair.alignment.pairs:
             if pair.candidate == self.layer:
                 break
-            if pair.aligned and pair.candidate not in self.new.holders:
+            if pair.aligned and pair.candidate not in new.holders:
                 found = []
-            elif pair.candidate is None and self.old.computes(pair.name):
-                found.append(f"{self.old.label(pair.name)} was removed")
-            elif pair.reference is None and self.new.computes(pair.name):
-                found.append(f"{self.new.label(pair.name)} was added")
+            elif pair.candidate is None and old.computes(pair.name):
+                found.append(f"{old.label(pair.name)} was removed")
+            elif pair.reference is None and new.computes(pair.name):
+                found.append(f"{new.label(pair.name)} was added")
         return found

@@ -55,14 +55,9 @@ class Drift:
 
     @property
     def moved(self) -> str:
-        """How far it moved, for people."""
-        return self.by_how_much or "has to be equal"
-
-    @property
-    def by_how_much(self) -> str:
-        """The same as a multiple of its noise or tolerance; ``""`` where it may not move at all."""
+        """How far it moved, as a multiple of its noise or tolerance."""
         if math.isinf(self.excess):
-            return ""
+            return "has to be equal"
         noise = self.allowance.noise
         if noise is not None:
             return f"{_count(self.distance / noise)} times its noise"
@@ -157,26 +152,38 @@ def explain(report: DriftReport) -> list[str]:
         if report.drifts
         else report.failing_changes
     )
-    changes = changes if report.drifts or not report.has_common_layers else changes[1:]
+    if not report.drifts and report.has_common_layers:
+        del changes[0]  # which is the headline
     lines = [_headline(report)]
     if report.story and not report.told:
         lines.append(report.story)
     lines += changes[:MOST_CHANGES]
-    lines += _rest(changes, MOST_CHANGES, "changes of layers")
-    shown, folded = _folded(report.drifts)
-    if shown:
-        lines += _table(shown)
+    if len(changes) > MOST_CHANGES:
+        lines.append(f"... and {len(changes) - MOST_CHANGES} more changes of layers")
+    shown = _shown(report.drifts)
+    folded = [drift for drift in report.drifts if drift not in shown]
+    lines += _table(shown) if shown else []
     if folded:
-        lines.append(_fold_line(shown, folded))
+        layers = {d.layer for d in folded} - {d.layer for d in shown}
+        furthest = max(folded, key=lambda drift: drift.excess)
+        tensors = _plural(len(folded), "more tensor")
+        what = f"{tensors} of these layers"
+        if layers:
+            what = f"{_plural(len(layers), 'layer')} after it ({tensors})"
+        where = f"{furthest.label} ({furthest.role})"
+        lines.append(f"... and {what}, the furthest {where}: {furthest.moved}")
     return [*lines, *report.remarks]
+
+
+def _plural(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def summary(report: DriftReport) -> str:
     """Return in one line what drifted, by how much and in how many layers."""
     layers = {drift.layer for drift in report.drifts if drift.role != LOSS}
-    if not layers:
-        return _headline(report)
-    return f"{_headline(report)}, in {len(layers):,} {'layer' if len(layers) == 1 else 'layers'}"
+    where = f", in {_plural(len(layers), 'layer')}" if layers else ""
+    return f"{_headline(report)}{where}"
 
 
 def note(report: DriftReport) -> str:
@@ -201,45 +208,32 @@ def _headline(report: DriftReport) -> str:
         if report.strict_names and all(change.harmless for change in report.changes):
             what = "not the names of the snapshot (strict_names; every number agrees)"
         return f"{what}: {first}{more}"
-    count = len(report.drifts)
+    count, compared = len(report.drifts), f"({report.tensors:,} tensors compared)"
     if report.told:
         follow = "1 drift follows" if count == 1 else f"{count:,} drifts follow"
-        return f"drift in {report.story}; {follow} ({report.tensors:,} tensors compared)"
+        return f"drift in {report.story}; {follow} {compared}"
     drift = report.drifts[0]
     what = drift.label if drift.role == LOSS else f"{drift.label} ({drift.role})"
     place = "the only drift" if count == 1 else f"first of {count:,} drifts"
-    moved = f"moved {drift.by_how_much}" if drift.by_how_much else drift.moved
-    return (
-        f"drift in {what}: {drift.statistic} {drift.before} is now {drift.now}, {moved}, "
-        f"{place} ({report.tensors:,} tensors compared)"
-    )
+    moved = drift.moved if math.isinf(drift.excess) else f"moved {drift.moved}"
+    change = f"{drift.statistic} {drift.before} is now {drift.now}"
+    return f"drift in {what}: {change}, {moved}, {place} {compared}"
 
 
-def _folded(drifts: Sequence[Drift]) -> tuple[list[Drift], list[Drift]]:
-    """Return what is shown, and what is folded since it may only follow from that.
+def _shown(drifts: Sequence[Drift]) -> list[Drift]:
+    """Return the drifts to show; others may only follow from these.
 
     Shown are parameters and the batch, which follow from nothing, the first layer that drifted in
     each pass, and the loss.
     """
     causes = [d for d in drifts if d.role == "parameters" or (d.role == "inputs" and not d.layer)]
-    shown: list[Drift] = list(causes[:MOST_TENSORS])
-    for roles in (("buffers", "inputs", "activations"), (LOSS,), ("gradients",)):
+    shown = causes[:MOST_TENSORS]
+    is_seen = any(d.role == "gradients" for d in drifts)
+    last = "gradients" if is_seen else "parameter_gradients"
+    for roles in (("buffers", "inputs", "activations"), (LOSS,), (last,)):
         found = [d for d in drifts if d.role in roles and d not in causes]
         shown += [d for d in found if d.layer == found[0].layer]
-    if not any(d.role == "gradients" for d in shown):
-        found = [d for d in drifts if d.role == "parameter_gradients"]
-        shown += [d for d in found if d.layer == found[0].layer]
-    ordered = [d for d in drifts if d in shown]
-    return ordered[:MOST_TENSORS], [d for d in drifts if d not in ordered[:MOST_TENSORS]]
-
-
-def _fold_line(shown: Sequence[Drift], folded: Sequence[Drift]) -> str:
-    layers = {d.layer for d in folded} - {d.layer for d in shown}
-    furthest = max(folded, key=lambda drift: drift.excess)
-    tensors = f"{len(folded):,} more {'tensor' if len(folded) == 1 else 'tensors'}"
-    many = f"{len(layers):,} {'layer' if len(layers) == 1 else 'layers'} after it ({tensors})"
-    what = many if layers else f"{tensors} of these layers"
-    return f"... and {what}, the furthest {furthest.label} ({furthest.role}): {furthest.moved}"
+    return [drift for drift in drifts if drift in shown][:MOST_TENSORS]
 
 
 _TABLE = {
@@ -252,22 +246,15 @@ _TABLE = {
 }
 """The columns of the table, each with the field of `Drift` that fills it."""
 
-_FLUSH_LEFT = 3
-
 
 def _table(drifts: Sequence[Drift]) -> list[str]:
     rows = [list(_TABLE)]
     rows += [[getattr(drift, field) for field in _TABLE.values()] for drift in drifts]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if index < _FLUSH_LEFT else cell.rjust(width)
+    return [
+        "  ".join(
+            cell.ljust(width) if index < 3 else cell.rjust(width)  # words left, numbers right
             for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines
-
-
-def _rest(items: Sequence[object], shown: int, what: str) -> list[str]:
-    return [f"... and {len(items) - shown} more {what}"] if len(items) > shown else []
+        ).rstrip()
+        for row in rows
+    ]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import shlex
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from syrupy.assertion import AssertionResult, SnapshotAssertion
@@ -38,7 +39,30 @@ from pytest_modelhealth.snapshot.recording import (
     record,
 )
 from pytest_modelhealth.snapshot.snapshot import Snapshot
-from pytest_modelhealth.snapshot.unfinished import keeps, own_id
+
+_UNFINISHED: ContextVar[tuple[frozenset[str], list[str]]] = ContextVar("UNFINISHED")
+"""The tests of the run that is about to end, and the snapshots that were kept for them."""
+
+
+def _own_id(node_id: str) -> str:
+    """Return the id of a test as its snapshots hold it: without the folder, in which they lie."""
+    path, _, name = node_id.partition("::")
+    return f"{PurePosixPath(path).name}::{name}"
+
+
+@contextmanager
+def kept(node_ids: Iterable[str]) -> Iterator[list[str]]:
+    """Keep the snapshots of these tests while the context lasts; give what was kept.
+
+    syrupy deletes what no test used, and a test that failed early, or never ran because of Ctrl-C
+    or ``-x``, used nothing.
+    """
+    found: list[str] = []
+    token = _UNFINISHED.set((frozenset(map(_own_id, node_ids)), found))
+    try:
+        yield found
+    finally:
+        _UNFINISHED.reset(token)
 
 
 class HealthSnapshotExtension(SingleFileSnapshotExtension):
@@ -90,35 +114,33 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
 
     def matches(self, *, serialized_data: Any, snapshot_data: Any) -> bool:
         """Return whether the report is within the tolerances of the snapshot."""
-        return not self._differences(snapshot_data, serialized_data)
+        return not list(self.diff_lines(serialized_data, snapshot_data))
 
     def diff_lines(self, serialized_data: Any, snapshot_data: Any) -> Iterator[str]:
         """Yield what is different, the verdict first."""
-        yield from self._differences(snapshot_data, serialized_data)
-
-    def _differences(self, before: str, now: str) -> list[str]:
         self.note = ""
         try:
-            file = load(before)
+            file = load(snapshot_data)
         except SnapshotFormatError as error:
-            lines = [f"the snapshot cannot be read: {error.at(self.path)}", _RESTORE]
             self.change = f"recorded anew, as it could not be read: {error}"
-            return lines
-        report = file_of(now)
-        if is_of_another_test(file, report):
-            return another_test(file, report)
+            yield f"the snapshot cannot be read: {error.at(self.path)}"
+            yield "Restore the file from version control, or record it anew."
+            return
+        report = file_of(serialized_data)
         ((profile, snapshot),) = report.snapshots.items()
-        if profile not in file.snapshots:
-            return [missing_profile(profile, file)]
-        before_it = file.snapshots[profile]
-        if self.renews and snapshot.calibrated and not before_it.calibrated:
+        if is_of_another_test(file, report):
+            yield from another_test(file, report)
+        elif profile not in file.snapshots:
+            yield missing_profile(profile, file)
+        elif self.renews and snapshot.calibrated and not file.snapshots[profile].calibrated:
             self.change = "its noise was not measured before"
-            return [self.change]
-        found = detect_drift(before_it, snapshot, strict_names=self.strict_names)
-        self.compared = before_it, found
-        self.note, lines = note(found), explain(found)
-        self.change = summary(found) if lines else ""
-        return lines
+            yield self.change
+        else:
+            found = detect_drift(file.snapshots[profile], snapshot, strict_names=self.strict_names)
+            self.compared = file.snapshots[profile], found
+            self.note, lines = note(found), explain(found)
+            self.change = summary(found) if lines else ""
+            yield from lines
 
     def refusal(self, before: str, now: str) -> list[str]:
         """Return why recording would not replace a snapshot; nothing where it would."""
@@ -131,24 +153,18 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
     def read_snapshot_data_from_location(
         self, *, snapshot_location: str, snapshot_name: str, session_id: str
     ) -> str | None:
-        """Return the text of the file, ``None`` if there is none."""
+        """Return the text of the file, ``None`` if there is none, or none of this profile."""
         try:
             # An error here would keep --snapshot-update from replacing a file that is no text.
             text = _read(Path(snapshot_location))
+            file = load(text)
         except FileNotFoundError:
             return None
-        return None if self._lacks_profile(text) else text
-
-    def _lacks_profile(self, text: str) -> bool:
-        """Whether a file of this test is sound and has other profiles only: there is none yet."""
-        if self.profile is None:
-            return False
-        try:
-            file = load(text)
         except SnapshotFormatError:
-            return False
+            return text
         is_ours = UNKNOWN_TEST in (self.test, file.test) or self.test == file.test
-        return is_ours and self.profile not in file.snapshots
+        is_new = self.profile is not None and is_ours and self.profile not in file.snapshots
+        return None if is_new else text
 
     @classmethod
     def write_snapshot_collection(
@@ -177,7 +193,11 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
             test = load(_read(path)).test
         except SnapshotFormatError:  # its name is all there is to go by
             test = f"{path.parent.name}.py::{path.stem}"
-        if not keeps(test):
+        # A file says which of several snapshots of its test it is behind the id.
+        tests, kept_ones = _UNFINISHED.get((frozenset(), []))
+        if any(test == one or test.startswith(f"{one} ") for one in tests):
+            kept_ones.append(test)
+        else:
             super().delete_snapshots(
                 snapshot_location=snapshot_location, snapshot_names=snapshot_names
             )
@@ -202,7 +222,6 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
         )
 
 
-_RESTORE = "Restore the file from version control, or record it anew."
 _REFUSAL = (
     "An unhealthy report equals no snapshot and is never recorded as one; the file is as it was."
 )
@@ -250,16 +269,18 @@ class HealthSnapshot(SnapshotAssertion):
             TypeError: `report` is no `HealthReport`.
         """
         __tracebackhide__ = True
-        extension = self.extension
-        if isinstance(extension, HealthSnapshotExtension):
-            self._prepare(extension, report)
+        self._prepare(report)
         agrees = super().__eq__(report)
         result = self.executions[self.num_executions - 1]
-        if self.on_check is not None and isinstance(extension, HealthSnapshotExtension):
-            self._tell(self.on_check, extension, result)
+        self._tell(result)
+        extension = self._ours
         if agrees:
-            if isinstance(extension, HealthSnapshotExtension):
-                self._follow(extension, result)
+            if result.created or result.updated:
+                change = extension.change or f"recorded for {extension.profile}"
+                self.written.append({"file": extension.path, "change": change})
+            if extension.note:
+                text = f"{extension.note}. {_ACCEPT_NAMES}"
+                warnings.warn(text, ModelHealthWarning, stacklevel=2)
             return True
         if isinstance(result.exception, OSError):
             raise ModelHealthError("\n".join(self._unreached(result, result.exception)))
@@ -274,96 +295,80 @@ class HealthSnapshot(SnapshotAssertion):
         # pytest prints the fixtures of a failing test, and syrupy would spell out the whole file.
         return f"<health snapshot of {self.test_location.nodeid}>"
 
-    def _prepare(self, extension: HealthSnapshotExtension, report: object) -> None:
-        updating = self.update_snapshots or self.update_new_snapshots_only
+    @property
+    def _ours(self) -> HealthSnapshotExtension:
+        extension = self.extension
+        assert isinstance(extension, HealthSnapshotExtension)
+        return extension
+
+    def _prepare(self, report: object) -> None:
+        extension, updating = self._ours, self.update_snapshots
         strict = self.strict_names if self._strict_once is None else self._strict_once
         self._strict_once = None
-        extension.test = self._test()
+        # The folder is left out of the id: it depends on where pytest was started.
+        extension.test = _own_id(self.test_location.nodeid)
+        if isinstance(self.index, str):
+            extension.test += f" name={self.index!r}"
+        elif self.index:
+            extension.test += f" number {self.index + 1}"
         extension.note = extension.change = ""
         extension.compared = None
         # An update takes new names over, and the noise where there was none.
-        extension.strict_names = strict or self.update_snapshots
-        extension.renews = self.update_snapshots
+        extension.strict_names = strict or updating
+        extension.renews = updating
         location = extension.get_location(test_location=self.test_location, index=self.index)
         extension.path = os.path.relpath(location)
-        extension.updated = Path(location) if updating else None
+        is_written = updating or self.update_new_snapshots_only
+        extension.updated = Path(location) if is_written else None
         if isinstance(report, HealthReport):
             extension.profile = profile_of_observation(report.observation)
 
-    def _test(self) -> str:
-        """Return the test's id and which of its snapshots this is.
-
-        The folder is left out: it depends on where pytest was started, and the file lies in it.
-        """
-        test = own_id(self.test_location.nodeid)
-        if isinstance(self.index, str):
-            return f"{test} name={self.index!r}"
-        return f"{test} number {self.index + 1}" if self.index else test
-
-    def _follow(self, extension: HealthSnapshotExtension, result: AssertionResult) -> None:
-        """Remember what was written, and warn of layers that changed with no number."""
-        if result.created or result.updated:
-            change = extension.change or f"recorded for {extension.profile}"
-            self.written.append({"file": extension.path, "change": change})
-        if extension.note:
-            warnings.warn(f"{extension.note}. {_ACCEPT_NAMES}", ModelHealthWarning, stacklevel=3)
-
-    def _tell(
-        self,
-        on_check: Callable[[SnapshotCheck], None],
-        extension: HealthSnapshotExtension,
-        result: AssertionResult,
-    ) -> None:
+    def _tell(self, result: AssertionResult) -> None:
         """Say what came of a comparison, where the report could be written down at all."""
         now: Any = result.asserted_data
-        if now is None or result.exception is not None:
+        if self.on_check is None or now is None or result.exception is not None:
             return
-        outcome, text = Outcome.UNCHANGED, ""
+        compared, text = self._ours.compared, ""
+        outcome = Outcome.UNCHANGED
         if result.created or result.updated:
             outcome = Outcome.RECORDED
         elif not result.success:
-            outcome = Outcome.MISSING if extension.compared is None else Outcome.DRIFTED
+            outcome = Outcome.MISSING if compared is None else Outcome.DRIFTED
             text = "\n".join(self._failure(result))
         (section,) = file_of(now).snapshots.values()
-        compared = extension.compared or (None, None)
-        on_check(SnapshotCheck(extension.path, outcome, text, section, *compared))
+        self.on_check(
+            SnapshotCheck(self._ours.path, outcome, text, section, *compared or (None, None))
+        )
 
     @property
     def _command(self) -> str:
         return f"pytest --snapshot-update {shlex.quote(self.test_location.nodeid)}"
 
     def _failure(self, result: AssertionResult) -> Iterator[str]:
-        path, before = os.path.relpath(result.snapshot_location), result.recalled_data
+        path, before, extension = self._ours.path, result.recalled_data, self._ours
         now: Any = result.asserted_data or ""
-        extension = self.extension
         if before is None:
-            yield from _nothing_yet(result, getattr(extension, "profile", None))
+            try:
+                file = load(_read(Path(path)))
+            except (OSError, SnapshotFormatError):
+                yield f"there is no snapshot {result.snapshot_name!r} yet"
+            else:
+                yield missing_profile(extension.profile or "", file)
+                yield "Recording keeps these and adds a section to the file."
             yield f"To record {path}: {self._command}"
             return
-        refusal = []
-        if isinstance(extension, HealthSnapshotExtension):
-            refusal = extension.refusal(str(before), now)
+        refusal = extension.refusal(str(before), now)
         yield from refusal or extension.diff_lines(now, before)
         if not refusal:
             yield f"To accept this as the new {path}: {self._command}"
 
     def _unreached(self, result: AssertionResult, error: OSError) -> Iterator[str]:
-        path = os.path.relpath(result.snapshot_location)
+        path = self._ours.path
         what = "read" if result.asserted_data is None else "written"
         why = f"{error.strerror or error} ({Path(path).parent})"
         yield f"the snapshot {path} could not be {what}: {why}"
         yield "Nothing was changed. When that is mended, to record it:"
         yield self._command
-
-
-def _nothing_yet(result: AssertionResult, profile: str | None) -> Iterator[str]:
-    try:
-        file = load(_read(Path(result.snapshot_location)))
-    except (OSError, SnapshotFormatError):
-        yield f"there is no snapshot {result.snapshot_name!r} yet"
-    else:
-        yield missing_profile(profile or "", file)
-        yield "Recording keeps these and adds a section to the file."
 
 
 _ACCEPT_NAMES = "pytest --snapshot-update takes them over; strict_names=True makes this a failure"

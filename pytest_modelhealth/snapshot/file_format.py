@@ -220,17 +220,17 @@ def load_sound(text: str) -> tuple[SnapshotFile, list[SnapshotFormatError]]:
         SnapshotFormatError: none can: it is no snapshot file, or of another format.
     """
     lines = text.rstrip("\n").split("\n")
-    conflict = next((row for row, line in enumerate(lines) if line.startswith(_CONFLICT)), None)
-    if conflict is not None:
-        message = (
-            f"a merge was not resolved, there is the marker {_excerpt(lines[conflict])}: take one "
-            f"side (git checkout --ours or --theirs)"
-        )
-        return SnapshotFile(UNKNOWN_TEST, {}), [SnapshotFormatError(message, conflict + 1)]
+    for row, line in enumerate(lines):
+        if line.startswith(_CONFLICT):
+            message = (
+                f"a merge was not resolved, there is the marker {_excerpt(line)}: take one side "
+                "(git checkout --ours or --theirs)"
+            )
+            return SnapshotFile(UNKNOWN_TEST, {}), [SnapshotFormatError(message, row + 1)]
     _check_version(lines[0])
     test = _header_value(lines, 1, "test")
     starts = [row for row, line in enumerate(lines) if _PROFILE.fullmatch(line)]
-    rows = (row for row, line in enumerate(lines) if row > 1 and line and not line.startswith("#"))
+    rows = (row for row, line in enumerate(lines) if row > 1 and line and line[0] != "#")
     first = next(rows, len(lines))
     if first not in starts:
         raise _expected("'=== device dtype ==='", "".join(lines[first : first + 1]), first)
@@ -244,14 +244,13 @@ def load_sound(text: str) -> tuple[SnapshotFile, list[SnapshotFormatError]]:
     for start, stop in zip(starts, [*starts[1:], len(lines) - whole], strict=True):
         try:
             snapshot = _snapshot(lines[:stop], start)
+            count = profiles.count(snapshot.profile)
+            if count > 1:
+                message = f"there are {count} sections {snapshot.profile!r}"
+                raise SnapshotFormatError(message, start + 1)
+            snapshots[snapshot.profile] = snapshot
         except SnapshotFormatError as error:
             problems.append(error)
-            continue
-        if profiles.count(snapshot.profile) > 1:
-            message = f"there are {profiles.count(snapshot.profile)} sections {snapshot.profile!r}"
-            problems.append(SnapshotFormatError(message, start + 1))
-        else:
-            snapshots[snapshot.profile] = snapshot
     if not whole:
         snapshots.pop(profiles[-1], None)  # where it was cut, nobody can tell
     return SnapshotFile(test, snapshots), problems
@@ -292,14 +291,12 @@ def _snapshot(lines: list[str], start: int) -> Snapshot:
     )
     measured = _NOISE.fullmatch(noise)
     if measured is None:
-        expected = "'noise: measured, epsilon 2^-23' or 'not measured'"
-        raise _expected(expected, noise, start + 3)
+        raise _expected("'noise: measured, epsilon 2^-23' or 'not measured'", noise, start + 3)
     try:
         value, times = (None, None) if loss == "none" else _read_number(loss)
     except ValueError:
-        raise _expected(
-            "a number such as 0.25, or 0.25~4 with its noise", loss, start + 4
-        ) from None
+        what = "a number such as 0.25, or 0.25~4 with its noise"
+        raise _expected(what, loss, start + 4) from None
     profile = lines[start].strip("= ")
     layers: dict[str, LayerLine] = {}
     for row in range(start + len(_HEADER) + 1, len(lines)):
@@ -352,21 +349,22 @@ def _read_tensor(profile: str, role: str, cell: str) -> TensorLine:
     shape_cell, mean, std, extremes, *options = cell.split(",")
     shape = () if shape_cell == "()" else tuple(map(_count, shape_cell.split("x")))
     least, _, most = extremes.partition("..")
-    found = dict(zip(REAL, map(_read_number, (mean, std, least, most)), strict=True))
-    noise = {name: times for name, (_, times) in found.items() if times is not None}
-    other = _usual(profile, role, shape)
+    fields = _usual(profile, role, shape)
+    noise: dict[str, float] = {}
+    for name, number in zip(REAL, (mean, std, least, most), strict=True):
+        fields[name], times = _read_number(number)
+        noise |= {} if times is None else {name: times}
     for option in options:
         key, _, value = option.partition(":")
         if key in FRACTIONS:
             part, _, uncertain = value.partition("~")
-            other[key] = None if part == "-" else float(part)
+            fields[key] = None if part == "-" else float(part)
             noise |= {key: float(uncertain)} if uncertain else {}
-        elif key in other:
-            other[key] = value if key == "dtype" else _count(value)
+        elif key in ("dtype", "count", "nan", "inf"):
+            fields[key] = value if key == "dtype" else _count(value)
         else:
             raise ValueError(option)
-    other |= {name: value for name, (value, _) in found.items()}
-    return TensorLine(shape=shape, noise=noise, **other)
+    return TensorLine(shape=shape, noise=noise, **fields)
 
 
 def _read_number(cell: str) -> tuple[float, float | None]:

@@ -30,8 +30,7 @@ from pytest_modelhealth.snapshot.snapshot import (
     is_judged_whole,
     judges_zeros,
 )
-from pytest_modelhealth.snapshot.tolerances import Noise
-from pytest_modelhealth.statistics import TensorStatistics
+from pytest_modelhealth.snapshot.tolerances import Tolerances
 from pytest_modelhealth.tolerance import BFLOAT16, TF32, coarsest_epsilon
 
 
@@ -43,7 +42,10 @@ def from_observation(observation: Observation, noise: Noises | None = None) -> S
         noise: how far rounding moves each statistic, as an inspection measured it; ``None`` leaves
             everything but the noise of what was given to the model unknown.
     """
-    records = sorted(observation.layers.values(), key=_completed)
+    records = sorted(
+        observation.layers.values(),
+        key=lambda one: math.inf if one.completed is None else one.completed,
+    )
     holders = containers(observation.layers)
     snapshot = Snapshot(
         profile=profile_of_observation(observation),
@@ -56,7 +58,7 @@ def from_observation(observation: Observation, noise: Noises | None = None) -> S
     )
     if noise is None:
         return snapshot
-    noises, measured = Noise(snapshot), noise
+    noises, measured = Tolerances(snapshot), noise
     snapshot = replace(snapshot, loss_noise=noises.multiple_of_loss(observation.loss, noise))
     return snapshot.with_tensors(
         lambda layer, key, line: replace(line, noise=noises.multiples(layer, key, line, measured))
@@ -68,18 +70,17 @@ def profile_of_observation(observation: Observation) -> str:
 
     It has the devices, and the floating dtype of most activations.
     """
-    seen = [
-        statistics
+    devices = {
+        statistics.device.partition(":")[0]
         for record in observation.layers.values()
         for role in ("activations", "parameters")
         for statistics in record.tensors(role).values()
-    ]
-    dtypes = [r.activations.dtype for r in observation.layers.values() if r.activations is not None]
-    floating = [dtype for dtype in dtypes if "float" in dtype or "complex" in dtype]
+    }
+    given = [r.activations.dtype for r in observation.layers.values() if r.activations is not None]
+    floating = [dtype for dtype in given if "float" in dtype or "complex" in dtype]
     # Of equally frequent ones the first by name, so that the choice does not hang on the order.
     dtype = max(sorted(set(floating)), key=floating.count, default="")
-    devices = sorted({s.device.partition(":")[0] for s in seen})
-    return " ".join([*devices, dtype]).strip() or "unknown"
+    return " ".join([*sorted(devices), dtype]).strip() or "unknown"
 
 
 def matmul_epsilon(observation: Observation) -> float:
@@ -92,38 +93,29 @@ def matmul_epsilon(observation: Observation) -> float:
     return BFLOAT16 if "cpu" in devices and precision == "medium" else 0.0
 
 
-def _completed(record: LayerRecord) -> float:
-    return math.inf if record.completed is None else record.completed
-
-
 def _layer_line(record: LayerRecord, holders: frozenset[str]) -> LayerLine:
     # What goes into a container goes into its first layer too.
     is_inner = record.name and record.name in holders
     tensors = {
-        (role, own_name): _tensor_line(role, record.name, statistics)
+        (role, own_name): TensorLine(
+            dtype=s.dtype,
+            shape=s.shape,
+            count=s.count,
+            mean=s.mean,
+            std=s.std,
+            min=s.min,
+            max=s.max,
+            zeros=s.zero_fraction if judges_zeros(role, record.name) else 0.0,
+            dead=s.dead_fraction if is_judged_whole(role, record.name) else None,
+            nan=s.nan_count,
+            inf=s.inf_count,
+        )
         for role in ROLES
         if role != "inputs" or not is_inner
-        for own_name, statistics in record.tensors(role).items()
+        for own_name, s in record.tensors(role).items()
     }
-    activation = record.activation or ""
-    status, calls = record.status.value, record.calls
-    return LayerLine(record.type_name, status, calls, activation, record.tied, tensors)
-
-
-def _tensor_line(role: str, layer: str, s: TensorStatistics) -> TensorLine:
-    return TensorLine(
-        dtype=s.dtype,
-        shape=s.shape,
-        count=s.count,
-        mean=s.mean,
-        std=s.std,
-        min=s.min,
-        max=s.max,
-        zeros=s.zero_fraction if judges_zeros(role, layer) else 0.0,
-        dead=s.dead_fraction if is_judged_whole(role, layer) else None,
-        nan=s.nan_count,
-        inf=s.inf_count,
-    )
+    status, activation = record.status.value, record.activation or ""
+    return LayerLine(record.type_name, status, record.calls, activation, record.tied, tensors)
 
 
 class Recorded(str):
@@ -237,7 +229,10 @@ def is_of_another_test(old: SnapshotFile, new: SnapshotFile) -> bool:
 
 def another_test(old: SnapshotFile, new: SnapshotFile) -> list[str]:
     """Return the lines on a file that belongs to another test."""
-    return [f"the snapshot is of another test: {old.test}, not {new.test}", _SHARED_NAME]
+    return [
+        f"the snapshot is of another test: {old.test}, not {new.test}",
+        _SHARED_NAME,
+    ]
 
 
 _SHARED_NAME = (

@@ -26,9 +26,7 @@ class TensorLine:
     """What a snapshot keeps of a tensor.
 
     Args:
-        dtype: as in `TensorStatistics`.
-        shape: as in `TensorStatistics`.
-        count: as in `TensorStatistics`, as are `mean`, `std`, `min` and `max`.
+        dtype: as in `TensorStatistics`, as are `shape`, `count`, `mean`, `std`, `min` and `max`.
         zeros: the zero fraction; 0 where nothing is judged by it.
         dead: the dead fraction; ``None`` for a tensor without units.
         nan: number of NaNs.
@@ -54,6 +52,11 @@ class TensorLine:
     def rms(self) -> float:
         """Root mean square."""
         return math.hypot(self.mean, self.std)
+
+    @property
+    def zero_count(self) -> int:
+        """Number of zeros, where these are kept."""
+        return round(self.zeros * self.count) if self.zeros == self.zeros else 0
 
 
 TensorKey = tuple[str, str]
@@ -140,10 +143,6 @@ class Snapshot:
             return line.status not in UNCALLED
         idle = line.status == Status.ALIAS_OF_INPUT or line.type == "Identity"
         return not (idle or layer in self.holders)
-
-    def is_mere_container(self, layer: str) -> bool:
-        """Whether a layer only holds others."""
-        return layer in self.holders and not self.layers[layer].owns_parameters
 
     def with_tensors(self, made: Callable[[str, TensorKey, TensorLine], TensorLine]) -> Snapshot:
         """Return the snapshot with each tensor replaced by what `made` returns for it."""

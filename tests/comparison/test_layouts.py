@@ -9,6 +9,7 @@ from torch import Tensor
 from corpus.models.paired import seeded
 from corpus.models.rewritten import Tagger, TimeFirst, step_by_step, time_first
 from pytest_modelhealth import compare
+from pytest_modelhealth.comparison.links import Link
 from pytest_modelhealth.comparison.results import TensorResult, without_effect
 from pytest_modelhealth.comparison.trace import Key
 
@@ -63,7 +64,9 @@ def test_the_wrong_step_after_another_order_of_axes_is_a_divergence():
 
 def result(role: str, ratio: float, shape: str = "") -> TensorResult:
     """Return what became of a tensor; those with a shape have another one than before."""
-    return TensorResult(Key("a", role), ("a",), None, ratio, "floor", 0.0, 10.0, shape=shape)
+    key = Key("a", role)
+    size = (ratio, 0.0)
+    return TensorResult(Link(key, (key,)), 10.0, shape=shape, error=size, floor=(1.0, 1.0))
 
 
 @pytest.mark.parametrize("role", ["activations", "gradients"])

@@ -20,7 +20,7 @@ from pytest_modelhealth.snapshot.drift import DriftReport, explain, note
 from pytest_modelhealth.snapshot.file_format import dump, load
 from pytest_modelhealth.snapshot.recording import from_observation
 from pytest_modelhealth.snapshot.snapshot import Snapshot, SnapshotFile, TensorLine
-from pytest_modelhealth.snapshot.tolerances import Noise, Tolerances
+from pytest_modelhealth.snapshot.tolerances import Tolerances
 from tests.builders import layer, observation
 
 
@@ -505,7 +505,7 @@ def test_a_tolerance_is_a_multiple_of_the_measured_noise(role: str, factor: int)
     layer, tensor = next(item for item in tensors_of(recorded, role) if item[1].rms)
     tolerances = Tolerances(recorded)
     allowance = tolerances.of(role, layer, tensor, "std", tensor.std)
-    assert allowance.noise == tolerances.noise.of(role, layer, tensor, "std")
+    assert allowance.noise == tolerances.noise(role, layer, tensor, "std")
     assert allowance.distance == pytest.approx(factor * allowance.noise)
     noisy = replace(tensor, noise={"std": 8.0 * tensor.noise.get("std", 1.0)})
     wider = tolerances.of(role, layer, noisy, "std", tensor.std)
@@ -519,7 +519,7 @@ def test_single_gradients_may_move_by_a_thousandth(role: str, part: float) -> No
     layer, tensor = next(item for item in tensors_of(recorded, role) if item[1].max)
     tensor = replace(tensor, noise={})
     allowance = Tolerances(recorded).of(role, layer, tensor, "max", tensor.max)
-    noise = Noise(recorded).of(role, layer, tensor, "max") or 0.0
+    noise = Tolerances(recorded).noise(role, layer, tensor, "max") or 0.0
     factor = 50 if role == "gradients" else 20
     assert allowance.distance == pytest.approx(max(factor * noise, part * abs(tensor.max)))
     assert (allowance.noise is None) == (part > 0)
