@@ -28,16 +28,6 @@ class GradientPath(StepCheck):
     summary = "Parameters on which the returned loss depends get a gradient, and keep it."
     rank = 66
     role = "parameter_gradients"
-    definition = (
-        "A violation: parameters that an optimizer holds and steps get no gradient in any call, "
-        "and the returned loss has a slope of more than 1e-6 when they are moved along one random "
-        "direction, at two shifts that agree within 20 %; matrices of zeros that are frozen. "
-        "Warned of, and a violation where it is more than half of what gets a gradient: matrices "
-        "of zeros that have zeros for a gradient in every call; parameters whose gradient is "
-        "exactly zero at the optimizer's step in every call, although backward passes left "
-        "another; that get one in the first call only, although their optimizer steps in all."
-    )
-    source = "exact, but for the slope, whose rounding in float32 is passed over"
 
     def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:
         """Yield where gradients are lost."""
@@ -143,19 +133,6 @@ class GradientFactor(StepCheck):
     summary = "The gradient that the optimizer steps on is the slope of the loss that is returned."
     rank = 62
     role = "parameter_gradients"
-    definition = (
-        "The norm of the gradient at the optimizer's first step, by the slope of the returned loss "
-        "along it, from central differences at 1e-3 and 3e-4 of the weights' norm that agree "
-        "within 20 %. More than max_gradient_factor, or less than its inverse where the slope is "
-        "below 10, is a violation; more than 1.5, less than 1 / 1.5 although nothing was clipped, "
-        "or a negative one is warned of. As many times the slope, or one by so many, as the call "
-        "has backward passes is a violation."
-    )
-    source = (
-        "healthy steps give 1.000, clipping less, sharpness-aware ones 1.03; 4.000 is four "
-        "micro-batches that are not divided, 65536 a scale that is never removed; detach() in a "
-        "loss moves it to 1.5 to 4.4 on purpose in 4 of 35 healthy steps, hence the warning"
-    )
     settings = (
         Factor(
             "max_gradient_factor",
@@ -304,16 +281,6 @@ class LeftOverGradients(StepCheck):
     summary = "No optimizer steps twice on the same gradient."
     rank = 63
     role = "parameter_gradients"
-    definition = (
-        "Where a gradient is still there after its optimizer stepped, when the next backward pass "
-        "adds to it or the optimizer steps again, two calls are made once more with each gradient "
-        "cleared once it is stepped on: if a parameter ends elsewhere by more than max_left_over "
-        "of what it moved, it is a violation. So is a second step on the very gradient of the "
-        "first, one on no gradient or between a forward and its backward pass, and a closure that "
-        "does not clear. An optimizer that steps on the loss of another one's part, too, is warned "
-        "of."
-    )
-    source = "exact but for rounding; gradients added up on purpose have no step in between"
     settings = (
         Ratio(
             "max_left_over",

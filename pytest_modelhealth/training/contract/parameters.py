@@ -20,13 +20,6 @@ class TrainedParameters(StepCheck):
     name = "trained_parameters"
     summary = "The optimizer holds every trainable parameter that gets a gradient."
     rank = 60
-    definition = (
-        "A violation: an optimizer that was given holds none of the model's parameters; a "
-        "parameter gets a gradient that is not zero, is held by no optimizer that was given or "
-        "stepped, and does not move otherwise; a parameter is held, and its layer only ran with "
-        "gradients off, unless something else moves it, as a moving average is."
-    )
-    source = "exact: of 35 healthy and look-alike steps of the first measurement none breaks it"
 
     def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Violation]:
         """Yield what is not held, then what is held in vain."""
@@ -127,13 +120,6 @@ class ParameterUpdates(StepCheck):
     name = "parameter_updates"
     summary = "A training step moves the parameters that the optimizer holds."
     rank = 61
-    definition = (
-        "A violation: no parameter moves in any call, or a learning rate falls to exactly 0 after "
-        "the first call and stays there. Warned of: parameters whose group has a rate of 0 while "
-        "others move. Inconclusive: gradients below 1e-8 or that only add up from call to call, a "
-        "scaler that skips every call, a rate of 0 by a schedule that the step does not advance."
-    )
-    source = "exact; 1e-8 is the epsilon of Adam"
 
     def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:
         """Yield why nothing moves, or what does not."""

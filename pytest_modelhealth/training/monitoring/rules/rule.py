@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -44,6 +42,62 @@ class Breach:
     details: tuple[str, ...] = ()
 
 
+Grade = Callable[["CourseEvent", "Course"], "Severity | None"]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a rule objects to in one kind of event: a row of its table.
+
+    Args:
+        message: what is wrong; fields of the event, of the loss and of what was measured in braces.
+        cause: the likely cause, one sentence.
+        measure: what of an event is held against the limit, one of `_MEASURES`.
+        limit: name of the setting; without one whatever `grade` grades is wrong.
+        below: whether values below the limit break it, and not those above.
+        scale: what the limit is multiplied by first.
+        patience: how many watched steps it must go on for.
+        grade: how wrong it is, or a function of event and course that says so; ``None``: not at all.
+    """
+
+    message: str
+    cause: str
+    measure: str = "value"
+    limit: str = ""
+    below: bool = False
+    scale: float = 1.0
+    patience: int = PATIENCE
+    grade: Severity | Grade = "fail"
+
+    def assess(self, event: CourseEvent, course: Course, settings: Settings) -> Breach | None:
+        """Return what is wrong with an event, if anything is."""
+        if event.recovered or event.rows < self.patience:
+            return None
+        change = event.value / event.reference if event.reference else float(self.below)
+        measured = _MEASURES[self.measure](event, change)
+        limit = settings.limit(self.limit, event.layer) if self.limit else None
+        if limit is not None:
+            bound = limit.value * self.scale
+            if not (measured < bound if self.below else measured > bound):
+                return None
+        severity = self.grade if isinstance(self.grade, str) else self.grade(event, course)
+        if severity is None:
+            return None
+        told = {**vars(event), **event.facts, "layer": named(event), "change": change}
+        message = self.message.format(**told, loss=course.loss)
+        return Breach(message, measured, limit, severity, self.cause)
+
+
+_MEASURES: dict[str, Callable[[CourseEvent, float], float]] = {
+    "value": lambda event, change: event.value,
+    "rows": lambda event, change: float(event.rows),
+    "change": lambda event, change: change,
+    "factor": lambda event, change: max(change, 1.0 / change if change else 0.0),
+    "jump": lambda event, change: abs(event.value - event.reference),
+}
+"""By name: the value, how many steps showed it, the value by its reference (also up or down)."""
+
+
 class Rule(Check):
     """One promise of a training, held against the course that a monitor saw of it.
 
@@ -53,6 +107,8 @@ class Rule(Check):
 
     follows: ClassVar[str]
     """The `Follower` of the rule: ``"weights:RatioFollower"``, loaded with the first training."""
+    kinds: ClassVar[Mapping[str, Kind | tuple[Kind, ...]]] = {}
+    """What it objects to, by the kind of an event; of several rows the first that applies."""
     judges_steps = True
     minimum_evidence = "a monitored training"
     occasion = "A whole training: inspector(model).monitor()"
@@ -62,12 +118,9 @@ class Rule(Check):
         course = observation.course
         if course is None:
             return
-        found = []
-        for event in course.events:
-            if event.rule == self.name:
-                breach = self.assess(event, course, settings)
-                if breach is not None:
-                    found.append((event, breach))
+        events = (event for event in course.events if event.rule == self.name)
+        assessed = [(event, self.assess(event, course, settings)) for event in events]
+        found = [(event, breach) for event, breach in assessed if breach is not None]
         found.sort(key=lambda pair: (pair[1].severity != "fail", pair[0].step))
         yield from _together(
             [(event, self._violation(event, breach, observation)) for event, breach in found],
@@ -80,9 +133,14 @@ class Rule(Check):
         follower: Follower = kind(self.name)
         return follower
 
-    @abstractmethod
     def assess(self, event: CourseEvent, course: Course, settings: Settings) -> Breach | None:
         """Return what is wrong with an event, as it stands now, if anything is."""
+        rows = self.kinds[event.kind]
+        tried = (
+            row.assess(event, course, settings)
+            for row in (rows if isinstance(rows, tuple) else (rows,))
+        )
+        return next((breach for breach in tried if breach is not None), None)
 
     def _violation(self, event: CourseEvent, breach: Breach, observation: Observation) -> Violation:
         return self.violation(
@@ -112,20 +170,19 @@ def _together(
         if any(waiver.covers(violation.check, violation.layer) for waiver in settings.waivers):
             alone.append(violation)
             continue
-        same = (at for at, (_, root) in enumerate(roots) if root.layer == violation.layer)
-        at = next(same, None)
-        if at is not None:
-            first, root = roots[at]
-            roots[at] = first, replace(root, details=(*root.details, violation.message))
-            continue
         for at, (first, root) in enumerate(roots):
-            is_same = (first.kind, root.severity) == (event.kind, violation.severity)
-            if is_same and abs(event.step - first.step) <= max(_TOGETHER, first.rows):
-                affected = (*root.affected, violation.layer)
-                roots[at] = first, replace(root, affected=affected)
+            if root.layer == violation.layer:
+                roots[at] = first, replace(root, details=(*root.details, violation.message))
                 break
         else:
-            roots.append((event, violation))
+            for at, (first, root) in enumerate(roots):
+                is_same = (first.kind, root.severity) == (event.kind, violation.severity)
+                if is_same and abs(event.step - first.step) <= max(_TOGETHER, first.rows):
+                    affected = (*root.affected, violation.layer)
+                    roots[at] = first, replace(root, affected=affected)
+                    break
+            else:
+                roots.append((event, violation))
     yield from (root for _, root in roots)
     yield from alone
 
@@ -135,30 +192,6 @@ def named(event: CourseEvent) -> str:
     return repr(event.layer) if event.layer else "the model"
 
 
-def shown(value: float) -> str:
-    """Return a number for people."""
-    return f"{value:.3g}"
-
-
-def sort_of(event: CourseEvent, course: Course, *, alone: bool = False) -> Severity:
-    """Return ``"fail"`` where the loss tells that something went wrong, else ``"warn"``.
-
-    Args:
-        event: what goes on.
-        course: how the training went.
-        alone: whether an unknown loss is no excuse.
-    """
-    loss = course.loss
-    if not loss.is_known:
-        return "fail" if alone else "warn"
-    return "warn" if loss.is_well else "fail"
-
-
-def is_short(event: CourseEvent, least: int = PATIENCE) -> bool:
-    """Whether an event is over, or too new to tell."""
-    return event.recovered or event.rows < least
-
-
-def known(value: float) -> bool:
-    """Whether a number was seen."""
-    return not math.isnan(value)
+def by_loss(event: CourseEvent, course: Course) -> Severity | None:
+    """Return ``"fail"`` where the loss tells that something went wrong, else ``"warn"``."""
+    return "fail" if course.loss.is_known and not course.loss.is_well else "warn"

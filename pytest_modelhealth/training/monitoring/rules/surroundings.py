@@ -37,18 +37,6 @@ class LossDivergence(Rule):
     summary = "The loss does not rise far above its best level and stay there."
     rank = 81
     role = "loss"
-    definition = (
-        "The rise of the loss, as a running median, above its best, by the largest of what it had "
-        "fallen by, ten times its own noise and, where it is never negative, its level at the "
-        "beginning. It fails above max_loss_rise, and from max_lost_progress of what was gained on "
-        "where updates or gradients leapt with it; without such a sign the latter warns, unless "
-        "the loss is fifty times its best, five times its first level, and never negative. Over "
-        "by the end, or with several optimizers in a step, it is no violation."
-    )
-    source = (
-        "losses of reinforcement and adversarial learning rise in healthy trainings, by up to "
-        "a hundred times; what sets divergence apart is the size of the updates that go with it"
-    )
     settings = (
         Ratio(
             "max_loss_rise",
@@ -129,12 +117,6 @@ class InputShift(Rule):
     summary = "The inputs of the model do not become constant, nor change their scale for good."
     rank = 89
     role = "inputs"
-    definition = (
-        "The standard deviation of the model's inputs, by the geometric mean so far. Next to zero "
-        "over ten watched steps and to the end is a violation, and so is a change by more than "
-        "max_input_shift, up or down; a change by more than 10 warns."
-    )
-    source = "standardised inputs keep their deviation; augmentation changes it by less than 10"
     settings = (
         Factor(
             "max_input_shift",
@@ -177,13 +159,6 @@ class ModeSwitch(Rule):
     follows = "surroundings:ModeFollower"
     summary = "A model that trains in training mode does not go on in evaluation mode."
     rank = 90
-    definition = (
-        "For how many watched steps in a row, to the end, a model with dropout or batch norm made "
-        "its forward passes in evaluation mode, after it was in training mode. More than "
-        "max_steps_in_evaluation is a violation. Single layers that are switched, as batch norms "
-        "that are frozen late, warn."
-    )
-    source = "model.eval() of a validation without model.train() after it"
     settings = (
         Count(
             "max_steps_in_evaluation",
@@ -221,11 +196,6 @@ class GrowingHooks(Rule):
     follows = "surroundings:HookFollower"
     summary = "No layer gets more forward hooks in every step."
     rank = 91
-    definition = (
-        "In how many watched steps in a row, to the end, a layer had more forward hooks than in "
-        "the one before. More than max_rising_steps is a violation."
-    )
-    source = "a hook that is registered in the loop and never removed runs once more in each step"
     settings = (
         Count(
             "max_rising_steps",
@@ -257,12 +227,6 @@ class StatisticsDrift(Rule):
     summary = "The running variance of a batch norm stays near that of its usual batches."
     rank = 92
     role = "buffers"
-    definition = (
-        "The root of the running variance of a batch norm in training mode, the least of the "
-        "latest, by the geometric mean of the standard deviations of its inputs so far, over ten "
-        "watched steps and to the end. More than max_running_drift is a violation."
-    )
-    source = "batches on another scale enter the average and dominate it, and evaluation with it"
     settings = (
         Factor(
             "max_running_drift",

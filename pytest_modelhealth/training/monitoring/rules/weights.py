@@ -36,13 +36,6 @@ class UpdateRatio(Rule):
     summary = "No optimizer goes on changing a weight matrix by a large part of its size."
     rank = 85
     role = "parameters"
-    definition = (
-        "The norm of an update of a layer's matrices by that of the matrices before, the least of "
-        "the latest steps that changed them, over twenty watched steps and after a warm-up of ten. "
-        "More than max_update_ratio to the end is a violation, which warns where the loss is near "
-        "its best. Above 1e-2 over a hundred steps it warns where the loss is where it began."
-    )
-    source = "the usual ratio is about 1e-3 (Karpathy, CS231n notes)"
     settings = (
         Ratio(
             "max_update_ratio",
@@ -82,16 +75,6 @@ class WeightDrift(Rule):
     summary = "No layer's weights grow without end, or shrink towards zero."
     rank = 87
     role = "parameters"
-    definition = (
-        "The root mean square of a layer's parameters, by the first one, at least 0.01, where it "
-        "is above 1 now; and by the largest one so far. Outside max_weight_growth and "
-        "min_weight_kept over ten watched steps and to the end it is a violation, which warns "
-        "where the loss is near its best, or was not given, unless it is a factor of 1000."
-    )
-    source = (
-        "scales that start at 1e-6 grow to 0.1, and weights before a normalisation with the root "
-        "of the number of steps; weight decay balances both within one order of magnitude"
-    )
     settings = (
         Factor(
             "max_weight_growth",
@@ -154,14 +137,6 @@ class StoppedUpdates(Rule):
     summary = "No layer that moved stands still while it has gradients and others move."
     rank = 86
     role = "parameters"
-    definition = (
-        "How many watched steps in a row, to the end, left a layer's parameters exactly as they "
-        "were, of those in which it had gradients, its learning rate was not zero, and others "
-        "changed. More than max_still_steps is a violation. One that no optimizer steps any "
-        "longer, but that still requires gradients, fails over at least half of the training, and "
-        "warns before; so does one that was frozen, or whose learning rate is zero."
-    )
-    source = "an update that is exactly zero is rounded away, masked or never written"
     settings = (
         Count(
             "max_still_steps",
@@ -241,14 +216,6 @@ class Standstill(Rule):
     summary = "Over a training gradients come, weights change, and the loss moves."
     rank = 88
     role = "parameters"
-    definition = (
-        "How many watched steps there were from the first on without any gradient, or without any "
-        "change of any parameter though gradients came: more than max_steps_standing is a "
-        "violation, and so is as long a pause of the optimizers later on, if it is four times as "
-        "long as any before. A loss that after five times as many is where it began warns, where "
-        "it is not next to 0, never negative, and not mostly noise."
-    )
-    source = "accumulation of gradients over more than 20 batches is rare"
     settings = (
         Count(
             "max_steps_standing",
@@ -347,13 +314,6 @@ class OutsideChanges(Rule):
     summary = "Between two steps nothing but an optimizer changes weights by much."
     rank = 94
     role = "parameters"
-    definition = (
-        "The change of the norm of a layer's parameters from one watched step to the next, where "
-        "both follow each other. The update's norm bounds it, unless something else wrote the "
-        "weights. A change by more than three times that and by more than 3 % of the norm, after "
-        "twenty steps without one, warns."
-    )
-    source = "the triangle inequality; reinitialised, averaged and reloaded weights break it"
 
     def assess(self, event: CourseEvent, course: Course, settings: Settings) -> Breach | None:
         """Return what is wrong with weights that jump."""
