@@ -207,52 +207,26 @@ def _said(slope: LossSlope) -> tuple[str, str] | None:
     """Return what is wrong with the factor, and the likely cause; ``None`` if nothing is."""
     factor = slope.factor
     if not slope.slope or not math.isfinite(factor):
-        return (
-            (
-                "the loss that the step returns does not depend on the parameters, although the "
-                "gradient that the optimizer steps on is not zero"
-            ),
-            (
-                "it returns another number than the loss it differentiates: a running mean, a "
-                "metric, the loss before the forward"
-            ),
-        )
+        what = "the loss that the step returns does not depend on the parameters, although the "
+        what += "gradient that the optimizer steps on is not zero"
+        return what, "another number than the loss is returned: a running mean, a metric"
     if factor < 0.0:
-        return (
-            (
-                f"the optimizer climbs the loss that the step returns: its gradient is "
-                f"{factor:.3g} times the slope"
-            ),
-            (
-                "a flipped sign: -loss is differentiated, or returned; where a reward is returned "
-                "on purpose, return its negative"
-            ),
-        )
+        what = "the optimizer climbs the loss that the step returns: its gradient is "
+        what += f"{factor:.3g} times the slope"
+        return what, "a flipped sign: -loss is differentiated, or a reward is returned"
+    what = "the gradient that the optimizer steps on is {} times the slope of the loss that the "
+    what += "step returns"
     is_own = slope.added is None  # a sign, a projection, noise: another gradient on purpose
     if factor > (_MOST_OWN if is_own else _DOUBTFUL):
-        return (
-            (
-                f"the gradient that the optimizer steps on is {factor:.4g} times the slope of the "
-                "loss that the step returns"
-            ),
-            _why_large(factor),
-        )
+        return what.format(f"{factor:.4g}"), _why_large(factor)
     is_clipped = slope.added is None or slope.added > slope.gradient * (1.0 + _UNSCALED)
-    divided = is_clipped and _is_unclipped(slope)
-    if divided:
-        is_clipped = False
+    is_clipped = is_clipped and not _is_unclipped(slope)
     if factor < 1.0 / _DOUBTFUL and (not is_clipped or factor < _UNSCALED):
-        return (
-            (
-                f"the gradient that the optimizer steps on is {factor:.3g} times the slope of the "
-                "loss that the step returns"
-            ),
-            "it is scaled down after the backward pass: clipped before scaler.unscale_, clipped to "
-            "far too little, or unscaled twice"
-            if is_clipped
-            else "only a part of the loss is differentiated, or it is divided once too often: by "
-            "the number of micro-batches, say",
-        )
+        cause = "only a part of the loss is differentiated, or it is divided once too often: by "
+        cause += "the number of micro-batches, say"
+        if is_clipped:
+            cause = "it is clipped before scaler.unscale_, to far too little, or unscaled twice"
+        return what.format(f"{factor:.3g}"), cause
     return None
 
 
@@ -269,8 +243,7 @@ def _why_large(factor: float) -> str:
         )
     return (
         "gradients of more than this loss are added up: of an earlier call, of a second backward "
-        "pass, of a term that is not returned; a returned term that is detached here and pulls the "
-        "other way; or a scale that is never removed"
+        "pass, of a term that is not returned; or a scale is never removed"
     )
 
 
@@ -325,19 +298,13 @@ class LeftOverGradients(StepCheck):
 _TWICE = (
     (
         "stale",
-        (
-            "{} steps before the backward pass of its call: on no gradient, or between a forward "
-            "and its backward pass"
-        ),
+        "{} steps before the backward pass of its call",
         "the order of backward(), step() and zero_grad() is another one than this",
     ),
     (
         "repeated",
         "{} steps twice in a call on the very same gradient",
-        (
-            "optimizer.step() is called once more than backward(): by the loop and by a scaler or "
-            "a wrapper, say"
-        ),
+        "optimizer.step() is called by the loop and by a scaler or a wrapper, say",
     ),
     (
         "piled",

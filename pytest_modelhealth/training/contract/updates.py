@@ -38,6 +38,7 @@ class UpdateDirection(StepCheck):
         losses = [loss for loss in stepped.losses if loss is not None]
         rises = len(losses) > 1 and losses[-1] > losses[0]
         climbs = max(stepped.climbs or 0.0, _OUTSIDE)
+        rise = f"the loss rises from {losses[0]:.4g} to {losses[-1]:.4g}" if rises else ""
         if climbs > _OUTSIDE and stepped.optimizers:
             yield self.broken(
                 "beside the optimizer something moves the weights up their gradient (cosine "
@@ -48,33 +49,20 @@ class UpdateDirection(StepCheck):
             )
         elif climbs > _OUTSIDE and rises:
             yield self.broken(
-                f"the step moves the weights up their gradient (cosine {climbs:.2f}), and "
-                f"the loss rises from {losses[0]:.4g} to {losses[-1]:.4g}",
+                f"the step moves the weights up their gradient (cosine {climbs:.2f}), and {rise}",
                 "the update is added where it should be subtracted: alpha=-lr in p.add_",
                 value=climbs,
             )
-        if not rises:
-            return
-        for optimizer in stepped.optimizers:
-            if optimizer.direction is None or optimizer.direction <= _UP:
-                continue
+        for optimizer in stepped.optimizers if rises else ():
+            cosine = optimizer.direction or 0.0
             what = (
-                f"{optimizer.type_name} climbs its own gradient (cosine "
-                f"{optimizer.direction:.2f}), and the loss rises from {losses[0]:.4g} to "
-                f"{losses[-1]:.4g}"
+                f"{optimizer.type_name} climbs its own gradient (cosine {cosine:.2f}), and {rise}"
             )
-            if optimizer.maximizes and not stepped.is_loss:
-                yield self.untold(
-                    f"{what}: it is told to maximize, which is right for a reward, and wrong for a "
-                    "loss"
-                )
-                continue
-            yield self.broken(
-                what,
-                "a negative learning rate, or an update that is added where it should be "
-                "subtracted",
-                value=optimizer.direction,
-            )
+            if cosine > _UP and optimizer.maximizes and not stepped.is_loss:
+                yield self.untold(f"{what}: it is told to maximize: right for a reward, not a loss")
+            elif cosine > _UP:
+                cause = "a negative learning rate, or an update that is added, not subtracted"
+                yield self.broken(what, cause, value=cosine)
 
 
 _EPS = 1e-3

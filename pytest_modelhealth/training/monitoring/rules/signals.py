@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.settings import Count, Factor, Ratio, Share
-from pytest_modelhealth.training.monitoring.rules.rule import Kind, Rule, by_loss
+from pytest_modelhealth.training.monitoring.rule import Kind, Rule, by_loss
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Course, CourseEvent
@@ -56,18 +56,25 @@ class ExplodingSignals(Rule):
             help="largest growth of a layer's activations over what was usual, for good",
         ),
     )
-    kinds = {
-        "gradients": Kind(
-            f"the gradient norm{_ROSE}", _TOO_LARGE, "change", "max_gradient_rise", grade=_exploded
+    kinds = (
+        Kind(
+            "gradients",
+            f"the gradient norm{_ROSE}",
+            _TOO_LARGE,
+            "change",
+            "max_gradient_rise",
+            grade=_exploded,
         ),
-        "activations": Kind(
+        Kind(
+            "activations",
             f"the activations (rms){_ROSE}",
             _TOO_LARGE,
             "change",
             "max_activation_rise",
             grade=_exploded,
         ),
-        "growth": Kind(
+        Kind(
+            "growth",
             "the activations (rms) of {layer} grow exponentially: {change:.3g}-fold so far, from "
             "{reference:.3g} to {value:.3g}, and {lately:.3g}-fold in the last two fifths of the "
             "training",
@@ -75,7 +82,7 @@ class ExplodingSignals(Rule):
             "change",
             grade=_exponential,
         ),
-    }
+    )
 
 
 def _is_flat_alone(event: CourseEvent, course: Course) -> Severity | None:
@@ -103,14 +110,16 @@ class DyingLayers(Rule):
             help="least of its usual standard deviation that a layer's output keeps",
         ),
     )
-    kinds = {
-        "units": Kind(
+    kinds = (
+        Kind(
+            "units",
             "{value:.0%} of the units of {layer} are dead since step {step}; they were "
             "{reference:.0%}",
             "a step too large pushed its biases below all inputs, or its inputs shifted",
             limit="max_dying_fraction",
         ),
-        "spread": Kind(
+        Kind(
+            "spread",
             "the output of {layer} became constant: its standard deviation fell to {change:.3g} of "
             "what was usual since step {step}, that of its input did not",
             "it saturates, or its weights shrank to nothing",
@@ -119,7 +128,7 @@ class DyingLayers(Rule):
             below=True,
             grade=_is_flat_alone,
         ),
-    }
+    )
 
 
 _PATIENT = 20
@@ -135,7 +144,7 @@ def _still_high(event: CourseEvent, course: Course) -> Severity | None:
 
 
 def _cut_for_long(event: CourseEvent, course: Course) -> Severity | None:
-    """An expert may idle; a layer that is called and has no gradient for half of a training is cut."""
+    """An expert may idle; a layer that is called and has no gradient for long is cut."""
     is_long = event.rows >= _MOST * course.steps and event.facts["is_called"] > 0.0
     return "fail" if is_long else "warn"
 
@@ -163,8 +172,9 @@ class FadingGradients(Rule):
             help="how many watched steps in a row a layer that had a gradient may go without",
         ),
     )
-    kinds = {
-        "share": Kind(
+    kinds = (
+        Kind(
+            "share",
             "the gradients of {layer} fell to {change:.3g} of their usual share of all since step "
             "{step}",
             "a layer behind it saturates, or its outputs no longer matter",
@@ -174,7 +184,8 @@ class FadingGradients(Rule):
             patience=_PATIENT,
             grade=by_loss,
         ),
-        "all": Kind(
+        Kind(
+            "all",
             "all gradients fell to {change:.3g} of what was usual since step {step}, while the "
             "loss is {loss.recent:.3g}, its best {loss.best:.3g}",
             "what the loss is made of saturates: it no longer tells how to improve",
@@ -184,15 +195,16 @@ class FadingGradients(Rule):
             patience=_PATIENT,
             grade=_still_high,
         ),
-        "all_zero": Kind(
-            "every gradient is exactly zero since step {step}, while the loss is "
-            "{loss.recent:.3g}",
+        Kind(
+            "all_zero",
+            "every gradient is exactly zero since step {step}, while the loss is {loss.recent:.3g}",
             "the output no longer depends on the weights: all units are dead or saturated, or the "
             "loss is clamped",
             patience=_PATIENT,
             grade=_still_high,
         ),
-        "never": Kind(
+        Kind(
+            "never",
             "the gradients of {layer} are {change:.3g} of the largest by their weights, since step "
             "{step}, and the loss stays where it was",
             "what lies behind this layer hardly passes gradients: it saturates",
@@ -203,21 +215,23 @@ class FadingGradients(Rule):
             patience=_PATIENT,
             grade=_stuck,
         ),
-        "zero": Kind(
+        Kind(
+            "zero",
             "the gradients of {layer} are exactly zero" + _NO_GRADIENT,
             _DEAD_END,
             "rows",
             "max_steps_without_gradient",
             grade=by_loss,
         ),
-        "missing": Kind(
+        Kind(
+            "missing",
             "the gradients of {layer} are missing" + _NO_GRADIENT,
             _DEAD_END,
             "rows",
             "max_steps_without_gradient",
             grade=_cut_for_long,
         ),
-    }
+    )
 
 
 _PART = 0.5
@@ -246,13 +260,14 @@ class SaturatingLayers(Rule):
             help="how near a bounded activation may come to the ends of its range in a training",
         ),
     )
-    kinds = {
-        "ends": Kind(
+    kinds = (
+        Kind(
+            "ends",
             "{layer} saturates since step {step}: its values are at the ends of their range to "
             "{value:.1%}, at first to {reference:.1%}",
             "its inputs grow without a bound: a softmax is one-hot, a sigmoid or tanh flat, and "
             "gradients vanish there",
             limit="max_saturating",
             grade=_saturated,
-        )
-    }
+        ),
+    )

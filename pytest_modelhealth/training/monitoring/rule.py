@@ -1,8 +1,8 @@
-"""`Rule`: what must hold over a whole training. A new one is one class in a file here."""
+"""`Rule`: what must hold over a whole training. A new one is a class in a file of `rules/`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -50,16 +50,18 @@ class Kind:
     """What a rule objects to in one kind of event: a row of its table.
 
     Args:
+        kind: that of the event; of several rows for one the first that applies counts.
         message: what is wrong; fields of the event, of the loss and of what was measured in braces.
         cause: the likely cause, one sentence.
         measure: what of an event is held against the limit, one of `_MEASURES`.
         limit: name of the setting; without one whatever `grade` grades is wrong.
         below: whether values below the limit break it, and not those above.
         scale: what the limit is multiplied by first.
-        patience: how many watched steps it must go on for.
-        grade: how wrong it is, or a function of event and course that says so; ``None``: not at all.
+        patience: how many watched steps it must go on for, unless these are measured.
+        grade: how wrong it is, or what says so of event and course; ``None`` is not at all.
     """
 
+    kind: str
     message: str
     cause: str
     measure: str = "value"
@@ -71,7 +73,8 @@ class Kind:
 
     def assess(self, event: CourseEvent, course: Course, settings: Settings) -> Breach | None:
         """Return what is wrong with an event, if anything is."""
-        if event.recovered or event.rows < self.patience:
+        is_short = self.measure != "rows" and event.rows < self.patience
+        if event.recovered or is_short:
             return None
         change = event.value / event.reference if event.reference else float(self.below)
         measured = _MEASURES[self.measure](event, change)
@@ -107,8 +110,8 @@ class Rule(Check):
 
     follows: ClassVar[str]
     """The `Follower` of the rule: ``"weights:RatioFollower"``, loaded with the first training."""
-    kinds: ClassVar[Mapping[str, Kind | tuple[Kind, ...]]] = {}
-    """What it objects to, by the kind of an event; of several rows the first that applies."""
+    kinds: ClassVar[tuple[Kind, ...]] = ()
+    """What it objects to."""
     judges_steps = True
     minimum_evidence = "a monitored training"
     occasion = "A whole training: inspector(model).monitor()"
@@ -129,18 +132,15 @@ class Rule(Check):
 
     def follower(self) -> Follower:
         """Return what sees the steps of one training for this rule."""
-        kind: Any = resolve_name(f"{__name__.rpartition('.rules')[0]}.following.{self.follows}")
+        kind: Any = resolve_name(f"{__package__}.following.{self.follows}")
         follower: Follower = kind(self.name)
         return follower
 
     def assess(self, event: CourseEvent, course: Course, settings: Settings) -> Breach | None:
         """Return what is wrong with an event, as it stands now, if anything is."""
-        rows = self.kinds[event.kind]
-        tried = (
-            row.assess(event, course, settings)
-            for row in (rows if isinstance(rows, tuple) else (rows,))
-        )
-        return next((breach for breach in tried if breach is not None), None)
+        rows = (kind for kind in self.kinds if kind.kind == event.kind)
+        assessed = (row.assess(event, course, settings) for row in rows)
+        return next((breach for breach in assessed if breach is not None), None)
 
     def _violation(self, event: CourseEvent, breach: Breach, observation: Observation) -> Violation:
         return self.violation(
