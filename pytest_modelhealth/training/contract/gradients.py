@@ -298,7 +298,7 @@ class LeftOverGradients(StepCheck):
 _TWICE = (
     (
         "stale",
-        "{} steps before the backward pass of its call",
+        "{} steps before the backward pass of its call: on no gradient, or on an older one",
         "the order of backward(), step() and zero_grad() is another one than this",
     ),
     (

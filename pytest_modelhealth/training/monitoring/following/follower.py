@@ -405,7 +405,7 @@ class Follower(ABC):
         role: str = "",
         fell: bool = False,
     ) -> None:
-        """Say where levels left a reference: all of the latest values tell, so that it began before.
+        """Say where all of the latest values left a reference, so that it began before.
 
         Args:
             kind, active, role: as in `mark`.

@@ -198,8 +198,7 @@ class FadingGradients(Rule):
         Kind(
             "all_zero",
             "every gradient is exactly zero since step {step}, while the loss is {loss.recent:.3g}",
-            "the output no longer depends on the weights: all units are dead or saturated, or the "
-            "loss is clamped",
+            "all units are dead or saturated, or the loss is clamped",
             patience=_PATIENT,
             grade=_still_high,
         ),
@@ -265,8 +264,7 @@ class SaturatingLayers(Rule):
             "ends",
             "{layer} saturates since step {step}: its values are at the ends of their range to "
             "{value:.1%}, at first to {reference:.1%}",
-            "its inputs grow without a bound: a softmax is one-hot, a sigmoid or tanh flat, and "
-            "gradients vanish there",
+            "its inputs grow without a bound, and gradients vanish at these ends",
             limit="max_saturating",
             grade=_saturated,
         ),

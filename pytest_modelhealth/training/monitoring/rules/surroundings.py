@@ -245,8 +245,7 @@ class ModeSwitch(Rule):
             "switched",
             "{layer} trains in evaluation mode since step {step}, over {rows} watched steps; it "
             "was in training mode over {reference:.0f}",
-            "a validation called eval(), and train() is not called after it: dropout is off, and "
-            "batch norms use their running statistics, which no longer follow",
+            "a validation called eval(), and train() is not called after it",
             "rows",
             "max_steps_in_evaluation",
             grade=_switched,
@@ -273,8 +272,7 @@ class GrowingHooks(Rule):
             "rising",
             "{layer} gets more forward hooks in every step since step {step}: it has {value:.0f} "
             "now",
-            "a hook is registered in the training loop and not removed: each one runs on top of "
-            "those before",
+            "a hook is registered in the training loop and not removed",
             "rows",
             "max_rising_steps",
         ),
@@ -301,8 +299,7 @@ class StatisticsDrift(Rule):
             "far",
             "the running statistics of {layer} are far from its usual batches since step {step}: "
             "the running standard deviation is {value:.3g}, that of a usual input {reference:.3g}",
-            "some batches are on another scale and dominate the average: evaluation mode "
-            "normalises with it",
+            "some batches are on another scale and dominate the average",
             "change",
             "max_running_drift",
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.facts import place
@@ -121,6 +122,9 @@ def _left_out_for_long(event: CourseEvent, course: Course) -> Severity | None:
 _RESTS = "{layer} is no longer updated since step {step}, over {rows} watched steps, while others "
 
 
+_still = partial(Kind, measure="rows", limit="max_still_steps")
+
+
 class StoppedUpdates(Rule):
     """Frozen layers, and those whose rate a schedule brings to zero, may stand still."""
 
@@ -137,40 +141,30 @@ class StoppedUpdates(Rule):
         ),
     )
     kinds = (
-        Kind(
+        _still(
             "frozen",
             _RESTS + "are: its parameters no longer have requires_grad",
             "it was frozen in the middle of the training: waive it if that is meant",
-            "rows",
-            "max_still_steps",
             grade="warn",
         ),
-        Kind(
+        _still(
             "rate_zero",
             _RESTS + "are: its learning rate is zero",
             "its schedule or its group's factor falls to zero: waive it if that is meant",
-            "rows",
-            "max_still_steps",
             grade="warn",
         ),
-        Kind(
+        _still(
             "left_out",
             "no optimizer steps {layer} any longer since step {step}, over {rows} watched steps, "
             "though it requires gradients and has them",
-            "it was left out when the optimizer was made anew; a layer that is meant to rest is "
-            "frozen by requires_grad_(False)",
-            "rows",
-            "max_still_steps",
+            "a new optimizer was made without it (to rest, freeze it: requires_grad_(False))",
             grade=_left_out_for_long,
         ),
-        Kind(
+        _still(
             "zero",
             "the parameters of {layer} stand still since step {step}, over {rows} watched steps, "
             "though it has gradients and other layers move",
-            "updates are too small for its dtype and rounded away, or its tensors are not those "
-            "that the optimizer holds",
-            "rows",
-            "max_still_steps",
+            "updates are rounded away in its dtype, or the optimizer holds other tensors",
         ),
     )
 
@@ -210,6 +204,9 @@ _NO_CHANGE = "no parameter changed any longer since step {step}, over {rows} wat
 _NO_CHANGE += "gradients came; the loss is {loss.recent:.3g}"
 
 
+_standing = partial(Kind, measure="rows", limit="max_steps_standing")
+
+
 class Standstill(Rule):
     """Something is learnt, or there is nothing to learn."""
 
@@ -228,67 +225,46 @@ class Standstill(Rule):
         ),
     )
     kinds = (
-        Kind(
+        _standing(
             "weights",
             "no parameter changed in {rows} watched steps, though gradients came",
-            "the optimizer holds other tensors than the model's, never steps, or its learning rate "
-            "is 0",
-            "rows",
-            "max_steps_standing",
+            "the optimizer holds other tensors, never steps, or its learning rate is 0",
         ),
-        Kind(
+        _standing(
             "gradients",
             "no gradient came to any parameter in {rows} watched steps",
-            "the loss is not computed from the output, backward() is missing, or the graph is cut "
-            "between the two",
-            "rows",
-            "max_steps_standing",
+            "backward() is missing, or the graph is cut between output and loss",
         ),
-        Kind(
+        _standing(
             "stopped",
             _NO_CHANGE,
             "the learning rate is next to 0: its schedule ended, or counts other steps",
-            "rows",
-            "max_steps_standing",
             grade=_stops_at_no_rate,
         ),
-        Kind(
+        _standing(
             "stopped",
             _NO_CHANGE,
-            "updates are too small for the weights' dtype (the learning rate is, or gradients "
-            "are clipped or scaled to nothing), the optimizer no longer steps, or it holds "
-            "other tensors than the model's",
-            "rows",
-            "max_steps_standing",
+            "updates are rounded away in the weights' dtype, or the optimizer no longer steps",
             grade=_stops,
         ),
-        Kind(
+        _standing(
             "rare",
             "an optimizer hardly steps any longer since step {step}: in {value:.0%} of the latest "
             "watched steps, in {reference:.0%} of the first, though gradients came",
-            "the loop skips or postpones updates: a condition on the loss, a scaler, or a count of "
-            "batches",
-            "rows",
-            "max_steps_standing",
+            "the loop skips updates: a condition on the loss, a scaler, or a count of batches",
             grade=_rarely,
         ),
-        Kind(
+        _standing(
             "idle",
             "no optimizer took a step since step {step}, over {rows} watched steps, though "
             "gradients came",
-            "a gradient scaler skips every step, as gradients are not finite, or the loop no "
-            "longer calls step()",
-            "rows",
-            "max_steps_standing",
+            "a scaler skips every step, as gradients are not finite, or step() is not called",
             grade=_longer_than_pauses,
         ),
-        Kind(
+        _standing(
             "loss",
             "the loss is where it began after {rows} watched steps: {loss.recent:.3g}",
-            "updates are too small or too large, the targets do not belong to the inputs, or the "
-            "output does not depend on them",
-            "rows",
-            "max_steps_standing",
+            "updates are too small or too large, or the targets do not belong to the inputs",
             scale=_STANDSTILL_LONG,
             grade=_learns_nothing,
         ),
