@@ -213,7 +213,10 @@ def _said(slope: LossSlope) -> tuple[str, str] | None:
     if factor < 0.0:
         what = "the optimizer climbs the loss that the step returns: its gradient is "
         what += f"{factor:.3g} times the slope"
-        return what, "a flipped sign: -loss is differentiated, or a reward is returned"
+        return (
+            what,
+            "a flipped sign: -loss is differentiated, or a reward, whose negative is a loss, returned",
+        )
     what = "the gradient that the optimizer steps on is {} times the slope of the loss that the "
     what += "step returns"
     is_own = slope.added is None  # a sign, a projection, noise: another gradient on purpose
@@ -243,7 +246,7 @@ def _why_large(factor: float) -> str:
         )
     return (
         "gradients of more than this loss are added up: of an earlier call, of a second backward "
-        "pass, of a term that is not returned; or a scale is never removed"
+        "pass, of a term that is not returned; or a term is detached, or a scale never removed"
     )
 
 

@@ -259,9 +259,9 @@ def _why_nothing(
             "a loss scale that is set anew in each step, or NaN in the loss",
         )
     if not stepping:
-        cause = "optimizer.step() is missing, waits for what never comes, or is another optimizer's"
+        cause = "optimizer.step() is missing, waits for what never comes, or another's is called"
         if not stepped.optimizers:
-            cause = "optimizer.step() is missing, or p = p - lr * p.grad writes to new tensors"
+            cause = "optimizer.step() is missing, or p = p - lr * p.grad is not in place"
         return "no optimizer steps, although there are gradients", cause
     if all(optimizer.foreign == optimizer.holds for optimizer in stepping):
         return (

@@ -264,7 +264,7 @@ class SaturatingLayers(Rule):
             "ends",
             "{layer} saturates since step {step}: its values are at the ends of their range to "
             "{value:.1%}, at first to {reference:.1%}",
-            "its inputs grow without a bound, and gradients vanish at these ends",
+            "its inputs grow without a bound: a softmax is one-hot, and gradients vanish",
             limit="max_saturating",
             grade=_saturated,
         ),

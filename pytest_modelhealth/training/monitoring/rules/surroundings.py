@@ -245,7 +245,7 @@ class ModeSwitch(Rule):
             "switched",
             "{layer} trains in evaluation mode since step {step}, over {rows} watched steps; it "
             "was in training mode over {reference:.0f}",
-            "a validation called eval(), and train() is not called after it",
+            "a validation called eval(), and train() is not called after it: dropout is off",
             "rows",
             "max_steps_in_evaluation",
             grade=_switched,

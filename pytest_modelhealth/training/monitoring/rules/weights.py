@@ -157,14 +157,15 @@ class StoppedUpdates(Rule):
             "left_out",
             "no optimizer steps {layer} any longer since step {step}, over {rows} watched steps, "
             "though it requires gradients and has them",
-            "a new optimizer was made without it (to rest, freeze it: requires_grad_(False))",
+            "it was left out when the optimizer was made anew; what is to rest is frozen by "
+            "requires_grad_(False)",
             grade=_left_out_for_long,
         ),
         _still(
             "zero",
             "the parameters of {layer} stand still since step {step}, over {rows} watched steps, "
             "though it has gradients and other layers move",
-            "updates are rounded away in its dtype, or the optimizer holds other tensors",
+            "updates are too small for its dtype, or the optimizer holds other tensors",
         ),
     )
 
@@ -233,7 +234,7 @@ class Standstill(Rule):
         _standing(
             "gradients",
             "no gradient came to any parameter in {rows} watched steps",
-            "backward() is missing, or the graph is cut between output and loss",
+            "the loss is not computed from the output, or backward() is missing",
         ),
         _standing(
             "stopped",
@@ -244,7 +245,7 @@ class Standstill(Rule):
         _standing(
             "stopped",
             _NO_CHANGE,
-            "updates are rounded away in the weights' dtype, or the optimizer no longer steps",
+            "the learning rate is too small for the weights' dtype, or the optimizer rests",
             grade=_stops,
         ),
         _standing(
@@ -264,7 +265,8 @@ class Standstill(Rule):
         _standing(
             "loss",
             "the loss is where it began after {rows} watched steps: {loss.recent:.3g}",
-            "updates are too small or too large, or the targets do not belong to the inputs",
+            "updates are too small or too large, the targets do not belong to the inputs, or the "
+            "output does not depend on them",
             scale=_STANDSTILL_LONG,
             grade=_learns_nothing,
         ),
