@@ -215,7 +215,7 @@ def _said(slope: LossSlope) -> tuple[str, str] | None:
         what += f"{factor:.3g} times the slope"
         return (
             what,
-            "a flipped sign: -loss is differentiated, or a reward, whose negative is a loss, returned",
+            "a flipped sign: -loss is differentiated, or a reward returned, not its negative",
         )
     what = "the gradient that the optimizer steps on is {} times the slope of the loss that the "
     what += "step returns"
