@@ -22,12 +22,6 @@ class TrainingMode(StepCheck):
     summary = "A training step runs dropouts and trainable batch normalisations in training mode."
     rank = 65
     role = "activations"
-    definition = (
-        "With gradients on, a Dropout, or a batch normalisation with trainable weights, runs in "
-        "evaluation mode: a violation if the whole model is in that mode, in any call; a warning "
-        "if a part is that has parameters which an optimizer moves. Frozen parts may be."
-    )
-    source = "exact; a frozen backbone, and normalisations that are frozen, pass"
 
     def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:
         """Yield what runs in evaluation mode."""
@@ -107,13 +101,6 @@ class RunningStatistics(StepCheck):
     summary = "Running statistics of a batch normalisation that learns move in training."
     rank = 72
     role = "buffers"
-    definition = (
-        "A batch normalisation with trainable weights runs in training mode with gradients on, and "
-        "its running mean is the same, bit for bit, after all calls. A momentum of more than 0.5 "
-        "is warned of, and so are statistics that move although the weights are frozen, or by a "
-        "forward without gradients."
-    )
-    source = "exact: a momentum of 0, or statistics that are put back"
 
     def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:
         """Yield the normalisations whose statistics do not follow the batches."""
@@ -173,14 +160,6 @@ class BatchInfluence(StepCheck):
     summary = "Each half of the batch changes the gradient that the optimizer steps on."
     rank = 64
     role = "inputs"
-    definition = (
-        "The samples of one half are replaced by those of the other, in all tensors of the batch: "
-        "a violation if neither a gradient nor, after all calls, a parameter changes, bit for "
-        "bit. Not so if the same samples get no gradient at the model's output wherever they "
-        "stand, as masked labels do. Warned of where the model was given these samples, and only "
-        "no gradient came back to them: a part of the loss may be switched off for now."
-    )
-    source = "exact: the gradient is looked at, as the first update of Adam is but its sign"
 
     def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:
         """Yield the half that is dropped."""
@@ -224,11 +203,6 @@ class LaterCalls(StepCheck):
     summary = "A step can be called again, keeps no graph of the call before, and does not diverge."
     rank = 70
     role = "activations"
-    definition = (
-        "A violation: a later call raises; a list grows by a tensor with its graph in every call; "
-        "a loss is not finite, or more than max_loss_growth times the first, on the one batch."
-    )
-    source = "exact; of 35 healthy steps none multiplies its loss by 3 in three calls"
     settings = (
         Factor(
             "max_loss_growth",
@@ -308,16 +282,6 @@ class Resumption(StepCheck):
     rank = 76
     minimum_evidence = "run_step(..., resume=True)"
     role = "parameters"
-    definition = (
-        "After one call the state_dict of model, optimizers and what is in restore is saved, and a "
-        "second call made. The state is loaded into the model as it was before, and the second "
-        "call made again with the same random numbers: loss and state must be equal, bit for bit. "
-        "Only on request."
-    )
-    source = (
-        "230 of 230 healthy models resume; state in plain attributes, non-persistent buffers and "
-        "counters does not"
-    )
 
     def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:
         """Yield what differs."""

@@ -20,11 +20,6 @@ class WeightTies(StepCheck):
     name = "weight_ties"
     summary = "Weights that a configuration ties are one tensor in the model."
     rank = 73
-    definition = (
-        "A module's config says tie_word_embeddings, and its input and output embeddings, of one "
-        "shape, do not share their memory."
-    )
-    source = "exact: the attribute of the transformers library"
 
     def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:
         """Yield a tie that is lost."""
@@ -51,11 +46,6 @@ class LearningCopies(StepCheck):
     )
     rank = 74
     severity: ClassVar[Severity] = "warn"
-    definition = (
-        "A part called target, teacher, ema, momentum, shadow, slow or average starts equal to "
-        "another part, and an optimizer moves it. It goes by names, and only warns."
-    )
-    source = "no healthy step of the first measurement does so"
 
     def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:
         """Yield the copies that learn."""
@@ -82,18 +72,6 @@ class OptimizerSettings(StepCheck):
     name = "optimizer_settings"
     summary = "Options of an optimizer and of a step are ones that a recipe has."
     rank = 71
-    definition = (
-        "A violation: the first beta is larger than the second; a closure returns the very same "
-        "number three times or more; a module has an attribute requires_grad, which freezes "
-        "nothing; the random numbers that are drawn are the same in every call. Warned of: "
-        "learning rates of groups that differ by more than 1e5; a group in which every parameter "
-        "is frozen; a parameter that several optimizers step; a schedule in restore that no call "
-        "advances."
-    )
-    source = (
-        "Kingma and Ba 2015 ask for beta1 < sqrt(beta2); layer-wise decay of 0.65 over 24 layers "
-        "differs by 3e4"
-    )
 
     def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:
         """Yield what is set oddly."""

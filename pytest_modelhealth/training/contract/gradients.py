@@ -28,16 +28,6 @@ class GradientPath(StepCheck):
     summary = "Parameters on which the returned loss depends get a gradient, and keep it."
     rank = 66
     role = "parameter_gradients"
-    definition = (
-        "A violation: parameters that an optimizer holds and steps get no gradient in any call, "
-        "and the returned loss has a slope of more than 1e-6 when they are moved along one random "
-        "direction, at two shifts that agree within 20 %; matrices of zeros that are frozen. "
-        "Warned of, and a violation where it is more than half of what gets a gradient: matrices "
-        "of zeros that have zeros for a gradient in every call; parameters whose gradient is "
-        "exactly zero at the optimizer's step in every call, although backward passes left "
-        "another; that get one in the first call only, although their optimizer steps in all."
-    )
-    source = "exact, but for the slope, whose rounding in float32 is passed over"
 
     def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:
         """Yield where gradients are lost."""
@@ -143,19 +133,6 @@ class GradientFactor(StepCheck):
     summary = "The gradient that the optimizer steps on is the slope of the loss that is returned."
     rank = 62
     role = "parameter_gradients"
-    definition = (
-        "The norm of the gradient at the optimizer's first step, by the slope of the returned loss "
-        "along it, from central differences at 1e-3 and 3e-4 of the weights' norm that agree "
-        "within 20 %. More than max_gradient_factor, or less than its inverse where the slope is "
-        "below 10, is a violation; more than 1.5, less than 1 / 1.5 although nothing was clipped, "
-        "or a negative one is warned of. As many times the slope, or one by so many, as the call "
-        "has backward passes is a violation."
-    )
-    source = (
-        "healthy steps give 1.000, clipping less, sharpness-aware ones 1.03; 4.000 is four "
-        "micro-batches that are not divided, 65536 a scale that is never removed; detach() in a "
-        "loss moves it to 1.5 to 4.4 on purpose in 4 of 35 healthy steps, hence the warning"
-    )
     settings = (
         Factor(
             "max_gradient_factor",
@@ -230,52 +207,29 @@ def _said(slope: LossSlope) -> tuple[str, str] | None:
     """Return what is wrong with the factor, and the likely cause; ``None`` if nothing is."""
     factor = slope.factor
     if not slope.slope or not math.isfinite(factor):
-        return (
-            (
-                "the loss that the step returns does not depend on the parameters, although the "
-                "gradient that the optimizer steps on is not zero"
-            ),
-            (
-                "it returns another number than the loss it differentiates: a running mean, a "
-                "metric, the loss before the forward"
-            ),
-        )
+        what = "the loss that the step returns does not depend on the parameters, although the "
+        what += "gradient that the optimizer steps on is not zero"
+        return what, "another number than the loss is returned: a running mean, a metric"
     if factor < 0.0:
+        what = "the optimizer climbs the loss that the step returns: its gradient is "
+        what += f"{factor:.3g} times the slope"
         return (
-            (
-                f"the optimizer climbs the loss that the step returns: its gradient is "
-                f"{factor:.3g} times the slope"
-            ),
-            (
-                "a flipped sign: -loss is differentiated, or returned; where a reward is returned "
-                "on purpose, return its negative"
-            ),
+            what,
+            "a flipped sign: -loss is differentiated, or a reward returned, not its negative",
         )
+    what = "the gradient that the optimizer steps on is {} times the slope of the loss that the "
+    what += "step returns"
     is_own = slope.added is None  # a sign, a projection, noise: another gradient on purpose
     if factor > (_MOST_OWN if is_own else _DOUBTFUL):
-        return (
-            (
-                f"the gradient that the optimizer steps on is {factor:.4g} times the slope of the "
-                "loss that the step returns"
-            ),
-            _why_large(factor),
-        )
+        return what.format(f"{factor:.4g}"), _why_large(factor)
     is_clipped = slope.added is None or slope.added > slope.gradient * (1.0 + _UNSCALED)
-    divided = is_clipped and _is_unclipped(slope)
-    if divided:
-        is_clipped = False
+    is_clipped = is_clipped and not _is_unclipped(slope)
     if factor < 1.0 / _DOUBTFUL and (not is_clipped or factor < _UNSCALED):
-        return (
-            (
-                f"the gradient that the optimizer steps on is {factor:.3g} times the slope of the "
-                "loss that the step returns"
-            ),
-            "it is scaled down after the backward pass: clipped before scaler.unscale_, clipped to "
-            "far too little, or unscaled twice"
-            if is_clipped
-            else "only a part of the loss is differentiated, or it is divided once too often: by "
-            "the number of micro-batches, say",
-        )
+        cause = "only a part of the loss is differentiated, or it is divided once too often: by "
+        cause += "the number of micro-batches, say"
+        if is_clipped:
+            cause = "it is clipped before scaler.unscale_, to far too little, or unscaled twice"
+        return what.format(f"{factor:.3g}"), cause
     return None
 
 
@@ -292,8 +246,7 @@ def _why_large(factor: float) -> str:
         )
     return (
         "gradients of more than this loss are added up: of an earlier call, of a second backward "
-        "pass, of a term that is not returned; a returned term that is detached here and pulls the "
-        "other way; or a scale that is never removed"
+        "pass, of a term that is not returned; or a term is detached, or a scale never removed"
     )
 
 
@@ -304,16 +257,6 @@ class LeftOverGradients(StepCheck):
     summary = "No optimizer steps twice on the same gradient."
     rank = 63
     role = "parameter_gradients"
-    definition = (
-        "Where a gradient is still there after its optimizer stepped, when the next backward pass "
-        "adds to it or the optimizer steps again, two calls are made once more with each gradient "
-        "cleared once it is stepped on: if a parameter ends elsewhere by more than max_left_over "
-        "of what it moved, it is a violation. So is a second step on the very gradient of the "
-        "first, one on no gradient or between a forward and its backward pass, and a closure that "
-        "does not clear. An optimizer that steps on the loss of another one's part, too, is warned "
-        "of."
-    )
-    source = "exact but for rounding; gradients added up on purpose have no step in between"
     settings = (
         Ratio(
             "max_left_over",
@@ -358,19 +301,13 @@ class LeftOverGradients(StepCheck):
 _TWICE = (
     (
         "stale",
-        (
-            "{} steps before the backward pass of its call: on no gradient, or between a forward "
-            "and its backward pass"
-        ),
+        "{} steps before the backward pass of its call: on no gradient, or on an older one",
         "the order of backward(), step() and zero_grad() is another one than this",
     ),
     (
         "repeated",
         "{} steps twice in a call on the very same gradient",
-        (
-            "optimizer.step() is called once more than backward(): by the loop and by a scaler or "
-            "a wrapper, say"
-        ),
+        "optimizer.step() is called by the loop and by a scaler or a wrapper, say",
     ),
     (
         "piled",

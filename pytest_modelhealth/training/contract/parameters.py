@@ -20,50 +20,44 @@ class TrainedParameters(StepCheck):
     name = "trained_parameters"
     summary = "The optimizer holds every trainable parameter that gets a gradient."
     rank = 60
-    definition = (
-        "A violation: an optimizer that was given holds none of the model's parameters; a "
-        "parameter gets a gradient that is not zero, is held by no optimizer that was given or "
-        "stepped, and does not move otherwise; a parameter is held, and its layer only ran with "
-        "gradients off, unless something else moves it, as a moving average is."
-    )
-    source = "exact: of 35 healthy and look-alike steps of the first measurement none breaks it"
 
     def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Violation]:
         """Yield what is not held, then what is held in vain."""
-        if _holds_none(stepped):
-            yield self._none(stepped)
+        moves = any(any(p.changes) for p in stepped.parameters)
+        if stepped.parameters and not moves and not any(p.held for p in stepped.parameters):
+            held = sum(optimizer.holds for optimizer in stepped.optimizers)
+            yield self.broken(
+                f"{stepped.optimizers[0].type_name} holds {held} tensors, and none of them is one "
+                f"of the model's {len(stepped.parameters)} parameters: nothing of it is in an "
+                "optimizer",
+                "the optimizer was made from another model or copy, before parameters were "
+                "replaced, or from a generator that was used up: make it after the model is "
+                "complete, from list(model.parameters())",
+            )
             return
         if stepped.strays:
-            yield self._strays(stepped)
+            yield self.broken(
+                f"{len(stepped.strays)} parameters get a gradient, and no optimizer made before "
+                f"knows of them: {listed(stepped.strays)}",
+                "modules in a plain list or dictionary are not registered (use nn.ModuleList, "
+                "nn.ModuleDict), or parameters are made, or replaced, in the forward or the step: "
+                "make the optimizer after them, and write into them in place",
+                layer=stepped.strays[0].rpartition(".")[0],
+                value=float(len(stepped.strays)),
+            )
         missing = [p for p in stepped.parameters if _is_missing(p)]
         if missing:
             yield self._missing(missing, stepped)
         unreached = [p for p in stepped.parameters if _is_unreached(p, stepped)]
         if unreached:
-            yield self._unreached(unreached)
-
-    def _none(self, stepped: Stepped) -> Violation:
-        held = sum(optimizer.holds for optimizer in stepped.optimizers)
-        kind = stepped.optimizers[0].type_name
-        return self.broken(
-            f"{kind} holds {held} tensors, and none of them is one of the model's "
-            f"{len(stepped.parameters)} parameters: nothing of it is in an optimizer",
-            "the optimizer was made from another model or copy, before parameters were "
-            "replaced, or from a generator that was used up: make it after the model is complete, "
-            "from list(model.parameters())",
-        )
-
-    def _strays(self, stepped: Stepped) -> Violation:
-        layer = stepped.strays[0].rpartition(".")[0]
-        return self.broken(
-            f"{len(stepped.strays)} parameters get a gradient, and no optimizer made before knows "
-            f"of them: {listed(stepped.strays)}",
-            "modules in a plain list or dictionary are not registered (use nn.ModuleList, "
-            "nn.ModuleDict), or parameters are made, or replaced by new ones, in the forward or "
-            "the step: make the optimizer after them, and write into them in place",
-            layer=layer,
-            value=float(len(stepped.strays)),
-        )
+            yield self.broken(
+                f"{len(unreached)} parameters that the optimizer holds never get a gradient: their "
+                f"layers only run with gradients off: {listed([p.name for p in unreached])}",
+                "torch.no_grad() or inference_mode() is around a part that should learn; what "
+                "should not is frozen by requires_grad_(False) and left out of the optimizer",
+                found=unreached,
+                value=float(len(unreached)),
+            )
 
     def _missing(self, missing: list[SteppedParameter], stepped: Stepped) -> Violation:
         names = [p.name for p in missing]
@@ -79,25 +73,7 @@ class TrainedParameters(StepCheck):
             "what should not learn is frozen by requires_grad_(False)",
             found=missing,
             value=float(len(missing)),
-            details=(f"the optimizer holds {foreign} tensors that are not the model's",)
-            * bool(foreign),
         )
-
-    def _unreached(self, unreached: list[SteppedParameter]) -> Violation:
-        return self.broken(
-            f"{len(unreached)} parameters that the optimizer holds never get a gradient: their "
-            f"layers only run with gradients off: {listed([p.name for p in unreached])}",
-            "torch.no_grad() or inference_mode() is around a part that should learn; what "
-            "should not is frozen by requires_grad_(False) and left out of the optimizer",
-            found=unreached,
-            value=float(len(unreached)),
-        )
-
-
-def _holds_none(stepped: Stepped) -> bool:
-    """Whether no optimizer holds a parameter of the model, and nobody moves one by hand."""
-    moved = any(any(p.changes) for p in stepped.parameters)
-    return bool(stepped.parameters) and not moved and not any(p.held for p in stepped.parameters)
 
 
 def _is_missing(parameter: SteppedParameter) -> bool:
@@ -127,13 +103,6 @@ class ParameterUpdates(StepCheck):
     name = "parameter_updates"
     summary = "A training step moves the parameters that the optimizer holds."
     rank = 61
-    definition = (
-        "A violation: no parameter moves in any call, or a learning rate falls to exactly 0 after "
-        "the first call and stays there. Warned of: parameters whose group has a rate of 0 while "
-        "others move. Inconclusive: gradients below 1e-8 or that only add up from call to call, a "
-        "scaler that skips every call, a rate of 0 by a schedule that the step does not advance."
-    )
-    source = "exact; 1e-8 is the epsilon of Adam"
 
     def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:
         """Yield why nothing moves, or what does not."""
@@ -276,13 +245,9 @@ def _why_nothing(
     """Return why nothing moves, and the likely cause."""
     stepping = [o for o in stepped.optimizers if any(o.steps)]
     if not added:
-        return (
-            "no backward pass reaches a parameter that an optimizer holds",
-            (
-                "loss.backward() is missing, the loss is detached (.item(), .detach(), no_grad), "
-                "or it was made from a new tensor: torch.tensor(loss)"
-            ),
-        )
+        cause = "loss.backward() is missing, or the loss is detached (.item(), no_grad), or made "
+        cause += "anew by torch.tensor(loss)"
+        return "no backward pass reaches a parameter that an optimizer holds", cause
     if not max(added):
         return (
             "every gradient is exactly zero",
@@ -294,16 +259,10 @@ def _why_nothing(
             "a loss scale that is set anew in each step, or NaN in the loss",
         )
     if not stepping:
-        return (
-            "no optimizer steps, although there are gradients",
-            (
-                "optimizer.step() is missing, waits for a micro-batch or a condition that never "
-                "comes, or is called on another optimizer than the one given"
-                if stepped.optimizers
-                else "optimizer.step() is missing; or the update is written to new tensors, as by "
-                "p = p - lr * p.grad, and not in place"
-            ),
-        )
+        cause = "optimizer.step() is missing, waits for what never comes, or another's is called"
+        if not stepped.optimizers:
+            cause = "optimizer.step() is missing, or p = p - lr * p.grad is not in place"
+        return "no optimizer steps, although there are gradients", cause
     if all(optimizer.foreign == optimizer.holds for optimizer in stepping):
         return (
             f"the {stepping[0].type_name} that steps holds none of the model's parameters",
@@ -320,10 +279,6 @@ def _why_nothing(
             "a rate of 0 was given, or a schedule ends there",
         )
     largest = max(size for p in held for size in p.gradients if size is not None)
-    return (
-        (
-            f"{stepping[0].type_name} steps at a rate of {max(stepping[0].rates):.3g} on gradients "
-            f"of a norm up to {largest:.3g}, and no value changes"
-        ),
-        "updates too small for the precision of the weights, or values that are put back",
-    )
+    why = f"{stepping[0].type_name} steps at a rate of {max(stepping[0].rates):.3g} on gradients "
+    why += f"of a norm up to {largest:.3g}, and no value changes"
+    return why, "updates too small for the precision of the weights, or values that are put back"

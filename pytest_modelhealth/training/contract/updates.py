@@ -25,13 +25,6 @@ class UpdateDirection(StepCheck):
     name = "update_direction"
     summary = "An optimizer descends the gradient that it steps on."
     rank = 67
-    definition = (
-        "The cosine between the first update of an optimizer and the gradient that it was made "
-        "from exceeds 0.1, and the loss that is returned rises over the calls. Inconclusive where "
-        "the optimizer is told to maximize. What moves weights beside optimizers has a cosine of "
-        "more than 0.3 with the gradient."
-    )
-    source = "healthy optimizers have a negative cosine; weight decay and momentum alone stay below"
 
     def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:
         """Yield the optimizers that climb."""
@@ -45,6 +38,7 @@ class UpdateDirection(StepCheck):
         losses = [loss for loss in stepped.losses if loss is not None]
         rises = len(losses) > 1 and losses[-1] > losses[0]
         climbs = max(stepped.climbs or 0.0, _OUTSIDE)
+        rise = f"the loss rises from {losses[0]:.4g} to {losses[-1]:.4g}" if rises else ""
         if climbs > _OUTSIDE and stepped.optimizers:
             yield self.broken(
                 "beside the optimizer something moves the weights up their gradient (cosine "
@@ -55,33 +49,20 @@ class UpdateDirection(StepCheck):
             )
         elif climbs > _OUTSIDE and rises:
             yield self.broken(
-                f"the step moves the weights up their gradient (cosine {climbs:.2f}), and "
-                f"the loss rises from {losses[0]:.4g} to {losses[-1]:.4g}",
+                f"the step moves the weights up their gradient (cosine {climbs:.2f}), and {rise}",
                 "the update is added where it should be subtracted: alpha=-lr in p.add_",
                 value=climbs,
             )
-        if not rises:
-            return
-        for optimizer in stepped.optimizers:
-            if optimizer.direction is None or optimizer.direction <= _UP:
-                continue
+        for optimizer in stepped.optimizers if rises else ():
+            cosine = optimizer.direction or 0.0
             what = (
-                f"{optimizer.type_name} climbs its own gradient (cosine "
-                f"{optimizer.direction:.2f}), and the loss rises from {losses[0]:.4g} to "
-                f"{losses[-1]:.4g}"
+                f"{optimizer.type_name} climbs its own gradient (cosine {cosine:.2f}), and {rise}"
             )
-            if optimizer.maximizes and not stepped.is_loss:
-                yield self.untold(
-                    f"{what}: it is told to maximize, which is right for a reward, and wrong for a "
-                    "loss"
-                )
-                continue
-            yield self.broken(
-                what,
-                "a negative learning rate, or an update that is added where it should be "
-                "subtracted",
-                value=optimizer.direction,
-            )
+            if cosine > _UP and optimizer.maximizes and not stepped.is_loss:
+                yield self.untold(f"{what}: it is told to maximize: right for a reward, not a loss")
+            elif cosine > _UP:
+                cause = "a negative learning rate, or an update that is added, not subtracted"
+                yield self.broken(what, cause, value=cosine)
 
 
 _EPS = 1e-3
@@ -95,17 +76,6 @@ class UpdateSize(StepCheck):
     name = "update_size"
     summary = "A step changes weights by a fraction of their size, as its gradient asks for."
     rank = 68
-    definition = (
-        "The norm of an update by that of the weights before it, the median over matrices, in any "
-        "call: more than max_step_ratio, unless the loss falls, is a violation. So is a "
-        "weight decay that takes more than max_decay of the weights a step, and an epsilon above "
-        "1e-3 that is more than 1000 times the root of the second moment which it stands beside; "
-        "more than 10 times is warned of."
-    )
-    source = (
-        "the usual ratio is about 1e-3 (Karpathy, CS231n notes); healthy steps stay below 0.1, an "
-        "epsilon of 1 in RMSprop below 1000 times"
-    )
     settings = (
         Ratio(
             "max_step_ratio",
@@ -195,16 +165,6 @@ class UpdatePrecision(StepCheck):
     name = "update_precision"
     summary = "Updates are large enough for the precision of the weights."
     rank = 69
-    definition = (
-        "Of weights in bfloat16 or float16 the share that has a gradient and is the same, bit for "
-        "bit, after all calls, in all that an optimizer moves: more than max_swallowed is a "
-        "violation, more than 0.5 a warning. In any precision: the largest relative change of any "
-        "matrix is below 1e-7 while a gradient exceeds 1e-6, and rates do not rise."
-    )
-    source = (
-        "bfloat16 keeps 8 bits: an update below 1/512 of a weight is rounded away; healthy steps "
-        "in float32 change some matrix by 1e-6 or more, of Adam by 2e-3"
-    )
     settings = (
         Share(
             "max_swallowed",
@@ -294,14 +254,6 @@ class Overfitting(StepCheck):
     rank = 75
     minimum_evidence = "run_step(..., overfit=120)"
     role = "activations"
-    definition = (
-        "The least loss of N calls on the one batch, by the first: a fall of less than "
-        "min_loss_fall is a violation, of less than half inconclusive. Only on request."
-    )
-    source = (
-        "after 120 steps of Adam(3e-3) 2 of 219 healthy models have not lowered their loss by 2 %, "
-        "14 not by half"
-    )
     settings = (
         Share(
             "min_loss_fall",

@@ -229,9 +229,8 @@ class History:
         self._grow()
         at = self._count
         self._steps[at] = row.step
-        self._scalars[at] = [
-            math.nan if row.loss is None else row.loss, row.gradient_norm, row.update_ratio
-        ]  # fmt: skip
+        loss = math.nan if row.loss is None else row.loss
+        self._scalars[at] = loss, row.gradient_norm, row.update_ratio
         where = [self._columns[layer] for layer in row.layers]
         self._values[at] = math.nan
         for index, statistic in enumerate(STATISTICS):

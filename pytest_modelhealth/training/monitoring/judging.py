@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -15,23 +15,7 @@ from pytest_modelhealth.report import Course, CourseEvent, HealthReport, Observa
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.training.monitoring.following.follower import Table
 from pytest_modelhealth.training.monitoring.row import Event, StepRow
-from pytest_modelhealth.training.monitoring.rules.rule import Breach, Rule
-
-
-@dataclass(frozen=True)
-class Begun:
-    """What a rule finds wrong for the first time.
-
-    Args:
-        event: what began.
-        breach: what is wrong with it.
-    """
-
-    event: CourseEvent
-    breach: Breach
-
-    def __str__(self) -> str:
-        return f"{self.event.rule}: {self.breach.message}"
+from pytest_modelhealth.training.monitoring.rule import Rule
 
 
 class CourseObserver:
@@ -51,8 +35,8 @@ class CourseObserver:
         self._first_step: int | None = None
         self._passes = self._optimizer_steps = self._most = 0
 
-    def follow(self, row: StepRow) -> list[Begun]:
-        """See a step, and return what is wrong since now."""
+    def follow(self, row: StepRow) -> list[str]:
+        """See a step, and return what is wrong since now, a phrase each."""
         if self._first_step is None:
             self._first_step = row.step
         self._passes += row.passes
@@ -74,7 +58,7 @@ class CourseObserver:
                 breach = rule.assess(event, course, self._settings)
                 if breach is not None and (*key, breach.severity) not in self._told:
                     self._told.add((*key, breach.severity))
-                    begun.append(Begun(event, breach))
+                    begun.append(f"{event.rule}: {breach.message}")
         return begun
 
     def steps_of_breaches(self) -> dict[str, int]:
@@ -132,7 +116,13 @@ class TrainingJudge:
         on_report: Callable[[HealthReport], object] | None,
         on_violation: Reaction,
     ) -> None:
-        _require_reaction(on_violation)
+        is_sound = on_violation is None or callable(on_violation) or on_violation in _WORDS
+        if not is_sound:
+            nearest = suggest(on_violation, _WORDS) if isinstance(on_violation, str) else ""
+            raise InspectionError(
+                "on_violation must be 'raise', 'warn', a function that takes the violation, or "
+                f"None, not {on_violation!r} ({type(on_violation).__name__}){nearest}"
+            )
         self._on_violation = on_violation
         self._make_report = make_report
         self._on_report = on_report
@@ -141,13 +131,11 @@ class TrainingJudge:
         self._handed_out: HealthReport | None = None
         self._answered: set[tuple[str, str]] = set()
 
-    def follow(self, row: StepRow) -> tuple[StepRow, list[Begun]]:
+    def follow(self, row: StepRow) -> StepRow:
         """See a step, and return it with what began in it."""
         begun = self._observer.follow(row)
         self._report = None
-        if begun:
-            row = replace(row, began=tuple(map(str, begun)))
-        return row, begun
+        return replace(row, began=tuple(begun)) if begun else row
 
     def report(self, observation: Observation) -> HealthReport:
         """Return the report of the training so far.
@@ -183,16 +171,21 @@ class TrainingJudge:
             self._handed_out = report
             self._on_report(report)
 
-    def react(self, begun: Sequence[Begun], observation: Observation) -> None:
+    def react(self, row: StepRow, observation: Observation) -> None:
         """Do what is asked for, once for each rule and layer that fails for the first time.
+
+        Args:
+            row: the latest step, with what began in it.
+            observation: what was seen of it.
 
         Raises:
             ModelHealthError: where that is to raise.
         """
-        if self._on_violation is None or not begun:
+        if self._on_violation is None or not row.began:
             return
         report = self.report(observation)
-        new = [v for v in report._judgement.violations if self._is_new(v)]
+        violations = report._judgement.violations
+        new = [v for v in violations if (v.check, v.layer) not in self._answered]
         for violation in new:
             self._answered.update((violation.check, layer) for layer in violation.layers)
         if not new:
@@ -207,16 +200,3 @@ class TrainingJudge:
             else:
                 text = f"{violation.layer or observation.model_type} ({violation.check}): "
                 warnings.warn(text + violation.message, ModelHealthWarning, stacklevel=4)
-
-    def _is_new(self, violation: Violation) -> bool:
-        return (violation.check, violation.layer) not in self._answered
-
-
-def _require_reaction(reaction: object) -> None:
-    if reaction is None or callable(reaction) or reaction in _WORDS:
-        return
-    nearest = suggest(reaction, _WORDS) if isinstance(reaction, str) else ""
-    raise InspectionError(
-        "on_violation must be 'raise', 'warn', a function that takes the violation, or None, not "
-        f"{reaction!r} ({type(reaction).__name__}){nearest}"
-    )

@@ -297,7 +297,8 @@ class TrainingMonitor(NamesItsAttributes):
     def _check_first(self, number: int, seen: WatchedStep) -> None:
         """Warn if nothing was seen of the model, and refuse patterns without a layer."""
         if seen.passes:
-            named = [(layer.name, self._modules.get(layer.name)) for layer in seen.layers.values()]
+            modules = {named.name: named.module for named in named_modules(self._model)}
+            named = [(name, modules.get(name)) for name in seen.layers]
             ensure_match(self._selection.rules, named, self._model)
         elif not any(layer.opaque for layer in seen.layers.values()):
             why = (
@@ -312,20 +313,15 @@ class TrainingMonitor(NamesItsAttributes):
                 stacklevel=4,
             )
 
-    @property
-    def _modules(self) -> dict[str, nn.Module]:
-        return {named.name: named.module for named in named_modules(self._model)}
-
     def _tell(self, row: StepRow) -> None:
         assert self._latest_seen is not None
-        row, begun = self._judge.follow(row)
-        self._latest = row
+        self._latest = row = self._judge.follow(row)
         self.history.add(row)
         for file in self._files:
             file.write(row)
         for observer in self.observers:
             observer(row)
-        self._judge.react(begun, self._latest_seen.observation)
+        self._judge.react(row, self._latest_seen.observation)
 
     # What was seen.
 

@@ -281,18 +281,21 @@ def row_of(
     for layer in layers:
         own, own_gradients = _norms(layer, "parameters"), _norms(layer, "parameter_gradients")
         gradients += own_gradients.values()
-        changed = []
-        for name, norm in own.items():
-            if (layer.name, name) in seen.updates:
-                weights[layer.name, name] = norm
-                changed.append(name)
+        changed = {
+            (layer.name, name): norm
+            for name, norm in own.items()
+            if (layer.name, name) in seen.updates
+        }
+        weights |= changed
+        change = _joined([_norm_of(seen.updates[key]) for key in changed])
         rows.append(
             (
                 *_activations(seen.statistics(layer, "activations")),
                 *_gradients(seen.statistics(layer, "gradients")),
                 *_held(own.values()),
                 *_held(own_gradients.values()),
-                *_change(layer.name, changed, own, seen),
+                change,
+                _ratio(change, changed.values()),
                 *evidence_of(layer, seen),
             )
         )
@@ -343,40 +346,19 @@ def _norms(layer: Layer, role: str) -> dict[str, Norm]:
 def _activations(seen: TensorStatistics | None) -> tuple[float, ...]:
     if seen is None:
         return (math.nan,) * 7
-    dead = seen.dead_fraction
-    return (
-        seen.mean,
-        seen.std,
-        seen.rms,
-        seen.abs_max,
-        seen.zero_fraction,
-        math.nan if dead is None else dead,
-        seen.nan_count + seen.positive_inf_count,
-    )
+    dead = math.nan if seen.dead_fraction is None else seen.dead_fraction
+    bad = seen.nan_count + seen.positive_inf_count
+    return seen.mean, seen.std, seen.rms, seen.abs_max, seen.zero_fraction, dead, bad
 
 
 def _gradients(seen: TensorStatistics | None) -> tuple[float, ...]:
-    if seen is None:
-        return (math.nan,) * 3
-    return seen.rms, seen.norm, seen.nonfinite_count
+    return (math.nan,) * 3 if seen is None else (seen.rms, seen.norm, seen.nonfinite_count)
 
 
 def _held(norms: Collection[Norm]) -> tuple[float, float]:
     """Return the norm of tensors together, of finite values, and how many others they have."""
-    if not norms:
-        return math.nan, math.nan
-    return (
-        math.hypot(*(norm.value for norm in norms)),
-        sum(norm.nans + norm.infinities for norm in norms),
-    )
-
-
-def _change(
-    layer: str, names: Iterable[str], own: Mapping[str, Norm], seen: WatchedStep
-) -> tuple[float, float]:
-    """Return by how much an optimizer changed these parameters, also by their norm before."""
-    norm = _joined([_norm_of(seen.updates[layer, name]) for name in names])
-    return norm, _ratio(norm, [own[name] for name in names])
+    others = sum(norm.nans + norm.infinities for norm in norms)
+    return (math.hypot(*(n.value for n in norms)), others) if norms else (math.nan, math.nan)
 
 
 def _joined(norms: Collection[Norm]) -> float:

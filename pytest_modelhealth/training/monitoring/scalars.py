@@ -18,6 +18,9 @@ class Function:
     """Calls ``function(step, numbers)``."""
 
     takes_histograms = False
+    failures = 0
+    """How many steps in a row it did not take."""
+    is_warned = False
 
     def __init__(self, destination: Callable[[int, dict[str, float]], object]) -> None:
         self._destination = destination
@@ -130,38 +133,32 @@ class Scalars:
         self._report = report
         self._statistics = WRITTEN if statistics is None else _names(statistics)
         self._histograms = histograms
-        self._failures = [0] * len(self._writers)
-        self._is_warned = [False] * len(self._writers)
 
     def __call__(self, row: StepRow) -> None:
         """Write the numbers of a step."""
         numbers = dict(self._numbers(row))
-        for index, writer in enumerate(self._writers):
-            if self._failures[index] < _MOST_FAILURES:
-                self._write(index, writer, row, numbers)
+        for writer in self._writers:
+            if writer.failures < _MOST_FAILURES:
+                self._write(writer, row, numbers)
 
-    def _write(self, index: int, writer: Function, row: StepRow, numbers: dict[str, float]) -> None:
+    def _write(self, writer: Function, row: StepRow, numbers: dict[str, float]) -> None:
         try:
             writer.write(row.step, numbers)
             if self._histograms and writer.takes_histograms:
                 writer.write_histograms(row.step, dict(self._seen(row)))
+            writer.failures = 0
         except Exception as error:  # noqa: BLE001 - another library's: the training goes on
-            self._failures[index] += 1
-            self._warn(index, writer, row, error)
-        else:
-            self._failures[index] = 0
-
-    def _warn(self, index: int, writer: Function, row: StepRow, error: Exception) -> None:
-        if self._is_warned[index]:
-            return
-        self._is_warned[index] = True
-        warnings.warn(
-            f"{writer} did not take the numbers of step {row.step}: {type(error).__name__}: "
-            f"{error}. The training goes on, and the monitor keeps its history; after "
-            f"{_MOST_FAILURES} failures in a row nothing more is written there",
-            ModelHealthWarning,
-            stacklevel=6,
-        )
+            writer.failures += 1
+            if not writer.is_warned:
+                writer.is_warned = True
+                warnings.warn(
+                    f"{writer} did not take the numbers of step {row.step}: "
+                    f"{type(error).__name__}: {error}. The training goes on, and the monitor keeps "
+                    f"its history; after {_MOST_FAILURES} failures in a row nothing more is "
+                    "written there",
+                    ModelHealthWarning,
+                    stacklevel=5,
+                )
 
     def _numbers(self, row: StepRow) -> Iterator[tuple[str, float]]:
         if row.loss is not None:

@@ -148,44 +148,31 @@ def half_influence(
     second_by_first = [*starts, *(starts[i % half] for i in range(len(ends)))]
     orders = (first_by_second, second_by_first)
     try:
-        runs = [_on_samples(session, order) for order in orders]
+        runs = []
+        for order in orders:
+            session.rewind()
+            runs.append(session.watched(session.watch(), session.changed_batch(order)))
         effects = [_difference(first, seen) for seen in runs]
         for place, effect in enumerate(effects):
             if not effect:
-                effects[place] = _later_effect(session, orders[place], calls)
+                usual, other = session.after(calls), session.after(calls, orders[place])
+                effects[place] = max((_relative(usual[k], other[k]) for k in usual), default=0.0)
     except Exception as error:  # noqa: BLE001 - the user's, on a batch that we changed
         return (), f"on samples that repeat the step raises {said(error)}"
     rows = [seen.rows[0] if len(seen.rows) == 1 else None for seen in (first, *runs)]
     made = []
     for place, name in enumerate(("first", "second")):
-        base, other = rows[0], rows[2 - place]
-        effect = effects[place]
+        base, moved = rows[0], rows[2 - place]
         made.append(
             HalfInfluence(
                 name,
                 half if place == 0 else samples - half,
-                effect,
+                effects[place],
                 None if base is None else base[place],
-                None if other is None else other[1 - place],
+                None if moved is None else moved[1 - place],
             )
         )
     return tuple(made), ""
-
-
-def _on_samples(session: Session, order: list[int]) -> Watched:
-    session.rewind()
-    return session.watched(session.watch(), session.changed_batch(order))
-
-
-def _later_effect(session: Session, order: list[int], calls: int) -> float:
-    """Return the largest change of a parameter after several calls, by its norm."""
-    ends = []
-    for chosen in (None, order):
-        session.rewind()
-        for _ in range(calls):
-            session.call(None if chosen is None else session.changed_batch(chosen))
-        ends.append([p.detach().clone() for p in session.parameters.values()])
-    return max((_relative(a, b) for a, b in zip(*ends, strict=True)), default=0.0)
 
 
 def _relative(a: Tensor, b: Tensor) -> float:
@@ -230,8 +217,8 @@ def left_over(session: Session, first: Watched) -> LeftOver | None:
     """
     calls = 2 + any(steps.leads for steps in first.steps.values())
     try:
-        moved, start = _after(calls, session, clears=False)
-        cleared, _ = _after(calls, session, clears=True)
+        start, moved = session.after(0), session.after(calls, watch=session.watch())
+        cleared = session.after(calls, watch=session.watch(clears=True))
     except Exception:  # noqa: BLE001 - the user's, without the gradients that it counts on
         return None
     found = []
@@ -242,18 +229,6 @@ def left_over(session: Session, first: Watched) -> LeftOver | None:
     names = {id(p): name for name, p in session.model.named_parameters()}
     layer, _, own = names.get(key, "").rpartition(".")
     return LeftOver(effect, layer, own)
-
-
-def _after(
-    calls: int, session: Session, *, clears: bool
-) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-    """Return the parameters after some calls, and before."""
-    session.rewind()
-    start = {key: p.detach().clone() for key, p in session.parameters.items()}
-    watch = session.watch(clears=clears)
-    for _ in range(calls):
-        session.watched(watch)
-    return {key: p.detach().clone() for key, p in session.parameters.items()}, start
 
 
 # ---- parameters without gradient

@@ -244,6 +244,22 @@ class Session:
                 raise InspectionError(f"{NEEDS_OPTIMIZER} ({error})") from error
             raise
 
+    def after(
+        self, calls: int, order: list[int] | None = None, watch: Watch | None = None
+    ) -> dict[int, Tensor]:
+        """Return the parameters after some calls from the beginning.
+
+        Args:
+            calls: how many.
+            order: numbers of the samples that the batch has instead of its own.
+            watch: what watches them, if they are to be watched.
+        """
+        self.rewind()
+        call = self.call if watch is None else functools.partial(self.watched, watch)
+        for _ in range(calls):
+            call(None if order is None else self.changed_batch(order))
+        return {key: p.detach().clone() for key, p in self.parameters.items()}
+
     def changed_batch(self, order: list[int]) -> Any:
         """Return a copy of the batch whose samples are others of it, by their numbers."""
         batch = deep_copy(self.given.batch)

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,19 +27,13 @@ OPENING = 10
 _LEAST = 1e-30
 
 
-def grown(values: Reals, count: int, fill: float = np.nan) -> Reals:
+def grown(values: Any, count: int, fill: float = np.nan) -> Any:
     """Return an array with as many columns as there are layers now."""
     missing = count - values.shape[-1]
     if not missing:
         return values
     widths = [(0, 0)] * (values.ndim - 1) + [(0, missing)]
     return np.pad(values, widths, constant_values=fill)
-
-
-def held_of(mask: Mask, count: int) -> Mask:
-    """Return a mask with as many columns as there are layers now: false for new ones."""
-    missing = count - len(mask)
-    return np.pad(mask, (0, missing)) if missing else mask
 
 
 class Levels:
@@ -88,7 +82,7 @@ class Levels:
         self.low = low = np.minimum.reduce(self._lately)
         self.high = high = np.maximum.reduce(self._lately)
         if held is not None and held.any():
-            learns = ~held_of(held, layers)[columns]
+            learns = ~grown(held, layers, False)[columns]
             columns, logs = columns[learns], logs[learns]
         # a single value far off says little once there are some; NaN, of few, bounds nothing
         kept = np.fmin(np.fmax(logs, low[columns]), high[columns])
@@ -373,7 +367,6 @@ class Follower(ABC):
         began: Reals | None = None,
         rows: Reals | None = None,
         facts: Mapping[str, Reals] | None = None,
-        lately: bool = False,
     ) -> None:
         """Say in which layers something goes on in the latest step, and where it is over.
 
@@ -382,18 +375,16 @@ class Follower(ABC):
             active: where it goes on.
             told: where the step tells of it; elsewhere nothing is over.
             value, reference, began, rows, facts: of each layer.
-            lately: whether it takes all of the latest values to tell, so that it began before.
         """
         table = self._table
         for at in active.nonzero()[0].tolist() if active.any() else ():
-            since = table.lately if lately else None
             self.go_on(
                 kind,
                 table.layers[at],
                 float(value[at]),
                 float(reference[at]),
                 role=role,
-                began=since if began is None else int(began[at]),
+                began=None if began is None else int(began[at]),
                 rows=None if rows is None else int(rows[at]),
                 sign=sign,
                 facts={name: float(values[at]) for name, values in (facts or {}).items()},
@@ -403,3 +394,53 @@ class Follower(ABC):
                 at = table.column(layer)
                 if told[at] and not active[at]:
                     self.end(kind, layer)
+
+    def mark_levels(
+        self,
+        kind: str,
+        active: Mask,
+        levels: Levels,
+        reference: Reals,
+        *,
+        role: str = "",
+        fell: bool = False,
+    ) -> None:
+        """Say where all of the latest values left a reference, so that it began before.
+
+        Args:
+            kind, active, role: as in `mark`.
+            levels: logarithms of what is measured.
+            reference: that of what it is held against.
+            fell: whether the largest of the latest values counts, and not the least.
+        """
+        value, sign = (levels.high, -1) if fell else (levels.low, 1)
+        since = np.full(len(active), self._table.lately)
+        self.mark(
+            kind,
+            active,
+            levels.valid,
+            np.exp(value),
+            np.exp(reference),
+            role=role,
+            sign=sign,
+            began=since,
+        )
+
+
+class Runs:
+    """For how many steps in a row something went on in each layer.
+
+    Attributes:
+        count: how many.
+        since: the step that the latest began in.
+    """
+
+    def __init__(self) -> None:
+        self.count: Reals = np.zeros(0)
+        self.since: Reals = np.zeros(0)
+
+    def add(self, active: Mask, told: Mask, step: int) -> None:
+        """Take a step: where something goes on, and where the step tells of it at all."""
+        count, self.since = (grown(v, len(active), 0.0) for v in (self.count, self.since))
+        self.since[active & (count == 0.0)] = step
+        self.count = np.where(active, count + 1.0, np.where(told, 0.0, count))

@@ -12,6 +12,7 @@ from pytest_modelhealth.training.monitoring.following.follower import (
     Level,
     Levels,
     Mask,
+    Runs,
     Table,
     grown,
 )
@@ -52,28 +53,14 @@ class ExplosionFollower(Follower):
         above = levels.low - levels.reference
         self._big = (above > _GRADIENTS) & (levels.count > _LEAST)
         active = self._big & self._is_total_big
-        self.mark(
-            "gradients",
-            active,
-            levels.valid,
-            np.exp(levels.low),
-            np.exp(levels.reference),
-            role="parameter_gradients",
-            lately=True,
-        )
+        role = "parameter_gradients"
+        self.mark_levels("gradients", active, levels, levels.reference, role=role)
         levels = self._activations
         levels.add(table.values("activation_rms"), self._wide)
         self._see_growth(table, levels)
         above = levels.low - levels.reference
         self._wide = (above > _ACTIVATIONS) & (levels.count > _LEAST)
-        self.mark(
-            "activations",
-            self._wide,
-            levels.valid,
-            np.exp(levels.low),
-            np.exp(levels.reference),
-            lately=True,
-        )
+        self.mark_levels("activations", self._wide, levels, levels.reference)
 
     def _see_growth(self, table: Table, levels: Levels) -> None:
         """Compare the growth of late with that since the beginning."""
@@ -134,7 +121,8 @@ class DyingFollower(Follower):
         least, most = np.exp(levels.low) - 1.0, np.exp(levels.high) - 1.0
         self._least = np.fmin(grown(self._least, len(dead), np.inf), most)
         active = (least > _NOTED) & (self._least < _HEALTHY) & (levels.count > _DYING_LEAST)
-        self.mark("units", active, levels.valid, least, self._least, lately=True)
+        since = np.full(len(dead), table.lately)
+        self.mark("units", active, levels.valid, least, self._least, began=since)
 
     def _see_spread(self, table: Table) -> None:
         spread, inputs = self._spread, self._inputs
@@ -147,15 +135,7 @@ class DyingFollower(Follower):
             & ~(inputs.usual - inputs.low > _INPUT)
             & (spread.count > _BEFORE)
         )
-        self.mark(
-            "spread",
-            self._flat,
-            spread.valid,
-            np.exp(spread.high),
-            np.exp(spread.usual),
-            sign=-1,
-            lately=True,
-        )
+        self.mark_levels("spread", self._flat, spread, spread.usual, fell=True)
 
 
 _FADING_LEAST = 15
@@ -178,8 +158,7 @@ class FadingFollower(Follower):
         self._relative = Levels()
         self._faded: Mask = np.zeros(0, dtype=bool)
         self._is_total_faded = False
-        self._without = np.zeros(0)
-        self._since = np.zeros(0)
+        self._without = Runs()
         self._all_zero = 0
 
     def see(self, table: Table) -> None:
@@ -219,20 +198,17 @@ class FadingFollower(Follower):
             & (own.usual - own.high > _OWN_FALL)
             & (shares.count > _FADING_LEAST)
         )
-        self.mark(
-            "share", self._faded, shares.valid, np.exp(shares.high), np.exp(shares.usual), sign=-1
-        )
+        self.mark_levels("share", self._faded, shares, shares.usual, fell=True)
 
     def _see_cuts(self, table: Table, values: Reals) -> None:
         layers = len(values)
-        self._without = grown(self._without, layers, 0.0)
-        self._since = grown(self._since, layers, 0.0)
+        every = np.ones(layers, dtype=bool)
         trainable = table.values("trainable_fraction") > 0.0
         lacks = ~(values > 0.0) & trainable & (self._own.count >= _HAD)
         lacks &= ~(table.values("parameter_gradient_nonfinite") > 0.0)
-        self._since[lacks & (self._without == 0.0)] = table.row.step
-        self._without = np.where(lacks, self._without + 1.0, 0.0)
-        is_cut = self._without >= _MISSING
+        without = self._without
+        without.add(lacks, every, table.row.step)
+        is_cut = without.count >= _MISSING
         if not is_cut.any() and not self._open:
             return
         usual = np.exp(self._own.usual)
@@ -242,11 +218,11 @@ class FadingFollower(Follower):
             self.mark(
                 kind,
                 active,
-                np.ones(layers, dtype=bool),
+                every,
                 np.zeros(layers),
                 usual,
-                began=self._since,
-                rows=self._without,
+                began=without.since,
+                rows=without.count,
                 facts={"is_called": called},
             )
 

@@ -11,9 +11,9 @@ from pytest_modelhealth.training.monitoring.following.follower import (
     Follower,
     Levels,
     Mask,
+    Runs,
     Table,
     grown,
-    held_of,
 )
 from pytest_modelhealth.training.monitoring.row import Reals, StepRow
 
@@ -36,9 +36,8 @@ class RatioFollower(Follower):
         """See the latest step."""
         levels = self._ratios
         levels.add(table.values("weight_update_ratio"))
-        low = np.exp(levels.low)
-        active = (low > _NOTED) & (levels.count > _WARM_UP)
-        self.mark("large", active, levels.valid, low, np.exp(levels.usual), lately=True)
+        active = (np.exp(levels.low) > _NOTED) & (levels.count > _WARM_UP)
+        self.mark_levels("large", active, levels, levels.usual)
 
 
 class StillFollower(Follower):
@@ -47,8 +46,10 @@ class StillFollower(Follower):
     role = "parameters"
     _has_matrix: Mask = np.zeros(0, dtype=bool)
     _moved: Reals = np.zeros(0)
-    _still: Reals = np.zeros(0)
-    _since: Reals = np.zeros(0)
+
+    def __init__(self, rule: str) -> None:
+        super().__init__(rule)
+        self._still = Runs()
 
     def see(self, table: Table) -> None:
         """See the latest step."""
@@ -56,11 +57,9 @@ class StillFollower(Follower):
             return
         updates, weights = table.values("update_norm"), table.values("weight_update_ratio")
         layers = len(updates)
-        self._has_matrix = held_of(self._has_matrix, layers) | (weights > 0.0)
+        self._has_matrix = grown(self._has_matrix, layers, False) | (weights > 0.0)
         updates = np.where(self._has_matrix, weights, updates)
         self._moved = grown(self._moved, layers, 0.0)
-        self._still = grown(self._still, layers, 0.0)
-        self._since = grown(self._since, layers, 0.0)
         self._moved += updates > 0.0
         rates = table.values("learning_rate")
         has_gradients = table.values("parameter_gradient_norm") > 0.0
@@ -74,23 +73,14 @@ class StillFollower(Follower):
         held = is_held & (rates == 0.0) & (trainable > 0.0)
         self.mark("rate_zero", held, ~np.isnan(rates), zero, self._moved)
         lacks = stands | left_out
-        self._since[lacks & (self._still == 0.0)] = table.row.step
         told = lacks | (updates > 0.0) | (rates == 0.0)
-        self._still = np.where(lacks, self._still + 1.0, np.where(told, 0.0, self._still))
+        still = self._still
+        still.add(lacks, told, table.row.step)
         if not (lacks.any() or self._open):
             return
-        noted = self._still >= _STILL
+        noted = still.count >= _STILL
         for kind, active in (("zero", stands & noted), ("left_out", left_out & noted)):
-            self.mark(
-                kind,
-                active,
-                told,
-                zero,
-                self._moved,
-                began=self._since,
-                rows=self._still,
-                facts={"rate": rates},
-            )
+            self.mark(kind, active, told, zero, self._moved, began=still.since, rows=still.count)
 
 
 _SMALL = 0.01

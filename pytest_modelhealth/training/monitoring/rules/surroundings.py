@@ -1,22 +1,93 @@
-"""Rules for the loss, modes, hooks, inputs and running statistics of a training."""
+"""Rules for the loss, NaN, modes, hooks, inputs and running statistics of a training."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.settings import Count, Factor, Ratio
-from pytest_modelhealth.training.monitoring.rules.rule import (
-    PATIENCE,
-    Breach,
-    Rule,
-    is_short,
-    named,
-    shown,
-)
+from pytest_modelhealth.training.monitoring.rule import PATIENCE, Breach, Kind, Rule, named
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Course, CourseEvent
-    from pytest_modelhealth.settings import Settings
+    from pytest_modelhealth.settings import Settings, Severity
+
+
+_FEW = 3
+_NONFINITE = {
+    "inputs": (
+        "in the inputs of {layer}",
+        "the batch of this step holds values that are no numbers",
+    ),
+    "parameters": (
+        "in the parameter {tensor!r} of {layer}",
+        "the step before wrote them: its gradient or learning rate was not finite",
+    ),
+    "activations": (
+        "in the activations of {layer}",
+        "an operation of this layer overflows, or divides by zero",
+    ),
+    "gradients": (
+        "in the gradients of {layer}",
+        "the backward pass divides by zero or overflows, as the derivative of sqrt at 0",
+    ),
+    "parameter_gradients": (
+        "in the gradient of the parameter {tensor!r} of {layer}",
+        "the backward pass of this layer divides by zero or overflows",
+    ),
+    "loss": (
+        "in the loss",
+        "the loss takes the logarithm of zero, divides by zero or overflows",
+    ),
+}
+"""Where it is, and the likely cause, by the role of the tensor."""
+
+
+class NonfiniteSteps(Rule):
+    """NaN and infinity reach no weight, and stay in no step."""
+
+    name = "nonfinite_steps"
+    follows = "surroundings:NonfiniteFollower"
+    summary = "In no step is there a NaN or infinity that the optimizer learns from."
+    rank = 80
+    settings = (
+        Count(
+            "max_skipped_steps",
+            default=20,
+            help="how many steps in a row may be skipped since gradients are not finite",
+            per_layer=False,
+        ),
+    )
+
+    def assess(self, event: CourseEvent, course: Course, settings: Settings) -> Breach | None:
+        """Return what is wrong with values that are no numbers."""
+        where, cause = _NONFINITE[event.role]
+        where = where.format(tensor=event.tensor, layer=named(event))
+        loss, after = event.facts.get("loss_before", 0.0), event.facts.get("step_before", -1.0)
+        before = f"the loss before was {loss:.3g}" if loss == loss else ""  # NaN: none was seen
+        since = f"step {event.step}"
+        if event.step - after > 1.0 and after >= 0.0:
+            since += f" (step {after:.0f} was fine, those between unwatched)"
+        limit, value, severity = None, float(event.rows), "warn" if event.recovered else "fail"
+        if event.kind == "skipped":
+            limit, value = settings["max_skipped_steps"], float(event.last - event.step + 1)
+            if event.rows < _FEW or value < limit.value:
+                return None
+            text = (
+                f"every optimizer step is skipped over {value:.0f} steps, as something is not "
+                f"finite: since {since}, first {where}"
+            )
+            cause = "it is not the scale that overflows: the loss or a layer makes NaN or infinity "
+            cause += "at any scale"
+        elif event.kind == "masked":
+            text = (
+                f"NaN or infinity {where} since {since}, which reaches neither loss nor gradients"
+            )
+            cause, severity = "", "warn"
+        else:
+            text = f"NaN or infinity first appears {where} in {since}"
+            text += f"; it was gone after step {event.last}" if event.recovered else ""
+            text += f"; {before}" if before else ""
+        return Breach(text, value, limit, severity, cause, (before,) if before else ())
 
 
 _LARGE = 0.03
@@ -37,18 +108,6 @@ class LossDivergence(Rule):
     summary = "The loss does not rise far above its best level and stay there."
     rank = 81
     role = "loss"
-    definition = (
-        "The rise of the loss, as a running median, above its best, by the largest of what it had "
-        "fallen by, ten times its own noise and, where it is never negative, its level at the "
-        "beginning. It fails above max_loss_rise, and from max_lost_progress of what was gained on "
-        "where updates or gradients leapt with it; without such a sign the latter warns, unless "
-        "the loss is fifty times its best, five times its first level, and never negative. Over "
-        "by the end, or with several optimizers in a step, it is no violation."
-    )
-    source = (
-        "losses of reinforcement and adversarial learning rise in healthy trainings, by up to "
-        "a hundred times; what sets divergence apart is the size of the updates that go with it"
-    )
     settings = (
         Ratio(
             "max_loss_rise",
@@ -76,9 +135,8 @@ class LossDivergence(Rule):
         rise = event.value - event.reference
         risen, limit = rise / scale, settings["max_loss_rise"]
         text = (
-            f"the loss rose from {shown(event.reference)}, its best at step "
-            f"{facts['best_step']:.0f}, to {shown(event.value)}, and stayed there since step "
-            f"{event.step}"
+            f"the loss rose from {event.reference:.3g}, its best at step {facts['best_step']:.0f}, "
+            f"to {event.value:.3g}, and stayed there since step {event.step}"
         )
         if risen > limit.value:
             return Breach(text, risen, limit, cause=_cause(event))
@@ -86,21 +144,18 @@ class LossDivergence(Rule):
         lost, least = rise / gain, settings["max_lost_progress"]
         if lost < least.value or rise < _WIDE * facts["noise"]:
             return None
-        if is_unstable(event):
+        if _is_unstable(event):
             return Breach(text, lost, least, cause=_cause(event))
         if event.rows < _PATIENT or course.most_optimizer_steps > 1:
             return None
-        if (
-            loss.never_negative
-            and event.value > _LOST * event.reference
-            and event.value > _WORSE * abs(facts["first"])
-        ):
+        is_far = event.value > max(_LOST * event.reference, _WORSE * abs(facts["first"]))
+        if loss.never_negative and is_far:
             return Breach(text, lost, least, cause="steps are too large, and add up")
         why = "the model diverged, or what it learns changed: its data, its targets, its rewards"
         return Breach(text, lost, least, severity="warn", cause=why)
 
 
-def is_unstable(event: CourseEvent) -> bool:
+def _is_unstable(event: CourseEvent) -> bool:
     """Whether updates or gradients are out of all proportion while the loss is high."""
     facts = event.facts
     ratio, growth = facts["update_ratio"], facts["update_growth"]
@@ -121,6 +176,20 @@ def _cause(event: CourseEvent) -> str:
 _OTHER = 10.0
 
 
+def _of_another_size(event: CourseEvent, course: Course) -> Severity | None:
+    small, large = sorted((event.value, event.reference))
+    return "warn" if large >= _OTHER * small else None
+
+
+_JUMPED = "the standard deviation of the model's inputs jumped from {reference:.3g} to "
+_JUMPED += "{value:.3g} since step {step}, and stays there"
+_OTHER_INPUTS = (
+    _JUMPED,
+    "the loader no longer standardises its samples, or gives other ones",
+    "factor",
+)
+
+
 class InputShift(Rule):
     """A batch that stands out is none; a curriculum may change the scale a little."""
 
@@ -129,12 +198,6 @@ class InputShift(Rule):
     summary = "The inputs of the model do not become constant, nor change their scale for good."
     rank = 89
     role = "inputs"
-    definition = (
-        "The standard deviation of the model's inputs, by the geometric mean so far. Next to zero "
-        "over ten watched steps and to the end is a violation, and so is a change by more than "
-        "max_input_shift, up or down; a change by more than 10 warns."
-    )
-    source = "standardised inputs keep their deviation; augmentation changes it by less than 10"
     settings = (
         Factor(
             "max_input_shift",
@@ -143,31 +206,22 @@ class InputShift(Rule):
             per_layer=False,
         ),
     )
+    kinds = (
+        Kind(
+            "constant",
+            "all inputs of the model are the same number since step {step}: their standard "
+            "deviation is {value:.3g}, it was {reference:.3g}",
+            "the loader gives blank or constant samples: nothing can be learnt of them",
+        ),
+        Kind("scale", *_OTHER_INPUTS, "max_input_shift"),
+        Kind("scale", *_OTHER_INPUTS, grade=_of_another_size),
+    )
 
-    def assess(self, event: CourseEvent, course: Course, settings: Settings) -> Breach | None:
-        """Return what is wrong with other inputs."""
-        if is_short(event, PATIENCE):
-            return None
-        limit = settings["max_input_shift"]
-        since = f"since step {event.step}"
-        if event.kind == "constant":
-            return Breach(
-                f"all inputs of the model are the same number {since}: their standard deviation is "
-                f"{shown(event.value)}, it was {shown(event.reference)}",
-                event.value,
-                cause="the loader gives blank or constant samples: nothing can be learnt of them",
-            )
-        change = max(event.value / event.reference, event.reference / event.value)
-        if change < min(_OTHER, limit.value):
-            return None
-        return Breach(
-            f"the standard deviation of the model's inputs jumped from {shown(event.reference)} to "
-            f"{shown(event.value)} {since}, and stays there",
-            change,
-            limit,
-            "fail" if change > limit.value else "warn",
-            cause="the loader no longer standardises its samples, or gives other ones",
-        )
+
+def _switched(event: CourseEvent, course: Course) -> Severity | None:
+    """Single layers, as batch norms, may be frozen late; nothing more where the whole model is."""
+    is_whole = any((e.rule, e.layer) == (event.rule, "") for e in course.events)
+    return "fail" if not event.layer else None if is_whole else "warn"
 
 
 class ModeSwitch(Rule):
@@ -177,13 +231,6 @@ class ModeSwitch(Rule):
     follows = "surroundings:ModeFollower"
     summary = "A model that trains in training mode does not go on in evaluation mode."
     rank = 90
-    definition = (
-        "For how many watched steps in a row, to the end, a model with dropout or batch norm made "
-        "its forward passes in evaluation mode, after it was in training mode. More than "
-        "max_steps_in_evaluation is a violation. Single layers that are switched, as batch norms "
-        "that are frozen late, warn."
-    )
-    source = "model.eval() of a validation without model.train() after it"
     settings = (
         Count(
             "max_steps_in_evaluation",
@@ -193,25 +240,17 @@ class ModeSwitch(Rule):
             per_layer=False,
         ),
     )
-
-    def assess(self, event: CourseEvent, course: Course, settings: Settings) -> Breach | None:
-        """Return what is wrong with a switch to evaluation mode."""
-        limit = settings["max_steps_in_evaluation"]
-        if event.recovered or event.rows <= limit.value:
-            return None
-        if event.layer:
-            whole = any(e.rule == self.name and not e.layer for e in course.events)
-            if whole:
-                return None
-        return Breach(
-            f"{named(event)} trains in evaluation mode since step {event.step}, over {event.rows} "
-            f"watched steps; it was in training mode over {event.reference:.0f}",
-            float(event.rows),
-            limit,
-            "warn" if event.layer else "fail",
-            cause="a validation called eval(), and train() is not called after it: dropout is off, "
-            "and batch norms use their running statistics, which no longer follow",
-        )
+    kinds = (
+        Kind(
+            "switched",
+            "{layer} trains in evaluation mode since step {step}, over {rows} watched steps; it "
+            "was in training mode over {reference:.0f}",
+            "a validation called eval(), and train() is not called after it: dropout is off",
+            "rows",
+            "max_steps_in_evaluation",
+            grade=_switched,
+        ),
+    )
 
 
 class GrowingHooks(Rule):
@@ -221,11 +260,6 @@ class GrowingHooks(Rule):
     follows = "surroundings:HookFollower"
     summary = "No layer gets more forward hooks in every step."
     rank = 91
-    definition = (
-        "In how many watched steps in a row, to the end, a layer had more forward hooks than in "
-        "the one before. More than max_rising_steps is a violation."
-    )
-    source = "a hook that is registered in the loop and never removed runs once more in each step"
     settings = (
         Count(
             "max_rising_steps",
@@ -233,20 +267,16 @@ class GrowingHooks(Rule):
             help="in how many watched steps in a row a layer may get more hooks",
         ),
     )
-
-    def assess(self, event: CourseEvent, course: Course, settings: Settings) -> Breach | None:
-        """Return what is wrong with a rising number of hooks."""
-        limit = settings.limit("max_rising_steps", event.layer)
-        if event.recovered or event.rows <= limit.value:
-            return None
-        return Breach(
-            f"{named(event)} gets more forward hooks in every step since step {event.step}: it has "
-            f"{event.value:.0f} now",
-            float(event.rows),
-            limit,
-            cause="a hook is registered in the training loop and not removed: each one runs on top "
-            "of those before",
-        )
+    kinds = (
+        Kind(
+            "rising",
+            "{layer} gets more forward hooks in every step since step {step}: it has {value:.0f} "
+            "now",
+            "a hook is registered in the training loop and not removed",
+            "rows",
+            "max_rising_steps",
+        ),
+    )
 
 
 class StatisticsDrift(Rule):
@@ -257,12 +287,6 @@ class StatisticsDrift(Rule):
     summary = "The running variance of a batch norm stays near that of its usual batches."
     rank = 92
     role = "buffers"
-    definition = (
-        "The root of the running variance of a batch norm in training mode, the least of the "
-        "latest, by the geometric mean of the standard deviations of its inputs so far, over ten "
-        "watched steps and to the end. More than max_running_drift is a violation."
-    )
-    source = "batches on another scale enter the average and dominate it, and evaluation with it"
     settings = (
         Factor(
             "max_running_drift",
@@ -270,19 +294,13 @@ class StatisticsDrift(Rule):
             help="largest running standard deviation by the usual one of a batch",
         ),
     )
-
-    def assess(self, event: CourseEvent, course: Course, settings: Settings) -> Breach | None:
-        """Return what is wrong with running statistics."""
-        limit = settings.limit("max_running_drift", event.layer)
-        drift = event.value / event.reference if event.reference else 0.0
-        if is_short(event) or drift <= limit.value:
-            return None
-        return Breach(
-            f"the running statistics of {named(event)} are far from its usual batches since step "
-            f"{event.step}: the running standard deviation is {shown(event.value)}, that of a "
-            f"usual input {shown(event.reference)}",
-            drift,
-            limit,
-            cause="some batches are on another scale and dominate the average: evaluation mode "
-            "normalises with it",
-        )
+    kinds = (
+        Kind(
+            "far",
+            "the running statistics of {layer} are far from its usual batches since step {step}: "
+            "the running standard deviation is {value:.3g}, that of a usual input {reference:.3g}",
+            "some batches are on another scale and dominate the average",
+            "change",
+            "max_running_drift",
+        ),
+    )

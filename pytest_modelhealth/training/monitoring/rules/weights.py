@@ -1,31 +1,35 @@
-"""Rules for weights: how far each step moves them, and that something does."""
+"""Rules for weights and updates in the course of a training."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks import Finding
 from pytest_modelhealth.checks.facts import place
 from pytest_modelhealth.settings import Count, Factor, Ratio
-from pytest_modelhealth.training.monitoring.rules.rule import (
-    Breach,
-    Rule,
-    is_short,
-    known,
-    named,
-    shown,
-    sort_of,
-)
+from pytest_modelhealth.training.monitoring.rule import Breach, Kind, Rule, by_loss
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pytest_modelhealth.checks import Finding
     from pytest_modelhealth.report import Course, CourseEvent, Observation
-    from pytest_modelhealth.settings import Limit, Settings
+    from pytest_modelhealth.settings import Settings, Severity
 
 
 _PATIENT = 20
 _HIGH = 1e-2
 _LONG = 100
+
+
+def _high_for_nothing(event: CourseEvent, course: Course) -> Severity | None:
+    return "warn" if event.value > _HIGH and course.loss.is_flat else None
+
+
+_CHANGES = (
+    "each step changes the weights of {layer} by {value:.3g} of their norm, since step {step}"
+)
+_RATE = "the learning rate is too large for these weights"
 
 
 class UpdateRatio(Rule):
@@ -36,13 +40,6 @@ class UpdateRatio(Rule):
     summary = "No optimizer goes on changing a weight matrix by a large part of its size."
     rank = 85
     role = "parameters"
-    definition = (
-        "The norm of an update of a layer's matrices by that of the matrices before, the least of "
-        "the latest steps that changed them, over twenty watched steps and after a warm-up of ten. "
-        "More than max_update_ratio to the end is a violation, which warns where the loss is near "
-        "its best. Above 1e-2 over a hundred steps it warns where the loss is where it began."
-    )
-    source = "the usual ratio is about 1e-3 (Karpathy, CS231n notes)"
     settings = (
         Ratio(
             "max_update_ratio",
@@ -50,28 +47,28 @@ class UpdateRatio(Rule):
             help="largest update of a weight matrix by its size, both L2 norms, step after step",
         ),
     )
-
-    def assess(self, event: CourseEvent, course: Course, settings: Settings) -> Breach | None:
-        """Return what is wrong with updates that stay large."""
-        if is_short(event, _PATIENT):
-            return None
-        limit = settings.limit("max_update_ratio", event.layer)
-        is_over = event.value > limit.value
-        is_high = event.value > _HIGH and event.rows >= _LONG and course.loss.is_flat
-        if not (is_over or is_high):
-            return None
-        return Breach(
-            f"each step changes the weights of {named(event)} by {shown(event.value)} of "
-            f"their norm, since step {event.step}"
-            f"{'' if is_over else ', and the loss is where it began'}",
-            event.value,
-            limit if is_over else None,
-            sort_of(event, course) if is_over else "warn",
-            cause="the learning rate is too large for these weights",
-        )
+    kinds = (
+        Kind("large", _CHANGES, _RATE, limit="max_update_ratio", patience=_PATIENT, grade=by_loss),
+        Kind(
+            "large",
+            _CHANGES + ", and the loss is where it began",
+            _RATE,
+            patience=_LONG,
+            grade=_high_for_nothing,
+        ),
+    )
 
 
 _CERTAIN = 1000.0
+
+
+def _drifted(event: CourseEvent, course: Course) -> Severity | None:
+    """By a factor of a thousand it fails, whatever the loss says."""
+    small, large = sorted((event.value, event.reference))
+    return "fail" if large > _CERTAIN * small else by_loss(event, course)
+
+
+_SIZES = "from {reference:.3g} to {value:.3g} (rms); it passed a tenth of that in step {step}"
 
 
 class WeightDrift(Rule):
@@ -82,16 +79,6 @@ class WeightDrift(Rule):
     summary = "No layer's weights grow without end, or shrink towards zero."
     rank = 87
     role = "parameters"
-    definition = (
-        "The root mean square of a layer's parameters, by the first one, at least 0.01, where it "
-        "is above 1 now; and by the largest one so far. Outside max_weight_growth and "
-        "min_weight_kept over ten watched steps and to the end it is a violation, which warns "
-        "where the loss is near its best, or was not given, unless it is a factor of 1000."
-    )
-    source = (
-        "scales that start at 1e-6 grow to 0.1, and weights before a normalisation with the root "
-        "of the number of steps; weight decay balances both within one order of magnitude"
-    )
     settings = (
         Factor(
             "max_weight_growth",
@@ -104,46 +91,38 @@ class WeightDrift(Rule):
             help="least of its largest size that a layer's parameters keep",
         ),
     )
-
-    def assess(self, event: CourseEvent, course: Course, settings: Settings) -> Breach | None:
-        """Return what is wrong with weights that drift."""
-        if is_short(event):
-            return None
-        change = event.value / event.reference if event.reference else 1.0
-        sizes = f"from {shown(event.reference)} to {shown(event.value)} (rms)"
-        if event.kind == "growth":
-            limit = settings.limit("max_weight_growth", event.layer)
-            if change <= limit.value:
-                return None
-            text = f"the parameters of {named(event)} grew {shown(change)}-fold, {sizes}"
-            cause = "steps are too large, and nothing bounds these weights"
-        else:
-            limit = settings.limit("min_weight_kept", event.layer)
-            if change >= limit.value:
-                return None
-            text = f"the parameters of {named(event)} shrank to {shown(change)}, {sizes}"
-            cause = "weight decay outweighs what the loss asks for"
-        return Breach(
-            f"{text}; it passed a tenth of that in step {event.step}",
-            change,
-            limit,
-            "fail" if not 1.0 / _CERTAIN <= change <= _CERTAIN else sort_of(event, course),
-            cause,
-        )
+    kinds = (
+        Kind(
+            "growth",
+            "the parameters of {layer} grew {change:.3g}-fold, " + _SIZES,
+            "steps are too large, and nothing bounds these weights",
+            "change",
+            "max_weight_growth",
+            grade=_drifted,
+        ),
+        Kind(
+            "shrinking",
+            "the parameters of {layer} shrank to {change:.3g}, " + _SIZES,
+            "weight decay outweighs what the loss asks for",
+            "change",
+            "min_weight_kept",
+            below=True,
+            grade=_drifted,
+        ),
+    )
 
 
 _MOST = 0.5
-_SAID = {
-    "frozen": (
-        "its parameters no longer have requires_grad",
-        "it was frozen in the middle of the training: waive it if that is meant",
-    ),
-    "rate_zero": (
-        "its learning rate is zero",
-        "its schedule or its group's factor falls to zero: waive it if that is meant",
-    ),
-}
-"""What was said in so many words, and may be meant."""
+
+
+def _left_out_for_long(event: CourseEvent, course: Course) -> Severity | None:
+    return "fail" if event.rows >= _MOST * course.steps else "warn"
+
+
+_RESTS = "{layer} is no longer updated since step {step}, over {rows} watched steps, while others "
+
+
+_still = partial(Kind, measure="rows", limit="max_still_steps")
 
 
 class StoppedUpdates(Rule):
@@ -154,14 +133,6 @@ class StoppedUpdates(Rule):
     summary = "No layer that moved stands still while it has gradients and others move."
     rank = 86
     role = "parameters"
-    definition = (
-        "How many watched steps in a row, to the end, left a layer's parameters exactly as they "
-        "were, of those in which it had gradients, its learning rate was not zero, and others "
-        "changed. More than max_still_steps is a violation. One that no optimizer steps any "
-        "longer, but that still requires gradients, fails over at least half of the training, and "
-        "warns before; so does one that was frozen, or whose learning rate is zero."
-    )
-    source = "an update that is exactly zero is rounded away, masked or never written"
     settings = (
         Count(
             "max_still_steps",
@@ -169,42 +140,34 @@ class StoppedUpdates(Rule):
             help="how many watched steps in a row may leave a layer that learns as it is",
         ),
     )
-
-    def assess(self, event: CourseEvent, course: Course, settings: Settings) -> Breach | None:
-        """Return what is wrong with a layer that stands still."""
-        limit = settings.limit("max_still_steps", event.layer)
-        if event.recovered or event.rows <= limit.value:
-            return None
-        rate = event.facts.get("rate", float("nan"))
-        if event.kind in _SAID:
-            what, why = _SAID[event.kind]
-            return Breach(
-                f"{named(event)} is no longer updated since step {event.step}, over {event.rows} "
-                f"watched steps, while others are: {what}",
-                float(event.rows),
-                limit,
-                "warn",
-                cause=why,
-            )
-        if event.kind == "left_out":
-            return Breach(
-                f"no optimizer steps {named(event)} any longer since step {event.step}, over "
-                f"{event.rows} watched steps, though it requires gradients and has them",
-                float(event.rows),
-                limit,
-                "fail" if event.rows >= _MOST * course.steps else "warn",
-                cause="it was left out when the optimizer was made anew; a layer that is meant to "
-                "rest is frozen by requires_grad_(False)",
-            )
-        at = f", at a learning rate of {shown(rate)}" if known(rate) else ""
-        return Breach(
-            f"the parameters of {named(event)} stand still since step {event.step}, over "
-            f"{event.rows} watched steps{at}, though it has gradients and other layers move",
-            float(event.rows),
-            limit,
-            cause="updates are too small for its dtype and rounded away, or its tensors are not "
-            "those that the optimizer holds",
-        )
+    kinds = (
+        _still(
+            "frozen",
+            _RESTS + "are: its parameters no longer have requires_grad",
+            "it was frozen in the middle of the training: waive it if that is meant",
+            grade="warn",
+        ),
+        _still(
+            "rate_zero",
+            _RESTS + "are: its learning rate is zero",
+            "its schedule or its group's factor falls to zero: waive it if that is meant",
+            grade="warn",
+        ),
+        _still(
+            "left_out",
+            "no optimizer steps {layer} any longer since step {step}, over {rows} watched steps, "
+            "though it requires gradients and has them",
+            "it was left out when the optimizer was made anew; what is to rest is frozen by "
+            "requires_grad_(False)",
+            grade=_left_out_for_long,
+        ),
+        _still(
+            "zero",
+            "the parameters of {layer} stand still since step {step}, over {rows} watched steps, "
+            "though it has gradients and other layers move",
+            "updates are too small for its dtype, or the optimizer holds other tensors",
+        ),
+    )
 
 
 _STANDSTILL_LONG = 5
@@ -214,23 +177,35 @@ _NOISY = 0.3
 _OFTEN = 4
 
 
-_NONE_CAME = {
-    "weights": (
-        "no parameter changed in {} watched steps, though gradients came",
-        (
-            "the optimizer holds other tensors than the model's, never steps, or its learning "
-            "rate is 0"
-        ),
-    ),
-    "gradients": (
-        "no gradient came to any parameter in {} watched steps",
-        (
-            "the loss is not computed from the output, backward() is missing, or the graph is cut "
-            "between the two"
-        ),
-    ),
-}
-"""What is wrong from the first step on, and the likely cause."""
+def _longer_than_pauses(event: CourseEvent, course: Course) -> Severity | None:
+    return "fail" if event.rows > _OFTEN * event.reference else None
+
+
+def _stops(event: CourseEvent, course: Course) -> Severity | None:
+    is_most = event.rows >= _STANDSTILL_MOST * course.steps
+    return _longer_than_pauses(event, course) if is_most else None
+
+
+def _stops_at_no_rate(event: CourseEvent, course: Course) -> Severity | None:
+    return _stops(event, course) if event.facts["rate"] < _NO_RATE else None
+
+
+def _rarely(event: CourseEvent, course: Course) -> Severity | None:
+    return "warn" if event.rows >= course.steps / 4 else None
+
+
+def _learns_nothing(event: CourseEvent, course: Course) -> Severity | None:
+    """Adversarial losses stand still in healthy trainings, and noise hides what is learnt."""
+    loss = course.loss
+    is_clear = loss.never_negative and loss.noise < _NOISY * abs(loss.first)
+    return "warn" if is_clear and course.most_optimizer_steps <= 1 else None
+
+
+_NO_CHANGE = "no parameter changed any longer since step {step}, over {rows} watched steps, though "
+_NO_CHANGE += "gradients came; the loss is {loss.recent:.3g}"
+
+
+_standing = partial(Kind, measure="rows", limit="max_steps_standing")
 
 
 class Standstill(Rule):
@@ -241,14 +216,6 @@ class Standstill(Rule):
     summary = "Over a training gradients come, weights change, and the loss moves."
     rank = 88
     role = "parameters"
-    definition = (
-        "How many watched steps there were from the first on without any gradient, or without any "
-        "change of any parameter though gradients came: more than max_steps_standing is a "
-        "violation, and so is as long a pause of the optimizers later on, if it is four times as "
-        "long as any before. A loss that after five times as many is where it began warns, where "
-        "it is not next to 0, never negative, and not mostly noise."
-    )
-    source = "accumulation of gradients over more than 20 batches is rare"
     settings = (
         Count(
             "max_steps_standing",
@@ -256,6 +223,52 @@ class Standstill(Rule):
             help="how many watched steps at the beginning may pass without a gradient, or without "
             "a change of the weights",
             per_layer=False,
+        ),
+    )
+    kinds = (
+        _standing(
+            "weights",
+            "no parameter changed in {rows} watched steps, though gradients came",
+            "the optimizer holds other tensors, never steps, or its learning rate is 0",
+        ),
+        _standing(
+            "gradients",
+            "no gradient came to any parameter in {rows} watched steps",
+            "the loss is not computed from the output, or backward() is missing",
+        ),
+        _standing(
+            "stopped",
+            _NO_CHANGE,
+            "the learning rate is next to 0: its schedule ended, or counts other steps",
+            grade=_stops_at_no_rate,
+        ),
+        _standing(
+            "stopped",
+            _NO_CHANGE,
+            "the learning rate is too small for the weights' dtype, or the optimizer rests",
+            grade=_stops,
+        ),
+        _standing(
+            "rare",
+            "an optimizer hardly steps any longer since step {step}: in {value:.0%} of the latest "
+            "watched steps, in {reference:.0%} of the first, though gradients came",
+            "the loop skips updates: a condition on the loss, a scaler, or a count of batches",
+            grade=_rarely,
+        ),
+        _standing(
+            "idle",
+            "no optimizer took a step since step {step}, over {rows} watched steps, though "
+            "gradients came",
+            "a scaler skips every step, as gradients are not finite, or step() is not called",
+            grade=_longer_than_pauses,
+        ),
+        _standing(
+            "loss",
+            "the loss is where it began after {rows} watched steps: {loss.recent:.3g}",
+            "updates are too small or too large, the targets do not belong to the inputs, or the "
+            "output does not depend on them",
+            scale=_STANDSTILL_LONG,
+            grade=_learns_nothing,
         ),
     )
 
@@ -271,72 +284,8 @@ class Standstill(Rule):
         yield from super().run(observation, settings)
 
     def assess(self, event: CourseEvent, course: Course, settings: Settings) -> Breach | None:
-        """Return what is wrong with a training that stands still."""
-        limit, loss = settings["max_steps_standing"], course.loss
-        if event.recovered or event.rows <= limit.value or loss.is_at_floor:
-            return None
-        rows = float(event.rows)
-        if event.kind in _NONE_CAME:
-            what, cause = _NONE_CAME[event.kind]
-            return Breach(what.format(event.rows), rows, limit, cause=cause)
-        if event.kind == "stopped":
-            return self._stopped(event, course, limit)
-        if event.kind == "rare":
-            if event.rows < course.steps / 4:
-                return None
-            return Breach(
-                f"an optimizer hardly steps any longer since step {event.step}: in "
-                f"{event.value:.0%} of the latest watched steps, in {event.reference:.0%} of the "
-                "first, though gradients came",
-                event.value,
-                severity="warn",
-                cause="the loop skips or postpones updates: a condition on the loss, a scaler, or "
-                "a count of batches",
-            )
-        if event.kind == "idle":
-            if event.rows <= max(limit.value, _OFTEN * event.reference):
-                return None
-            return Breach(
-                f"no optimizer took a step since step {event.step}, over {event.rows} watched "
-                "steps, though gradients came",
-                rows,
-                limit,
-                cause="a gradient scaler skips every step, as gradients are not finite, or the "
-                "loop no longer calls step()",
-            )
-        is_clear = loss.never_negative and loss.noise < _NOISY * abs(loss.first)
-        long = event.rows > _STANDSTILL_LONG * limit.value
-        if not (is_clear and long) or course.most_optimizer_steps > 1:
-            return None
-        return Breach(
-            f"the loss is where it began after {event.rows} watched steps: {shown(loss.recent)}",
-            rows,
-            severity="warn",
-            cause="updates are too small or too large, the targets do not belong to the inputs, or "
-            "the output does not depend on them",
-        )
-
-    def _stopped(self, event: CourseEvent, course: Course, limit: Limit) -> Breach | None:
-        """Return what is wrong with weights that no longer change."""
-        if event.rows < _STANDSTILL_MOST * course.steps or event.rows <= _OFTEN * event.reference:
-            return None
-        rate = event.facts["rate"]
-        if known(rate):
-            why = (
-                f"the learning rate is {shown(rate)}: its schedule ended, or counts other steps"
-                if rate < _NO_RATE
-                else "updates are too small for the weights' dtype: the learning rate is, or "
-                "gradients are clipped or scaled to nothing"
-            )
-        else:
-            why = "the optimizer no longer steps, or holds other tensors than the model's"
-        return Breach(
-            f"no parameter changed any longer since step {event.step}, over {event.rows} watched "
-            f"steps, though gradients came; the loss is {shown(course.loss.recent)}",
-            float(event.rows),
-            limit,
-            cause=why,
-        )
+        """Return what stands still, unless there is nothing left to learn."""
+        return None if course.loss.is_at_floor else super().assess(event, course, settings)
 
 
 class OutsideChanges(Rule):
@@ -347,22 +296,14 @@ class OutsideChanges(Rule):
     summary = "Between two steps nothing but an optimizer changes weights by much."
     rank = 94
     role = "parameters"
-    definition = (
-        "The change of the norm of a layer's parameters from one watched step to the next, where "
-        "both follow each other. The update's norm bounds it, unless something else wrote the "
-        "weights. A change by more than three times that and by more than 3 % of the norm, after "
-        "twenty steps without one, warns."
+    kinds = (
+        Kind(
+            "outside",
+            "the weights of {layer} were replaced or overwritten before step {last}: their norm "
+            "jumped from {reference:.3g} to {value:.3g}, the update was {update:.3g}",
+            "they were initialised anew, loaded, averaged or scaled by something else",
+            "jump",
+            patience=1,
+            grade="warn",
+        ),
     )
-    source = "the triangle inequality; reinitialised, averaged and reloaded weights break it"
-
-    def assess(self, event: CourseEvent, course: Course, settings: Settings) -> Breach | None:
-        """Return what is wrong with weights that jump."""
-        times = f", {event.rows} times in all" if event.rows > 1 else ""
-        return Breach(
-            f"the weights of {named(event)} were replaced or overwritten before step {event.last}: "
-            f"their norm jumped from {shown(event.reference)} to {shown(event.value)}, the update "
-            f"was {shown(event.facts['update'])}{times}",
-            abs(event.value - event.reference),
-            severity="warn",
-            cause="they were initialised anew, loaded, averaged or scaled by something else",
-        )
