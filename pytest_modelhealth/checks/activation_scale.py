@@ -31,30 +31,12 @@ _FEWEST_IN_A_ROW = 3
 
 
 class ActivationScale(Check):
-    """Activations keep the scale of what goes in, up to what depth and residual sums explain.
-
-    The scale is compared with that of the inputs that a layer is made of, not with a fixed range:
-    residual streams grow with the root of their depth, and normalisations bring it back to one.
-    What comes out in the end has the scale of the targets, whatever that is. A large output that a
-    normalisation or a bounded activation takes back at once is theirs to judge.
-    """
+    """Activations keep the scale of what goes in, up to what depth and residual sums explain."""
 
     name = "activation_scale"
     summary = "Activations neither grow nor fade beyond what depth explains."
     rank = 35
     reads_scale = True
-    definition = (
-        "The root mean square of a layer's activations, if other weights come after it, is at most "
-        "max_activation_growth times that of the inputs it is made of (of ids: of first layers' "
-        "activations), or 1; what normalisations are given, at most its square. Along "
-        "layers that feed each other it falls to no less than min_activation_scale of that. The "
-        "culprit is the layer that jumps, or the first of a rise or fall."
-    )
-    source = (
-        "Glorot and Bengio (2010), He et al. (2015): initialisation keeps the variance; measured "
-        "on 51 transformer architectures and 70 networks on digits: a growth of 11 at most"
-    )
-    minimum_evidence = "one batch"
     settings = (
         Factor(
             "max_activation_growth",

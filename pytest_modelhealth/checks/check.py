@@ -49,12 +49,12 @@ class Check(ABC):
     """Whether its violations fail a test or only warn, unless the setting ``severity`` says it."""
 
     definition: ClassVar[str] = ""
-    """What is measured, and what is compared with which limit, in one to three sentences."""
+    """What is measured and compared with which limit; the page of reference has it of ours."""
 
     source: ClassVar[str] = ""
     """Where the definition and the default limits come from: a paper, a tool, a measurement."""
 
-    minimum_evidence: ClassVar[str] = "one batch"
+    minimum_evidence: ClassVar[str] = ""
     """What it must see to judge; with less it says ``inconclusive``, or nothing."""
 
     occasion: ClassVar[str] = "Every inspection"
@@ -137,6 +137,11 @@ class Check(ABC):
             severity=severity,
             details=tuple(details),
         )
+
+    @classmethod
+    def fault(cls, record: LayerRecord, message: str, **more: Any) -> Violation:
+        """Return a `violation` by what may never happen, whatever the settings say."""
+        return cls.violation(record, message, **{"value": 0.0, "limit": ALWAYS, **more})
 
     @classmethod
     def inconclusive(cls, record: LayerRecord, reason: str) -> Inconclusive:

@@ -49,30 +49,12 @@ _FEW_SAMPLES = 8
 
 
 class DeadUnits(Check):
-    """Most units of every activation are active for some sample.
-
-    A deep plain ReLU network at its initialisation sends all samples in one direction, so that each
-    unit is on for all of them or off for all: half of the units dead is no fault there.
-    """
+    """Most units of every activation are active for some sample."""
 
     name = "dead_units"
     summary = "Behind each activation that can die, enough units are active for some sample."
     rank = 20
     reads_scale = True
-    definition = (
-        "A unit (a channel, or a feature of a sequence) is dead if it never exceeds 2^-20 of the "
-        "largest magnitude of its layer in any sample. The dead part of the units behind an "
-        "activation function that has a flat side is at most max_dead_fraction, and the part that "
-        "something holds far below zero at most max_held_fraction."
-    )
-    source = (
-        "SageMaker Debugger (over 50 % inactive) and AutoTrainer (70 % zero gradients); the limit "
-        "is measured: half of the units of a healthy deep ReLU network are dead when initialised"
-    )
-    minimum_evidence = (
-        "min_samples samples, or tokens where units are features of a sequence; 8 where all of at "
-        "least 16 units are silent"
-    )
     settings = (
         Share(
             "max_dead_fraction",

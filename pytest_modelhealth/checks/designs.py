@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
+from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.dead_units import DYING_ACTIVATIONS
 from pytest_modelhealth.checks.facts import (
     IN_PROJECTION,
@@ -285,11 +285,9 @@ def waiting_factors(check: type[Check], observation: Observation) -> Iterator[Fi
         maker = _maker(record, observation)
         if maker is None or not _has_rows_of_zeros(maker, record):
             continue
-        yield check.violation(
+        yield check.fault(
             record,
             "its weight is zero, is given zeros alone, and gets a gradient of exactly zero",
-            value=0.0,
-            limit=ALWAYS,
             tensor="weight",
             cause=f"the rows of {maker.label!r} that it takes are zero, too: each gets its "
             "gradient through the other, so that both stay zero; initialise one at random",

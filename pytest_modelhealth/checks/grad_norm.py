@@ -56,32 +56,13 @@ _VALUES = 2
 
 
 class GradNorm(Check):
-    """No layer's parameter gradient vanishes or explodes.
-
-    The gradient norm of a layer is the L2 norm of the gradients of its own parameters, the root
-    mean square over batches where there are several. What is large or small in itself depends on
-    the loss, so there are no absolute bounds unless the user sets them. By default a layer is
-    compared with the other layers and with its own weights.
-    """
+    """No layer's parameter gradient vanishes or explodes."""
 
     name = "grad_norm"
     summary = "No layer's gradient norm vanishes or explodes."
     rank = 40
     reads_scale = True
     role = "parameter_gradients"
-    definition = (
-        "The L2 norm of the gradients of a layer's own parameters lies within the bounds set, if "
-        "any. Relative to its weights, no gradient of the first layers falls under vanishing_ratio "
-        "of the largest that they feed, or under vanishing_chain_ratio at the head of a chain of "
-        "bounded activations, and not half of those on a way rise over exploding_ratio. The "
-        "largest number in any gradient is at least min_largest_gradient, unless the loss is next "
-        "to zero, and no norm is over singular_grad_norm."
-    )
-    source = (
-        "AutoTrainer compares first and last layer (under 1e-3, over 70); the limits here are "
-        "measured on healthy transformers, whose layers differ by more"
-    )
-    minimum_evidence = "one batch with a backward pass; four layers with gradients to vanish"
     settings = (
         Ratio(
             "max_grad_norm",

@@ -40,27 +40,12 @@ normally distributed values with half of them below it, it is 1.5 times that num
 
 
 class Headroom(Check):
-    """Values stay away from the ends of the dtype.
-
-    A float8 dtype is judged with a scale for each tensor, which brings its largest value onto the
-    largest of the dtype, as libraries for float8 do: then only small values are lost.
-    """
+    """Values stay away from the ends of the dtype."""
 
     name = "headroom"
     summary = "Values neither come near the largest of their dtype nor sink below its normal ones."
     rank = 46
     reads_scale = True
-    definition = (
-        "The largest value of an activation, parameter or gradient is at most max_range_used of "
-        "the largest of its dtype, and of planned_dtype if one is given. At most "
-        "max_subnormal_fraction of the non-zero weights or gradients of a layer lie below the "
-        "smallest normal number, gradients that a few large values carry excepted."
-    )
-    source = (
-        "TorchLens (0.9 of the range, 10 % subnormal); Micikevicius et al. (2018), Mixed Precision "
-        "Training: gradients that float16 loses without a loss scale"
-    )
-    minimum_evidence = "16 non-zero values in a tensor"
     settings = (
         Share(
             "max_range_used",

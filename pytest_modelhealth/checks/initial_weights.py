@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
+from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.facts import (
     IN_PROJECTION,
     LinearMap,
@@ -33,27 +33,12 @@ _UNLIKE = 10.0
 
 
 class InitialWeights(Check):
-    """Weights start at a scale that passes a signal on.
-
-    Only linear maps are judged, by their shape: matrices, convolution kernels and the weights of
-    recurrent layers. What training made of weights is no matter of this check, as long as it is not
-    zero or constant; the scale of weights that look trained has five times the room.
-    """
+    """Weights start at a scale that passes a signal on."""
 
     name = "initial_weights"
     summary = "No weights are all zero, all equal or of a scale far off where a signal must pass."
     rank = 14
     role = "parameters"
-    definition = (
-        "The scale of a weight is its standard deviation times the root of its fan-in, the gain it "
-        "gives to independent inputs. It lies between min_weight_scale and max_weight_scale; it is "
-        "not zero where the output goes on, as it is, to the next weights."
-    )
-    source = (
-        "Glorot and Bengio (2010): a scale of 1; He et al. (2015): 1.41; torch's default 0.58. The "
-        "limits are measured on 51 transformer architectures, 0.033 to 4.4 when initialised"
-    )
-    minimum_evidence = "one batch, and eight values in a weight"
     settings = (
         Ratio(
             "max_weight_scale",
@@ -168,9 +153,7 @@ def _constant_embeddings(observation: Observation) -> Iterator[Violation]:
         if path and table.count >= _FEWEST_VALUES:
             message = f"all {table.count} values of its embedding table are {table.mean:.3g}"
             cause = f"every token looks alike to {path[-1].label!r}: initialise the table at random"
-            yield InitialWeights.violation(
-                record, message, value=0.0, limit=ALWAYS, tensor="weight", cause=cause
-            )
+            yield InitialWeights.fault(record, message, tensor="weight", cause=cause)
 
 
 def _constant(record: LayerRecord, found: LinearMap) -> Iterator[Violation]:
@@ -184,9 +167,7 @@ def _constant(record: LayerRecord, found: LinearMap) -> Iterator[Violation]:
         f"a constant initialiser ({value:.3g}): all its units compute the same and get the same "
         "gradient, so they stay one unit; initialise at random"
     )
-    yield InitialWeights.violation(
-        record, message, value=0.0, limit=ALWAYS, tensor=found.tensor, cause=cause
-    )
+    yield InitialWeights.fault(record, message, tensor=found.tensor, cause=cause)
 
 
 def _large(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
+from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.facts import called, flow_of, innermost, is_fresh, linear_maps
 from pytest_modelhealth.checks.loss_terms import summed_over_batch, weightless_terms
 from pytest_modelhealth.checks.paths import is_floating
@@ -69,31 +69,12 @@ _LARGEST_COSINE = 128.0
 
 
 class Loss(Check):
-    """The loss function is given what it takes, and the loss can be learnt from.
-
-    What a loss was given shows in its numbers and in autograd's graph. Log-probabilities into
-    cross_entropy are no fault: it takes the log_softmax of them, which changes nothing.
-    """
+    """The loss function is given what it takes, and the loss can be learnt from."""
 
     name = "loss"
     summary = "The loss is given what it takes, is not negated, and depends on the output."
     rank = 15
     reads_scale = True
-    definition = (
-        "Calls of torch's loss functions are held against what they take: logits, "
-        "log-probabilities, targets of the same shape, some of them not ignored. Warned of: "
-        "targets of one class, a sum over the batch, a term times zero. The loss as a "
-        "whole is not provably below zero nor multiplied by zero, passes a gradient to the output "
-        "and reads its target; "
-        "that of a freshly initialised classifier is at most max_initial_loss times ln(classes)."
-    )
-    source = (
-        "torch.nn.functional's documentation of each loss; Karpathy, A Recipe for Training Neural "
-        "Networks (initial loss)"
-    )
-    minimum_evidence = (
-        "one call of a loss function with 2 rows of classes; 8 targets for the initial loss"
-    )
     settings = (
         Factor(
             "max_initial_loss",
@@ -134,16 +115,7 @@ class _Fault(NamedTuple):
 
 
 def _violation(culprit: LayerRecord, fault: _Fault, role: str | None = None) -> Violation:
-    message, value, cause, severity = fault
-    return Loss.violation(
-        culprit,
-        message,
-        value=value,
-        role=role,
-        cause=cause,
-        independent=True,
-        severity=severity,
-    )
+    return Loss.violation(culprit, **fault._asdict(), role=role, independent=True)
 
 
 def _of_call(call: LossCall, observation: Observation) -> Iterator[Finding]:
@@ -151,30 +123,11 @@ def _of_call(call: LossCall, observation: Observation) -> Iterator[Finding]:
 
     A judge returns the fault, or a text where too little was seen to tell.
     """
-    for judge in (
-        _ignored,
-        _padding,
-        _single_class,
-        _over_batch,
-        _probabilities,
-        _squashed,
-        _cut_off,
-        _bent,
-        _no_log_probabilities,
-        _no_distribution,
-        _no_log_rate,
-        _out_of_range,
-        _widened,
-        _one_class,
-    ):
-        found = judge(call, observation)
-        if found is not None:
-            culprit = _culprit(call, observation)
-            if isinstance(found, _Fault):
-                yield _violation(culprit, found)
-            else:
-                yield Loss.inconclusive(culprit, found)
-            return
+    found = next(filter(None, (judge(call, observation) for judge in _JUDGES)), None)
+    if found is not None:
+        culprit = _culprit(call, observation)
+        is_fault = isinstance(found, _Fault)
+        yield _violation(culprit, found) if is_fault else Loss.inconclusive(culprit, found)
 
 
 def _ignored(call: LossCall, _: Observation) -> _Fault | None:
@@ -449,6 +402,25 @@ def _broadcast(what: str, output: tuple[int, ...], target: tuple[int, ...]) -> _
     )
 
 
+_JUDGES = (
+    _ignored,
+    _padding,
+    _single_class,
+    _over_batch,
+    _probabilities,
+    _squashed,
+    _cut_off,
+    _bent,
+    _no_log_probabilities,
+    _no_distribution,
+    _no_log_rate,
+    _out_of_range,
+    _widened,
+    _one_class,
+)
+"""In the order in which one explains the next."""
+
+
 def _batch_softmax(observation: Observation) -> Iterator[Finding]:
     """Yield a softmax over the samples in a model that gives something for each of them.
 
@@ -479,47 +451,38 @@ def _batch_softmax(observation: Observation) -> Iterator[Finding]:
 
 
 def _of_path(path: LossPath, observation: Observation) -> Iterator[Violation]:
-    """Yield the first fault of the loss as a whole."""
-    root = observation.layers[""]
+    """Yield the first fault of the loss as a whole.
+
+    It is independent of the output if no gradient came; it may reach layers without the output.
+    """
+    root, loss = observation.layers[""], observation.loss
+    sent = root.gradients
+    seen = any(record.gradients is not None for record in observation.layers.values())
+    is_something = loss is not None and math.isfinite(loss) and loss != 0.0
     if path.widened is not None:
         yield _violation(root, _broadcast("the loss", *path.widened))
-    elif _is_independent(path, observation):
-        yield _violation(root, _INDEPENDENT, "loss")
-    elif path.sign < 0 and (observation.loss or 0.0) < 0.0:
+        return
+    if path.reaches_output is False and observation.backward and not seen:
+        message = "the loss does not depend on the output of the model"
+        cause = "it is computed from something else, or from a copy without a graph"
+    elif path.sign < 0 and (loss or 0.0) < 0.0:
         yield _negative(root, observation)
+        return
     elif is_switched_off(observation):
-        yield _violation(root, _OFF, "loss")
-    elif _is_flat(root, observation):
-        message = (
-            f"the loss is {observation.loss:.3g}, and its gradient at the output is exactly zero"
-        )
-        yield _violation(root, _Fault(message, 0.0, _why_flat(root, path)), "loss")
+        message = "the loss is multiplied by zero, and passes no gradient to the output"
+        cause = "a loss weight of zero, or a mask that selects nothing"
+    elif is_something and sent and sent.finite_count == sent.count > 0 == sent.abs_max:
+        message = f"the loss is {loss:.3g}, and its gradient at the output is exactly zero"
+        cause = _why_flat(root, path)
     elif path.uses_target is False and all(call.target is None for call in observation.loss_calls):
-        yield _violation(root, _UNREAD, "loss")
-
-
-_INDEPENDENT = _Fault(
-    "the loss does not depend on the output of the model",
-    0.0,
-    "it is computed from something else, or from a copy without a graph",
-)
-_OFF = _Fault(
-    "the loss is multiplied by zero, and passes no gradient to the output",
-    0.0,
-    "a loss weight of zero, or a mask that selects nothing",
-)
-_UNREAD = _Fault(
-    "the loss never reads its target",
-    0.0,
-    "it compares the output with nothing, or with itself; a parameter that is not needed is named "
-    "with a leading underscore: loss=lambda output, _: ...",
-)
-
-
-def _is_independent(path: LossPath, observation: Observation) -> bool:
-    """Whether no gradient came from the loss; it may reach layers without the output."""
-    seen = any(record.gradients is not None for record in observation.layers.values())
-    return path.reaches_output is False and observation.backward and not seen
+        message = "the loss never reads its target"
+        cause = (
+            "it compares the output with nothing, or with itself; a parameter that is not needed "
+            "is named with a leading underscore: loss=lambda output, _: ..."
+        )
+    else:
+        return
+    yield _violation(root, _Fault(message, 0.0, cause), "loss")
 
 
 def is_switched_off(observation: Observation) -> bool:
@@ -528,13 +491,6 @@ def is_switched_off(observation: Observation) -> bool:
     if observation.loss != 0.0 or path is None or not path.switched_off:
         return False
     return _HINGES.isdisjoint(path.operations) and (gradient is None or gradient.abs_max == 0.0)
-
-
-def _is_flat(root: LayerRecord, observation: Observation) -> bool:
-    gradient, loss = root.gradients, observation.loss
-    if gradient is None or loss is None or not math.isfinite(loss) or loss == 0.0:
-        return False
-    return gradient.finite_count == gradient.count > 0 and gradient.abs_max == 0.0
 
 
 def _why_flat(root: LayerRecord, path: LossPath) -> str:
@@ -561,11 +517,10 @@ def _negated(observation: Observation) -> Iterator[Violation]:
 
 
 def _negative(root: LayerRecord, observation: Observation) -> Violation:
-    return Loss.violation(
+    return Loss.fault(
         root,
         f"the loss is {observation.loss:.3g} and can never be positive: it is negated",
         value=observation.loss or 0.0,
-        limit=ALWAYS,
         role="loss",
         cause="a minus sign too many or too few: minimising it makes the model worse",
         independent=True,
@@ -581,8 +536,10 @@ def _initial(observation: Observation, settings: Settings) -> Iterator[Finding]:
         limit = settings.limit("max_initial_loss", culprit.name)
         if not call.value > limit.value * guess or not _magnifies(culprit):
             continue
-        if not is_fresh(observation) or _is_scaled_by_design(call):
+        if not is_fresh(observation):
             continue
+        if call.cosines and call.input.abs_max <= _LARGEST_COSINE:
+            continue  # a scale that losses with a margin have
         message = (
             f"the loss of the untrained model is {call.value:.3g}, {call.value / guess:.3g} times "
             f"that of a uniform guess ({guess:.3g})"
@@ -600,11 +557,6 @@ def _initial(observation: Observation, settings: Settings) -> Iterator[Finding]:
         yield Loss.violation(culprit, message, value=ratio, limit=limit, cause=cause)
 
 
-def _is_scaled_by_design(call: LossCall) -> bool:
-    """Whether the logits are cosines, times a scale that losses with a margin have."""
-    return call.cosines and call.input is not None and call.input.abs_max <= _LARGEST_COSINE
-
-
 def _what_is_large(head: LayerRecord, call: LossCall, observation: Observation) -> str:
     """Say what makes the logits large, as far as the layer that made them explains it."""
     if call.cosines:
@@ -617,18 +569,16 @@ def _what_is_large(head: LayerRecord, call: LossCall, observation: Observation) 
             return f"its bias is too large (up to {bias.abs_max:.3g})"
         if 2.0 * maps[0].scale * given.rms > out.rms:
             return "its weights are too large"
-    scale, label = max(map(_largest_scale, called(observation)), default=(0.0, ""))
+    scales = [(m.scale, r.label) for r in called(observation) for m in linear_maps(r)]
+    scales += [  # a table is not multiplied: its values count
+        (table.rms, r.label)
+        for r in called(observation)
+        if "num_embeddings" in r.options and (table := r.parameters.get("weight"))
+    ]
+    scale, label = max(scales, default=(0.0, ""))
     if scale > _MAGNIFIES / 2.0:
         return f"the weights of {label!r} are too large (a scale of {scale:.3g})"
     return "its forward multiplies what its layers give, or sums it up"
-
-
-def _largest_scale(record: LayerRecord) -> tuple[float, str]:
-    """Return the scale of a layer's weights; of a table, which is not multiplied, its values'."""
-    scales = [found.scale for found in linear_maps(record)]
-    if "num_embeddings" in record.options and (table := record.parameters.get("weight")):
-        scales.append(table.rms)
-    return max(scales, default=0.0), record.label
 
 
 def _magnifies(head: LayerRecord) -> bool:
@@ -648,9 +598,8 @@ def _uniform_guess(call: LossCall) -> float | None:
         return None
     if call.function == "cross_entropy" and call.targets is not None and call.classes > 1:
         return math.log(call.classes)
-    if call.function == "binary_cross_entropy_with_logits" and not call.options.get("pos_weight"):
-        return math.log(2.0)
-    return None
+    is_binary = call.function == "binary_cross_entropy_with_logits"
+    return math.log(2.0) if is_binary and not call.options.get("pos_weight") else None
 
 
 def _culprit(call: LossCall, observation: Observation) -> LayerRecord:

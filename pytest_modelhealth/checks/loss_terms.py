@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
+from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.facts import at, completed
 from pytest_modelhealth.settings import Factor, Settings
 
@@ -65,11 +65,9 @@ def weightless_terms(check: type[Check], observation: Observation) -> Iterator[V
     for line, by in lines.items():
         by = by if by in ("0", _ELSEWHERE) else repr(by)
         by = by if by == "0" else f"{by}, which is zero throughout"
-        yield check.violation(
+        yield check.fault(
             observation.layers[""],
             f"a term of the loss is multiplied by {by}{at(line)}, and asks for nothing",
-            value=0.0,
-            limit=ALWAYS,
             role="loss",
             cause="a weight or a mask of zeros, or one that a schedule starts at zero: give the "
             "step at which it is on, or leave the term out; one that only keeps layers in the "
@@ -138,12 +136,11 @@ def summed_over_batch(check: type[Check], observation: Observation) -> Iterator[
     beside = "" if sums else ", beside a mean"
     sums = sums or _sums_beside_means(observation, flow, samples)
     if sums:
-        yield check.violation(
+        yield check.fault(
             root,
             f"the loss is summed over the {samples} samples of the batch{beside}"
             f"{at(sums[0].line)}: it, and its gradient, grow with the size of the batch",
             value=float(samples),
-            limit=ALWAYS,
             role="loss",
             cause="reduction='sum', or .sum() where .mean() is usual: a learning rate that suits "
             "one size of the batch does not suit another; it may be meant so",
@@ -296,26 +293,12 @@ def _known(observation: Observation) -> Flow | None:
 
 
 class TaskBalance(Check):
-    """No task's gradient on the layers it shares is negligible beside another's.
-
-    As GradNorm does, gradients are compared at the last layer that the tasks share.
-    """
+    """No task's gradient on the layers it shares is negligible beside another's."""
 
     name = "task_balance"
     summary = "No task's gradient drowns that of another on a layer that they share."
     rank = 38
     role = "parameter_gradients"
-    definition = (
-        "With several named losses, the L2 norms of the gradients of each two of them are compared "
-        "at the last layer that both reach; the larger is at most max_task_ratio times the "
-        "smaller (only warned of up to 10,000 times, unless the limit was set). A loss that is not "
-        "zero has a gradient that is not, somewhere."
-    )
-    source = (
-        "Chen et al. 2018, GradNorm (norms at the last shared layer); the limit is measured on two "
-        "tasks on scikit-learn's digits: from a ratio of 44 on the weaker learns nothing more"
-    )
-    minimum_evidence = "two named losses that are not zero, and one backward pass"
     settings = (
         Factor(
             "max_task_ratio",
@@ -371,12 +354,10 @@ def _silent(task: TaskGradients, observation: Observation) -> Iterator[Finding]:
     reached = [observation.layers[n] for n in task.gradient_norms if n in observation.layers]
     if task.loss == 0.0 or not math.isfinite(task.loss) or not reached:
         return
-    yield TaskBalance.violation(
+    yield TaskBalance.fault(
         max(reached, key=completed),
         f"task {task.name!r} has a loss of {task.loss:.3g} and asks nothing of any of the "
         f"{len(reached)} layers that it reaches: its gradient is exactly zero",
-        value=0.0,
-        limit=ALWAYS,
         cause="it is flat here: rounded, clamped, chosen by an index, or multiplied by zero beside "
         "a constant",
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
+from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.designs import design, dropped, idle_rows, is_meant, waiting_factors
 from pytest_modelhealth.checks.facts import at, completed, flow_of, learns, place, trainable
 from pytest_modelhealth.checks.loss import is_switched_off
@@ -53,12 +53,11 @@ def detached_states(check: Check, observation: Observation) -> Iterator[Finding]
         record, sizes = layers[found.layer], _sizes(layers[found.layer])
         if found.takes_more and sizes == _STEPS_AND_WIDTH:
             continue
-        yield check.violation(
+        yield check.fault(
             record,
             f"its state is detached before each of its {found.calls} calls, so that no gradient "
             f"goes back further than one: {near(str(found.cuts[0]))}",
             value=float(found.calls),
-            limit=ALWAYS,
             cause="the state is cut off at every step, and nothing learns over several: detach it "
             "before the first step only, or every so many (truncated backpropagation)",
             affected=names[1:],
@@ -86,27 +85,13 @@ def _sizes(record: LayerRecord) -> int:
 
 
 class MissingGradients(Check):
-    """Every trainable parameter whose values get to the loss gets a gradient.
-
-    A layer that was never called, and one whose output the loss leaves out (a pooler, a second
-    head) has no gradient by design. The culprit is the last layer before the cut; those behind it
-    are counted.
-    """
+    """Every trainable parameter whose values get to the loss gets a gradient."""
 
     name = "missing_gradients"
     summary = "No trainable layer that feeds the output is cut off from the loss."
     rank = 30
     reads_scale = True
     role = "parameter_gradients"
-    definition = (
-        "Every trainable layer whose output is used gets a gradient, and not one that is exactly "
-        "zero without a closed gate or a silent activation after it. The culprit is the last layer "
-        "before the cut. Nor is it zero for the state of a recurrent layer whose inputs get one, "
-        "for a layer of its stack, or for rows of zeros (max_idle_rows) of a fresh matrix that "
-        "learns otherwise."
-    )
-    source = "PyTorch's autograd: .grad is None where no path of the graph leads to the loss"
-    minimum_evidence = "one batch with a backward pass"
     settings = (
         Share(
             "max_idle_rows",
@@ -258,11 +243,10 @@ def _violation(story: _Story, observation: Observation) -> Violation:
         meant = dropped(story.culprit.name, observation, flow)
     why, cause = _why(story, flow)
     message = f"no gradient reaches its trainable parameters ({', '.join(names)})"
-    return MissingGradients.violation(
+    return MissingGradients.fault(
         record,
         f"{message}: {why if meant is None else meant.settles}",
         value=float(len(names)),
-        limit=ALWAYS,
         cause=cause if meant is None else meant.cause,
         affected=[name for name in observation.layers if name in lost],
         independent=True,
@@ -351,27 +335,12 @@ _SHOWN = 3
 
 
 class UnregisteredParameters(Check):
-    """Everything that gets a gradient is in ``named_parameters()``.
-
-    An optimizer made from ``model.parameters()`` trains nothing else, ``model.to`` moves nothing
-    else and ``state_dict`` saves nothing else. What the batch, the loss or another model owns is
-    theirs.
-    """
+    """Everything that gets a gradient is in ``named_parameters()``."""
 
     name = "unregistered_parameters"
     summary = "Every leaf of the model that gets a gradient is one of its parameters."
     rank = 17
     role = "parameters"
-    definition = (
-        "No leaf that the backward pass gives a gradient to sits in the model, in a plain list, "
-        "dictionary or attribute, or was made by its forward, without being in "
-        "named_parameters() when the run began."
-    )
-    source = (
-        "torch.nn.Module: only attributes that are modules or parameters are registered; "
-        "torch.nn.ModuleList exists for the others"
-    )
-    minimum_evidence = "one backward pass"
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Violation]:
         """Yield one violation for each layer that keeps such leaves."""
@@ -385,13 +354,12 @@ class UnregisteredParameters(Check):
                 used = f" (used at {', '.join([*lines][:_SHOWN])})" if lines else ""
                 paths.insert(0, f"{made} that only the graph holds{used}")
             more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
-            yield self.violation(
+            yield self.fault(
                 place(observation, layer),
                 f"{len(leaves)} tensors ({sum(one.count for one in leaves):,} elements) get a "
                 "gradient but are no parameters of the model: "
                 f"{', '.join(paths[:_SHOWN])}{more}",
                 value=float(len(leaves)),
-                limit=ALWAYS,
                 cause=_cause(leaves),
             )
 

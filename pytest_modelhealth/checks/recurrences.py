@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
+from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.facts import at, called, flow_of
 from pytest_modelhealth.checks.paths import as_given
 from pytest_modelhealth.settings.setting import is_inside
@@ -65,12 +65,11 @@ def _never_carried(
     severity: Severity,
     affected: Collection[str] = (),
 ) -> Violation:
-    return check.violation(
+    return check.fault(
         record,
         f"it is called {len(calls)} times{at(calls[0].line)}, once a step, with {given}: "
         "nothing of what it returns comes back to it",
         value=float(len(calls)),
-        limit=ALWAYS,
         cause="the state is not carried from step to step, so that nothing is remembered and "
         "the weights of the state learn nothing: assign what it returns and pass it on",
         independent=True,
@@ -80,12 +79,11 @@ def _never_carried(
 
 
 def _half_carried(check: type[Check], record: LayerRecord, calls: list[Call]) -> Violation:
-    return check.violation(
+    return check.fault(
         record,
         f"it is called {len(calls)} times{at(calls[1].line)}, once a step, and one of its states "
         "is the same constant each time, while another is carried on",
         value=float(len(calls)),
-        limit=ALWAYS,
         cause="one of the states that it returns is dropped (the cell state, as in `h, _ = "
         "cell(x, (h, c))`): assign both and pass both on",
         independent=True,
@@ -270,12 +268,10 @@ def _unread(
             "in vain: h_n[0] is the first layer, h_n[-1] the last"
         )
     names = " and ".join(f"{_INPUT}{part.suffix}" for part in idle)
-    return check.violation(
+    return check.fault(
         record,
         f"the gradients of its {names} are exactly zero, those of its other "
         f"{'direction' if is_direction else 'layers'} are not",
-        value=0.0,
-        limit=ALWAYS,
         tensor=f"{_INPUT}{idle[0].suffix}",
         cause=cause,
         severity="warn" if is_direction else "fail",
@@ -314,11 +310,9 @@ def _one_step(
             f"only the first step is read{at(line)}, before anything is remembered: read the last "
             "one (out[:, -1] where the batch comes first), or all"
         )
-    return check.violation(
+    return check.fault(
         record,
         text,
-        value=0.0,
-        limit=ALWAYS,
         tensor=f"{_STATE}{forgetful[0].suffix}",
         cause=cause,
         severity="warn" if is_half else "fail",

@@ -42,30 +42,12 @@ A trained router is one-hot for scores of 4, and can still change its mind.
 
 
 class Saturation(Check):
-    """Bounded activation functions work where they have a slope.
-
-    The last activation of a model is left out: a classifier that is sure of itself saturates its
-    softmax, an autoencoder its sigmoid, and both are right.
-    """
+    """Bounded activation functions work where they have a slope."""
 
     name = "saturation"
     summary = "No bounded activation or attention sits where it is flat for most inputs."
     rank = 25
     reads_scale = True
-    definition = (
-        "The part of the inputs of a sigmoid, tanh or hard variant that lies where its slope is "
-        "under 0.002 is at most max_saturated_fraction. A softmax is saturated as far as its rows "
-        "are one-hot by scores of 16 and more: the mean sum of squares of its rows, 1 where all "
-        "are, is at most max_one_hot. Fused attention is saturated where typical scores reach 32 "
-        "and outputs are as large as single values. Only activations with a trainable layer "
-        "behind them are judged. Gates of a recurrent layer are saturated if their gradient is "
-        "exactly zero; at most max_saturated_gates are."
-    )
-    source = (
-        "Rakitianskaia and Engelbrecht 2015 (saturated from 0.85 of the range on) and SageMaker "
-        "Debugger (50 % of a layer); one-hotness is measured on trained attention"
-    )
-    minimum_evidence = "min_samples samples or rows; four choices a row on average for a softmax"
     settings = (
         Share(
             "max_saturated_fraction",

@@ -49,28 +49,11 @@ _LOOK_UPS = frozenset({"embedding", "index", "index_select", "getitem"})
 
 
 class Wiring(Check):
-    """Every layer is called where it belongs, and fed with what it is for.
-
-    Judged by the flow that was recorded; where none was, nothing is said.
-    """
+    """Every layer is called where it belongs, and fed with what it is for."""
 
     name = "wiring"
     summary = "Layers are called where they belong, and fed with what they are for."
     rank = 18
-    definition = (
-        "No layer is called in the place of a sibling of its class and shape (warned of, where "
-        "something unseen may have chosen it from a list); no table is asked "
-        "for one row only by a constant, or by ids that the model made equal; no recurrent cell is "
-        "called step by step without its state; two towers are not fed the same while an input "
-        "goes unread. Warned of: an input that nothing reads, a value joined with itself, a layer "
-        "whose result stands for that of a sibling that never runs, and one block without the "
-        "residual that all of its siblings, three or more, have."
-    )
-    source = (
-        "copied lines and forgotten arguments that raise nothing, as practitioners report them "
-        "(Humbatova et al. 2020, Taxonomy of real faults in deep learning systems)"
-    )
-    minimum_evidence = "a recorded flow, exact for what is said to be missing"
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Violation]:
         """Yield what is wired wrongly, one violation a story."""
@@ -109,12 +92,11 @@ def _stand_ins(
         is_sure = any(one.is_sure for one in found)
         others = [name for one in found[1:] for name in (one.layer, *one.never)]
         so_are = f" ({len(found) - 1} more like it)" if len(found) > 1 else ""
-        yield Wiring.violation(
+        yield Wiring.fault(
             observation.layers[layer],
             f"it is called {times} times{at(line)}, and {_listed(never)} of the same class and "
             f"shape never{so_are}",
             value=float(times),
-            limit=ALWAYS,
             cause=f"{layer!r} is called in the place of its siblings, which learn nothing: the "
             "wrong index in a loop, or a copied line"
             + ("" if is_sure else "; chosen so on purpose they look the same"),
@@ -198,12 +180,11 @@ def _constant_look_ups(observation: Observation, flow: Flow) -> Iterator[Violati
             continue
         record = observation.layers[layer]
         assert record.inputs is not None
-        yield Wiring.violation(
+        yield Wiring.fault(
             record,
             f"all {record.inputs.count} of its indices are {record.inputs.min:.0f}: they come from "
             f"{_called(made[0])}, not from the batch",
             value=record.inputs.min,
-            limit=ALWAYS,
             cause=_DO_NOT_COUNT,
             role="inputs",
             severity="fail" if made[0].kind == "constant" and not counts else "warn",
@@ -219,12 +200,11 @@ def _computed_look_ups(observation: Observation, flow: Flow) -> Iterator[Violati
         assert given is not None
         lines = [one for one in found.operations if one.line] or list(found.operations)
         names = ", ".join(dict.fromkeys(f"`{one.function}`" for one in found.operations))
-        yield Wiring.violation(
+        yield Wiring.fault(
             record,
             f"all {given.count} of its indices are {given.min:.0f}, and {found.source!r}, which "
             f"they are computed from, differs{at(lines[-1].line)}",
             value=given.min,
-            limit=ALWAYS,
             cause=f"ids or positions are destroyed on the way from {found.source!r} ({names}), so "
             "that every token gets the same row"
             + ("; one kind for all may be meant, too" if found.may_be_meant else ""),

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
+from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.facts import (
     at,
     called,
@@ -177,11 +177,9 @@ class _Verdict:
         elif record.name in self.layers:
             message = "the gradient of its trainable parameters is exactly zero"
         is_layer = record.name in self.layers or bool(tensors)
-        return self._check.violation(
+        return self._check.fault(
             record,
             message,
-            value=0.0,
-            limit=ALWAYS,
             role=None if is_layer else "gradients",
             tensor=tensors[0] if tensors else "",
             cause=cause,
