@@ -85,7 +85,10 @@ class DeadUnits(Check):
                 limit = settings.limit(name, record.name)
                 if fraction <= limit.value:
                     continue
-                if not (_may_open(record, observation) or _is_hinge(record, observation)):
+                before, units = maker(observation, record), record.activations.units
+                # the only unit of a layer without weights is a margin that may be satisfied
+                is_hinge = len(units.alive) == 1 and (before is None or not linear_maps(before))
+                if not is_hinge and not _may_open(record, observation):
                     yield _finding(record, fraction, limit, observation, settings)
                 break
 
@@ -182,28 +185,14 @@ def _may_open(record: LayerRecord, observation: Observation) -> bool:
         return True
     sources = flow.producers(record.name)
     gates = {gate.by for source in sources for gate in flow.gate(source)}
-    return any(_is_opening(gate, observation) for gate in gates.intersection(sources))
-
-
-def _is_hinge(record: LayerRecord, observation: Observation) -> bool:
-    """Whether its only unit is a number computed from outputs, which may be satisfied, as a margin.
-
-    The only unit of a layer with weights is one of the model's.
-    """
-    out = record.activations
-    if out is None or out.units is None or len(out.units.alive) > 1:
-        return False
-    before = maker(observation, record)
-    return before is None or not linear_maps(before)
-
-
-def _is_opening(parameter: str, observation: Observation) -> bool:
-    """Whether a parameter is zero and gets a gradient."""
-    owner, _, name = parameter.rpartition(".")
-    record = observation.layers.get(owner)
-    own = None if record is None else record.parameters.get(name)
-    gradient = None if record is None else record.parameter_gradients.get(name)
-    return own is not None and gradient is not None and own.abs_max == 0.0 < gradient.abs_max
+    for parameter in gates.intersection(sources):
+        owner, _, name = parameter.rpartition(".")
+        layer = observation.layers.get(owner)
+        own = None if layer is None else layer.parameters.get(name)
+        arrived = None if layer is None else layer.parameter_gradients.get(name)
+        if own is not None and arrived is not None and own.abs_max == 0.0 < arrived.abs_max:
+            return True
+    return False
 
 
 def _dead_fraction(record: LayerRecord) -> float | None:

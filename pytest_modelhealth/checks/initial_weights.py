@@ -57,7 +57,12 @@ class InitialWeights(Check):
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         """Yield weights that are zero, constant, too large or too small."""
-        maps = [(r, m) for r in called(observation) for m in linear_maps(r) if _is_judged(r, m)]
+        maps = [
+            (record, found)
+            for record in called(observation)
+            for found in linear_maps(record)
+            if found.tensor in trainable(record) and found.weights.count >= _FEWEST_VALUES
+        ]
         trained = looks_trained(observation)
         from statistics import median  # 5 ms, which a start of pytest need not pay
 
@@ -81,10 +86,6 @@ class InitialWeights(Check):
         yield from _constant_embeddings(observation)
 
 
-def _is_judged(record: LayerRecord, found: LinearMap) -> bool:
-    return found.tensor in trainable(record) and found.weights.count >= _FEWEST_VALUES
-
-
 def _zero(
     observation: Observation, record: LayerRecord, found: LinearMap, settings: Settings
 ) -> Iterator[Violation]:
@@ -100,7 +101,8 @@ def _zero(
         )
     elif (
         not path
-        or not _takes_nothing_else(observation, path)
+        # offsets of a deformable convolution and first states may well start at zero
+        or any(len(set(c.inputs)) > 1 for c in flow_of(observation).calls(path[-1].name))
         or _is_multiplied(observation, record)
     ):
         return
@@ -132,15 +134,6 @@ def _is_multiplied(observation: Observation, record: LayerRecord) -> bool:
     beside = (observation.layers[name] for name in flow.siblings(record.name))
     silent = [r.activations for r in beside if r.gradients is not None and not r.gradients.abs_max]
     return learns(record) and any(s is not None and s.count == out.count for s in silent)
-
-
-def _takes_nothing_else(observation: Observation, way: list[LayerRecord]) -> bool:
-    """Whether the layer at the end of a way is called with nothing but what comes along it.
-
-    Offsets of a deformable convolution and first states of a recurrence may well start at zero.
-    """
-    flow, end = flow_of(observation), way[-1].name
-    return all(len(set(call.inputs)) == 1 for call in flow.calls(end))
 
 
 def _constant_embeddings(observation: Observation) -> Iterator[Violation]:
@@ -185,9 +178,12 @@ def _large(
     bound = limit.value * (_TRAINED_FACTOR if trained else 1.0)
     if found.scale <= bound or found.scale_by_fan_out <= bound / 2.0:
         return None
-    if not _magnifies(record, found):
-        return None
-    is_inner, grows = _is_inner(found), gain(record)
+    is_inner, grows, given, out = _is_inner(found), gain(record), record.inputs, record.activations
+    if not is_inner:
+        if given is None or out is None or not given.finite_count:
+            return None
+        if out.rms <= 0.4 * found.scale * given.rms:
+            return None  # its bias alone, of a state of zeros, or scaled down when used
     norm = None if is_inner else normalizer(observation, record)
     is_end = not is_inner and not way_to_weights(observation, record)  # a head, a router
     room = _HEAD_FACTOR if is_end and not trained else 1.0
@@ -246,15 +242,6 @@ def _one_sided(
 
 def _is_recurrent(found: LinearMap) -> bool:
     return found.tensor.startswith(("weight_ih", "weight_hh"))
-
-
-def _magnifies(record: LayerRecord, found: LinearMap) -> bool:
-    if _is_inner(found):
-        return True
-    given, returned = record.inputs, record.activations
-    if given is None or returned is None or not given.finite_count:
-        return False
-    return returned.rms > 0.4 * found.scale * given.rms  # its bias alone, of a state of zeros
 
 
 def _is_inner(found: LinearMap) -> bool:

@@ -11,6 +11,7 @@ from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.facts import called, flow_of, innermost, is_fresh, linear_maps
 from pytest_modelhealth.checks.loss_terms import summed_over_batch, weightless_terms
 from pytest_modelhealth.checks.paths import is_floating
+from pytest_modelhealth.checks.zero_gradients import UNDERFLOW
 from pytest_modelhealth.settings import Factor, Settings, Severity
 
 if TYPE_CHECKING:
@@ -495,10 +496,7 @@ def is_switched_off(observation: Observation) -> bool:
 
 def _why_flat(root: LayerRecord, path: LossPath) -> str:
     if root.activations is not None and root.activations.dtype == "float16":
-        return (
-            "the gradient underflows float16, or the loss is flat here: scale the loss "
-            "(GradScaler), or use bfloat16"
-        )
+        return UNDERFLOW
     if flat := sorted(_FLAT.intersection(path.operations)):
         return f"{' and '.join(flat)} in the loss passes no gradient at these values"
     return "the loss is constant: what it computes cancels out, or is multiplied by zero"
