@@ -109,8 +109,11 @@ class Setting:
         return self.type(value)  # type: ignore[no-any-return]
 
     def over(self, below: Limit, value: SettingValue, origin: str) -> Limit:
-        """Return what is in force when a valid `value` is laid over what stood `below`."""
-        return Limit(value, origin)
+        """Return what is in force when a valid `value` is laid over what stood `below`.
+
+        Rules by pattern (a ``dict``) add up; of those that match the last one wins.
+        """
+        return Limit((*below.value, *value) if self.type is dict else value, origin)
 
     def parse(self, text: str, origin: str) -> SettingValue:
         """Return the value that `text` spells, as an ini file or a command line does.
