@@ -99,7 +99,10 @@ def _overflow(role: str, judged: list[_Tensor], settings: Settings) -> Iterator[
         if statistics.nonfinite_count or dtype.startswith("float8"):
             continue
         limit, largest = settings.limit("max_range_used", record.name), _RANGES[dtype].largest
-        reached = _largest(statistics)
+        # leaving out the lowest number of a dtype, which masks use
+        lowest = _RANGES.get(statistics.dtype, _RANGES["float32"]).largest
+        is_mask = statistics.min <= -_MASK * lowest
+        reached = statistics.max if is_mask else statistics.abs_max
         used = reached / largest
         if used > limit.value:
             message = (
@@ -119,17 +122,14 @@ def _overflow(role: str, judged: list[_Tensor], settings: Settings) -> Iterator[
             )
 
 
-def _largest(statistics: TensorStatistics) -> float:
-    """Return the largest magnitude, leaving out the lowest number of a dtype, which masks use."""
-    lowest = _RANGES.get(statistics.dtype, _RANGES["float32"]).largest
-    is_mask = statistics.min <= -_MASK * lowest
-    return statistics.max if is_mask else statistics.abs_max
-
-
 def _underflow(role: str, judged: list[_Tensor], settings: Settings) -> Iterator[Violation]:
     """Yield layers whose small values are lost; those of float32 and bfloat16 are `grad_norm`'s."""
     for record, tensor, statistics, dtype in judged:
-        if _RANGES[dtype].smallest_normal <= -126 or _is_unscaled(statistics):
+        exponents = statistics.exponents
+        is_half = statistics.dtype == "float16" and len(exponents.counts) > 0
+        # gradients divided by a loss scale: float16 itself holds none so small
+        is_unscaled = is_half and exponents.lowest < _RANGES["float16"].smallest
+        if _RANGES[dtype].smallest_normal <= -126 or is_unscaled:
             continue
         limit = settings.limit("max_subnormal_fraction", record.name)
         bound, scaled = 2.0 ** _RANGES[dtype].smallest_normal, ""
@@ -154,13 +154,6 @@ def _underflow(role: str, judged: list[_Tensor], settings: Settings) -> Iterator
         yield Headroom.violation(
             record, message, value=lost, limit=limit, role=role, tensor=tensor, cause=cause
         )
-
-
-def _is_unscaled(statistics: TensorStatistics) -> bool:
-    """Whether these are gradients divided by a loss scale: float16 itself holds none so small."""
-    exponents = statistics.exponents
-    is_half = statistics.dtype == "float16" and len(exponents.counts) > 0
-    return is_half and exponents.lowest < _RANGES["float16"].smallest
 
 
 def _part_below(statistics: TensorStatistics, bound: float) -> float:
