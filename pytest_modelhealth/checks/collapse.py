@@ -118,7 +118,10 @@ def _equal_outputs(
     message = f"its output is the same for all {observation.samples} samples"
     cause, severity = _cause(culprit, observation), "fail"
     if starts_at_zero:
-        cause = _STARTS_AT_ZERO
+        cause = (
+            "its weights start or ended at zero, and nothing that tells samples apart goes "
+            "past it: zero suits the last layer of a residual branch, gates and heads only"
+        )
         # parameters that no batch asks for get to the output past it, as latents do
         beside = flow.feeding("output") - flow.branch(culprit.name) - flow.reach(culprit.name)
         sources = {vertex.name for vertex in flow.graph.vertices if vertex.kind == "parameter"}
@@ -202,10 +205,6 @@ def _starts_at_zero(record: LayerRecord) -> bool:
     return any(s.abs_max == 0.0 for n, s in trainable(record).items() if "bias" not in n)
 
 
-_STARTS_AT_ZERO = (
-    "its weights start or ended at zero, and nothing that tells samples apart goes past it: zero "
-    "suits the last layer of a residual branch, gates and heads only"
-)
 _LEARNT = (
     "where it is added to what is learnt for all samples alike, as to latents, it may be meant"
 )

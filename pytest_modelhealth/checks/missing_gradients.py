@@ -96,7 +96,13 @@ class MissingGradients(Check):
         has_loss = observation.loss_path is not None or bool(observation.loss_calls)
         in_evaluation = root is not None and root.options.get("training") is False
         if stories and in_evaluation and not has_loss:  # detectors detach their proposals
-            yield self.inconclusive(stories[0].culprit.record, _ANSWERS)
+            yield self.inconclusive(
+                stories[0].culprit.record,
+                (
+                    "no gradient reaches its trainable parameters, but a model in evaluation mode "
+                    "may have its loss in training mode only: inspect it there, or with a loss"
+                ),
+            )
             return
         for story in stories:
             yield _violation(story, observation)
@@ -201,12 +207,6 @@ def _names(record: LayerRecord, lacking: list[str], flow: Flow) -> list[str]:
     return read or ([record.name] if is_leaf else [])
 
 
-_ANSWERS = (
-    "no gradient reaches its trainable parameters, but a model in evaluation mode may have its "
-    "loss in training mode only: inspect it there, or with a loss"
-)
-
-
 def _violation(story: _Story, observation: Observation) -> Violation:
     (record, name, is_used), flow = story.culprit, flow_of(observation)
     own = {one.name.rpartition(".")[2] for one in story.lost if one.record is record}
@@ -250,10 +250,17 @@ def _why(story: _Story, flow: Flow) -> tuple[str, str]:
         return f"it runs under torch.no_grad(){where}", f"the graph is cut there: {_LEARN}"
     to_loss = flow.feeding("loss") if flow.graph.loss is not None else {name}
     if story.cut is not None and story.cut.target == "output" and name not in to_loss:
-        return f"the loss leaves it out; it is only returned, by {near(str(story.cut))}", _TERM
+        return f"the loss leaves it out; it is only returned, by {near(str(story.cut))}", (
+            "a term is missing in the loss; what is returned for a log may be cut. If it "
+            "should not learn, freeze it by requires_grad_(False)"
+        )
     if story.cut is not None and story.cut.operation == UNSEEN:
         where = f"before {story.cut.target!r}{at(near(story.cut.line))}"
-        return f"nothing is seen to take it; a tensor of unseen origin comes in {where}", _UNSEEN
+        return f"nothing is seen to take it; a tensor of unseen origin comes in {where}", (
+            "it is dropped, or cut where nothing shows it: in a script, vmap or compiled code."
+            " If that tensor is a constant that an object or a closure keeps, make it a buffer"
+            " (register_buffer)"
+        )
     if story.cut is not None:
         return near(str(story.cut)), f"{reads}the graph is cut there: {_LEARN}"
     if record.status == "no_grad_path":
@@ -276,10 +283,6 @@ def _ignoring(name: str, flow: Flow) -> str:
     return "nobody takes it"
 
 
-_TERM = (
-    "a term is missing in the loss; what is returned for a log may be cut. If it should not "
-    "learn, freeze it by requires_grad_(False)"
-)
 _CUT = (
     "the graph is cut: .detach(), .data, .item(), .numpy(), torch.tensor(...), argmax, a "
     "comparison or no_grad"
@@ -287,10 +290,6 @@ _CUT = (
 _VAIN = (
     "overwritten or not used any more, or the graph is cut where its values leave it: .item(), "
     ".tolist(), .numpy(), torch.tensor(...)"
-)
-_UNSEEN = (
-    "it is dropped, or cut where nothing shows it: in a script, vmap or compiled code. If that "
-    "tensor is a constant that an object or a closure keeps, make it a buffer (register_buffer)"
 )
 _LEARN = "if it should learn, take away what cuts; if not, freeze it by requires_grad_(False)"
 _NONE = "the graph is cut in a backward: that of an autograd.Function after it returns None"

@@ -358,7 +358,10 @@ class _Verdict:
         if record.name in self._stops.cancelled:
             return ""
         if not self._after(record) and any(map(learns, called(self._observation))):
-            return _FLAT_HERE
+            return (
+                "the loss is flat at this output on this batch and not at others, as where a "
+                "mask lets nothing through: give a batch that has something for it to learn"
+            )
         if 0 < self._observation.samples < _FEWEST_SAMPLES:
             return (
                 f"all of {self._observation.samples} samples may have been left out here, by a "
@@ -412,10 +415,6 @@ _NOTHING_TO_LEARN = (
     "from which there is something to learn"
 )
 
-_FLAT_HERE = (
-    "the loss is flat at this output on this batch and not at others, as where a mask lets nothing "
-    "through: give a batch that has something for it to learn"
-)
 
 UNDERFLOW = (
     "the gradient underflows float16, or the loss is flat here: scale the loss (GradScaler), or "
