@@ -211,13 +211,7 @@ def _dead_fraction(record: LayerRecord) -> float | None:
 
 
 def silent_units(record: LayerRecord, seen: TensorStatistics, largest: float) -> Any:
-    """Return which units of an activation were silent in a part of what was seen: booleans.
-
-    Args:
-        record: the layer.
-        seen: statistics with units of the part.
-        largest: the largest magnitude of the layer, against which silence is measured.
-    """
+    """Return which units of an activation were silent in a part of what was seen: booleans."""
     assert seen.units is not None
     low, high = seen.units.minimum, seen.units.maximum
     if record.activation in _FLOORS:

@@ -45,16 +45,7 @@ def is_meant(
     observation: Observation,
     flow: Flow,
 ) -> bool:
-    """Whether a design explains that no gradient comes to a layer, or to a parameter of it.
-
-    Args:
-        record: the layer.
-        name: what the flow calls what lacks a gradient.
-        lost: the layers that lack it with this one.
-        is_used: whether its values get to an end of the run.
-        observation: the run.
-        flow: who feeds whom in it.
-    """
+    """Whether a design explains that no gradient comes to a layer, or to a parameter of it."""
     if is_in_an_empty_part(record, observation):
         return True
     if is_used or name not in flow:

@@ -152,14 +152,6 @@ def singular(
     """Yield, as a violation of a check, where a gradient begins that is singular.
 
     Where no root, norm or quotient is seen to make it, what else explodes is said instead.
-
-    Args:
-        check: the check.
-        records: the layers with finite gradients of parameters.
-        observation: what was seen.
-        settings: the limits.
-        near: returns from which of the layers next after each most of its gradient comes.
-        exploding: what was found without asking for its reason.
     """
     over = [
         record

@@ -201,18 +201,11 @@ def _single_class(call: LossCall, observation: Observation) -> _Fault | None:
     return None
 
 
-def _over_batch(call: LossCall, _: Observation) -> _Fault | None:
-    if not call.over_batch:
-        return None
-    return _Fault(
-        f"the input of {call.function} sums to one over the batch, not over its "
-        f"{call.classes} classes",
-        1.0,
-        "a softmax along dimension 0, where the samples lie: use dim=1, or dim=-1",
-    )
-
-
 def _probabilities(call: LossCall, _: Observation) -> _Fault | str | None:
+    if call.over_batch:
+        what = f"the input of {call.function} sums to one over the batch, not over its "
+        cause = "a softmax along dimension 0, where the samples lie: use dim=1, or dim=-1"
+        return _Fault(f"{what}{call.classes} classes", 1.0, cause)
     if call.function != "cross_entropy" or call.rows != "probabilities":
         return None
     rows = call.input.count // call.classes if call.input is not None else 0
@@ -225,71 +218,57 @@ def _probabilities(call: LossCall, _: Observation) -> _Fault | str | None:
     )
 
 
-def _squashed(call: LossCall, observation: Observation) -> _Fault | None:
-    """Judge by what made the input: small logits may lie between 0 and 1 by chance."""
-    squashing = _SQUASHING.get(call.function, frozenset())
-    made_by = call.made_by or (_culprit(call, observation).activation if squashing else None)
-    if made_by not in squashing:
+def _activated(call: LossCall, observation: Observation) -> _Fault | None:
+    """Judge logits by the activation that made them: small ones may lie in [0, 1] by chance.
+
+    Soft caps and distances are made by arithmetic.
+    """
+    function, made_by = call.function, call.made_by
+    if function not in _SQUASHING:
         return None
-    return _Fault(
-        f"{call.function} takes logits and is given the output of a {made_by}",
-        1.0,
-        f"the {made_by} before it is one too many: it is part of the loss"
-        if call.function != "cross_entropy"
-        else f"the {made_by} before it holds the logits between 0 and 1: leave it out",
-    )
+    by_layer = made_by or _culprit(call, observation).activation
+    if by_layer in _SQUASHING[function]:
+        cause = f"the {by_layer} before it is one too many: it is part of the loss"
+        if function == "cross_entropy":
+            cause = f"the {by_layer} before it holds the logits between 0 and 1: leave it out"
+        given, severity = f"the output of a {by_layer}", "fail"
+    elif made_by in _BENDS:
+        given, severity = f"what {made_by} returns", "warn"
+        cause = "it flattens one side of the logits: leave it out, unless they are meant so"
+    else:
+        return None
+    return _Fault(f"{function} takes logits and is given {given}", 1.0, cause, severity)
 
 
 def _cut_off(call: LossCall, _: Observation) -> _Fault | None:
     """Judge logits of which an activation took a side, or what lies beyond a near bound."""
-    function, given = call.function, call.input
+    function, given, is_tanh = call.function, call.input, call.made_by == "tanh"
     if function not in _SQUASHING or given is None or not given.finite_count:
         return None
-    low, high = (-1.0, 1.0) if call.made_by == "tanh" else call.clamped or (None, None)
-    if (
-        low is not None
-        and high is not None
-        and (least := _least_loss(call, high - low)) > _REACHABLE
-    ):
-        return _Fault(
-            f"{function} takes logits and is given some that are held between {low:g} and {high:g}",
-            least,
-            f"no class can get more than {math.exp(-least):.0%}: leave out the "
-            f"{'tanh' if call.made_by == 'tanh' else 'clamp'} before it",
-        )
+    message = f"{function} takes logits and is given"
+    low, high = (-1.0, 1.0) if is_tanh else call.clamped or (None, None)
+    if low is not None and high is not None:
+        reach = high - low  # the least loss of a target for logits that differ by it at most
+        least = math.log1p(math.exp(-reach / 2.0))
+        if function == "cross_entropy":
+            least = math.log1p((call.classes - 1) * math.exp(-reach))
+        if least > _REACHABLE:
+            what = "tanh" if is_tanh else "clamp"
+            cause = f"no class can get more than {math.exp(-least):.0%}: leave out the {what} "
+            message += f" some that are held between {low:g} and {high:g}"
+            return _Fault(message, least, f"{cause}before it")
     met = {low: given.min, high: given.max}
-    near = [end for end, seen in met.items() if end == seen and abs(seen) < _FAR_BOUND]
+    near = [f"{end:g}" for end, seen in met.items() if end == seen and abs(seen) < _FAR_BOUND]
     if call.made_by in _ONE_SIDED:
-        what = f"the output of a {call.made_by}"
-    elif near and call.made_by != "tanh":
-        what = f"logits that are clamped at {' and at '.join(f'{end:g}' for end in near)}"
+        message += f" the output of a {call.made_by}"
+    elif near and not is_tanh:
+        message += f" logits that are clamped at {' and at '.join(near)}"
     else:
         return None
-    cause = (
-        "what lies on the flat side gets no gradient, and all logits there are one"
-        if function == "cross_entropy"
-        else "no probability can leave its side of a half, or of that bound"
-    )
-    return _Fault(f"{function} takes logits and is given {what}", 1.0, f"{cause}: leave it out")
-
-
-def _least_loss(call: LossCall, reach: float) -> float:
-    """Return the least loss of a target for logits that differ by `reach` at most."""
-    if call.function == "cross_entropy":
-        return math.log1p((call.classes - 1) * math.exp(-reach))
-    return math.log1p(math.exp(-reach / 2.0))
-
-
-def _bent(call: LossCall, _: Observation) -> _Fault | None:
-    """Judge logits that an activation made: soft caps and distances are made by arithmetic."""
-    if call.function not in _SQUASHING or call.made_by not in _BENDS:
-        return None
-    return _Fault(
-        f"{call.function} takes logits and is given what {call.made_by} returns",
-        1.0,
-        "it flattens one side of the logits: leave it out, unless they are meant to be bent so",
-        "warn",
-    )
+    cause = "no probability can leave its side of a half, or of that bound"
+    if function == "cross_entropy":
+        cause = "what lies on the flat side gets no gradient, and all logits there are one"
+    return _Fault(message, 1.0, f"{cause}: leave it out")
 
 
 def _one_class(call: LossCall, observation: Observation) -> _Fault | None:
@@ -407,11 +386,9 @@ _JUDGES = (
     _ignored,
     _padding,
     _single_class,
-    _over_batch,
     _probabilities,
-    _squashed,
+    _activated,
     _cut_off,
-    _bent,
     _no_log_probabilities,
     _no_distribution,
     _no_log_rate,
@@ -467,8 +444,7 @@ def _of_path(path: LossPath, observation: Observation) -> Iterator[Violation]:
         message = "the loss does not depend on the output of the model"
         cause = "it is computed from something else, or from a copy without a graph"
     elif path.sign < 0 and (loss or 0.0) < 0.0:
-        yield _negative(root, observation)
-        return
+        return  # `_negated` tells
     elif is_switched_off(observation):
         message = "the loss is multiplied by zero, and passes no gradient to the output"
         cause = "a loss weight of zero, or a mask that selects nothing"
@@ -503,26 +479,20 @@ def _why_flat(root: LayerRecord, path: LossPath) -> str:
 
 
 def _negated(observation: Observation) -> Iterator[Violation]:
-    """Yield a loss that is the only call of one of torch's, with the sign turned."""
+    """Yield a loss that can never be positive, or is the only call of one of torch's, negated."""
     call, *others = observation.loss_calls or (None,)
-    loss = observation.loss
-    if call is None or others or not call.value or loss is None or not loss < 0.0:
+    loss, path = observation.loss or 0.0, observation.loss_path
+    if not loss < 0.0:
         return
-    in_range = call.function in _ELEMENTWISE or call.value > 0.0  # targets beyond it turn the sign
-    is_same = abs(loss + call.value) <= 1e-3 * abs(call.value)
-    if call.function in _NEVER_NEGATIVE and is_same and in_range:
-        yield _negative(observation.layers[""], observation)
-
-
-def _negative(root: LayerRecord, observation: Observation) -> Violation:
-    return Loss.fault(
-        root,
-        f"the loss is {observation.loss:.3g} and can never be positive: it is negated",
-        value=observation.loss or 0.0,
-        role="loss",
-        cause="a minus sign too many or too few: minimising it makes the model worse",
-        independent=True,
-    )
+    is_negated = path is not None and path.sign < 0
+    if call is not None and not others and call.value and call.function in _NEVER_NEGATIVE:
+        in_range = call.function in _ELEMENTWISE or call.value > 0.0  # of targets beyond it, not so
+        is_negated |= in_range and abs(loss + call.value) <= 1e-3 * abs(call.value)
+    if is_negated:
+        message = f"the loss is {loss:.3g} and can never be positive: it is negated"
+        cause = "a minus sign too many or too few: minimising it makes the model worse"
+        place = {"value": loss, "role": "loss", "independent": True}
+        yield Loss.fault(observation.layers[""], message, cause=cause, **place)
 
 
 def _initial(observation: Observation, settings: Settings) -> Iterator[Finding]:

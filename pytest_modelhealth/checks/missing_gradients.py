@@ -321,8 +321,7 @@ class UnregisteredParameters(Check):
             yield self.fault(
                 place(observation, layer),
                 f"{len(leaves)} tensors ({sum(one.count for one in leaves):,} elements) get a "
-                "gradient but are no parameters of the model: "
-                f"{', '.join(paths[:_SHOWN])}{more}",
+                f"gradient but are no parameters of the model: {', '.join(paths[:_SHOWN])}{more}",
                 value=float(len(leaves)),
                 cause=_cause(leaves),
             )

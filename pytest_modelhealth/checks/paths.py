@@ -94,14 +94,7 @@ def way_to_weights(observation: Observation, record: LayerRecord) -> list[LayerR
 def nearest(
     observation: Observation, numbers: Mapping[str, float], *, back: bool = False, by: By = "value"
 ) -> dict[str, tuple[float, str]]:
-    """Return which of the layers with a number, next before each layer, has the largest.
-
-    Args:
-        observation: what was seen.
-        numbers: by layer; the others are passed.
-        back: of those next after it instead.
-        by: ``"gradient"`` to go only where gradients go back.
-    """
+    """Return which of the layers with a number, next before each layer, has the largest."""
     own = {name: ((number, name),) for name, number in numbers.items()}
 
     def pass_on(layer: str, came: _Two | None) -> _Two | None:
