@@ -148,12 +148,19 @@ def can_die(record: LayerRecord, observation: Observation) -> bool:
 def _dead(record: LayerRecord) -> tuple[float, ...]:
     """Return which part of the units is dead, and which part is held down besides, if known.
 
-    A unit is held down if its input always stays further below zero than any unit of the layer ever
+    Units are measured against the largest of their layer. Where all are silent, smooth activations
+    (SiLU at -50 is -1e-20) still have a largest one: then the inputs tell that it is nothing. A
+    unit is held down if its input always stays further below zero than any unit of the layer ever
     comes above it. Where samples line up by chance, both sides are alike.
     """
-    fraction, out, given = _dead_fraction(record), record.activations, record.inputs
-    if fraction is None or out is None or out.units is None:
+    out, given = record.activations, record.inputs
+    if out is None or out.units is None or out.dead_fraction is None:
         return ()
+    fraction = out.dead_fraction
+    if record.activation in _FLOORS or record.activation == "threshold":
+        fraction = float(silent_units(record, out, out.abs_max).mean())
+    elif given is not None and out.abs_max <= _NEGLIGIBLE * given.abs_max:
+        fraction = 1.0
     if given is None or given.units is None or len(given.units.alive) != len(out.units.alive):
         return (fraction,)
     held = ~out.units.alive & (given.units.maximum < -max(out.max, 0.0))
@@ -193,21 +200,6 @@ def _may_open(record: LayerRecord, observation: Observation) -> bool:
         if own is not None and arrived is not None and own.abs_max == 0.0 < arrived.abs_max:
             return True
     return False
-
-
-def _dead_fraction(record: LayerRecord) -> float | None:
-    """Return the part of the units that is dead.
-
-    Units are measured against the largest of their layer. Where all are silent, smooth activations
-    (SiLU at -50 is -1e-20) still have a largest one: then the inputs tell that it is nothing.
-    """
-    out, given = record.activations, record.inputs
-    if out is None or out.units is None or out.dead_fraction is None:
-        return None
-    if record.activation in _FLOORS or record.activation == "threshold":
-        return float(silent_units(record, out, out.abs_max).mean())
-    silent = given is not None and out.abs_max <= _NEGLIGIBLE * given.abs_max
-    return 1.0 if silent else out.dead_fraction
 
 
 def silent_units(record: LayerRecord, seen: TensorStatistics, largest: float) -> Any:

@@ -230,7 +230,22 @@ def unmoving(
     is_fresh_alone = is_fresh(observation) and not seems_trained(observation)
     if abs(loss) <= _NEXT_TO_ZERO and not (is_scaled and is_fresh_alone):
         return
-    culprit, why = _where_it_sinks(observation, limit.value)
+    # the last layer at whose output the gradient is usual, and why it is not before
+    culprit = observation.layers[""]
+    why = "the loss itself sends nothing back: a factor near zero, or an output so far out that it "
+    why += "is flat there"
+    if sent is not None and sent.abs_max >= limit.value:
+        for record in sorted(innermost(called(observation)), key=completed, reverse=True):
+            if record.gradients is not None and record.gradients.count:
+                if record.gradients.abs_max < limit.value:
+                    break
+                culprit = record
+        given = culprit.inputs
+        inputs = f" (inputs in [{given.min:.3g}, {given.max:.3g}])" if given else ""
+        why = (
+            f"what comes back through {culprit.label!r} is lost: it is flat for its inputs"
+            f"{inputs}, or multiplied by next to nothing"
+        )
     is_single = any(s.dtype in _SINGLE for s in gradients)
     yield check.violation(
         culprit,
@@ -242,27 +257,4 @@ def unmoving(
         cause=why,
         affected=[r.name for r in records if r is not culprit],
         severity="fail" if is_single else "warn",
-    )
-
-
-def _where_it_sinks(observation: Observation, limit: float) -> tuple[LayerRecord, str]:
-    """Return the last layer at whose output the gradient is usual, and why it is not before."""
-    root = observation.layers[""]
-    if root.gradients is None or root.gradients.abs_max < limit:
-        return root, (
-            "the loss itself sends nothing back: a factor near zero, or an output so far out that "
-            "it is flat there"
-        )
-    found = root
-    for record in sorted(innermost(called(observation)), key=completed, reverse=True):
-        if record.gradients is not None and record.gradients.count:
-            if record.gradients.abs_max < limit:
-                break
-            found = record
-    inputs = (
-        f" (inputs in [{found.inputs.min:.3g}, {found.inputs.max:.3g}])" if found.inputs else ""
-    )
-    return found, (
-        f"what comes back through {found.label!r} is lost: it is flat for its inputs{inputs}, or "
-        "multiplied by next to nothing"
     )

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         Flow,
         LayerRecord,
         Observation,
-        UnregisteredParameter,
         Violation,
     )
     from pytest_modelhealth.report.flow import Recurrence
@@ -298,6 +297,17 @@ _NONE = "the graph is cut in a backward: that of an autograd.Function after it r
 _SHOWN = 3
 
 
+_CAUSES = {
+    "module": "modules in a plain list, dictionary or object are not registered: use "
+    "nn.ModuleList or nn.ModuleDict",
+    "attribute": "a tensor with requires_grad is no parameter: wrap it in nn.Parameter, several in "
+    "nn.ParameterList or nn.ParameterDict",
+    "": "the forward makes them anew, or what is kept is computed of them (nn.Parameter(...) * 2), "
+    "so that no optimizer holds them: make each nn.Parameter once, in __init__, and keep it",
+}
+"""By the kind of what holds the leaves, the first that is there."""
+
+
 class UnregisteredParameters(Check):
     """Everything that gets a gradient is in ``named_parameters()``."""
 
@@ -312,6 +322,7 @@ class UnregisteredParameters(Check):
 
         for layer, group in groupby(observation.unregistered, key=lambda one: one.layer):
             leaves = list(group)
+            kinds = {one.kind for one in leaves}
             paths = [one.path for one in leaves if one.path]
             if made := len(leaves) - len(paths):
                 lines = dict.fromkeys(near(one.line) for one in leaves if one.line)
@@ -323,23 +334,5 @@ class UnregisteredParameters(Check):
                 f"{len(leaves)} tensors ({sum(one.count for one in leaves):,} elements) get a "
                 f"gradient but are no parameters of the model: {', '.join(paths[:_SHOWN])}{more}",
                 value=float(len(leaves)),
-                cause=_cause(leaves),
+                cause=next(cause for kind, cause in _CAUSES.items() if kind in kinds or not kind),
             )
-
-
-def _cause(leaves: list[UnregisteredParameter]) -> str:
-    kinds = {one.kind for one in leaves}
-    if "module" in kinds:
-        return (
-            "modules in a plain list, dictionary or object are not registered: use nn.ModuleList "
-            "or nn.ModuleDict"
-        )
-    if "attribute" in kinds:
-        return (
-            "a tensor with requires_grad is no parameter: wrap it in nn.Parameter, several in "
-            "nn.ParameterList or nn.ParameterDict"
-        )
-    return (
-        "the forward makes them anew, or what is kept is computed of them (nn.Parameter(...) * 2), "
-        "so that no optimizer holds them: make each nn.Parameter once, in __init__, and keep it"
-    )

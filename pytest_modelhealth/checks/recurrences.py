@@ -157,14 +157,15 @@ def _made_of(flow: Flow, *numbers: int) -> set[str]:
 
 
 def _is_recurrent(record: LayerRecord) -> bool:
-    """Whether a layer has weights for its own state and takes one step at a time."""
+    """Whether a layer has weights for its own state and takes one step at a time, as cells do."""
+    shape, is_batch_first = _shape(record), record.options.get("batch_first")
     if not any(name.startswith("weight_hh") for name in record.parameters):
         return False
-    shape = () if record.inputs is None else record.inputs.shape
-    if "batch_first" not in record.options:
-        return True  # a cell
-    time = 1 if record.options["batch_first"] else 0
-    return len(shape) == _SEQUENCES and shape[time] == 1
+    return is_batch_first is None or (len(shape) == _SEQUENCES and shape[bool(is_batch_first)] == 1)
+
+
+def _shape(record: LayerRecord) -> tuple[int, ...]:
+    return () if record.inputs is None else record.inputs.shape
 
 
 _INPUT, _STATE, _REVERSE = "weight_ih", "weight_hh", "_reverse"
