@@ -366,8 +366,8 @@ def _where_it_vanished(
             culprit,
             message,
             (
-                "the activation or arithmetic before it is flat for its inputs (saturated), "
-                "clamped, or it multiplies by a factor near zero"
+                "the activation or arithmetic before it is flat for its inputs (saturated or "
+                "clamped), or it multiplies by a factor near zero"
                 f"{factors(observation, [before.name], culprit.name)}"
             ),
         )

@@ -112,7 +112,8 @@ class Setting:
 
         Rules by pattern (a ``dict``) add up; of those that match the last one wins.
         """
-        return Limit((*below.value, *value) if self.type is dict else value, origin)
+        rules: Any = value
+        return Limit((*below.value, *rules) if self.type is dict else value, origin)
 
     def parse(self, text: str, origin: str) -> SettingValue:
         """Return the value that `text` spells, as an ini file or a command line does.
