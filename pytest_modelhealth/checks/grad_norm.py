@@ -316,16 +316,16 @@ def _vanishing(
     near, explained = _arriving(records, observation), {r.name for r in steering}
     by_little = list(filter(_has_scale, steering))
     if by_little:
-        weakest = min(by_little, key=lambda record: parts[record.name])
+        faint = min(by_little, key=lambda record: parts[record.name])
         yield GradNorm.violation(
-            weakest,
-            f"its gradient is {parts[weakest.name]:.2g} of that in the layers after it: it vanished",
-            value=parts[weakest.name],
-            limit=limits[weakest.name],
+            faint,
+            f"its gradient is {parts[faint.name]:.2g} of that in the layers after it: it vanished",
+            value=parts[faint.name],
+            limit=limits[faint.name],
             cause="it reaches the loss by the scores of a softmax alone, which get little where "
             "the weights are nearly even, as in a fresh attention, or one-hot, the less behind a "
             "small scale: see that it grows in training",
-            affected=[record.name for record in by_little if record is not weakest],
+            affected=[record.name for record in by_little if record is not faint],
             severity="warn",
         )
     for first in starved:
