@@ -231,8 +231,9 @@ def _why_unsound(kind: Any, checks: tuple[Check, ...], settings: Settings) -> st
         return f"name must be words in lower case joined by underscores, not {name!r}"
     if any(check.name == name for check in checks):
         return f"there is a check {name!r} already; give it another name"
-    if not isinstance(kind.rank, int | float):
-        return f"rank must be a number, not {kind.rank!r}"
+    rank: object = kind.rank
+    if not isinstance(rank, int | float):
+        return f"rank must be a number, not {rank!r}"
     if kind.severity not in SEVERITIES:
         return f"severity must be 'warn' or 'fail', not {kind.severity!r}"
     for text in ("summary", "definition", "source", "minimum_evidence", "role"):

@@ -85,9 +85,10 @@ class DeadUnits(Check):
                 limit = settings.limit(name, record.name)
                 if fraction <= limit.value:
                     continue
-                before, units = maker(observation, record), record.activations.units
+                before, out = maker(observation, record), record.activations
+                units = 0 if out is None or out.units is None else len(out.units.alive)
                 # the only unit of a layer without weights is a margin that may be satisfied
-                is_hinge = len(units.alive) == 1 and (before is None or not linear_maps(before))
+                is_hinge = units == 1 and (before is None or not linear_maps(before))
                 if not is_hinge and not _may_open(record, observation):
                     yield _finding(record, fraction, limit, observation, settings)
                 break

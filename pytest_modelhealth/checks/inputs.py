@@ -144,7 +144,7 @@ class Inputs(Check):
         if held <= whole.count:
             beside = []
         if is_constant and not any(
-            (ids := as_given(observation, name)) is not None and ids.min != ids.max
+            (one := as_given(observation, name)) is not None and one.min != one.max
             for name in beside
         ):
             message = f"all {whole.count} values of the batch are equal, {whole.mean:.3g}"

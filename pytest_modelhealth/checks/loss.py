@@ -124,11 +124,14 @@ def _of_call(call: LossCall, observation: Observation) -> Iterator[Finding]:
 
     A judge returns the fault, or a text where too little was seen to tell.
     """
-    found = next(filter(None, (judge(call, observation) for judge in _JUDGES)), None)
+    judged: Iterator[_Fault | str | None] = (judge(call, observation) for judge in _JUDGES)
+    found = next(filter(None, judged), None)
     if found is not None:
         culprit = _culprit(call, observation)
-        is_fault = isinstance(found, _Fault)
-        yield _violation(culprit, found) if is_fault else Loss.inconclusive(culprit, found)
+        if isinstance(found, _Fault):
+            yield _violation(culprit, found)
+        else:
+            yield Loss.inconclusive(culprit, found)
 
 
 def _ignored(call: LossCall, _: Observation) -> _Fault | None:
@@ -226,12 +229,13 @@ def _activated(call: LossCall, observation: Observation) -> _Fault | None:
     function, made_by = call.function, call.made_by
     if function not in _SQUASHING:
         return None
+    severity: Severity = "fail"
     by_layer = made_by or _culprit(call, observation).activation
     if by_layer in _SQUASHING[function]:
         cause = f"the {by_layer} before it is one too many: it is part of the loss"
         if function == "cross_entropy":
             cause = f"the {by_layer} before it holds the logits between 0 and 1: leave it out"
-        given, severity = f"the output of a {by_layer}", "fail"
+        given = f"the output of a {by_layer}"
     elif made_by in _BENDS:
         given, severity = f"what {made_by} returns", "warn"
         cause = "it flattens one side of the logits: leave it out, unless they are meant so"
