@@ -125,7 +125,7 @@ def _of_call(call: LossCall, observation: Observation) -> Iterator[Finding]:
     A judge returns the fault, or a text where too little was seen to tell.
     """
     judged: Iterator[_Fault | str | None] = (judge(call, observation) for judge in _JUDGES)
-    found = next(filter(None, judged), None)
+    found: _Fault | str | None = next((one for one in judged if one is not None), None)
     if found is not None:
         culprit = _culprit(call, observation)
         if isinstance(found, _Fault):
