@@ -31,30 +31,12 @@ _FEWEST_IN_A_ROW = 3
 
 
 class ActivationScale(Check):
-    """Activations keep the scale of what goes in, up to what depth and residual sums explain.
-
-    The scale is compared with that of the inputs that a layer is made of, not with a fixed range:
-    residual streams grow with the root of their depth, and normalisations bring it back to one.
-    What comes out in the end has the scale of the targets, whatever that is. A large output that a
-    normalisation or a bounded activation takes back at once is theirs to judge.
-    """
+    """Activations keep the scale of what goes in, up to what depth and residual sums explain."""
 
     name = "activation_scale"
     summary = "Activations neither grow nor fade beyond what depth explains."
     rank = 35
     reads_scale = True
-    definition = (
-        "The root mean square of a layer's activations, if other weights come after it, is at most "
-        "max_activation_growth times that of the inputs it is made of (of ids: of first layers' "
-        "activations), or 1; what normalisations are given, at most its square. Along "
-        "layers that feed each other it falls to no less than min_activation_scale of that. The "
-        "culprit is the layer that jumps, or the first of a rise or fall."
-    )
-    source = (
-        "Glorot and Bengio (2010), He et al. (2015): initialisation keeps the variance; measured "
-        "on 51 transformer architectures and 70 networks on digits: a growth of 11 at most"
-    )
-    minimum_evidence = "one batch"
     settings = (
         Factor(
             "max_activation_growth",
@@ -190,6 +172,10 @@ def _faded(
         limit = settings.limit("min_activation_scale", row[-1].name)
         if scale < limit.value:
             explained.update(record.name for record in row)
+            small = [r for r in row if all(m.scale < 2.0 * _SHRINKS for m in linear_maps(r))]
+            why = "a factor or a flat activation between them, and no normalisation"
+            if 2 * len(small) > len(row):
+                why = "weights too small, without biases or normalisation to hold the signal up"
             message = (
                 f"activations fade to {scale:.2g} of the scale of the inputs over "
                 f"{len(row)} layers, at {row[-1].label!r}"
@@ -199,37 +185,32 @@ def _faded(
                 message,
                 value=scale,
                 limit=limit,
-                cause=f"each layer from here on shrinks what it is given: {_fading_cause(row)}",
+                cause=f"each layer from here on shrinks what it is given: {why}",
                 affected=[r.name for r in row[1:]],
             )
-
-
-def _fading_cause(row: list[LayerRecord]) -> str:
-    small = [r for r in row if all(m.scale < 2.0 * _SHRINKS for m in linear_maps(r))]
-    if 2 * len(small) > len(row):
-        return "weights too small, without biases or normalisation to hold the signal up"
-    return "a factor or a flat activation between them, and no normalisation"
 
 
 def _shrinking_row(
     observation: Observation, first: LayerRecord, judged: _Records
 ) -> list[LayerRecord]:
-    """Return the layers with weights that feed each other from `first` on, while each shrinks."""
+    """Return the layers with weights that feed each other from `first` on, while each shrinks.
+
+    Nothing comes of queries that start at zero, or fades.
+    """
+
+    def shrinks(record: LayerRecord) -> bool:
+        found = gain(record)
+        return found is not None and found < _SHRINKS
+
     row = [first]
-    while _gain(row[-1]) < _SHRINKS:
+    while shrinks(row[-1]):
         path = way_to_weights(observation, row[-1])
         if any(layer.type_name in NORMALIZATIONS for layer in path):
             break  # it brings the signal back, once it has seen a batch
         if not path or path[-1] in row or path[-1].name not in judged:
             break
         row.append(path[-1])
-    return row if _gain(row[-1]) < _SHRINKS else row[:-1]
-
-
-def _gain(record: LayerRecord) -> float:
-    """Return by what a layer multiplies; nothing comes of queries that start at zero, or fades."""
-    found = gain(record)
-    return 1.0 if found is None else found
+    return row if shrinks(row[-1]) else row[:-1]
 
 
 def _is_judged(statistics: TensorStatistics | None) -> bool:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import importlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
 from inspect import isabstract
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 from pytest_modelhealth.errors import SettingsError
@@ -49,12 +48,12 @@ class Check(ABC):
     """Whether its violations fail a test or only warn, unless the setting ``severity`` says it."""
 
     definition: ClassVar[str] = ""
-    """What is measured, and what is compared with which limit, in one to three sentences."""
+    """What is measured and compared with which limit; the page of reference has it of ours."""
 
     source: ClassVar[str] = ""
     """Where the definition and the default limits come from: a paper, a tool, a measurement."""
 
-    minimum_evidence: ClassVar[str] = "one batch"
+    minimum_evidence: ClassVar[str] = ""
     """What it must see to judge; with less it says ``inconclusive``, or nothing."""
 
     occasion: ClassVar[str] = "Every inspection"
@@ -139,6 +138,11 @@ class Check(ABC):
         )
 
     @classmethod
+    def fault(cls, record: LayerRecord, message: str, **more: Any) -> Violation:
+        """Return a `violation` by what may never happen, whatever the settings say."""
+        return cls.violation(record, message, **{"value": 0.0, "limit": ALWAYS, **more})
+
+    @classmethod
     def inconclusive(cls, record: LayerRecord, reason: str) -> Inconclusive:
         """Return that this check had too little evidence to judge a layer.
 
@@ -152,7 +156,6 @@ class Check(ABC):
 
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
-_SCALARS = (float, int, bool, str)
 _RESERVED = {"artifacts", "compiled", "explain", "model", "on_report", "own_checks", "waive"}
 _RESERVED |= {"replay", "replay_from", "replay_limit", "replay_without"}
 """Names that an option or an argument of `Inspector` has, which is no setting."""
@@ -171,16 +174,14 @@ def checks_in(package: str, folder: Path) -> tuple[Check, ...]:
         package: the name that the folder is imported by.
         folder: where it lies.
     """
-    names = [path.stem for path in folder.glob("[!_]*.py")]
-    modules = [importlib.import_module(f"{package}.{name}") for name in names]
-    return by_rank(check() for module in modules for check in _defined_in(module))
-
-
-def _defined_in(module: ModuleType) -> Iterator[type[Check]]:
-    for defined in vars(module).values():
-        is_own = isinstance(defined, type) and defined.__module__ == module.__name__
-        if is_own and issubclass(defined, Check) and not isabstract(defined):
-            yield defined
+    modules = [importlib.import_module(f"{package}.{p.stem}") for p in folder.glob("[!_]*.py")]
+    return by_rank(
+        defined()
+        for module in modules
+        for defined in vars(module).values()
+        if isinstance(defined, type) and defined.__module__ == module.__name__
+        if issubclass(defined, Check) and not isabstract(defined)
+    )
 
 
 def by_rank(checks: Iterable[Check]) -> tuple[Check, ...]:
@@ -208,15 +209,11 @@ def with_own_checks(settings: Settings, own: Iterable[type[Check]], origin: str)
         if not any(type(check) is kind for check in checks):
             reason = _why_unsound(kind, checks, settings)
             if reason:
-                raise SettingsError(f"{origin}: {_where(kind)}: {reason}")
+                is_class = isinstance(kind, type)
+                where = f"{kind.__module__}.{kind.__qualname__}" if is_class else repr(kind)
+                raise SettingsError(f"{origin}: {where}: {reason}")
             checks = (*checks, kind())
     return settings.with_checks(by_rank(checks))
-
-
-def _where(kind: object) -> str:
-    if not isinstance(kind, type):
-        return repr(kind)
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _why_unsound(kind: Any, checks: tuple[Check, ...], settings: Settings) -> str | None:
@@ -239,25 +236,23 @@ def _why_unsound(kind: Any, checks: tuple[Check, ...], settings: Settings) -> st
         return f"rank must be a number, not {rank!r}"
     if kind.severity not in SEVERITIES:
         return f"severity must be 'warn' or 'fail', not {kind.severity!r}"
-    texts = ("summary", "definition", "source", "minimum_evidence", "role")
-    for text in (text for text in texts if not isinstance(getattr(kind, text), str)):
-        return f"{text} must be a string, not {getattr(kind, text)!r}"
-    return _why_settings_unsound(kind, settings)
+    for text in ("summary", "definition", "source", "minimum_evidence", "role"):
+        if not isinstance(getattr(kind, text), str):
+            return f"{text} must be a string, not {getattr(kind, text)!r}"
+    return _why_settings_unsound(kind.settings, {*settings, *_RESERVED})
 
 
-def _why_settings_unsound(kind: Any, settings: Settings) -> str | None:
-    declared = kind.settings
+def _why_settings_unsound(declared: Any, taken: set[str]) -> str | None:
     if not isinstance(declared, tuple) or not all(isinstance(s, Setting) for s in declared):
         return "settings must be a tuple of pytest_modelhealth.Setting"
-    taken = {*settings, *_RESERVED}
     for setting in declared:
-        if not isinstance(setting.name, str) or not _NAME.fullmatch(setting.name):
+        if not _NAME.fullmatch(setting.name):
             return f"the name of a setting must be words in lower case, not {setting.name!r}"
         if setting.name in taken:
             return f"there is a setting {setting.name!r} already; give it another name"
-        taken.add(setting.name)
-        if setting.type not in _SCALARS:
+        if setting.type not in (float, int, bool, str):
             return f"the type of {setting.name} must be float, int, bool or str"
+        taken.add(setting.name)
         try:
             setting.validate(setting.default, "its default")
         except SettingsError as error:

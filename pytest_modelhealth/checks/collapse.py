@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
+from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.dead_units import DYING_ACTIVATIONS
 from pytest_modelhealth.checks.facts import (
     FEWEST_UNITS,
@@ -41,29 +41,12 @@ _CANCELS = (
 
 
 class Collapse(Check):
-    """The output depends on the sample, and units differ from each other.
-
-    A model whose samples line up little by little, layer by layer, is deep rather than broken: in
-    the end rounding makes them equal. Only a collapse that happens in one layer is a fault.
-    """
+    """The output depends on the sample, and units differ from each other."""
 
     name = "collapse"
     summary = "The output differs from sample to sample, and units from each other."
     rank = 27
     reads_scale = True
-    definition = (
-        "The output is not equal for all samples of a batch whose samples differ, and no layer "
-        "takes the spread of its units over the samples, relative to its largest value, from over "
-        "0.01 to under min_sample_spread for good; none with weights drops inputs that differ. The "
-        "units of a layer with weights do not all have the same range, and no attention weighs all "
-        "tokens alike after another told them apart. Warned of: predictions of several targets "
-        "that all have the same range."
-    )
-    source = (
-        "the constant-output and symmetry faults of the practitioners' lists (TheDeepChecker); "
-        "exact equality needs no limit, the spread is measured on healthy deep networks"
-    )
-    minimum_evidence = "min_collapse_samples samples that differ; six units for symmetry"
     settings = (
         Share(
             "min_sample_spread",
@@ -108,9 +91,12 @@ def _equal_outputs(
     """Yield where the samples of a batch become one; too few where more are `needed`."""
     if not root.equal_samples or _is_compared_with_itself(flow_of(observation)):
         return
+    flow, layers = flow_of(observation), observation.layers
     culprit, before = _where_samples_became_equal(observation)
     starts_at_zero = _starts_at_zero(culprit)
-    if _is_another_checks(culprit) or (starts_at_zero and _is_head(culprit, observation)):
+    after = flow.reach(culprit.name) & flow.feeding("output") if flow.graph.outputs else ()
+    is_head = not any(linear_maps(layers[n]) for n in after if n in layers)
+    if _is_another_checks(culprit) or (starts_at_zero and is_head):
         return
     if needed is not None:
         reason = (
@@ -118,24 +104,30 @@ def _equal_outputs(
             f"at least {needed.value} (min_collapse_samples, {needed.origin})"
         )
         yield Collapse.inconclusive(culprit, reason)
-    elif before is not None and (spread := spread_of(before.activations)) < _rounding(before):
-        reason = (
-            f"its output is equal for all samples, but before it they differ by no more than "
-            f"{spread:.1g} of the largest value: deep layers made them alike little by little"
+        return
+    if before is not None:
+        seen, spread = before.activations, spread_of(before.activations)
+        dtype = "" if seen is None else seen.dtype
+        if spread < 100.0 * _RESOLUTION.get(dtype, _COARSEST):  # lost to rounding by one more layer
+            reason = (
+                f"its output is equal for all samples, but before it they differ by no more than "
+                f"{spread:.1g} of the largest value: deep layers made them alike little by little"
+            )
+            yield Collapse.inconclusive(culprit, reason)
+            return
+    message = f"its output is the same for all {observation.samples} samples"
+    cause, severity = _cause(culprit, observation), "fail"
+    if starts_at_zero:
+        cause = (
+            "its weights start or ended at zero, and nothing that tells samples apart goes "
+            "past it: zero suits the last layer of a residual branch, gates and heads only"
         )
-        yield Collapse.inconclusive(culprit, reason)
-    else:
-        message = f"its output is the same for all {observation.samples} samples"
-        cause = _STARTS_AT_ZERO if starts_at_zero else _cause(culprit, observation)
-        is_meant = starts_at_zero and _is_added_to_what_learns(culprit, observation)
-        yield Collapse.violation(
-            culprit,
-            message,
-            value=0.0,
-            limit=ALWAYS,
-            cause=f"{cause}; {_LEARNT}" if is_meant else cause,
-            severity="warn" if is_meant else "fail",
-        )
+        # parameters that no batch asks for get to the output past it, as latents do
+        beside = flow.feeding("output") - flow.branch(culprit.name) - flow.reach(culprit.name)
+        sources = {vertex.name for vertex in flow.graph.vertices if vertex.kind == "parameter"}
+        if any(n in sources or (n in layers and trainable(layers[n])) for n in beside):
+            cause, severity = f"{cause}; {_LEARNT}", "warn"
+    yield Collapse.fault(culprit, message, cause=cause, severity=severity)
 
 
 def _dropped_inputs(observation: Observation) -> Iterator[Violation]:
@@ -149,20 +141,15 @@ def _dropped_inputs(observation: Observation) -> Iterator[Violation]:
             continue
         if _starts_at_zero(record) or any(m.weights.std == 0.0 for m in maps):
             continue
-        if _is_another_checks(record) or not _differ(record, observation):
-            continue
-        message = f"its output is the same for all {observation.samples} samples, its inputs differ"
-        cause = _cause(record, observation)
-        yield Collapse.violation(record, message, value=0.0, limit=ALWAYS, cause=cause)
-        return
-
-
-def _differ(record: LayerRecord, observation: Observation) -> bool:
-    """Whether samples differ by more than rounding in what a layer is given."""
-    before, given = _source(record, observation), record.inputs
-    if before is not None:
-        return spread_of(before.activations) >= HEALTHY_SPREAD
-    return given is not None and given.std >= HEALTHY_SPREAD * given.abs_max > 0.0
+        before, given = _source(record, observation), record.inputs
+        if before is not None:  # samples differ by more than rounding
+            differ = spread_of(before.activations) >= HEALTHY_SPREAD
+        else:
+            differ = given is not None and given.std >= HEALTHY_SPREAD * given.abs_max > 0.0
+        if differ and not _is_another_checks(record):
+            message = f"its output is the same for all {observation.samples} samples, its inputs "
+            yield Collapse.fault(record, f"{message}differ", cause=_cause(record, observation))
+            return
 
 
 def _source(record: LayerRecord, observation: Observation) -> LayerRecord | None:
@@ -218,25 +205,6 @@ def _starts_at_zero(record: LayerRecord) -> bool:
     return any(s.abs_max == 0.0 for n, s in trainable(record).items() if "bias" not in n)
 
 
-def _is_head(record: LayerRecord, observation: Observation) -> bool:
-    """Whether no other weights come between a layer and the output."""
-    flow = flow_of(observation)
-    after = flow.reach(record.name) & flow.feeding("output") if flow.graph.outputs else ()
-    return not any(linear_maps(observation.layers[n]) for n in after if n in observation.layers)
-
-
-def _is_added_to_what_learns(record: LayerRecord, observation: Observation) -> bool:
-    """Whether parameters that no batch asks for get to the output past a layer, as latents do."""
-    flow, layers = flow_of(observation), observation.layers
-    beside = flow.feeding("output") - flow.branch(record.name) - flow.reach(record.name)
-    sources = {vertex.name for vertex in flow.graph.vertices if vertex.kind == "parameter"}
-    return any(n in sources or (n in layers and bool(trainable(layers[n]))) for n in beside)
-
-
-_STARTS_AT_ZERO = (
-    "its weights start or ended at zero, and nothing that tells samples apart goes past it: zero "
-    "suits the last layer of a residual branch, gates and heads only"
-)
 _LEARNT = (
     "where it is added to what is learnt for all samples alike, as to latents, it may be meant"
 )
@@ -245,9 +213,8 @@ _LEARNT = (
 def _is_another_checks(record: LayerRecord) -> bool:
     """Whether `finite` or `dead_units` says why all samples are equal."""
     out = record.activations
-    if out is None or out.nonfinite_count:
-        return True
-    return record.activation in DYING_ACTIVATIONS and out.abs_max == 0.0
+    is_dead = record.activation in DYING_ACTIVATIONS and out is not None and out.abs_max == 0.0
+    return out is None or out.nonfinite_count > 0 or is_dead
 
 
 def _cause(record: LayerRecord, observation: Observation) -> str:
@@ -276,45 +243,50 @@ def _lost_spread(observation: Observation, settings: Settings) -> Iterator[Findi
     """Yield the layer that takes a healthy spread away at once, never to come back."""
     seen = [r for r in leaves(observation) if units_of(r.activations) is not None]
     spreads = {record.name: spread_of(record.activations) for record in seen}
-
-    def limit(layer: str) -> Limit:
-        return settings.limit("min_sample_spread", layer)
-
-    healthy = {name: 1.0 for name, s in spreads.items() if s >= limit(name).value}
+    limits = {name: settings.limit("min_sample_spread", name) for name in spreads}
+    flow, layers = flow_of(observation), observation.layers
+    healthy = {name: 1.0 for name, s in spreads.items() if s >= limits[name].value}
     after = nearest(observation, healthy, back=True)
+    asked = [c.target.rms for c in observation.loss_calls if not c.classes and c.target is not None]
     for name, spread in spreads.items():
-        culprit, before = observation.layers[name], _source(observation.layers[name], observation)
+        culprit, before = layers[name], _source(layers[name], observation)
         if name in healthy or name in after or spread == 0.0:
             continue  # where all are equal, gates are left out
         if before is None or not before.name:
-            yield from _drowned_inputs(observation, spread, culprit, settings)
+            yield from _drowned_inputs(observation, spread, culprit, limits[name])
             continue
-        was_healthy = spread_of(before.activations) >= HEALTHY_SPREAD
-        is_meant = _is_noise(before, observation) or _is_asked_for(culprit, observation)
-        if was_healthy and not is_meant:
-            message = (
+        # a dropout alone may tell samples apart, or the bias be where targets are: years
+        makers = [layers[n] for n in flow.producers(before.name) if n in layers]
+        is_same = not makers or any(r.equal_samples for r in makers)
+        bias = culprit.parameters.get("bias")
+        is_last = "output" in flow.consumers(name, as_it_is=True)
+        is_meant = ("Dropout" in before.type_name and is_same) or (
+            is_last and bias is not None and any(rms > 0.5 * bias.abs_max for rms in asked)
+        )
+        if spread_of(before.activations) >= HEALTHY_SPREAD and not is_meant:
+            yield Collapse.violation(
+                culprit,
                 f"over the samples its units vary by only {spread:.2g} of its largest value, those "
-                f"of {before.label!r} before it by {spread_of(before.activations):.2g}"
+                f"of {before.label!r} before it by {spread_of(before.activations):.2g}",
+                value=spread,
+                limit=limits[name],
+                cause=_drowned(culprit),
             )
-            cause = _drowned(culprit)
-            yield Collapse.violation(culprit, message, value=spread, limit=limit(name), cause=cause)
 
 
 def _drowned_inputs(
-    observation: Observation, spread: float, record: LayerRecord, settings: Settings
+    observation: Observation, spread: float, record: LayerRecord, limit: Limit
 ) -> Iterator[Finding]:
     """Yield the first layer where its bias leaves nothing of a batch in too large a unit.
 
     Samples may differ by little on purpose; here all that the inputs make of the output is little.
     """
     given, out = record.inputs, record.activations
-    bias, maps = record.parameters.get("bias"), linear_maps(record)
+    bias, maps, flow = record.parameters.get("bias"), linear_maps(record), flow_of(observation)
     if given is None or out is None or bias is None or not maps:
         return
-    flow = flow_of(observation)
     if set(flow.inputs).isdisjoint(flow.producers(record.name, as_it_is=True)):
         return
-    limit = settings.limit("min_sample_spread", record.name)
     signal = maps[0].scale * given.rms
     if bias.abs_max > 0.5 * out.abs_max and signal < _DROWNED * limit.value * out.abs_max:
         message = (
@@ -328,23 +300,6 @@ def _drowned_inputs(
         yield Collapse.violation(record, message, value=spread, limit=limit, cause=cause)
 
 
-def _is_noise(record: LayerRecord, observation: Observation) -> bool:
-    """Whether a dropout alone tells the samples apart in what a layer gives out."""
-    sources = flow_of(observation).producers(record.name)
-    records = [observation.layers[name] for name in sources if name in observation.layers]
-    is_equal = not records or any(r.equal_samples for r in records)
-    return "Dropout" in record.type_name and is_equal
-
-
-def _is_asked_for(record: LayerRecord, observation: Observation) -> bool:
-    """Whether the layer's bias is where the targets are: years, or degrees Kelvin."""
-    bias = record.parameters.get("bias")
-    if bias is None or "output" not in flow_of(observation).consumers(record.name, as_it_is=True):
-        return False
-    asked = (call.target for call in observation.loss_calls if not call.classes)
-    return any(target is not None and target.rms > 0.5 * bias.abs_max for target in asked)
-
-
 def _drowned(record: LayerRecord) -> str:
     bias, out = record.parameters.get("bias"), record.activations
     if bias is not None and out is not None and bias.abs_max > 0.5 * out.abs_max:
@@ -352,12 +307,6 @@ def _drowned(record: LayerRecord) -> str:
     if record.parameters:
         return "what it adds is far larger than its signal, or its weights are far too small"
     return _CANCELS
-
-
-def _rounding(record: LayerRecord) -> float:
-    """Return the spread that one more layer can lose to rounding."""
-    dtype = record.activations.dtype if record.activations is not None else ""
-    return 100.0 * _RESOLUTION.get(dtype, _COARSEST)
 
 
 def _equal_units(observation: Observation) -> Iterator[Violation]:
@@ -369,7 +318,7 @@ def _equal_units(observation: Observation) -> Iterator[Violation]:
                 "symmetric weights: each unit starts with the same ones, gets the same gradient "
                 "and stays the same; initialise at random"
             )
-            yield Collapse.violation(record, message, value=1.0, limit=ALWAYS, cause=cause)
+            yield Collapse.fault(record, message, value=1.0, cause=cause)
 
 
 def _equal_predictions(observation: Observation) -> Iterator[Violation]:
@@ -385,12 +334,11 @@ def _equal_predictions(observation: Observation) -> Iterator[Violation]:
         is_one = len(ends) == 2 and not all(map(float.is_integer, ends))
         if asked.shape != made.shape or count < _FEWEST_PREDICTIONS or not is_one:
             continue
-        yield Collapse.violation(
+        yield Collapse.fault(
             observation.layers[""],
             f"its {count} predictions a sample have the same range over the samples: they are the "
             "same one",
             value=1.0,
-            limit=ALWAYS,
             cause="each step begins at the same state again, or the last one is repeated for all; "
             "one level for all targets may be meant, too",
             severity="warn",

@@ -49,30 +49,12 @@ _FEW_SAMPLES = 8
 
 
 class DeadUnits(Check):
-    """Most units of every activation are active for some sample.
-
-    A deep plain ReLU network at its initialisation sends all samples in one direction, so that each
-    unit is on for all of them or off for all: half of the units dead is no fault there.
-    """
+    """Most units of every activation are active for some sample."""
 
     name = "dead_units"
     summary = "Behind each activation that can die, enough units are active for some sample."
     rank = 20
     reads_scale = True
-    definition = (
-        "A unit (a channel, or a feature of a sequence) is dead if it never exceeds 2^-20 of the "
-        "largest magnitude of its layer in any sample. The dead part of the units behind an "
-        "activation function that has a flat side is at most max_dead_fraction, and the part that "
-        "something holds far below zero at most max_held_fraction."
-    )
-    source = (
-        "SageMaker Debugger (over 50 % inactive) and AutoTrainer (70 % zero gradients); the limit "
-        "is measured: half of the units of a healthy deep ReLU network are dead when initialised"
-    )
-    minimum_evidence = (
-        "min_samples samples, or tokens where units are features of a sequence; 8 where all of at "
-        "least 16 units are silent"
-    )
     settings = (
         Share(
             "max_dead_fraction",
@@ -103,7 +85,11 @@ class DeadUnits(Check):
                 limit = settings.limit(name, record.name)
                 if fraction <= limit.value:
                     continue
-                if not (_may_open(record, observation) or _is_hinge(record, observation)):
+                before, out = maker(observation, record), record.activations
+                units = 0 if out is None or out.units is None else len(out.units.alive)
+                # the only unit of a layer without weights is a margin that may be satisfied
+                is_hinge = units == 1 and (before is None or not linear_maps(before))
+                if not is_hinge and not _may_open(record, observation):
                     yield _finding(record, fraction, limit, observation, settings)
                 break
 
@@ -163,12 +149,19 @@ def can_die(record: LayerRecord, observation: Observation) -> bool:
 def _dead(record: LayerRecord) -> tuple[float, ...]:
     """Return which part of the units is dead, and which part is held down besides, if known.
 
-    A unit is held down if its input always stays further below zero than any unit of the layer ever
+    Units are measured against the largest of their layer. Where all are silent, smooth activations
+    (SiLU at -50 is -1e-20) still have a largest one: then the inputs tell that it is nothing. A
+    unit is held down if its input always stays further below zero than any unit of the layer ever
     comes above it. Where samples line up by chance, both sides are alike.
     """
-    fraction, out, given = _dead_fraction(record), record.activations, record.inputs
-    if fraction is None or out is None or out.units is None:
+    out, given = record.activations, record.inputs
+    if out is None or out.units is None or out.dead_fraction is None:
         return ()
+    fraction = out.dead_fraction
+    if record.activation in _FLOORS or record.activation == "threshold":
+        fraction = float(silent_units(record, out, out.abs_max).mean())
+    elif given is not None and out.abs_max <= _NEGLIGIBLE * given.abs_max:
+        fraction = 1.0
     if given is None or given.units is None or len(given.units.alive) != len(out.units.alive):
         return (fraction,)
     held = ~out.units.alive & (given.units.maximum < -max(out.max, 0.0))
@@ -200,53 +193,18 @@ def _may_open(record: LayerRecord, observation: Observation) -> bool:
         return True
     sources = flow.producers(record.name)
     gates = {gate.by for source in sources for gate in flow.gate(source)}
-    return any(_is_opening(gate, observation) for gate in gates.intersection(sources))
-
-
-def _is_hinge(record: LayerRecord, observation: Observation) -> bool:
-    """Whether its only unit is a number computed from outputs, which may be satisfied, as a margin.
-
-    The only unit of a layer with weights is one of the model's.
-    """
-    out = record.activations
-    if out is None or out.units is None or len(out.units.alive) > 1:
-        return False
-    before = maker(observation, record)
-    return before is None or not linear_maps(before)
-
-
-def _is_opening(parameter: str, observation: Observation) -> bool:
-    """Whether a parameter is zero and gets a gradient."""
-    owner, _, name = parameter.rpartition(".")
-    record = observation.layers.get(owner)
-    own = None if record is None else record.parameters.get(name)
-    gradient = None if record is None else record.parameter_gradients.get(name)
-    return own is not None and gradient is not None and own.abs_max == 0.0 < gradient.abs_max
-
-
-def _dead_fraction(record: LayerRecord) -> float | None:
-    """Return the part of the units that is dead.
-
-    Units are measured against the largest of their layer. Where all are silent, smooth activations
-    (SiLU at -50 is -1e-20) still have a largest one: then the inputs tell that it is nothing.
-    """
-    out, given = record.activations, record.inputs
-    if out is None or out.units is None or out.dead_fraction is None:
-        return None
-    if record.activation in _FLOORS or record.activation == "threshold":
-        return float(silent_units(record, out, out.abs_max).mean())
-    silent = given is not None and out.abs_max <= _NEGLIGIBLE * given.abs_max
-    return 1.0 if silent else out.dead_fraction
+    for parameter in gates.intersection(sources):
+        owner, _, name = parameter.rpartition(".")
+        layer = observation.layers.get(owner)
+        own = None if layer is None else layer.parameters.get(name)
+        arrived = None if layer is None else layer.parameter_gradients.get(name)
+        if own is not None and arrived is not None and own.abs_max == 0.0 < arrived.abs_max:
+            return True
+    return False
 
 
 def silent_units(record: LayerRecord, seen: TensorStatistics, largest: float) -> Any:
-    """Return which units of an activation were silent in a part of what was seen: booleans.
-
-    Args:
-        record: the layer.
-        seen: statistics with units of the part.
-        largest: the largest magnitude of the layer, against which silence is measured.
-    """
+    """Return which units of an activation were silent in a part of what was seen: booleans."""
     assert seen.units is not None
     low, high = seen.units.minimum, seen.units.maximum
     if record.activation in _FLOORS:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
+from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.dead_units import DYING_ACTIVATIONS
 from pytest_modelhealth.checks.facts import (
     IN_PROJECTION,
@@ -23,7 +23,6 @@ from pytest_modelhealth.settings.setting import is_inside, parent
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Flow, LayerRecord, Observation
-    from pytest_modelhealth.statistics import TensorStatistics
 
 
 class Design(NamedTuple):
@@ -46,16 +45,7 @@ def is_meant(
     observation: Observation,
     flow: Flow,
 ) -> bool:
-    """Whether a design explains that no gradient comes to a layer, or to a parameter of it.
-
-    Args:
-        record: the layer.
-        name: what the flow calls what lacks a gradient.
-        lost: the layers that lack it with this one.
-        is_used: whether its values get to an end of the run.
-        observation: the run.
-        flow: who feeds whom in it.
-    """
+    """Whether a design explains that no gradient comes to a layer, or to a parameter of it."""
     if is_in_an_empty_part(record, observation):
         return True
     if is_used or name not in flow:
@@ -158,34 +148,30 @@ def _ends_a_stack(layer: str, flow: Flow) -> bool:
 def _is_slow_copy(lost: Sequence[LayerRecord], observation: Observation, flow: Flow) -> bool:
     """Whether a layer with the very same parameters learns beside it: this one makes targets.
 
-    Norms that start at ones are all the same, so that layers of varied values are asked.
+    Norms that start at ones are all the same, so that layers of varied values are asked. Blocks of
+    a stack that start equal feed one another.
     """
     off = [record for record in lost if record.grad_off]
     varied = [r for r in off if any(s.min != s.max for s in trainable(r).values())]
     record = max(varied or off, key=completed, default=None)
     return record is not None and any(
-        learns(other) and _are_copies(record, other) and not _are_in_a_row(record, other, flow)
+        learns(other)
+        and _are_copies(record, other)
+        and other.name not in flow.feeding(record.name)
+        and record.name not in flow.feeding(other.name)
         for other in called(observation)
     )
 
 
-def _are_in_a_row(record: LayerRecord, other: LayerRecord, flow: Flow) -> bool:
-    """Whether one is fed by the other, as blocks of a stack are that start equal."""
-    return other.name in flow.feeding(record.name) or record.name in flow.feeding(other.name)
-
-
 def _are_copies(record: LayerRecord, other: LayerRecord) -> bool:
     """Whether another layer of the same kind has the very same trainable parameters."""
-    return (
-        other is not record
-        and other.type_name == record.type_name
-        and other.parameters.keys() == record.parameters.keys()
-        and all(_are_equal(s, other.parameters[name]) for name, s in trainable(record).items())
+    if other is record or other.type_name != record.type_name:
+        return False
+    pairs = [(s, other.parameters.get(name)) for name, s in trainable(record).items()]
+    return other.parameters.keys() == record.parameters.keys() and all(
+        b is not None and (a.shape, a.min, a.max, a.mean) == (b.shape, b.min, b.max, b.mean)
+        for a, b in pairs
     )
-
-
-def _are_equal(a: TensorStatistics, b: TensorStatistics) -> bool:
-    return a.shape == b.shape and (a.min, a.max, a.mean) == (b.min, b.max, b.mean)
 
 
 def design(record: LayerRecord, observation: Observation, flow: Flow) -> Design | None:
@@ -194,39 +180,34 @@ def design(record: LayerRecord, observation: Observation, flow: Flow) -> Design 
     A part that only takes what the model was given, while other parts learn, may learn elsewhere,
     or was trained before.
     """
-    learning = [r.name for r in observation.layers.values() if learns(r)]
-    part = _part(record, observation, learning)
-    if part is None or not learning:
+    layers, ran = observation.layers, called(observation)
+    learning = [r.name for r in layers.values() if learns(r)]
+    if not record.name or record.parameter_gradients or record.read_in_vain or not learning:
         return None
-    inside = [r for r in called(observation) if r is part or is_inside(r.name, part.name)]
-    if not inside or _take_what_learns(inside, observation, flow):
-        return None
-    if all(r.grad_off for r in inside if trainable(r)):
-        return None if any(_has_a_frozen_copy(r, observation) for r in inside) else _off(part)
-    return _detached(part) if _is_a_network_of_several(part, observation, learning) else None
-
-
-def _part(record: LayerRecord, observation: Observation, learning: list[str]) -> LayerRecord | None:
-    """Return the outermost part of the model around a layer in which nothing learns."""
-    if not record.name or record.parameter_gradients or record.read_in_vain:
-        return None
-    part, name = record, record.name
+    part, name = record, record.name  # the outermost around it in which nothing learns
     while (name := parent(name)) and not any(is_inside(n, name) or n == name for n in learning):
-        part = observation.layers.get(name, part)
-    return part
-
-
-def _take_what_learns(part: list[LayerRecord], observation: Observation, flow: Flow) -> bool:
-    """Whether values come to it from trainable layers that ran with gradients."""
-    before = flow.feeding(*(record.name for record in part))
-    others = (observation.layers[name] for name in before if name in observation.layers)
-    return any(trainable(record) and not record.grad_off for record in others)
-
-
-def _has_a_frozen_copy(record: LayerRecord, observation: Observation) -> bool:
-    """Whether a frozen layer of the very same parameters runs beside it: that is the slow one."""
-    return bool(trainable(record)) and any(
-        not trainable(other) and _are_copies(record, other) for other in called(observation)
+        part = layers.get(name, part)
+    inside = [r for r in ran if r is part or is_inside(r.name, part.name)]
+    before = [layers[n] for n in flow.feeding(*(r.name for r in inside)) if n in layers]
+    if not inside or any(trainable(r) and not r.grad_off for r in before):
+        return None  # values come to it from what learns
+    own = [r for r in inside if trainable(r)]
+    if all(r.grad_off for r in own):
+        frozen = [other for other in ran if not trainable(other)]
+        if any(_are_copies(r, other) for r in own for other in frozen):
+            return None  # that is the slow one
+        return Design(
+            f"freeze {part.label!r} by requires_grad_(False) if it is not to learn",
+            f"{part.label!r} runs under torch.no_grad(), as a teacher, a feature extractor or a "
+            "slow copy does; if it should learn, take no_grad away",
+        )
+    if not _is_a_network_of_several(part, observation, learning):
+        return None
+    return Design(
+        f"freeze {part.label!r} by requires_grad_(False), or pass only what learns, if it is not "
+        "to learn here",
+        f"all of {part.label!r} is cut off from the networks beside it, as a discriminator's step "
+        "detaches the generator; if it should learn, take the detach away",
     )
 
 
@@ -248,23 +229,6 @@ def _is_a_network_of_several(
     return all(is_inside(name, above) and parent(name) != above for name in learning)
 
 
-def _off(part: LayerRecord) -> Design:
-    return Design(
-        f"freeze {part.label!r} by requires_grad_(False) if it is not to learn",
-        f"{part.label!r} runs under torch.no_grad(), as a teacher, a feature extractor or a slow "
-        "copy does; if it should learn, take no_grad away",
-    )
-
-
-def _detached(part: LayerRecord) -> Design:
-    return Design(
-        f"freeze {part.label!r} by requires_grad_(False), or pass only what learns, if it is not "
-        "to learn here",
-        f"all of {part.label!r} is cut off from the networks beside it, as a discriminator's step "
-        "detaches the generator; if it should learn, take the detach away",
-    )
-
-
 _MATRIX = 2
 
 
@@ -277,35 +241,28 @@ def waiting_factors(check: type[Check], observation: Observation) -> Iterator[Fi
     what it gives is the same for all samples, and other checks tell. A trained model may have been
     pruned.
     """
-    if seems_trained(observation):
-        return
-    for record in called(observation):
-        if not _is_still(record):
+    for record in () if seems_trained(observation) else called(observation):
+        weight, gradient = record.parameters.get("weight"), record.parameter_gradients.get("weight")
+        given, arrived = record.inputs, record.gradients
+        if weight is None or gradient is None or given is None or arrived is None:
             continue
-        maker = _maker(record, observation)
-        if maker is None or not _has_rows_of_zeros(maker, record):
+        if "weight" in record.frozen or len(weight.shape) < _MATRIX or not given.count:
             continue
-        yield check.violation(
-            record,
-            "its weight is zero, is given zeros alone, and gets a gradient of exactly zero",
-            value=0.0,
-            limit=ALWAYS,
-            tensor="weight",
-            cause=f"the rows of {maker.label!r} that it takes are zero, too: each gets its "
-            "gradient through the other, so that both stay zero; initialise one at random",
-            affected=(maker.name,),
-        )
-
-
-def _is_still(record: LayerRecord) -> bool:
-    weight, gradient = record.parameters.get("weight"), record.parameter_gradients.get("weight")
-    given, arrived = record.inputs, record.gradients
-    if weight is None or gradient is None or given is None or arrived is None:
-        return False
-    if "weight" in record.frozen or len(weight.shape) < _MATRIX or not given.count:
-        return False
-    is_zero = weight.abs_max == gradient.abs_max == given.abs_max == 0.0
-    return is_zero and arrived.abs_max > 0.0
+        is_zero = weight.abs_max == gradient.abs_max == given.abs_max == 0.0
+        maker = _maker(record, observation) if is_zero and arrived.abs_max > 0.0 else None
+        made = None if maker is None else maker.parameters.get("weight")
+        if maker is None or made is None or len(made.shape) < _MATRIX or "weight" in maker.frozen:
+            continue
+        zeros, taken = round(made.zero_fraction * made.count), weight.shape[1]
+        if taken * (made.count // made.shape[0]) <= zeros < made.count:
+            yield check.fault(
+                record,
+                "its weight is zero, is given zeros alone, and gets a gradient of exactly zero",
+                tensor="weight",
+                cause=f"the rows of {maker.label!r} that it takes are zero, too: each gets its "
+                "gradient through the other, so that both stay zero; initialise one at random",
+                affected=(maker.name,),
+            )
 
 
 def _maker(record: LayerRecord, observation: Observation) -> LayerRecord | None:
@@ -313,36 +270,19 @@ def _maker(record: LayerRecord, observation: Observation) -> LayerRecord | None:
     from pytest_modelhealth.report.flow import AS_IT_IS
 
     flow = flow_of(observation)
-    if not flow.is_exact or record.name not in flow or len(flow.calls(record.name)) != 1:
+    calls = flow.calls(record.name) if flow.is_exact and record.name in flow else ()
+    if len(calls) != 1 or len(calls[0].inputs) != 1:
         return None
     vertices = flow.graph.vertices
-    (call,) = flow.calls(record.name)
-    if len(call.inputs) != 1:
+    (number,) = calls[0].inputs
+    taken = sum(vertex.operands.count(number) for vertex in vertices)
+    if taken + flow.graph.outputs.count(number) != 1:
         return None
-    (number,) = call.inputs
-    is_alone = _takers(flow, number) == 1
-    while is_alone and vertices[number].kind == "operation":
-        vertex = vertices[number]
+    while (vertex := vertices[number]).kind == "operation":
         if vertex.function not in AS_IT_IS or len(vertex.operands) != 1:
             return None
         (number,) = vertex.operands
-    made = vertices[number]
-    return observation.layers.get(made.name) if is_alone and made.kind == "call" else None
-
-
-def _takers(flow: Flow, number: int) -> int:
-    """Return in how many places a vertex is taken."""
-    taken = sum(vertex.operands.count(number) for vertex in flow.graph.vertices)
-    return taken + flow.graph.outputs.count(number)
-
-
-def _has_rows_of_zeros(maker: LayerRecord, taker: LayerRecord) -> bool:
-    """Whether weights of a layer are zero in as many rows as another takes, and not in all."""
-    weight, wanted = maker.parameters.get("weight"), taker.parameters["weight"]
-    if weight is None or len(weight.shape) < _MATRIX or "weight" in maker.frozen:
-        return False
-    zeros = round(weight.zero_fraction * weight.count)
-    return wanted.shape[1] * (weight.count // weight.shape[0]) <= zeros < weight.count
+    return observation.layers.get(vertex.name) if vertex.kind == "call" else None
 
 
 FEWEST_ROWS = 4
@@ -356,14 +296,22 @@ def idle_rows(
 ) -> Iterator[Finding]:
     """Yield the matrices of which a part is zero and gets no gradient, while the rest learns.
 
-    What was pruned on purpose looks the same: only a fresh model is judged.
+    What was pruned on purpose looks the same: only a fresh model is judged. Rows that are looked up
+    have no gradient where they are not asked for. Data that are zero in this batch (words that are
+    not in it) leave no gradient, and wait for nothing.
     """
+    flow = flow_of(observation)
     for record in called(observation):
+        calls = flow.calls(record.name) if record.zero_slices and record.name in flow else ()
+        given = [flow.graph.vertices[number] for call in calls for number in call.inputs]
         for name, slices in record.zero_slices.items():
-            if name in record.frozen or _is_table(record, name, observation):
+            full = f"{record.name}.{name}".removeprefix(".")
+            takers = flow.consumers(full) if full in flow else ()
+            taken = {one.function for one in flow.operations(full, *takers)} if takers else set()
+            if name in record.frozen or not taken.isdisjoint(LOOK_UPS):
                 continue
             sizes = record.parameters[name].shape
-            columns = slices.columns if _is_given_what_learns(record, observation) else ()
+            columns = slices.columns if not given or any(v.live for v in given) else ()
             kinds = (("rows", slices.rows, sizes[0]), ("columns", columns, sizes[1]))
             what, idle, size = max(kinds, key=lambda kind: len(kind[1]) / kind[2])
             limit = settings.limit("max_idle_rows", record.name)
@@ -377,36 +325,8 @@ def idle_rows(
                 doubt = "pruned on purpose they look the same; a freshly made model would tell"
                 yield check.inconclusive(record, f"{text}: {doubt}")
                 continue
-            yield check.violation(
-                record,
-                text,
-                value=len(idle) / size,
-                limit=limit,
-                tensor=name,
-                cause=_cause(record, what, observation),
-            )
-
-
-def _is_table(record: LayerRecord, name: str, observation: Observation) -> bool:
-    """Whether rows of a parameter are looked up: those that are not asked for have no gradient."""
-    flow, full = flow_of(observation), f"{record.name}.{name}".removeprefix(".")
-    if full not in flow:
-        return False
-    takers = flow.consumers(full)
-    taken = {one.function for one in flow.operations(full, *takers)} if takers else set[str]()
-    return not taken.isdisjoint(LOOK_UPS)
-
-
-def _is_given_what_learns(record: LayerRecord, observation: Observation) -> bool:
-    """Whether a gradient goes on to what a layer is given.
-
-    Data that are zero in this batch (words that are not in it) leave no gradient, and wait for
-    nothing.
-    """
-    flow = flow_of(observation)
-    calls = flow.calls(record.name) if record.name in flow else ()
-    given = [flow.graph.vertices[number] for call in calls for number in call.inputs]
-    return not given or any(vertex.live for vertex in given)
+            cause, part = _cause(record, what, observation), len(idle) / size
+            yield check.violation(record, text, value=part, limit=limit, tensor=name, cause=cause)
 
 
 def _which(name: str, what: str, idle: Collection[int], size: int) -> str:

@@ -166,19 +166,18 @@ def linear_maps(record: LayerRecord) -> list[LinearMap]:
     """
     maps = []
     for name, statistics in record.parameters.items():
-        if any(_scales(statistics.shape, other.shape) for other in record.parameters.values()):
+        shape = statistics.shape
+        if any(
+            len(shape) == len(other.shape) > 2
+            and shape != other.shape
+            and all(own in (1, size) for own, size in zip(shape, other.shape, strict=True))
+            for other in record.parameters.values()
+        ):
             continue
         fans = _fans(record, name, statistics.shape)
         if fans is not None and statistics.count and not statistics.nonfinite_count:
             maps.append(LinearMap(name, statistics, *fans))
     return maps
-
-
-def _scales(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Whether a parameter of `shape` can be broadcast over a larger one of as many dimensions."""
-    if len(shape) < 3 or len(shape) != len(other) or shape == other:
-        return False
-    return all(own in (1, size) for own, size in zip(shape, other, strict=True))
 
 
 def is_scale(shape: tuple[int, ...]) -> bool:
@@ -298,16 +297,13 @@ def was_trained(observation: Observation) -> bool:
     """
     ran = called(observation)
     norms = [record for record in ran if _freshness_scales(record) and trainable(record)]
+    biases = [trainable(record).get("bias") for record in ran]
+    is_zero = any(bias is not None and bias.abs_max == 0.0 for bias in biases)
     return (
-        (bool(norms) and all(map(has_moved, norms)) and not any(map(_has_zero_bias, ran)))
+        (bool(norms) and all(map(has_moved, norms)) and not is_zero)
         or any(t.max > 0.0 for r in ran if (t := r.buffers.get("num_batches_tracked")) is not None)
         or any(_is_moved(r) for r in ran if linear_maps(r))
     )
-
-
-def _has_zero_bias(record: LayerRecord) -> bool:
-    bias = trainable(record).get("bias")
-    return bias is not None and bias.abs_max == 0.0
 
 
 def has_moved(record: LayerRecord) -> bool:

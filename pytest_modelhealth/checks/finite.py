@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.check import ALWAYS, Check
+from pytest_modelhealth.checks.check import Check
 from pytest_modelhealth.checks.facts import called, completed, flow_of, innermost, leaves
 from pytest_modelhealth.checks.paths import BREAKING, UNDERIVABLE, first_of, named
 from pytest_modelhealth.settings import Settings
@@ -24,23 +24,11 @@ _LINEAR = ("Linear", "Conv1d", "Conv2d", "Conv3d", "Bilinear")
 
 
 class Finite(Check):
-    """Every value is a number.
-
-    The culprit is the layer that turned finite inputs into something else. Layers that only pass
-    it on are counted, not listed. Negative infinity alone is what masks are made of: it counts only
-    where the loss or a gradient is not finite in the end.
-    """
+    """Every value is a number."""
 
     name = "finite"
     summary = "No NaN and no infinity in inputs, parameters, buffers, activations or gradients."
     rank = 10
-    definition = (
-        "No NaN and no infinity anywhere. The culprit is the innermost layer that made them from "
-        "finite inputs; -inf alone, which masks are made of, counts only where the loss or a "
-        "gradient is not finite in the end."
-    )
-    source = "IEEE 754: a NaN in the loss makes every parameter NaN in the next step"
-    minimum_evidence = "one batch; gradients are judged where a backward pass ran"
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Violation]:
         """Yield one violation for each layer where non-finite values begin."""
@@ -49,7 +37,7 @@ class Finite(Check):
         if state or forward:
             yield from state
             yield from forward
-        elif not _is_finite_loss(observation):
+        elif not math.isfinite(observation.loss or 0.0):
             yield _loss(observation)
         else:
             yield from _backward(observation)
@@ -61,10 +49,6 @@ def _is_nan_or_positive_inf(statistics: TensorStatistics | None) -> bool:
 
 def _is_not_finite(statistics: TensorStatistics | None) -> bool:
     return statistics is not None and statistics.nonfinite_count > 0
-
-
-def _is_finite_loss(observation: Observation) -> bool:
-    return observation.loss is None or math.isfinite(observation.loss)
 
 
 def _state(observation: Observation) -> Iterator[Violation]:
@@ -80,11 +64,10 @@ def _state(observation: Observation) -> Iterator[Violation]:
     for found in _of_some_ranks(observation):
         if found.role in _STATE:  # of replicas the report shows one, which is sound
             record = observation.layers[found.layer]
-            yield Finite.violation(
+            yield Finite.fault(
                 record,
                 found.message,
                 value=found.value,
-                limit=ALWAYS,
                 role=found.role,
                 tensor=found.tensor,
                 cause=_STATE[found.role],
@@ -101,7 +84,7 @@ _STATE = {
 def _forward(observation: Observation, explained: set[str]) -> Iterator[Violation]:
     is_bad: Bad = _is_nan_or_positive_inf
     if not any(is_bad(record.activations) for record in called(observation)):
-        is_bad = is_bad if _is_finite_loss(observation) else _is_not_finite
+        is_bad = is_bad if math.isfinite(observation.loss or 0.0) else _is_not_finite
     root = observation.layers.get("")
     if root is not None and is_bad(root.inputs) and root.inputs is not None:
         cause = "the batch itself holds them: look at the data, not at the model"
@@ -117,21 +100,37 @@ def _forward(observation: Observation, explained: set[str]) -> Iterator[Violatio
 def _origins(observation: Observation, is_bad: Bad, explained: set[str]) -> dict[str, str]:
     """Return the layers that made bad activations of values that were not, each with its cause.
 
-    A layer did that itself, or its forward did between the layers that it holds.
+    A layer did that itself, or its forward did between the layers that it holds. -inf may have come
+    from before it, but for a softmax, which is given that by masks. One that is called several
+    times may have made its first bad values in a call before it was given any.
     """
     flow, inner = flow_of(observation), {record.name for record in leaves(observation)}
     bad = [record for record in called(observation) if is_bad(record.activations)]
     good = [r for r in bad if r.inputs is not None and not is_bad(r.inputs)]
-    given_inf = [r for r in good if r.name in inner and _may_be_given_inf(r)]
-    handed = {r.name: _made_for(r.name, observation, is_bad, BREAKING[:1]) for r in given_inf}
+    handed = {
+        r.name: _made_for(r.name, observation, is_bad, BREAKING[:1])
+        for r in good
+        if r.name in inner and r.activation not in _SOFTMAX
+        if r.inputs is not None and r.inputs.negative_inf_count
+    }
     own = [r for r in good if handed.get(r.name) is None]
-    makers = innermost(own + [r for r in bad if _fed_itself(r)])
+    for record in bad:
+        given, made = (record.nonfinite_calls.get(role) for role in ("inputs", "activations"))
+        if given is not None and made is not None and made < given:
+            own.append(record)
+    makers = innermost(own)
     if not makers:  # inputs unwatched, or nothing bad leaves the model: the first to return
         makers = innermost(bad)[:1]
         handed = {r.name: _made_for(r.name, observation, is_bad) for r in makers}
     causes: dict[str, str] = {}
     for record in makers:
-        within = "" if record.name in inner else _made_within(record, bad, observation)
+        within: str | None = None
+        if record.name not in inner:  # its operations may tell how its forward does it
+            takers = [r.name for r in sorted(bad, key=completed) if is_inside(r.name, record.name)]
+            after = (*takers[:1], *flow.consumers(record.name))
+            between = [(source, taker) for taker in after for source in flow.producers(taker)]
+            made_by = _made_between(between, observation, BREAKING)
+            within = next((cause for layer, cause in made_by if layer == record.name), None)
         _, before = handed.get(record.name) or ("", "")
         causes[record.name] = within or before or _forward_cause(record, observation)
     known = {name for name in (*causes, *explained) if name in flow}
@@ -146,13 +145,7 @@ def _origins(observation: Observation, is_bad: Bad, explained: set[str]) -> dict
     return causes
 
 
-def _made_within(record: LayerRecord, bad: list[LayerRecord], observation: Observation) -> str:
-    """Return how the forward of a layer makes bad values, ``""`` if its operations do not tell."""
-    flow = flow_of(observation)
-    takers = [r.name for r in sorted(bad, key=completed) if is_inside(r.name, record.name)]
-    ways = [(s, t) for t in (*takers[:1], *flow.consumers(record.name)) for s in flow.producers(t)]
-    made = _made_between(ways, observation, BREAKING)
-    return next((cause for layer, cause in made if layer == record.name), "")
+_SOFTMAX = ("softmax", "log_softmax")
 
 
 def _made_for(
@@ -185,35 +178,24 @@ def _made_between(
 _GIVEN = "what it is given lies"
 
 
-def _may_be_given_inf(record: LayerRecord) -> bool:
-    """Whether -inf may have come from before it; a softmax is given that by masks."""
-    is_given = record.inputs is not None and record.inputs.negative_inf_count > 0
-    return is_given and record.activation not in ("softmax", "log_softmax")
-
-
-def _fed_itself(record: LayerRecord) -> bool:
-    """Whether a layer made its first bad values in a call before it was given any."""
-    given, made = (record.nonfinite_calls.get(role) for role in ("inputs", "activations"))
-    return given is not None and made is not None and made < given
-
-
 def _forward_cause(record: LayerRecord, observation: Observation) -> str:
-    out, given = record.activations, record.inputs
+    out, given, reach = record.activations, record.inputs, _reach(record.inputs)
     assert out is not None
-    if record.activation in ("softmax", "log_softmax") and given and given.negative_inf_count:
+    has_masks = given is not None and given.negative_inf_count > 0
+    if record.activation in _SOFTMAX and has_masks:
         return "a row of its input is nothing but -inf: every position is masked"
     if out.inf_count and out.dtype == "float16":
-        return f"float16 ends at 65504{_reach(given)}: scale down, or use bfloat16 or float32 here"
+        return f"float16 ends at 65504{reach}: scale down, or use bfloat16 or float32 here"
     if any(is_inside(name, record.name) for name in observation.layers):
         return (
-            f"its own forward makes them between its submodules{_reach(given)}: look for a "
-            "division, log, sqrt, exp or power there"
+            f"its own forward makes them between its submodules{reach}: look for a division, log, "
+            "sqrt, exp or power there"
         )
-    if record.type_name in _LINEAR and not (given and given.negative_inf_count):
-        return f"its products overflow {out.dtype}{_reach(given)}"
+    if record.type_name in _LINEAR and not has_masks:
+        return f"its products overflow {out.dtype}{reach}"
     return (
-        f"a division by zero, a log or root outside its domain, or an overflow{_reach(given)}: "
-        "clamp the argument or add an epsilon"
+        f"a division by zero, a log or root outside its domain, or an overflow{reach}: clamp the "
+        "argument or add an epsilon"
     )
 
 
@@ -224,18 +206,17 @@ def _reach(statistics: TensorStatistics | None, what: str = "its inputs lie") ->
 
 
 def _loss(observation: Observation) -> Violation:
-    root, flow = observation.layers[""], flow_of(observation)
+    root, flow, loss = observation.layers[""], flow_of(observation), observation.loss
     sources = flow.producers("loss") if flow.graph.loss is not None else ()
     passed = [made for source in sources for made in flow.operations(source, "loss")]
     risky = first_of(list(dict.fromkeys(passed)), *BREAKING[:2])
     where = f" ({named(risky)})" if risky else ""
-    ill = (d for d in _of_some_ranks(observation) if d.role == "loss" and d.others)
-    on = next((found.ranks for found in ill), ())
+    ill = (d.ranks for d in _of_some_ranks(observation) if d.role == "loss" and d.others)
     return Finite.violation(
         root,
-        f"the loss is {observation.loss}{_alone(on, observation)} although every activation is "
+        f"the loss is {loss}{_alone(next(ill, ()), observation)} although every activation is "
         "finite",
-        value=math.nan if observation.loss is None else observation.loss,
+        value=math.nan if loss is None else loss,
         role="loss",
         cause=f"the loss function{where}: log(0), a division by an empty mask, or labels out of "
         f"range{_reach(root.activations, 'outputs lie')}",
@@ -322,15 +303,16 @@ def _violation(
         where = f"{where.removesuffix('s')} {tensor!r}"
     parts = ((statistics.nan_count, "NaN"), (statistics.inf_count, "inf"))
     counts = " and ".join(f"{count} {name}" for count, name in parts if count)
+    assembly = record.assembled.get(role)  # a tensor that is another on each rank
+    some = () if assembly is None or assembly.how == "replicas" else assembly.nonfinite
     is_first = role == "activations" and not _is_nan_or_positive_inf(record.inputs)
-    return Finite.violation(
+    return Finite.fault(
         record,
         f"{counts} of {statistics.count} values in its {where}"
-        f"{_on_ranks(record, role, observation)}"
+        f"{_alone(some, observation)}"
         f"{', made from finite inputs' if is_first else ''}"
         f"{_first(record, role, statistics, observation)}",
         value=float(statistics.nonfinite_count),
-        limit=ALWAYS,
         role=role,
         tensor=tensor,
         cause=cause,
@@ -344,24 +326,12 @@ def _of_some_ranks(observation: Observation) -> Iterator[Disagreement]:
         yield from (d for d in observation.ranks.disagreements if d.kind == Finite.name)
 
 
-def _on_ranks(record: LayerRecord, role: str, observation: Observation) -> str:
-    """Say on which ranks, where a tensor is another on each and some have none."""
-    assembly = record.assembled.get(role)
-    if assembly is None or assembly.how == "replicas":
-        return ""
-    return _alone(assembly.nonfinite, observation)
-
-
 def _alone(ranks: Collection[int], observation: Observation) -> str:
     """Return ``" on rank 1 alone"``, and nothing where it is all ranks."""
-    is_some = observation.ranks is not None and 0 < len(ranks) < len(observation.ranks.ranks)
-    return f"{_on(ranks)} alone" if is_some else ""
-
-
-def _on(ranks: Collection[int]) -> str:
     from pytest_modelhealth.report.ranks import named_ranks
 
-    return f" on {named_ranks(ranks)}"
+    is_some = observation.ranks is not None and 0 < len(ranks) < len(observation.ranks.ranks)
+    return f" on {named_ranks(ranks)} alone" if is_some else ""
 
 
 def _first(

@@ -29,7 +29,7 @@ from pytest_modelhealth.checks.gradient_scale import (
     unmoving,
 )
 from pytest_modelhealth.checks.paths import factors, is_normalization, nearest, way_to
-from pytest_modelhealth.settings import Limit, Ratio, Settings, Severity, Share
+from pytest_modelhealth.settings import Ratio, Settings, Severity, Share
 from pytest_modelhealth.settings.setting import is_inside, parent
 
 if TYPE_CHECKING:
@@ -56,32 +56,13 @@ _VALUES = 2
 
 
 class GradNorm(Check):
-    """No layer's parameter gradient vanishes or explodes.
-
-    The gradient norm of a layer is the L2 norm of the gradients of its own parameters, the root
-    mean square over batches where there are several. What is large or small in itself depends on
-    the loss, so there are no absolute bounds unless the user sets them. By default a layer is
-    compared with the other layers and with its own weights.
-    """
+    """No layer's parameter gradient vanishes or explodes."""
 
     name = "grad_norm"
     summary = "No layer's gradient norm vanishes or explodes."
     rank = 40
     reads_scale = True
     role = "parameter_gradients"
-    definition = (
-        "The L2 norm of the gradients of a layer's own parameters lies within the bounds set, if "
-        "any. Relative to its weights, no gradient of the first layers falls under vanishing_ratio "
-        "of the largest that they feed, or under vanishing_chain_ratio at the head of a chain of "
-        "bounded activations, and not half of those on a way rise over exploding_ratio. The "
-        "largest number in any gradient is at least min_largest_gradient, unless the loss is next "
-        "to zero, and no norm is over singular_grad_norm."
-    )
-    source = (
-        "AutoTrainer compares first and last layer (under 1e-3, over 70); the limits here are "
-        "measured on healthy transformers, whose layers differ by more"
-    )
-    minimum_evidence = "one batch with a backward pass; four layers with gradients to vanish"
     settings = (
         Ratio(
             "max_grad_norm",
@@ -131,7 +112,12 @@ class GradNorm(Check):
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         """Yield layers whose gradient norm is out of bounds."""
-        records = [record for record in called(observation) if _gradients(record)]
+        records = [  # with finite gradients; the others are `finite`'s
+            record
+            for record in called(observation)
+            if record.parameter_gradients
+            and not any(s.nonfinite_count for s in record.parameter_gradients.values())
+        ]
         yield from _absolute(records, observation, settings)
         exploding = list(_exploding(records, observation, settings))
         near = partial(_arriving, records, observation)
@@ -141,12 +127,6 @@ class GradNorm(Check):
         known = {name for violation in vanished for name in violation.layers}
         if not looks_trained(observation):
             yield from _shrinking_chains(records, observation, settings, known)
-
-
-def _gradients(record: LayerRecord) -> list[TensorStatistics]:
-    """Return the finite gradients of the layer's own parameters; the others are `finite`'s."""
-    gradients = list(record.parameter_gradients.values())
-    return gradients if all(not s.nonfinite_count for s in gradients) else []
 
 
 def _absolute(
@@ -167,15 +147,15 @@ def _absolute(
 
 def _vanishing_cause(records: list[LayerRecord], observation: Observation) -> str:
     """Say what may shrink a gradient, of which there is something among the layers."""
-    found = []
-    if any(record.activation in _FLAT for record in called(observation)):
-        found.append("saturated activations")
+    ran = called(observation)
     scales = [m.scale for record in records for m in linear_maps(record)]
-    if 2 * sum(scale < 1.0 for scale in scales) > len(scales):
-        found.append("weights too small")
-    if not any(map(is_normalization, called(observation))):
-        found.append("no normalisation")
-    return f"the layers after it shrink what comes back: {', '.join(found) or 'no residual path'}"
+    found = {
+        "saturated activations": any(record.activation in _FLAT for record in ran),
+        "weights too small": 2 * sum(scale < 1.0 for scale in scales) > len(scales),
+        "no normalisation": not any(map(is_normalization, ran)),
+    }
+    named = ", ".join(cause for cause, is_there in found.items() if is_there)
+    return f"the layers after it shrink what comes back: {named or 'no residual path'}"
 
 
 def _small_cause(record: LayerRecord, observation: Observation) -> str:
@@ -192,11 +172,9 @@ def _small_cause(record: LayerRecord, observation: Observation) -> str:
 
 def _exploding_cause(record: LayerRecord, observation: Observation) -> str:
     given, root = record.inputs, observation.layers.get("")
-    if given is not None and given.finite_count and given.rms > 100.0:
-        return (
-            f"its inputs are large (rms {given.rms:.3g}): normalise them or scale the layer before"
-        )
     arrived, sent = record.gradients, None if root is None else root.gradients
+    if given is not None and given.finite_count and given.rms > 100.0:
+        return f"its inputs are large (rms {given.rms:.3g}): normalise them or the layer before"
     if arrived is not None and sent is not None and _CLEARLY * arrived.rms <= sent.rms:
         return (
             f"the loss sends a gradient of root mean square {sent.rms:.3g} back to the output: it "
@@ -214,11 +192,11 @@ def _exploding(
     normalisation makes of weights that start near zero: tokens of a vision transformer, embeddings
     of RWKV.
     """
+    limits = {record.name: settings.limit("exploding_ratio", record.name) for record in records}
     ratios = {
         record.name: ratio
         for record in sorted(records, key=completed)
-        if (ratio := _relative_gradient(record))
-        > settings.limit("exploding_ratio", record.name).value
+        if (ratio := _relative_gradient(record)) > limits[record.name].value
     }
     near = _arriving(records, observation) if ratios else {}
     explained: set[str] = set()
@@ -235,25 +213,36 @@ def _exploding(
         others = [name for name in ratios if name in on_way]
         explained.update(others)
         worst = observation.layers[max(others, key=lambda name: ratios[name])]
-        targets = _large_targets(observation)
-        culprit, cause = worst, targets or _exploding_cause(worst, observation)
-        severity: Severity = "fail"
-        size = f"{ratios[worst.name]:.3g}"
+        limit, size = limits[worst.name], f"{ratios[worst.name]:.3g}"
+        last = observation.layers[way[-1] if way else first]
+        grown = ratios[worst.name] / (_relative_gradient(last) or math.inf)
         message = f"its gradient is {size} times as large as its weights (root mean square)"
+        culprit, (cause, is_of_the_loss) = worst, _what_the_loss_asks(observation)
+        severity: Severity = "fail"
         if found := _dominant_gain([observation.layers[name] for name in way], grows=True):
             gain, before, culprit = found
             message = f"the gradient grows {gain:.3g} times on its way back through it"
-            cause = _magnifying_cause(before, culprit, observation)
-        elif targets is None and (scale := _scale_of_the_loss(observation)):
-            last = observation.layers[way[-1] if way else first]
-            grown = ratios[worst.name] / (_relative_gradient(last) or math.inf)
-            if grown <= settings.limit("exploding_ratio", worst.name).value:
-                severity, cause = "warn", scale
+            if max((m.scale for m in linear_maps(culprit)), default=0.0) < _GREAT:
+                cause = (
+                    "what is computed between it and the layer before magnifies: a factor, a "
+                    "division by what is next to zero, or a root there"
+                    f"{factors(observation, [before.name], culprit.name)}"
+                )
+            else:
+                weights = _rms(list(culprit.parameters.values()))
+                cause = (
+                    f"its weights (root mean square {weights:.3g}) magnify what passes: "
+                    "initialised or grown too large for its width, with no normalisation around it"
+                )
+        elif is_of_the_loss and grown <= limit.value:
+            severity = "warn"
+        elif is_of_the_loss or not cause:
+            cause = _exploding_cause(worst, observation)
         yield GradNorm.violation(
             culprit,
             message,
             value=ratios[worst.name],
-            limit=settings.limit("exploding_ratio", worst.name),
+            limit=limit,
             cause=cause,
             affected=[name for name in others if name != culprit.name],
             severity=severity,
@@ -261,21 +250,12 @@ def _exploding(
         )
 
 
-def _scale_of_the_loss(observation: Observation) -> str | None:
-    """Return the cause where the gradient of the loss by the output is large before any layer."""
-    root = observation.layers.get("")
-    sent = None if root is None else root.gradients
-    if sent is None or not sent.finite_count or sent.norm <= _LARGE_AT_THE_OUTPUT:
-        return None
-    return (
-        f"the loss is of that scale, no layer: it sends a gradient of norm {sent.norm:.3g} back "
-        "to the output, as losses in small units or times a scale do; Adam does not see it, SGD "
-        "and a limit on gradients do"
-    )
+def _what_the_loss_asks(observation: Observation) -> tuple[str, bool]:
+    """Return the cause where the loss makes gradients large, and whether it is its scale alone.
 
-
-def _large_targets(observation: Observation) -> str | None:
-    """Return the cause where a loss asks for outputs far larger than the model gives."""
+    It may ask for outputs far larger than the model gives, or send a gradient that is large before
+    any layer.
+    """
     for call in observation.loss_calls:
         given, asked = call.input, call.target
         if given is None or asked is None or call.classes or not asked.finite_count:
@@ -284,22 +264,16 @@ def _large_targets(observation: Observation) -> str | None:
             return (
                 f"the targets have a root mean square of {asked.rms:.3g}, the outputs "
                 f"{given.rms:.3g}: standardise the targets"
-            )
-    return None
-
-
-def _magnifying_cause(before: LayerRecord, record: LayerRecord, observation: Observation) -> str:
-    weights = _rms(list(record.parameters.values()))
-    if max((found.scale for found in linear_maps(record)), default=0.0) < _GREAT:
-        return (
-            "what is computed between it and the layer before magnifies: a factor, a division by "
-            "what is next to zero, or a root there"
-            f"{factors(observation, [before.name], record.name)}"
-        )
+            ), False
+    root = observation.layers.get("")
+    sent = None if root is None else root.gradients
+    if sent is None or not sent.finite_count or sent.norm <= _LARGE_AT_THE_OUTPUT:
+        return "", False
     return (
-        f"its weights (root mean square {weights:.3g}) magnify what passes: initialised or grown "
-        "too large for its width, with no normalisation around it"
-    )
+        f"the loss is of that scale, no layer: it sends a gradient of norm {sent.norm:.3g} back "
+        "to the output, as losses in small units or times a scale do; Adam does not see it, SGD "
+        "and a limit on gradients do"
+    ), True
 
 
 def _vanishing(
@@ -339,8 +313,21 @@ def _vanishing(
     starved = [r for r in sorted(records, key=completed) if r.name in weak and r.name not in fed]
     by_scores = _steering(observation) if starved else ()
     steering = [r for r in starved if r.name in by_scores]
-    yield from _weak_steering([r for r in steering if _has_scale(r)], parts, limits)
     near, explained = _arriving(records, observation), {r.name for r in steering}
+    by_little = list(filter(_has_scale, steering))
+    if by_little:
+        faint = min(by_little, key=lambda record: parts[record.name])
+        yield GradNorm.violation(
+            faint,
+            f"its gradient is {parts[faint.name]:.2g} of that in the layers after it: it vanished",
+            value=parts[faint.name],
+            limit=limits[faint.name],
+            cause="it reaches the loss by the scores of a softmax alone, which get little where "
+            "the weights are nearly even, as in a fresh attention, or one-hot, the less behind a "
+            "small scale: see that it grows in training",
+            affected=[record.name for record in by_little if record is not faint],
+            severity="warn",
+        )
     for first in starved:
         if first.name in explained or not _has_scale(first):
             continue
@@ -350,13 +337,7 @@ def _vanishing(
         behind = {r.name for r in starved} & flow.reach(first.name, by="gradient")
         others = {r.name for r in starved} & {*behind, *flow.feeding(*behind)} - {first.name}
         explained |= others
-        culprit, cause = first, _uniform_cause(way, observation)
-        part = f"{parts[first.name]:.2g}"
-        message = f"its gradient is {part} of that in the layers after it: it vanished"
-        if found := _dominant_gain(way, grows=False):
-            gain, before, culprit = found
-            message = f"the gradient shrinks to {gain:.2g} of itself on its way back through it"
-            cause = _shrinking_cause(before, culprit, observation)
+        culprit, message, cause = _where_it_vanished(way, parts[first.name], observation)
         yield GradNorm.violation(
             culprit,
             message,
@@ -367,24 +348,35 @@ def _vanishing(
         )
 
 
-def _weak_steering(
-    starved: list[LayerRecord], parts: dict[str, float], limits: dict[str, Limit]
-) -> Iterator[Violation]:
-    """Yield what acts by the weights of an attention alone, of which little may come back."""
-    if not starved:
-        return
-    least = min(starved, key=lambda record: parts[record.name])
-    yield GradNorm.violation(
-        least,
-        f"its gradient is {parts[least.name]:.2g} of that in the layers after it: it vanished",
-        value=parts[least.name],
-        limit=limits[least.name],
-        cause="it reaches the loss by the scores of a softmax alone, which get little where the "
-        "weights are nearly even, as in a fresh attention, or one-hot, the less behind a small "
-        "scale: see that it grows in training",
-        affected=[record.name for record in starved if record is not least],
-        severity="warn",
-    )
+def _where_it_vanished(
+    way: list[LayerRecord], part: float, observation: Observation
+) -> tuple[LayerRecord, str, str]:
+    """Return the culprit on the way of a gradient that vanished, what to say of it, and the cause.
+
+    It is the layer that the gradient shrinks in, or the first of the way, behind all that do so.
+    """
+    if found := _dominant_gain(way, grows=False):
+        gain, before, culprit = found
+        message = f"the gradient shrinks to {gain:.2g} of itself on its way back through it"
+        weight = culprit.parameters.get("weight")
+        if weight is not None and weight.rms * math.sqrt(math.prod(weight.shape[1:])) < 0.01:
+            cause = f"its weights are too small (root mean square {weight.rms:.3g}) to pass it on"
+            return culprit, message, cause
+        return (
+            culprit,
+            message,
+            (
+                "the activation or arithmetic before it is flat for its inputs (saturated or "
+                "clamped), or it multiplies by a factor near zero"
+                f"{factors(observation, [before.name], culprit.name)}"
+            ),
+        )
+    message = f"its gradient is {part:.2g} of that in the layers after it: it vanished"
+    cause, gains = _vanishing_cause(way, observation), _gains(way)
+    if gains:
+        mean = math.exp(-math.fsum(math.log(gain) for gain, _, _ in gains) / len(gains))
+        cause = f"it shrinks {mean:.3g} times a layer over {len(gains)} layers: {cause}"
+    return way[0], message, cause
 
 
 def _steering(observation: Observation) -> Collection[str]:
@@ -536,24 +528,6 @@ def _dominant_gain(
     found = max(gains, key=lambda gain: sign * gain[0])
     change = sign * math.log(found[0])
     return found if change >= _LEAST_SINGLE_CHANGE and 2 * change >= total else None
-
-
-def _shrinking_cause(before: LayerRecord, record: LayerRecord, observation: Observation) -> str:
-    weight = record.parameters.get("weight")
-    if weight is not None and weight.rms * math.sqrt(math.prod(weight.shape[1:])) < 0.01:
-        return f"its weights are too small (root mean square {weight.rms:.3g}) to pass a signal"
-    return (
-        "the activation or arithmetic before it is flat for its inputs (saturated, clamped), or it "
-        f"multiplies by a factor near zero{factors(observation, [before.name], record.name)}"
-    )
-
-
-def _uniform_cause(way: list[LayerRecord], observation: Observation) -> str:
-    gains, cause = _gains(way), _vanishing_cause(way, observation)
-    if not gains:
-        return cause
-    mean = math.exp(-math.fsum(math.log(gain) for gain, _, _ in gains) / len(gains))
-    return f"it shrinks {mean:.3g} times a layer over {len(gains)} layers: {cause}"
 
 
 def _has_scale(record: LayerRecord) -> bool:

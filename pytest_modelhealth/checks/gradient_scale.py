@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_modelhealth.checks.check import Check
@@ -23,7 +22,6 @@ from pytest_modelhealth.settings import Settings
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import LayerRecord, Observation, Violation
-    from pytest_modelhealth.report.flow import Vertex
 
 
 STEEPEST = {"sigmoid": 0.25, "hardsigmoid": 1 / 6}
@@ -124,20 +122,18 @@ def _step_before(observation: Observation, record: LayerRecord) -> tuple[LayerRe
         found = observation.layers.get(vertex.name) if vertex.kind == "call" else None
         if found is not None and linear_maps(found):
             return (found, kind) if kind else None
-        if len(vertex.operands) != 1 or not _is_passed(vertex, found):
+        if found is None:  # a pooling, a layout
+            is_passed = vertex.kind == "operation" and vertex.function in _PASSED
+        else:
+            has_state = bool(found.parameters or found.buffers)
+            is_plain = found.activation is None and not has_state
+            is_passed = is_plain or found.activation in BOUNDED
+        if len(vertex.operands) != 1 or not is_passed:
             return None
         if found is not None and found.activation in BOUNDED:
             kind = kind or str(found.activation)
         vertex = flow.graph.vertices[vertex.operands[0]]
     return None
-
-
-def _is_passed(vertex: Vertex, record: LayerRecord | None) -> bool:
-    """Whether a chain goes on through a vertex: a bounded activation, a pooling, a layout."""
-    if record is None:
-        return vertex.kind == "operation" and vertex.function in _PASSED
-    is_plain = record.activation is None and not (record.parameters or record.buffers)
-    return is_plain or record.activation in BOUNDED
 
 
 # ---- singular derivatives -----------------------------------------------------------------------
@@ -156,14 +152,6 @@ def singular(
     """Yield, as a violation of a check, where a gradient begins that is singular.
 
     Where no root, norm or quotient is seen to make it, what else explodes is said instead.
-
-    Args:
-        check: the check.
-        records: the layers with finite gradients of parameters.
-        observation: what was seen.
-        settings: the limits.
-        near: returns from which of the layers next after each most of its gradient comes.
-        exploding: what was found without asking for its reason.
     """
     over = [
         record
@@ -176,7 +164,15 @@ def singular(
         return
     last = max(over, key=completed)
     way = [observation.layers[name] for name in way_to(last.name, near())[::-1]]
-    culprit, risky = _where_singular(way or [last], observation)
+    # where it jumps first on the way back; where gradients come in large, the loss makes them so
+    flow, way = flow_of(observation), way or [last]
+    sizes = [0.0 if r.gradients is None else r.gradients.rms for r in way]
+    jumps = [n for n in range(len(way) - 1) if sizes[n] > _LEAST_JUMP * sizes[n + 1] > 0.0]
+    culprit = way[jumps[-1]] if jumps else None
+    ends = [way[-1].name, "output", "loss"]
+    if culprit is not None:
+        ends = [culprit.name, way[jumps[-1] + 1].name]
+    risky = first_of([v for v in flow.operations(*ends) if v.live], EDGED, QUOTIENTS)
     if not risky and exploding:
         yield from exploding
         return
@@ -198,22 +194,6 @@ def singular(
     )
 
 
-def _where_singular(
-    way: list[LayerRecord], observation: Observation
-) -> tuple[LayerRecord | None, list[Vertex]]:
-    """Return the layer whose gradient jumps on the way back, and the operations that make it jump.
-
-    The first from the loss; where gradients come in large, those of the loss make them so.
-    """
-    flow = flow_of(observation)
-    for before, after in reversed(list(pairwise(way))):
-        if _rms(before) > _LEAST_JUMP * _rms(after) > 0.0:
-            made = [v for v in flow.operations(before.name, after.name) if v.live]
-            return before, first_of(made, EDGED, QUOTIENTS)
-    made = [v for v in flow.operations(way[-1].name, "output", "loss") if v.live]
-    return None, first_of(made, EDGED, QUOTIENTS)
-
-
 def gradient_norm(record: LayerRecord, observation: Observation) -> float:
     """Return the L2 norm of the gradients of a layer's own parameters.
 
@@ -221,10 +201,6 @@ def gradient_norm(record: LayerRecord, observation: Observation) -> float:
     """
     gradients = record.parameter_gradients.values()
     return math.sqrt(math.fsum(s.norm**2 for s in gradients) / observation.batches)
-
-
-def _rms(record: LayerRecord) -> float:
-    return 0.0 if record.gradients is None else record.gradients.rms
 
 
 # ---- gradients that move nothing ----------------------------------------------------------------
@@ -245,9 +221,31 @@ def unmoving(
     gradients = [s for record in records for s in record.parameter_gradients.values()]
     largest = max((s.abs_max for s in gradients), default=0.0)
     limit, loss = settings["min_largest_gradient"], observation.loss
-    if not 0.0 < largest < limit.value or loss is None or _may_be_learnt(observation, loss):
+    if not 0.0 < largest < limit.value or loss is None:
         return
-    culprit, why = _where_it_sinks(observation, limit.value)
+    # Near its end a loss is small beside its gradient, as a square is beside what was squared; a
+    # factor makes both small. The losses of classes end with both: only a fresh model is judged.
+    sent = observation.layers[""].gradients
+    is_scaled = sent is not None and 0.0 < sent.norm <= _MOST_BY_LOSS * abs(loss)
+    is_fresh_alone = is_fresh(observation) and not seems_trained(observation)
+    if abs(loss) <= _NEXT_TO_ZERO and not (is_scaled and is_fresh_alone):
+        return
+    # the last layer at whose output the gradient is usual, and why it is not before
+    culprit = observation.layers[""]
+    why = "the loss itself sends nothing back: a factor near zero, or an output so far out that it "
+    why += "is flat there"
+    if sent is not None and sent.abs_max >= limit.value:
+        for record in sorted(innermost(called(observation)), key=completed, reverse=True):
+            if record.gradients is not None and record.gradients.count:
+                if record.gradients.abs_max < limit.value:
+                    break
+                culprit = record
+        given = culprit.inputs
+        inputs = f" (inputs in [{given.min:.3g}, {given.max:.3g}])" if given else ""
+        why = (
+            f"what comes back through {culprit.label!r} is lost: it is flat for its inputs"
+            f"{inputs}, or multiplied by next to nothing"
+        )
     is_single = any(s.dtype in _SINGLE for s in gradients)
     yield check.violation(
         culprit,
@@ -259,40 +257,4 @@ def unmoving(
         cause=why,
         affected=[r.name for r in records if r is not culprit],
         severity="fail" if is_single else "warn",
-    )
-
-
-def _may_be_learnt(observation: Observation, loss: float) -> bool:
-    """Whether a loss is next to zero, and not by its scale alone.
-
-    Near its end a loss is small beside its gradient, as a square is beside what was squared; a
-    factor makes both small. The losses of classes end with both: only a fresh model is judged.
-    """
-    sent = observation.layers[""].gradients
-    if abs(loss) > _NEXT_TO_ZERO:
-        return False
-    is_scaled = sent is not None and 0.0 < sent.norm <= _MOST_BY_LOSS * abs(loss)
-    return not is_scaled or not is_fresh(observation) or seems_trained(observation)
-
-
-def _where_it_sinks(observation: Observation, limit: float) -> tuple[LayerRecord, str]:
-    """Return the last layer at whose output the gradient is usual, and why it is not before."""
-    root = observation.layers[""]
-    if root.gradients is None or root.gradients.abs_max < limit:
-        return root, (
-            "the loss itself sends nothing back: a factor near zero, or an output so far out that "
-            "it is flat there"
-        )
-    found = root
-    for record in sorted(innermost(called(observation)), key=completed, reverse=True):
-        if record.gradients is not None and record.gradients.count:
-            if record.gradients.abs_max < limit:
-                break
-            found = record
-    inputs = (
-        f" (inputs in [{found.inputs.min:.3g}, {found.inputs.max:.3g}])" if found.inputs else ""
-    )
-    return found, (
-        f"what comes back through {found.label!r} is lost: it is flat for its inputs{inputs}, or "
-        "multiplied by next to nothing"
     )

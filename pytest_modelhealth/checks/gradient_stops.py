@@ -144,7 +144,8 @@ class GradientStops:
         names = [r.name for r in called(self._observation) if gives_zeros(r)]
         for record in self._observation.layers.values():
             for tensors in (record.parameters, record.buffers):
-                names += [_full(record, name) for name, s in tensors.items() if _is_zero(s)]
+                zeros = [name for name, s in tensors.items() if _is_zero(s)]
+                names += [f"{record.name}.{name}".removeprefix(".") for name in zeros]
         return names
 
     @cached_property
@@ -166,10 +167,13 @@ class GradientStops:
             if position != factor.edge[1]
         ]
         ways = self._flow.stopped(partners).names
-        alive = {ways[name][0] for name in ways if self._learns(name)}
+        kinds = {name: "call" if name in self._leaves else "parameter" for name in ways}
+        alive = {ways[name][0] for name, kind in kinds.items() if self._opens(kind, name)}
         for factor in factors:
             ((kind, name),) = factor.by
-            if self._is_drawn(factor.edge):
+            number, position = factor.edge
+            others = (o for at, o in enumerate(vertices[number].operands) if at != position)
+            if any(map(self._is_random, others)):
                 self.drawn.add(factor.edge)
             elif kind in _BATCH:
                 self.perhaps[factor.edge] = f"values of the batch ({name!r})"
@@ -178,11 +182,6 @@ class GradientStops:
             else:
                 is_sure = factor.edge[0] in alive
                 self.perhaps[factor.edge] = "" if is_sure else f"what is made of {name!r}"
-
-    def _is_drawn(self, edge: Edge) -> bool:
-        """Whether one of what something is multiplied with is made of random numbers alone."""
-        operands = self._flow.graph.vertices[edge[0]].operands
-        return any(self._is_random(o) for place, o in enumerate(operands) if place != edge[1])
 
     def _is_random(self, number: int) -> bool:
         vertices, seen, waiting = self._flow.graph.vertices, set[int](), [number]
@@ -198,13 +197,9 @@ class GradientStops:
             seen.add(number)
         return is_random
 
-    def _learns(self, name: str) -> bool:
-        is_layer = name in self._leaves
-        return self._opens("call" if is_layer else "parameter", name)
-
     def _see_zero(self, factor: Factor) -> None:
         number, position = factor.edge
-        vertex = self._flow.graph.vertices[number]
+        vertex, layers = self._flow.graph.vertices[number], self._observation.layers
         operand = self._flow.graph.vertices[vertex.operands[position]]
         names = tuple(name for _, name in factor.by)
         kinds = {kind for kind, _ in factor.by}
@@ -212,10 +207,16 @@ class GradientStops:
             self.designs[factor.edge] = ""
         elif any(self._could_learn(kind, name) for kind, name in factor.by):
             self.stuck[factor.edge] = names
-        elif any(kind == "call" and self._drops(name) for kind, name in factor.by):
+        elif any(kind == "call" and draws(self._observation, layers[n]) for kind, n in factor.by):
             self.drawn.add(factor.edge)
         elif kinds != {"constant"}:
-            self.for_good[factor.edge] = f"it is multiplied by {self._what(factor)}"
+            kind, name = next(origin for origin in factor.by if origin[0] != "constant")
+            what = f"the {kind} {name!r}, which is all zero"
+            if kind == "call":
+                what = f"what {name!r} gives, which is all zero"
+            if kind == "parameter" or (kind == "call" and layers[name].frozen):
+                what += " and frozen"
+            self.for_good[factor.edge] = f"it is multiplied by {what}"
         elif vertex.call < 0:
             self.doubts[factor.edge] = "the loss takes it times 0, as a term that is not on yet is"
         elif operand.function in _REDUCTIONS:
@@ -231,16 +232,6 @@ class GradientStops:
                 "batch of more steps"
             )
 
-    def _drops(self, layer: str) -> bool:
-        return draws(self._observation, self._observation.layers[layer])
-
-    def _what(self, factor: Factor) -> str:
-        kind, name = next(origin for origin in factor.by if origin[0] != "constant")
-        if kind == "call":
-            frozen = " and frozen" if self._observation.layers[name].frozen else ""
-            return f"what {name!r} gives, which is all zero{frozen}"
-        return f"the {kind} {name!r}, which is all zero{' and frozen' * (kind == 'parameter')}"
-
     def _owner(self, kind: str, name: str) -> tuple[LayerRecord | None, str]:
         """Return the layer that something is of, and the own name of a parameter or a buffer."""
         if kind == "call":
@@ -248,6 +239,15 @@ class GradientStops:
         if kind in ("parameter", "buffer"):
             return self._observation.layers.get(parent(name)), name.rpartition(".")[2]
         return None, ""
+
+    def _could_learn(self, kind: str, name: str) -> bool:
+        record, tensor = self._owner(kind, name)
+        if record is None:
+            return False
+        gradients = record.parameter_gradients
+        return any(
+            n in gradients and n not in record.frozen for n in ([tensor] if tensor else gradients)
+        )
 
     def _opens(self, kind: str, name: str) -> bool:
         """Whether zeros change at the first step, or another check tells of them."""
@@ -259,30 +259,27 @@ class GradientStops:
             return gradient is not None and gradient.abs_max > 0.0
         return learns(record) or (record.activation is not None and not _is_zero(record.inputs))
 
-    def _could_learn(self, kind: str, name: str) -> bool:
-        record, tensor = self._owner(kind, name)
-        if record is None:
-            return False
-        names = (tensor,) if tensor else tuple(record.parameter_gradients)
-        return any(n in record.parameter_gradients and n not in record.frozen for n in names)
-
     # What a layer that is one vertex lets through.
 
     def _see_call(self, number: int, record: LayerRecord) -> None:
-        out = record.activations
+        given, out = record.inputs, record.activations
         if _has_no_choice(record):
             self.without_choice.add(record.name)
         if gives_nothing(record) or record.name in self.without_choice:
             scores = 2 if "keys" in record.options else None  # the values pass
             self.designs.update(dict.fromkeys(self._edges(number)[:scores], ""))
-        elif _leaves_one_choice(record):
-            text = (
-                "a mask leaves each row of a softmax after it a single choice on this batch, whose "
-                "weight is 1: give a batch of which it leaves more"
-            )
-            self._put(self.doubts, number, text)
+        elif record.activation == "softmax" and given is not None and out is not None and out.count:
+            left = given.count - given.negative_inf_count
+            if given.negative_inf_count > 0 and left == round(out.mean * out.count):
+                text = (
+                    "a mask leaves each row of a softmax after it a single choice on this batch, "
+                    "whose weight is 1: give a batch of which it leaves more"
+                )
+                self._put(self.doubts, number, text)
         self._see_weights(number, record)
-        if out is not None and out.dead_fraction == 1.0 and not _has_zero_weights(record):
+        weights = [s for n, s in record.parameters.items() if not n.startswith(_OFFSETS)]
+        has_zero_weights = bool(weights) and all(map(_is_zero, weights))
+        if out is not None and out.dead_fraction == 1.0 and not has_zero_weights:
             self._put(self.designs, number, "")
             self.dead.add(record.name)
 
@@ -322,17 +319,8 @@ def gives_zeros(record: LayerRecord) -> bool:
     return _is_zero(record.activations)
 
 
-def _full(record: LayerRecord, tensor: str) -> str:
-    return f"{record.name}.{tensor}".removeprefix(".")
-
-
 def _is_zero(seen: TensorStatistics | None) -> bool:
     return seen is not None and seen.finite_count == seen.count > 0 and seen.abs_max == 0.0
-
-
-def _has_zero_weights(record: LayerRecord) -> bool:
-    weights = [s for n, s in record.parameters.items() if not n.startswith(_OFFSETS)]
-    return bool(weights) and all(map(_is_zero, weights))
 
 
 def _has_no_choice(record: LayerRecord) -> bool:
@@ -346,12 +334,3 @@ def _has_no_choice(record: LayerRecord) -> bool:
     if record.activation != "softmax" or out is None:
         return False
     return out.shape[-2:] == (1, 1) and out.min == 1.0
-
-
-def _leaves_one_choice(record: LayerRecord) -> bool:
-    """Whether a softmax was given nothing but -inf beside one score a row."""
-    given, out = record.inputs, record.activations
-    if record.activation != "softmax" or given is None or out is None or not out.count:
-        return False
-    left = given.count - given.negative_inf_count
-    return given.negative_inf_count > 0 and left == round(out.mean * out.count)

@@ -40,27 +40,12 @@ normally distributed values with half of them below it, it is 1.5 times that num
 
 
 class Headroom(Check):
-    """Values stay away from the ends of the dtype.
-
-    A float8 dtype is judged with a scale for each tensor, which brings its largest value onto the
-    largest of the dtype, as libraries for float8 do: then only small values are lost.
-    """
+    """Values stay away from the ends of the dtype."""
 
     name = "headroom"
     summary = "Values neither come near the largest of their dtype nor sink below its normal ones."
     rank = 46
     reads_scale = True
-    definition = (
-        "The largest value of an activation, parameter or gradient is at most max_range_used of "
-        "the largest of its dtype, and of planned_dtype if one is given. At most "
-        "max_subnormal_fraction of the non-zero weights or gradients of a layer lie below the "
-        "smallest normal number, gradients that a few large values carry excepted."
-    )
-    source = (
-        "TorchLens (0.9 of the range, 10 % subnormal); Micikevicius et al. (2018), Mixed Precision "
-        "Training: gradients that float16 loses without a loss scale"
-    )
-    minimum_evidence = "16 non-zero values in a tensor"
     settings = (
         Share(
             "max_range_used",
@@ -114,7 +99,10 @@ def _overflow(role: str, judged: list[_Tensor], settings: Settings) -> Iterator[
         if statistics.nonfinite_count or dtype.startswith("float8"):
             continue
         limit, largest = settings.limit("max_range_used", record.name), _RANGES[dtype].largest
-        reached = _largest(statistics)
+        # leaving out the lowest number of a dtype, which masks use
+        lowest = _RANGES.get(statistics.dtype, _RANGES["float32"]).largest
+        is_mask = statistics.min <= -_MASK * lowest
+        reached = statistics.max if is_mask else statistics.abs_max
         used = reached / largest
         if used > limit.value:
             message = (
@@ -134,17 +122,14 @@ def _overflow(role: str, judged: list[_Tensor], settings: Settings) -> Iterator[
             )
 
 
-def _largest(statistics: TensorStatistics) -> float:
-    """Return the largest magnitude, leaving out the lowest number of a dtype, which masks use."""
-    lowest = _RANGES.get(statistics.dtype, _RANGES["float32"]).largest
-    is_mask = statistics.min <= -_MASK * lowest
-    return statistics.max if is_mask else statistics.abs_max
-
-
 def _underflow(role: str, judged: list[_Tensor], settings: Settings) -> Iterator[Violation]:
     """Yield layers whose small values are lost; those of float32 and bfloat16 are `grad_norm`'s."""
     for record, tensor, statistics, dtype in judged:
-        if _RANGES[dtype].smallest_normal <= -126 or _is_unscaled(statistics):
+        exponents = statistics.exponents
+        is_half = statistics.dtype == "float16" and len(exponents.counts) > 0
+        # gradients divided by a loss scale: float16 itself holds none so small
+        is_unscaled = is_half and exponents.lowest < _RANGES["float16"].smallest
+        if _RANGES[dtype].smallest_normal <= -126 or is_unscaled:
             continue
         limit = settings.limit("max_subnormal_fraction", record.name)
         bound, scaled = 2.0 ** _RANGES[dtype].smallest_normal, ""
@@ -169,13 +154,6 @@ def _underflow(role: str, judged: list[_Tensor], settings: Settings) -> Iterator
         yield Headroom.violation(
             record, message, value=lost, limit=limit, role=role, tensor=tensor, cause=cause
         )
-
-
-def _is_unscaled(statistics: TensorStatistics) -> bool:
-    """Whether these are gradients divided by a loss scale: float16 itself holds none so small."""
-    exponents = statistics.exponents
-    is_half = statistics.dtype == "float16" and len(exponents.counts) > 0
-    return is_half and exponents.lowest < _RANGES["float16"].smallest
 
 
 def _part_below(statistics: TensorStatistics, bound: float) -> float:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
+from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.facts import (
     IN_PROJECTION,
     LinearMap,
@@ -33,27 +33,12 @@ _UNLIKE = 10.0
 
 
 class InitialWeights(Check):
-    """Weights start at a scale that passes a signal on.
-
-    Only linear maps are judged, by their shape: matrices, convolution kernels and the weights of
-    recurrent layers. What training made of weights is no matter of this check, as long as it is not
-    zero or constant; the scale of weights that look trained has five times the room.
-    """
+    """Weights start at a scale that passes a signal on."""
 
     name = "initial_weights"
     summary = "No weights are all zero, all equal or of a scale far off where a signal must pass."
     rank = 14
     role = "parameters"
-    definition = (
-        "The scale of a weight is its standard deviation times the root of its fan-in, the gain it "
-        "gives to independent inputs. It lies between min_weight_scale and max_weight_scale; it is "
-        "not zero where the output goes on, as it is, to the next weights."
-    )
-    source = (
-        "Glorot and Bengio (2010): a scale of 1; He et al. (2015): 1.41; torch's default 0.58. The "
-        "limits are measured on 51 transformer architectures, 0.033 to 4.4 when initialised"
-    )
-    minimum_evidence = "one batch, and eight values in a weight"
     settings = (
         Ratio(
             "max_weight_scale",
@@ -72,7 +57,12 @@ class InitialWeights(Check):
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         """Yield weights that are zero, constant, too large or too small."""
-        maps = [(r, m) for r in called(observation) for m in linear_maps(r) if _is_judged(r, m)]
+        maps = [
+            (record, found)
+            for record in called(observation)
+            for found in linear_maps(record)
+            if found.tensor in trainable(record) and found.weights.count >= _FEWEST_VALUES
+        ]
         trained = looks_trained(observation)
         from statistics import median  # 5 ms, which a start of pytest need not pay
 
@@ -96,10 +86,6 @@ class InitialWeights(Check):
         yield from _constant_embeddings(observation)
 
 
-def _is_judged(record: LayerRecord, found: LinearMap) -> bool:
-    return found.tensor in trainable(record) and found.weights.count >= _FEWEST_VALUES
-
-
 def _zero(
     observation: Observation, record: LayerRecord, found: LinearMap, settings: Settings
 ) -> Iterator[Violation]:
@@ -115,7 +101,8 @@ def _zero(
         )
     elif (
         not path
-        or not _takes_nothing_else(observation, path)
+        # offsets of a deformable convolution and first states may well start at zero
+        or any(len(set(c.inputs)) > 1 for c in flow_of(observation).calls(path[-1].name))
         or _is_multiplied(observation, record)
     ):
         return
@@ -149,15 +136,6 @@ def _is_multiplied(observation: Observation, record: LayerRecord) -> bool:
     return learns(record) and any(s is not None and s.count == out.count for s in silent)
 
 
-def _takes_nothing_else(observation: Observation, way: list[LayerRecord]) -> bool:
-    """Whether the layer at the end of a way is called with nothing but what comes along it.
-
-    Offsets of a deformable convolution and first states of a recurrence may well start at zero.
-    """
-    flow, end = flow_of(observation), way[-1].name
-    return all(len(set(call.inputs)) == 1 for call in flow.calls(end))
-
-
 def _constant_embeddings(observation: Observation) -> Iterator[Violation]:
     """Yield tables that tell no tokens apart; those that are added to others are biases."""
     for record in called(observation):
@@ -168,9 +146,7 @@ def _constant_embeddings(observation: Observation) -> Iterator[Violation]:
         if path and table.count >= _FEWEST_VALUES:
             message = f"all {table.count} values of its embedding table are {table.mean:.3g}"
             cause = f"every token looks alike to {path[-1].label!r}: initialise the table at random"
-            yield InitialWeights.violation(
-                record, message, value=0.0, limit=ALWAYS, tensor="weight", cause=cause
-            )
+            yield InitialWeights.fault(record, message, tensor="weight", cause=cause)
 
 
 def _constant(record: LayerRecord, found: LinearMap) -> Iterator[Violation]:
@@ -184,9 +160,7 @@ def _constant(record: LayerRecord, found: LinearMap) -> Iterator[Violation]:
         f"a constant initialiser ({value:.3g}): all its units compute the same and get the same "
         "gradient, so they stay one unit; initialise at random"
     )
-    yield InitialWeights.violation(
-        record, message, value=0.0, limit=ALWAYS, tensor=found.tensor, cause=cause
-    )
+    yield InitialWeights.fault(record, message, tensor=found.tensor, cause=cause)
 
 
 def _large(
@@ -204,9 +178,12 @@ def _large(
     bound = limit.value * (_TRAINED_FACTOR if trained else 1.0)
     if found.scale <= bound or found.scale_by_fan_out <= bound / 2.0:
         return None
-    if not _magnifies(record, found):
-        return None
-    is_inner, grows = _is_inner(found), gain(record)
+    is_inner, grows, given, out = _is_inner(found), gain(record), record.inputs, record.activations
+    if not is_inner:
+        if given is None or out is None or not given.finite_count:
+            return None
+        if out.rms <= 0.4 * found.scale * given.rms:
+            return None  # its bias alone, of a state of zeros, or scaled down when used
     norm = None if is_inner else normalizer(observation, record)
     is_end = not is_inner and not way_to_weights(observation, record)  # a head, a router
     room = _HEAD_FACTOR if is_end and not trained else 1.0
@@ -265,15 +242,6 @@ def _one_sided(
 
 def _is_recurrent(found: LinearMap) -> bool:
     return found.tensor.startswith(("weight_ih", "weight_hh"))
-
-
-def _magnifies(record: LayerRecord, found: LinearMap) -> bool:
-    if _is_inner(found):
-        return True
-    given, returned = record.inputs, record.activations
-    if given is None or returned is None or not given.finite_count:
-        return False
-    return returned.rms > 0.4 * found.scale * given.rms  # its bias alone, of a state of zeros
 
 
 def _is_inner(found: LinearMap) -> bool:

@@ -12,7 +12,7 @@ from pytest_modelhealth.checks.paths import HAS_WEIGHTS, as_given, is_floating, 
 from pytest_modelhealth.settings import Limit, Ratio, Settings
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.report import Extreme, Flow, LayerRecord, Observation, Violation
+    from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
     from pytest_modelhealth.report.flow import Vertex
     from pytest_modelhealth.statistics import TensorStatistics
 
@@ -56,10 +56,13 @@ def destroyed(observation: Observation, flow: Flow) -> Iterator[Destroyed]:
     """
     from pytest_modelhealth.report.flow import AS_IT_IS
 
-    if not flow.is_exact:
-        return
-    for record in observation.layers.values():
-        if record.name not in flow or not _is_asked_for_one(record):
+    whole = [as_given(observation, name) for name in flow.inputs] if flow.is_exact else []
+    of_tokens = {w.shape for w in whole if w is not None and _differs(w) and not is_floating(w)}
+    for record in observation.layers.values() if flow.is_exact else ():
+        rows, given = record.options.get("num_embeddings"), record.inputs
+        if record.name not in flow or not isinstance(rows, int) or rows < FEWEST:
+            continue
+        if given is None or is_floating(given) or given.count < FEWEST or given.min != given.max:
             continue
         numbers = [call.inputs[0] for call in flow.calls(record.name) if call.inputs]
         made = [flow.graph.vertices[number] for number in flow.origins(*numbers)]
@@ -67,62 +70,32 @@ def destroyed(observation: Observation, flow: Flow) -> Iterator[Destroyed]:
             continue
         sources = list(dict.fromkeys(one.name for one in made if one.kind == "input"))
         source = next((name for name in sources if _differs(as_given(observation, name))), None)
-        if source is None or not _is_of_tokens(record, observation, flow):
+        shape = given.shape
+        has_no_batch = len(shape) == 1 or (len(shape) == 2 and shape[0] == 1)
+        are_tokens = has_no_batch and rows == shape[-1]
+        if shape in of_tokens:
+            are_tokens = len(shape) > 1 and shape[-1] > 1
+        if source is None or not are_tokens:
             continue
         operations = flow.operations(source, record.name)
         functions = {one.function for one in operations}
         if not functions - AS_IT_IS - {"long", "int"}:
             continue
-        beside = [
-            r for r in observation.layers.values() if r.name != record.name and r.name in flow
-        ]
-        takers = [r for r in beside if _differs(r.inputs) and source in flow.feeding(r.name)]
-        is_second = any("num_embeddings" in taker.options for taker in takers)
-        yield Destroyed(record, source, operations, _may_be_meant(record, functions, is_second))
-
-
-def _is_asked_for_one(record: LayerRecord) -> bool:
-    rows, given = record.options.get("num_embeddings"), record.inputs
-    if not isinstance(rows, int) or rows < FEWEST or given is None or is_floating(given):
-        return False
-    return given.count >= FEWEST and given.min == given.max
+        beside = [r for r in observation.layers.values() if r is not record and r.name in flow]
+        is_second = any(
+            "num_embeddings" in taker.options and source in flow.feeding(taker.name)
+            for taker in beside
+            if _differs(taker.inputs)
+        )
+        # ids may be kinds (segments, pages of characters) rather than ids or positions
+        is_kind = bool(functions & _COARSE) and is_second
+        if functions & _COMPARISONS:
+            is_kind = rows < shape[-1]
+        yield Destroyed(record, source, operations, is_kind or bool(functions & _FILLING))
 
 
 def _differs(given: TensorStatistics | None) -> bool:
     return given is not None and given.finite_count > 0 and given.min != given.max
-
-
-def _is_of_tokens(record: LayerRecord, observation: Observation, flow: Flow) -> bool:
-    given = record.inputs
-    assert given is not None
-    whole = (as_given(observation, name) for name in flow.inputs)
-    if any(_differs(w) and not is_floating(w) and w.shape == given.shape for w in whole if w):
-        return len(given.shape) > 1 and given.shape[-1] > 1
-    return _is_positions(record)
-
-
-def _is_positions(record: LayerRecord) -> bool:
-    """Whether a table has a row for each place of a sequence, and no batch dimension is given."""
-    shape = () if record.inputs is None else record.inputs.shape
-    has_no_batch = len(shape) == 1 or (len(shape) == 2 and shape[0] == 1)
-    return has_no_batch and record.options.get("num_embeddings") == shape[-1]
-
-
-def _may_be_meant(record: LayerRecord, functions: set[str], is_second: bool) -> bool:
-    """Whether ids may be kinds (segments, pages of characters) rather than ids or positions.
-
-    Args:
-        record: the table.
-        functions: what computes its ids.
-        is_second: whether another table is asked for several rows by the same values.
-    """
-    rows, given = record.options["num_embeddings"], record.inputs
-    assert given is not None
-    if functions & _FILLING:
-        return True
-    if functions & _COMPARISONS:
-        return not isinstance(rows, int) or rows < given.shape[-1]
-    return bool(functions & _COARSE) and is_second
 
 
 _FEWEST_VALUES = 16
@@ -141,27 +114,12 @@ _REAL = 0.5
 
 
 class Inputs(Check):
-    """The batch is what a model can learn from.
-
-    Only what goes into the first weights as it is counts: a model that scales its inputs itself, or
-    begins with a normalisation, may be given anything.
-    """
+    """The batch is what a model can learn from."""
 
     name = "inputs"
     summary = "The batch is not constant, not raw, not scaled twice, and its ids are in use."
     rank = 12
     role = "inputs"
-    definition = (
-        "Inputs are not all equal. Those that go into weights as they are have a root mean square "
-        "of at most max_input_rms, 100 times as much in a table whose columns are not centred; "
-        "images are not scaled to 1/255, not normalised twice and not nearly constant. Ids are "
-        "not all the same, nor are 8 samples or more, and over several batches no class is blank."
-    )
-    source = (
-        "LeCun et al. (1998), Efficient BackProp: inputs with mean 0 and variance 1; raw 0-255 and "
-        "doubly normalised images lead the practitioners' lists of faults"
-    )
-    minimum_evidence = "16 values in the batch"
     settings = (
         Ratio(
             "max_input_rms",
@@ -180,41 +138,35 @@ class Inputs(Check):
         if root is None or whole is None or whole.nonfinite_count:
             return  # `finite` names it
         is_constant = is_floating(whole) and whole.std == 0.0 and whole.count >= _FEWEST_VALUES
-        if is_constant and not _is_beside_others(observation, whole):
+        # they may be those of some tensors alone, as of a mask, and another one varies
+        held = sum(math.prod(one.shape) for one in observation.given) * observation.batches
+        beside = [one.name for one in observation.given if one.name in flow_of(observation).inputs]
+        if held <= whole.count:
+            beside = []
+        if is_constant and not any(
+            (one := as_given(observation, name)) is not None and one.min != one.max
+            for name in beside
+        ):
             message = f"all {whole.count} values of the batch are equal, {whole.mean:.3g}"
             cause = "a placeholder, or data that did not load"
-            yield Inputs.violation(root, message, value=0.0, limit=ALWAYS, cause=cause)
+            yield Inputs.fault(root, message, cause=cause)
             return
         blank = observation.odd_samples.get("blank")
         if blank is not None:
             who, place = blank
             message = f"{who} hold one value throughout, {place.value:.3g} in {place}"
             cause = "a folder that is empty of content: files that did not load, or placeholders"
-            yield Inputs.violation(root, message, value=place.value, limit=ALWAYS, cause=cause)
+            yield Inputs.fault(root, message, value=place.value, cause=cause)
         inputs = flow_of(observation).inputs
         for name in inputs:
             given, taker = as_given(observation, name), _first_weights(observation, name)
             if taker is not None and given is not None and is_floating(given):
                 what = "its inputs" if len(inputs) == 1 else f"the values of {name}"
-                limit, into = settings["max_input_rms"], f"go into {taker.label!r} as they are"
-                if _is_large(given, limit):
-                    yield _large(observation, given, taker, what, limit)
-                else:
-                    yield from _values(root, given, into, what)
+                yield from _values(observation, given, taker, what, settings["max_input_rms"])
         ids = list(_ids(observation))
         yield from ids
         if not ids and whole.std > 0.0:
             yield from _repeated(root, observation)
-
-
-def _is_beside_others(observation: Observation, whole: TensorStatistics) -> bool:
-    """Whether values are those of some tensors alone, as of a mask, and another one varies."""
-    held = sum(math.prod(one.shape) for one in observation.given) * observation.batches
-    return held > whole.count and any(
-        (ids := as_given(observation, one.name)) is not None and ids.min != ids.max
-        for one in observation.given
-        if one.name in flow_of(observation).inputs
-    )
 
 
 def _repeated(root: LayerRecord, observation: Observation) -> Iterator[Violation]:
@@ -226,34 +178,19 @@ def _repeated(root: LayerRecord, observation: Observation) -> Iterator[Violation
     shapes = [one.shape for one in observation.given if math.prod(one.shape) > 1]
     if samples < _FEWEST_SAMPLES or not shapes or any(s[:1] != (samples,) for s in shapes):
         return
-    if not root.equal_input_samples:
-        return
-    differ = _targets_differ(observation, samples)
-    yield Inputs.violation(
-        root,
-        f"all {samples} samples of the batch are one and the same"
-        f"{', and their targets differ' if differ else ''}",
-        value=float(samples),
-        limit=ALWAYS,
-        cause="a dataset or collation that gives the same index each time, or an expand in place "
-        "of a stack" + ("" if differ else "; one sample many times may be meant, too"),
-        severity="fail" if differ else "warn",
-    )
-
-
-def _targets_differ(observation: Observation, samples: int) -> bool:
-    """Whether a loss compares with one number for each sample, and these are not one."""
-    targets = [call.target for call in observation.loss_calls if call.target is not None]
-    return any(t.shape in ((samples,), (samples, 1)) and t.min < t.max for t in targets)
-
-
-def _is_large(given: TensorStatistics, limit: Limit) -> bool:
-    return (
-        given.count >= _FEWEST_VALUES
-        and given.std > 0.0
-        and not _has_sentinel(given)
-        and given.rms > _allowed(given, limit)
-    )
+    if root.equal_input_samples:
+        targets = [call.target for call in observation.loss_calls if call.target is not None]
+        one_each = ((samples,), (samples, 1))
+        differ = any(t.shape in one_each and t.min < t.max for t in targets)
+        yield Inputs.fault(
+            root,
+            f"all {samples} samples of the batch are one and the same"
+            f"{', and their targets differ' if differ else ''}",
+            value=float(samples),
+            cause="a dataset or collation that gives the same index each time, or an expand in "
+            "place of a stack" + ("" if differ else "; one sample many times may be meant, too"),
+            severity="fail" if differ else "warn",
+        )
 
 
 def _large(
@@ -267,84 +204,91 @@ def _large(
     root, into = observation.layers[""], f"go into {taker.label!r} as they are"
     who, place = observation.odd_samples.get("outlier", ("", None))
     if place is not None and math.isclose(place.value, given.abs_max, rel_tol=1e-6):
+        signed = root.largest.get("inputs", place).value
         return Inputs.violation(
             root,
-            f"{who} are outliers, up to {_signed(root, place):.4g} in {place}, and {into}",
+            f"{who} are outliers, up to {signed:.4g} in {place}, and {into}",
             value=given.rms,
             limit=limit,
             cause="a broken file, another unit or a placeholder there, and not the scale of the "
             "data: look at that sample, leave it out or clamp it",
         )
-    message = (
-        f"{what}, in [{given.min:.4g}, {given.max:.4g}] with a root mean square of "
-        f"{given.rms:.3g}, {into}"
+    ends = (given.min, given.max)
+    is_in_bytes = all(map(float.is_integer, ends)) and given.min >= 0.0 and given.max <= _WHITE
+    cause = (
+        "inputs that were not normalised, or scaled the wrong way: activations and gradients of "
+        "the first layer grow with them; bring them to mean 0 and variance 1"
     )
+    if _is_white(given) or (_is_image(given) and is_in_bytes):
+        cause = "raw images, 0 to 255: divide by 255 and normalise"
+    is_meant = False
+    if not (_is_image(given) or _is_white(given) or limit.origin != "default"):
+        takers = flow_of(observation).consumers(taker.name, as_it_is=True)
+        after = [observation.layers[name] for name in takers if name in observation.layers]
+        is_meant = (bool(after) and all(map(is_normalization, after))) or (
+            abs(given.mean) >= _CENTRED * given.std and given.rms <= _TABLE_FACTOR * limit.value
+        )
     return Inputs.violation(
         root,
-        message,
+        f"{what}, in [{given.min:.4g}, {given.max:.4g}] with a root mean square of "
+        f"{given.rms:.3g}, {into}",
         value=given.rms,
         limit=limit,
-        cause=_large_cause(given),
+        cause=cause,
         details=largest_at(root, "inputs"),
-        severity="warn" if _inputs_may_be_meant(observation, given, taker, limit) else "fail",
+        severity="warn" if is_meant else "fail",
     )
-
-
-def _signed(root: LayerRecord, place: Extreme) -> float:
-    """Return the value at a place with its sign, where that is known."""
-    known = root.largest.get("inputs")
-    return place.value if known is None else known.value
-
-
-def _inputs_may_be_meant(
-    observation: Observation, given: TensorStatistics, taker: LayerRecord, limit: Limit
-) -> bool:
-    if _is_image(given) or _is_white(given) or limit.origin != "default":
-        return False
-    takers = flow_of(observation).consumers(taker.name, as_it_is=True)
-    after = [observation.layers[name] for name in takers if name in observation.layers]
-    if after and all(map(is_normalization, after)):
-        return True
-    return not _is_centred(given) and given.rms <= _TABLE_FACTOR * limit.value
 
 
 def _values(
-    root: LayerRecord, given: TensorStatistics, into: str, what: str
+    observation: Observation, given: TensorStatistics, taker: LayerRecord, what: str, limit: Limit
 ) -> Iterator[Violation]:
-    """Yield what is wrong first with the values of one tensor."""
+    """Yield what is wrong first with the values of one tensor.
+
+    Columns of a table differ in their units, none is centred, and networks cope to some degree. A
+    second normalisation takes a mean of 0 to -mean/std and a deviation of 1 to 1/std of the pixels,
+    which lie in [0, 1]: a deviation of at least 2, and a mean below zero by less than five of them.
+    """
     if given.count < _FEWEST_VALUES or given.std == 0.0:
         return
-    broken: Limit | None
-    if _has_sentinel(given):
-        value, broken = given.min, None
-        message = f"{what} hold {given.min:g} beside values up to {given.max:.3g}, and {into}"
+    root, into = observation.layers[""], f"go into {taker.label!r} as they are"
+    low, high, mean, std = given.min, given.max, given.mean, given.std
+    is_table = len(given.shape) == 2 and not _is_white(given) and abs(mean) >= _CENTRED * std
+    has_sentinel = low in _SENTINELS and high < _REAL * abs(low)
+    broken: Limit | None = ALWAYS
+    if not has_sentinel and given.rms > limit.value * (_TABLE_FACTOR if is_table else 1.0):
+        yield _large(observation, given, taker, what, limit)
+        return
+    if has_sentinel:
+        value, broken = low, None
+        message = f"{what} hold {low:g} beside values up to {high:.3g}, and {into}"
         cause = (
-            f"{given.min:g} stands for a missing value in many tables: fill it in, or add a column "
+            f"{low:g} stands for a missing value in many tables: fill it in, or add a column "
             "that tells where it is missing"
         )
-    elif given.min >= 0.0 and abs(given.max * _WHITE - 1.0) < 0.02 and given.count >= 64:
-        value, broken = given.max, ALWAYS
-        message = f"{what} lie in [{given.min:.3g}, {given.max:.3g}], and {into}"
+    elif low >= 0.0 and abs(high * _WHITE - 1.0) < 0.02 and given.count >= 64:
+        value = high
+        message = f"{what} lie in [{low:.3g}, {high:.3g}], and {into}"
         cause = (
             "images divided by 255 twice: 1 / 255 is 0.00392 (ToTensor divides already)"
             if _is_image(given)
             else "scaled twice, as images are that are divided by 255 twice: 1 / 255 is 0.00392"
         )
-    elif _is_image(given) and given.max - given.min <= _NARROW * abs(given.mean):
-        value, broken = given.std, ALWAYS
+    elif _is_image(given) and high - low <= _NARROW * abs(mean):
+        value = std
         message = (
-            f"the pixels of its images all lie in [{given.min:.4g}, {given.max:.4g}], far from "
-            f"zero for what they differ by, and {into}"
+            f"the pixels of its images all lie in [{low:.4g}, {high:.4g}], far from zero for what "
+            f"they differ by, and {into}"
         )
         cause = (
             "images scaled before a mean was subtracted that was meant for the unscaled ones: "
             "divided by 255 twice, or standardised and then treated as pixels; normalise once"
         )
-    elif _is_image(given) and _is_normalised_twice(given):
-        value, broken = given.std, Limit(_ONCE, "always")
+    elif _is_image(given) and _ONCE < std < 8.0 and -std < mean < -0.2 and high > std:
+        value, broken = std, Limit(_ONCE, "always")
         message = (
-            f"its images have mean {given.mean:.3g} and standard deviation {given.std:.3g} "
-            f"instead of 0 and 1, and {into}"
+            f"its images have mean {mean:.3g} and standard deviation {std:.3g} instead of 0 and "
+            f"1, and {into}"
         )
         cause = "images normalised twice: subtract the mean and divide by the deviation once"
     else:
@@ -362,35 +306,9 @@ def _first_weights(observation: Observation, name: str) -> LayerRecord | None:
     return None
 
 
-def _allowed(given: TensorStatistics, limit: Limit) -> float:
-    """Return the largest root mean square that is no fault.
-
-    Columns of a table differ in their units, none is centred, and networks cope to some degree.
-    """
-    is_table = len(given.shape) == 2 and not _is_white(given)
-    return float(limit.value) * (_TABLE_FACTOR if is_table and not _is_centred(given) else 1.0)
-
-
-def _is_centred(given: TensorStatistics) -> bool:
-    return abs(given.mean) < _CENTRED * given.std
-
-
-def _has_sentinel(given: TensorStatistics) -> bool:
-    return given.min in _SENTINELS and given.max < _REAL * abs(given.min)
-
-
 def _is_white(given: TensorStatistics) -> bool:
     """Whether values end where those of 8-bit images do."""
     return given.min == 0.0 and 0.98 * _WHITE <= given.max <= _WHITE and given.max.is_integer()
-
-
-def _large_cause(given: TensorStatistics) -> str:
-    if _is_white(given) or (_is_image(given) and _ends_in_bytes(given)):
-        return "raw images, 0 to 255: divide by 255 and normalise"
-    return (
-        "inputs that were not normalised, or scaled the wrong way: activations and gradients of "
-        "the first layer grow with them; bring them to mean 0 and variance 1"
-    )
 
 
 def _is_image(given: TensorStatistics) -> bool:
@@ -398,39 +316,19 @@ def _is_image(given: TensorStatistics) -> bool:
     return len(shape) == 4 and shape[1] in _IMAGE_CHANNELS and shape[2] > 1 and shape[3] > 1
 
 
-def _ends_in_bytes(given: TensorStatistics) -> bool:
-    """Whether the least and the largest value are whole numbers from 0 to 255."""
-    is_whole = given.min.is_integer() and given.max.is_integer()
-    return is_whole and given.min >= 0.0 and given.max <= _WHITE
-
-
-def _is_normalised_twice(given: TensorStatistics) -> bool:
-    """Whether mean and deviation are those of a second normalisation.
-
-    The second one takes a mean of 0 to -mean/std and a deviation of 1 to 1/std of the pixels, which
-    lie in [0, 1]: a deviation of at least 2, and a mean below zero by less than five of them.
-    """
-    centre, spread = given.mean, given.std
-    return _ONCE < spread < 8.0 and -spread < centre < -0.2 and given.max > spread
-
-
-def _counts_up(given: TensorStatistics | None) -> bool:
-    """Whether ids cover as many numbers as there are in a row: positions."""
-    return given is not None and bool(given.shape) and given.max - given.min == given.shape[-1] - 1
-
-
 def _ids(observation: Observation) -> Iterator[Violation]:
-    """Yield tables that the batch asks for one row only.
+    """Yield tables that the batch asks for one row only, and not for positions.
 
     Segments and languages may be: it has the most rows of those whose vectors come together.
     """
     flow = flow_of(observation)
+    inputs = set(flow.inputs)
     rows = {
         record.name: size
         for record in called(observation)
         if isinstance(size := record.options.get("num_embeddings"), int)
-        and not _counts_up(record.inputs)
-        and not (flow.is_exact and set(flow.inputs).isdisjoint(flow.producers(record.name)))
+        and not ((ids := record.inputs) and ids.shape and ids.max - ids.min == ids.shape[-1] - 1)
+        and not (flow.is_exact and inputs.isdisjoint(flow.producers(record.name)))
     }
     takers = {name: set(flow.consumers(name)) for name in rows}
     computed = {found.record.name for found in destroyed(observation, flow)}  # `wiring` tells
@@ -443,20 +341,11 @@ def _ids(observation: Observation) -> Iterator[Violation]:
             continue
         if any(size < rows[other] and takers[name] & takers[other] for other in rows):
             continue
-        message = f"all {given.count} ids are {given.mean:.0f}: it is asked for one row only"
-        cause = "a placeholder, or a tokeniser that knows none of the words"
+        cause, severity = "a placeholder, or a tokeniser that knows none of the words", "fail"
         if given.mean == record.options.get("padding_idx"):
             cause = "every token is padding: the tokeniser or the collation lost the text"
-        is_given = not flow.is_exact or not set(flow.inputs).isdisjoint(
-            flow.producers(name, as_it_is=True)
-        )
-        if not is_given:
+        if flow.is_exact and inputs.isdisjoint(flow.producers(name, as_it_is=True)):
             cause = "the model made them so of what it was given: by a mask on purpose, or lost"
-        yield Inputs.violation(
-            record,
-            message,
-            value=given.mean,
-            limit=ALWAYS,
-            cause=cause,
-            severity="fail" if is_given else "warn",
-        )
+            severity = "warn"
+        message = f"all {given.count} ids are {given.mean:.0f}: it is asked for one row only"
+        yield Inputs.fault(record, message, value=given.mean, cause=cause, severity=severity)

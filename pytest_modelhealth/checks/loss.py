@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
+from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.facts import called, flow_of, innermost, is_fresh, linear_maps
 from pytest_modelhealth.checks.loss_terms import summed_over_batch, weightless_terms
 from pytest_modelhealth.checks.paths import is_floating
+from pytest_modelhealth.checks.zero_gradients import UNDERFLOW
 from pytest_modelhealth.settings import Factor, Settings, Severity
 
 if TYPE_CHECKING:
@@ -69,31 +70,12 @@ _LARGEST_COSINE = 128.0
 
 
 class Loss(Check):
-    """The loss function is given what it takes, and the loss can be learnt from.
-
-    What a loss was given shows in its numbers and in autograd's graph. Log-probabilities into
-    cross_entropy are no fault: it takes the log_softmax of them, which changes nothing.
-    """
+    """The loss function is given what it takes, and the loss can be learnt from."""
 
     name = "loss"
     summary = "The loss is given what it takes, is not negated, and depends on the output."
     rank = 15
     reads_scale = True
-    definition = (
-        "Calls of torch's loss functions are held against what they take: logits, "
-        "log-probabilities, targets of the same shape, some of them not ignored. Warned of: "
-        "targets of one class, a sum over the batch, a term times zero. The loss as a "
-        "whole is not provably below zero nor multiplied by zero, passes a gradient to the output "
-        "and reads its target; "
-        "that of a freshly initialised classifier is at most max_initial_loss times ln(classes)."
-    )
-    source = (
-        "torch.nn.functional's documentation of each loss; Karpathy, A Recipe for Training Neural "
-        "Networks (initial loss)"
-    )
-    minimum_evidence = (
-        "one call of a loss function with 2 rows of classes; 8 targets for the initial loss"
-    )
     settings = (
         Factor(
             "max_initial_loss",
@@ -134,16 +116,7 @@ class _Fault(NamedTuple):
 
 
 def _violation(culprit: LayerRecord, fault: _Fault, role: str | None = None) -> Violation:
-    message, value, cause, severity = fault
-    return Loss.violation(
-        culprit,
-        message,
-        value=value,
-        role=role,
-        cause=cause,
-        independent=True,
-        severity=severity,
-    )
+    return Loss.violation(culprit, **fault._asdict(), role=role, independent=True)
 
 
 def _of_call(call: LossCall, observation: Observation) -> Iterator[Finding]:
@@ -151,30 +124,14 @@ def _of_call(call: LossCall, observation: Observation) -> Iterator[Finding]:
 
     A judge returns the fault, or a text where too little was seen to tell.
     """
-    for judge in (
-        _ignored,
-        _padding,
-        _single_class,
-        _over_batch,
-        _probabilities,
-        _squashed,
-        _cut_off,
-        _bent,
-        _no_log_probabilities,
-        _no_distribution,
-        _no_log_rate,
-        _out_of_range,
-        _widened,
-        _one_class,
-    ):
-        found = judge(call, observation)
-        if found is not None:
-            culprit = _culprit(call, observation)
-            if isinstance(found, _Fault):
-                yield _violation(culprit, found)
-            else:
-                yield Loss.inconclusive(culprit, found)
-            return
+    judged: Iterator[_Fault | str | None] = (judge(call, observation) for judge in _JUDGES)
+    found: _Fault | str | None = next((one for one in judged if one is not None), None)
+    if found is not None:
+        culprit = _culprit(call, observation)
+        if isinstance(found, _Fault):
+            yield _violation(culprit, found)
+        else:
+            yield Loss.inconclusive(culprit, found)
 
 
 def _ignored(call: LossCall, _: Observation) -> _Fault | None:
@@ -247,18 +204,11 @@ def _single_class(call: LossCall, observation: Observation) -> _Fault | None:
     return None
 
 
-def _over_batch(call: LossCall, _: Observation) -> _Fault | None:
-    if not call.over_batch:
-        return None
-    return _Fault(
-        f"the input of {call.function} sums to one over the batch, not over its "
-        f"{call.classes} classes",
-        1.0,
-        "a softmax along dimension 0, where the samples lie: use dim=1, or dim=-1",
-    )
-
-
 def _probabilities(call: LossCall, _: Observation) -> _Fault | str | None:
+    if call.over_batch:
+        what = f"the input of {call.function} sums to one over the batch, not over its "
+        cause = "a softmax along dimension 0, where the samples lie: use dim=1, or dim=-1"
+        return _Fault(f"{what}{call.classes} classes", 1.0, cause)
     if call.function != "cross_entropy" or call.rows != "probabilities":
         return None
     rows = call.input.count // call.classes if call.input is not None else 0
@@ -271,71 +221,58 @@ def _probabilities(call: LossCall, _: Observation) -> _Fault | str | None:
     )
 
 
-def _squashed(call: LossCall, observation: Observation) -> _Fault | None:
-    """Judge by what made the input: small logits may lie between 0 and 1 by chance."""
-    squashing = _SQUASHING.get(call.function, frozenset())
-    made_by = call.made_by or (_culprit(call, observation).activation if squashing else None)
-    if made_by not in squashing:
+def _activated(call: LossCall, observation: Observation) -> _Fault | None:
+    """Judge logits by the activation that made them: small ones may lie in [0, 1] by chance.
+
+    Soft caps and distances are made by arithmetic.
+    """
+    function, made_by = call.function, call.made_by
+    if function not in _SQUASHING:
         return None
-    return _Fault(
-        f"{call.function} takes logits and is given the output of a {made_by}",
-        1.0,
-        f"the {made_by} before it is one too many: it is part of the loss"
-        if call.function != "cross_entropy"
-        else f"the {made_by} before it holds the logits between 0 and 1: leave it out",
-    )
+    severity: Severity = "fail"
+    by_layer = made_by or _culprit(call, observation).activation
+    if by_layer in _SQUASHING[function]:
+        cause = f"the {by_layer} before it is one too many: it is part of the loss"
+        if function == "cross_entropy":
+            cause = f"the {by_layer} before it holds the logits between 0 and 1: leave it out"
+        given = f"the output of a {by_layer}"
+    elif made_by in _BENDS:
+        given, severity = f"what {made_by} returns", "warn"
+        cause = "it flattens one side of the logits: leave it out, unless they are meant so"
+    else:
+        return None
+    return _Fault(f"{function} takes logits and is given {given}", 1.0, cause, severity)
 
 
 def _cut_off(call: LossCall, _: Observation) -> _Fault | None:
     """Judge logits of which an activation took a side, or what lies beyond a near bound."""
-    function, given = call.function, call.input
+    function, given, is_tanh = call.function, call.input, call.made_by == "tanh"
     if function not in _SQUASHING or given is None or not given.finite_count:
         return None
-    low, high = (-1.0, 1.0) if call.made_by == "tanh" else call.clamped or (None, None)
-    if (
-        low is not None
-        and high is not None
-        and (least := _least_loss(call, high - low)) > _REACHABLE
-    ):
-        return _Fault(
-            f"{function} takes logits and is given some that are held between {low:g} and {high:g}",
-            least,
-            f"no class can get more than {math.exp(-least):.0%}: leave out the "
-            f"{'tanh' if call.made_by == 'tanh' else 'clamp'} before it",
-        )
+    message = f"{function} takes logits and is given"
+    low, high = (-1.0, 1.0) if is_tanh else call.clamped or (None, None)
+    if low is not None and high is not None:
+        reach = high - low  # the least loss of a target for logits that differ by it at most
+        least = math.log1p(math.exp(-reach / 2.0))
+        if function == "cross_entropy":
+            least = math.log1p((call.classes - 1) * math.exp(-reach))
+        if least > _REACHABLE:
+            what = "tanh" if is_tanh else "clamp"
+            cause = f"no class can get more than {math.exp(-least):.0%}: leave out the {what} "
+            message += f" some that are held between {low:g} and {high:g}"
+            return _Fault(message, least, f"{cause}before it")
     met = {low: given.min, high: given.max}
-    near = [end for end, seen in met.items() if end == seen and abs(seen) < _FAR_BOUND]
+    near = [f"{end:g}" for end, seen in met.items() if end == seen and abs(seen) < _FAR_BOUND]
     if call.made_by in _ONE_SIDED:
-        what = f"the output of a {call.made_by}"
-    elif near and call.made_by != "tanh":
-        what = f"logits that are clamped at {' and at '.join(f'{end:g}' for end in near)}"
+        message += f" the output of a {call.made_by}"
+    elif near and not is_tanh:
+        message += f" logits that are clamped at {' and at '.join(near)}"
     else:
         return None
-    cause = (
-        "what lies on the flat side gets no gradient, and all logits there are one"
-        if function == "cross_entropy"
-        else "no probability can leave its side of a half, or of that bound"
-    )
-    return _Fault(f"{function} takes logits and is given {what}", 1.0, f"{cause}: leave it out")
-
-
-def _least_loss(call: LossCall, reach: float) -> float:
-    """Return the least loss of a target for logits that differ by `reach` at most."""
-    if call.function == "cross_entropy":
-        return math.log1p((call.classes - 1) * math.exp(-reach))
-    return math.log1p(math.exp(-reach / 2.0))
-
-
-def _bent(call: LossCall, _: Observation) -> _Fault | None:
-    """Judge logits that an activation made: soft caps and distances are made by arithmetic."""
-    if call.function not in _SQUASHING or call.made_by not in _BENDS:
-        return None
-    return _Fault(
-        f"{call.function} takes logits and is given what {call.made_by} returns",
-        1.0,
-        "it flattens one side of the logits: leave it out, unless they are meant to be bent so",
-        "warn",
-    )
+    cause = "no probability can leave its side of a half, or of that bound"
+    if function == "cross_entropy":
+        cause = "what lies on the flat side gets no gradient, and all logits there are one"
+    return _Fault(message, 1.0, f"{cause}: leave it out")
 
 
 def _one_class(call: LossCall, observation: Observation) -> _Fault | None:
@@ -449,6 +386,23 @@ def _broadcast(what: str, output: tuple[int, ...], target: tuple[int, ...]) -> _
     )
 
 
+_JUDGES = (
+    _ignored,
+    _padding,
+    _single_class,
+    _probabilities,
+    _activated,
+    _cut_off,
+    _no_log_probabilities,
+    _no_distribution,
+    _no_log_rate,
+    _out_of_range,
+    _widened,
+    _one_class,
+)
+"""In the order in which one explains the next."""
+
+
 def _batch_softmax(observation: Observation) -> Iterator[Finding]:
     """Yield a softmax over the samples in a model that gives something for each of them.
 
@@ -479,47 +433,37 @@ def _batch_softmax(observation: Observation) -> Iterator[Finding]:
 
 
 def _of_path(path: LossPath, observation: Observation) -> Iterator[Violation]:
-    """Yield the first fault of the loss as a whole."""
-    root = observation.layers[""]
+    """Yield the first fault of the loss as a whole.
+
+    It is independent of the output if no gradient came; it may reach layers without the output.
+    """
+    root, loss = observation.layers[""], observation.loss
+    sent = root.gradients
+    seen = any(record.gradients is not None for record in observation.layers.values())
+    is_something = loss is not None and math.isfinite(loss) and loss != 0.0
     if path.widened is not None:
         yield _violation(root, _broadcast("the loss", *path.widened))
-    elif _is_independent(path, observation):
-        yield _violation(root, _INDEPENDENT, "loss")
-    elif path.sign < 0 and (observation.loss or 0.0) < 0.0:
-        yield _negative(root, observation)
+        return
+    if path.reaches_output is False and observation.backward and not seen:
+        message = "the loss does not depend on the output of the model"
+        cause = "it is computed from something else, or from a copy without a graph"
+    elif path.sign < 0 and (loss or 0.0) < 0.0:
+        return  # `_negated` tells
     elif is_switched_off(observation):
-        yield _violation(root, _OFF, "loss")
-    elif _is_flat(root, observation):
-        message = (
-            f"the loss is {observation.loss:.3g}, and its gradient at the output is exactly zero"
-        )
-        yield _violation(root, _Fault(message, 0.0, _why_flat(root, path)), "loss")
+        message = "the loss is multiplied by zero, and passes no gradient to the output"
+        cause = "a loss weight of zero, or a mask that selects nothing"
+    elif is_something and sent and sent.finite_count == sent.count > 0 == sent.abs_max:
+        message = f"the loss is {loss:.3g}, and its gradient at the output is exactly zero"
+        cause = _why_flat(root, path)
     elif path.uses_target is False and all(call.target is None for call in observation.loss_calls):
-        yield _violation(root, _UNREAD, "loss")
-
-
-_INDEPENDENT = _Fault(
-    "the loss does not depend on the output of the model",
-    0.0,
-    "it is computed from something else, or from a copy without a graph",
-)
-_OFF = _Fault(
-    "the loss is multiplied by zero, and passes no gradient to the output",
-    0.0,
-    "a loss weight of zero, or a mask that selects nothing",
-)
-_UNREAD = _Fault(
-    "the loss never reads its target",
-    0.0,
-    "it compares the output with nothing, or with itself; a parameter that is not needed is named "
-    "with a leading underscore: loss=lambda output, _: ...",
-)
-
-
-def _is_independent(path: LossPath, observation: Observation) -> bool:
-    """Whether no gradient came from the loss; it may reach layers without the output."""
-    seen = any(record.gradients is not None for record in observation.layers.values())
-    return path.reaches_output is False and observation.backward and not seen
+        message = "the loss never reads its target"
+        cause = (
+            "it compares the output with nothing, or with itself; a parameter that is not needed "
+            "is named with a leading underscore: loss=lambda output, _: ..."
+        )
+    else:
+        return
+    yield _violation(root, _Fault(message, 0.0, cause), "loss")
 
 
 def is_switched_off(observation: Observation) -> bool:
@@ -530,46 +474,29 @@ def is_switched_off(observation: Observation) -> bool:
     return _HINGES.isdisjoint(path.operations) and (gradient is None or gradient.abs_max == 0.0)
 
 
-def _is_flat(root: LayerRecord, observation: Observation) -> bool:
-    gradient, loss = root.gradients, observation.loss
-    if gradient is None or loss is None or not math.isfinite(loss) or loss == 0.0:
-        return False
-    return gradient.finite_count == gradient.count > 0 and gradient.abs_max == 0.0
-
-
 def _why_flat(root: LayerRecord, path: LossPath) -> str:
     if root.activations is not None and root.activations.dtype == "float16":
-        return (
-            "the gradient underflows float16, or the loss is flat here: scale the loss "
-            "(GradScaler), or use bfloat16"
-        )
+        return UNDERFLOW
     if flat := sorted(_FLAT.intersection(path.operations)):
         return f"{' and '.join(flat)} in the loss passes no gradient at these values"
     return "the loss is constant: what it computes cancels out, or is multiplied by zero"
 
 
 def _negated(observation: Observation) -> Iterator[Violation]:
-    """Yield a loss that is the only call of one of torch's, with the sign turned."""
+    """Yield a loss that can never be positive, or is the only call of one of torch's, negated."""
     call, *others = observation.loss_calls or (None,)
-    loss = observation.loss
-    if call is None or others or not call.value or loss is None or not loss < 0.0:
+    loss, path = observation.loss or 0.0, observation.loss_path
+    if not loss < 0.0:
         return
-    in_range = call.function in _ELEMENTWISE or call.value > 0.0  # targets beyond it turn the sign
-    is_same = abs(loss + call.value) <= 1e-3 * abs(call.value)
-    if call.function in _NEVER_NEGATIVE and is_same and in_range:
-        yield _negative(observation.layers[""], observation)
-
-
-def _negative(root: LayerRecord, observation: Observation) -> Violation:
-    return Loss.violation(
-        root,
-        f"the loss is {observation.loss:.3g} and can never be positive: it is negated",
-        value=observation.loss or 0.0,
-        limit=ALWAYS,
-        role="loss",
-        cause="a minus sign too many or too few: minimising it makes the model worse",
-        independent=True,
-    )
+    is_negated = path is not None and path.sign < 0
+    if call is not None and not others and call.value and call.function in _NEVER_NEGATIVE:
+        in_range = call.function in _ELEMENTWISE or call.value > 0.0  # of targets beyond it, not so
+        is_negated |= in_range and abs(loss + call.value) <= 1e-3 * abs(call.value)
+    if is_negated:
+        message = f"the loss is {loss:.3g} and can never be positive: it is negated"
+        cause = "a minus sign too many or too few: minimising it makes the model worse"
+        place = {"value": loss, "role": "loss", "independent": True}
+        yield Loss.fault(observation.layers[""], message, cause=cause, **place)
 
 
 def _initial(observation: Observation, settings: Settings) -> Iterator[Finding]:
@@ -581,8 +508,10 @@ def _initial(observation: Observation, settings: Settings) -> Iterator[Finding]:
         limit = settings.limit("max_initial_loss", culprit.name)
         if not call.value > limit.value * guess or not _magnifies(culprit):
             continue
-        if not is_fresh(observation) or _is_scaled_by_design(call):
+        if not is_fresh(observation):
             continue
+        if call.cosines and call.input.abs_max <= _LARGEST_COSINE:
+            continue  # a scale that losses with a margin have
         message = (
             f"the loss of the untrained model is {call.value:.3g}, {call.value / guess:.3g} times "
             f"that of a uniform guess ({guess:.3g})"
@@ -600,11 +529,6 @@ def _initial(observation: Observation, settings: Settings) -> Iterator[Finding]:
         yield Loss.violation(culprit, message, value=ratio, limit=limit, cause=cause)
 
 
-def _is_scaled_by_design(call: LossCall) -> bool:
-    """Whether the logits are cosines, times a scale that losses with a margin have."""
-    return call.cosines and call.input is not None and call.input.abs_max <= _LARGEST_COSINE
-
-
 def _what_is_large(head: LayerRecord, call: LossCall, observation: Observation) -> str:
     """Say what makes the logits large, as far as the layer that made them explains it."""
     if call.cosines:
@@ -617,18 +541,16 @@ def _what_is_large(head: LayerRecord, call: LossCall, observation: Observation) 
             return f"its bias is too large (up to {bias.abs_max:.3g})"
         if 2.0 * maps[0].scale * given.rms > out.rms:
             return "its weights are too large"
-    scale, label = max(map(_largest_scale, called(observation)), default=(0.0, ""))
+    scales = [(m.scale, r.label) for r in called(observation) for m in linear_maps(r)]
+    scales += [  # a table is not multiplied: its values count
+        (table.rms, r.label)
+        for r in called(observation)
+        if "num_embeddings" in r.options and (table := r.parameters.get("weight"))
+    ]
+    scale, label = max(scales, default=(0.0, ""))
     if scale > _MAGNIFIES / 2.0:
         return f"the weights of {label!r} are too large (a scale of {scale:.3g})"
     return "its forward multiplies what its layers give, or sums it up"
-
-
-def _largest_scale(record: LayerRecord) -> tuple[float, str]:
-    """Return the scale of a layer's weights; of a table, which is not multiplied, its values'."""
-    scales = [found.scale for found in linear_maps(record)]
-    if "num_embeddings" in record.options and (table := record.parameters.get("weight")):
-        scales.append(table.rms)
-    return max(scales, default=0.0), record.label
 
 
 def _magnifies(head: LayerRecord) -> bool:
@@ -648,9 +570,8 @@ def _uniform_guess(call: LossCall) -> float | None:
         return None
     if call.function == "cross_entropy" and call.targets is not None and call.classes > 1:
         return math.log(call.classes)
-    if call.function == "binary_cross_entropy_with_logits" and not call.options.get("pos_weight"):
-        return math.log(2.0)
-    return None
+    is_binary = call.function == "binary_cross_entropy_with_logits"
+    return math.log(2.0) if is_binary and not call.options.get("pos_weight") else None
 
 
 def _culprit(call: LossCall, observation: Observation) -> LayerRecord:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
+from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.facts import at, completed
 from pytest_modelhealth.settings import Factor, Settings
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
         Flow,
         LossCall,
         Observation,
-        TaskGradients,
         Vertex,
         Violation,
     )
@@ -65,11 +64,9 @@ def weightless_terms(check: type[Check], observation: Observation) -> Iterator[V
     for line, by in lines.items():
         by = by if by in ("0", _ELSEWHERE) else repr(by)
         by = by if by == "0" else f"{by}, which is zero throughout"
-        yield check.violation(
+        yield check.fault(
             observation.layers[""],
             f"a term of the loss is multiplied by {by}{at(line)}, and asks for nothing",
-            value=0.0,
-            limit=ALWAYS,
             role="loss",
             cause="a weight or a mask of zeros, or one that a schedule starts at zero: give the "
             "step at which it is on, or leave the term out; one that only keeps layers in the "
@@ -138,12 +135,11 @@ def summed_over_batch(check: type[Check], observation: Observation) -> Iterator[
     beside = "" if sums else ", beside a mean"
     sums = sums or _sums_beside_means(observation, flow, samples)
     if sums:
-        yield check.violation(
+        yield check.fault(
             root,
             f"the loss is summed over the {samples} samples of the batch{beside}"
             f"{at(sums[0].line)}: it, and its gradient, grow with the size of the batch",
             value=float(samples),
-            limit=ALWAYS,
             role="loss",
             cause="reduction='sum', or .sum() where .mean() is usual: a learning rate that suits "
             "one size of the batch does not suit another; it may be meant so",
@@ -153,8 +149,14 @@ def summed_over_batch(check: type[Check], observation: Observation) -> Iterator[
 
 
 def _sums(observation: Observation, flow: Flow) -> list[Vertex]:
-    """Return the sums that all terms of the loss end in, ``[]`` where one does not."""
-    made, met = flow.graph.vertices, set[int]()
+    """Return the sums that all terms of the loss end in, ``[]`` where one does not.
+
+    They sum over samples by hand, or as a loss function is told to. What only sums the output, and
+    compares it with nothing, stands for no loss.
+    """
+    made, met, path = flow.graph.vertices, set[int](), observation.loss_path
+    compares = path is not None and path.uses_target is True
+    compares = compares or any(call.target is not None for call in observation.loss_calls)
     found: list[Vertex] = []
     todo = [] if flow.graph.loss is None else [flow.graph.loss]
     while todo:
@@ -163,13 +165,43 @@ def _sums(observation: Observation, flow: Flow) -> list[Vertex]:
             continue
         met.add(number)
         vertex = made[number]
-        if vertex.call == _OUTSIDE and _is_summed(observation, flow, number):
+        if vertex.call != _OUTSIDE:
+            return []
+        if calls := _reduced(observation, vertex):
+            is_summed = all(map(_is_sum, calls))
+        else:
+            is_by_hand = vertex.function == "sum" and compares
+            is_summed = is_by_hand and _keeps_samples(flow, vertex.operands)
+        if is_summed:
             found.append(vertex)
-        elif vertex.call == _OUTSIDE and vertex.function in _KEEPS:
+        elif vertex.function in _KEEPS:
             todo.extend(vertex.operands)
         else:
             return []
     return found
+
+
+def _keeps_samples(flow: Flow, operands: tuple[int, ...]) -> bool:
+    """Whether nothing before a sum, back to the output, may have divided by the size of the batch.
+
+    A mean does, and so may a factor of which the size is not known: a number, or what is neither
+    output nor target.
+    """
+    vertices = flow.graph.vertices
+    todo, met = list(operands), set[int]()
+    while todo:
+        here = todo.pop()
+        vertex = vertices[here]
+        if here in met or vertex.call != _OUTSIDE or vertex.kind in ("input", "target"):
+            continue
+        met.add(here)
+        factors = [vertices[operand].kind for operand in vertex.operands]
+        is_weight = vertex.function == "mul" and (len(factors) < 2 or "constant" in factors)
+        is_mean = vertex.live and vertex.function not in _BY_ELEMENT
+        if vertex.kind != "operation" or is_weight or is_mean:
+            return False
+        todo.extend(vertex.operands)
+    return True
 
 
 def _sums_beside_means(observation: Observation, flow: Flow, samples: int) -> list[Vertex]:
@@ -189,9 +221,19 @@ def _sums_beside_means(observation: Observation, flow: Flow, samples: int) -> li
         calls = _reduced(observation, vertex)
         if vertex.call != _OUTSIDE:
             return []
-        if vertex.function == "mean" or (calls and all(map(_is_mean, calls))):
+        if vertex.function == "mean" or (
+            calls
+            and not any(_is_sum(c) or c.options.get("reduction", "mean") != "mean" for c in calls)
+        ):
             has_mean = True
-        elif not is_weighted and calls and all(_is_sum(c) and _is_of(c, samples) for c in calls):
+        elif (
+            calls
+            and not is_weighted
+            and all(
+                _is_sum(c) and c.input is not None and c.input.shape[:1] == (samples,)
+                for c in calls
+            )
+        ):
             sums.append(vertex)
         elif vertex.function in _KEEPS:
             todo.extend((operand, is_weighted) for operand in vertex.operands)
@@ -202,23 +244,7 @@ def _sums_beside_means(observation: Observation, flow: Flow, samples: int) -> li
     return sums if has_mean else []
 
 
-def _is_summed(observation: Observation, flow: Flow, number: int) -> bool:
-    """Whether a vertex sums over samples, by hand or as a loss function is told to."""
-    vertex = flow.graph.vertices[number]
-    if calls := _reduced(observation, vertex):
-        return all(map(_is_sum, calls))
-    is_sum = vertex.function == "sum" and _compares(observation)
-    return is_sum and _is_of_single_samples(flow, number)
-
-
 _FEWEST_SAMPLES = 2
-
-
-def _compares(observation: Observation) -> bool:
-    """Whether a loss compares its output with something: what only sums it stands for no loss."""
-    path = observation.loss_path
-    uses_target = path is not None and path.uses_target is True
-    return uses_target or any(call.target is not None for call in observation.loss_calls)
 
 
 def _reduced(observation: Observation, vertex: Vertex) -> list[LossCall]:
@@ -237,14 +263,6 @@ def _is_sum(call: LossCall) -> bool:
     )
 
 
-def _is_of(call: LossCall, samples: int) -> bool:
-    return call.input is not None and call.input.shape[:1] == (samples,)
-
-
-def _is_mean(call: LossCall) -> bool:
-    return not _is_sum(call) and call.options.get("reduction", "mean") == "mean"
-
-
 def _is_of_the_output(flow: Flow, number: int) -> bool:
     """Whether a vertex is made of what the model computed, and passes a gradient to it."""
     vertex = flow.graph.vertices[number]
@@ -253,35 +271,6 @@ def _is_of_the_output(flow: Flow, number: int) -> bool:
     return vertex.call != _OUTSIDE or any(
         flow.graph.vertices[o].kind == "call" or flow.graph.vertices[o].call != _OUTSIDE
         for o in flow.origins(number)
-    )
-
-
-def _is_of_single_samples(flow: Flow, number: int) -> bool:
-    """Whether nothing before a sum, back to the output, may have taken a mean over the batch."""
-    vertices = flow.graph.vertices
-    todo, met = list(vertices[number].operands), set[int]()
-    while todo:
-        here = todo.pop()
-        vertex = vertices[here]
-        if here in met or vertex.call != _OUTSIDE or vertex.kind in ("input", "target"):
-            continue
-        met.add(here)
-        if vertex.kind == "operation" and not _is_weight(vertex, vertices):
-            if vertex.live and vertex.function not in _BY_ELEMENT:
-                return False
-            todo.extend(vertex.operands)
-        else:
-            return False
-    return True
-
-
-def _is_weight(vertex: Vertex, vertices: tuple[Vertex, ...]) -> bool:
-    """Whether this multiplies by a number, or by what is neither output nor target.
-
-    Its size is not known: it may divide by that of the batch.
-    """
-    return vertex.function == "mul" and (
-        len(vertex.operands) < 2 or any(vertices[o].kind == "constant" for o in vertex.operands)
     )
 
 
@@ -296,26 +285,12 @@ def _known(observation: Observation) -> Flow | None:
 
 
 class TaskBalance(Check):
-    """No task's gradient on the layers it shares is negligible beside another's.
-
-    As GradNorm does, gradients are compared at the last layer that the tasks share.
-    """
+    """No task's gradient on the layers it shares is negligible beside another's."""
 
     name = "task_balance"
     summary = "No task's gradient drowns that of another on a layer that they share."
     rank = 38
     role = "parameter_gradients"
-    definition = (
-        "With several named losses, the L2 norms of the gradients of each two of them are compared "
-        "at the last layer that both reach; the larger is at most max_task_ratio times the "
-        "smaller (only warned of up to 10,000 times, unless the limit was set). A loss that is not "
-        "zero has a gradient that is not, somewhere."
-    )
-    source = (
-        "Chen et al. 2018, GradNorm (norms at the last shared layer); the limit is measured on two "
-        "tasks on scikit-learn's digits: from a ratio of 44 on the weaker learns nothing more"
-    )
-    minimum_evidence = "two named losses that are not zero, and one backward pass"
     settings = (
         Factor(
             "max_task_ratio",
@@ -326,15 +301,27 @@ class TaskBalance(Check):
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         """Yield each pair of tasks of which one drowns the other."""
-        silent = [task for task in observation.tasks if _asks_nothing(task)]
-        for task in silent:
-            yield from _silent(task, observation)
+        layers, silent = observation.layers, []
+        for task in observation.tasks:
+            reached = [layers[name] for name in task.gradient_norms if name in layers]
+            if not task.gradient_norms or any(task.gradient_norms.values()):
+                continue
+            silent.append(task)
+            if task.loss != 0.0 and math.isfinite(task.loss) and reached:
+                yield self.fault(
+                    max(reached, key=completed),
+                    f"task {task.name!r} has a loss of {task.loss:.3g} and asks nothing of any of "
+                    f"the {len(reached)} layers that it reaches: its gradient is exactly zero",
+                    cause="it is flat here: rounded, clamped, chosen by an index, or multiplied by "
+                    "zero beside a constant",
+                )
         for a, b in combinations(observation.tasks, 2):
             if any(task.loss != 0.0 for task in (a, b) if task in silent):
                 continue
-            layer = _last_shared(a, b, observation)
-            if layer is None:
+            shared = [layers[n] for n in a.gradient_norms if n in b.gradient_norms and n in layers]
+            if not shared:
                 continue
+            layer = max(shared, key=completed).name
             strong, weak = sorted((a, b), key=lambda t: t.gradient_norms[layer], reverse=True)
             high, low = strong.gradient_norms[layer], weak.gradient_norms[layer]
             limit = settings.limit("max_task_ratio", layer)
@@ -347,6 +334,10 @@ class TaskBalance(Check):
                 yield self.inconclusive(observation.layers[layer], reason)
                 continue
             ratio = high / low if low else math.inf
+            losses = f"{strong.loss:.3g} and {weak.loss:.3g}"
+            why = f"their losses differ in scale ({losses})"
+            if abs(strong.loss) <= _APART * abs(weak.loss):
+                why = f"their losses are {losses}, and what lies between differs in scale"
             may_be_meant = limit.origin == "default" and ratio <= _MOST_BY_WEIGHT
             yield self.violation(
                 observation.layers[layer],
@@ -354,48 +345,14 @@ class TaskBalance(Check):
                 f"{weak.name!r} here, where the two meet (norms {high:.3g} and {low:.3g})",
                 value=ratio,
                 limit=limit,
-                cause=f"{_why_apart(strong, weak)}: "
-                f"weight them, for example {weak.name!r} by {min(ratio, 1e9):.0g}, or normalise "
-                "the targets" + ("; a small weight may be meant so" if may_be_meant else ""),
+                cause=f"{why}: weight them, for example {weak.name!r} by {min(ratio, 1e9):.0g}, or "
+                "normalise the targets"
+                + ("; a small weight may be meant so" if may_be_meant else ""),
                 independent=True,
                 severity="warn" if may_be_meant else "fail",
             )
 
 
-def _asks_nothing(task: TaskGradients) -> bool:
-    return bool(task.gradient_norms) and not any(task.gradient_norms.values())
-
-
-def _silent(task: TaskGradients, observation: Observation) -> Iterator[Finding]:
-    """Yield a task whose loss is something, and whose gradient is nothing at every layer."""
-    reached = [observation.layers[n] for n in task.gradient_norms if n in observation.layers]
-    if task.loss == 0.0 or not math.isfinite(task.loss) or not reached:
-        return
-    yield TaskBalance.violation(
-        max(reached, key=completed),
-        f"task {task.name!r} has a loss of {task.loss:.3g} and asks nothing of any of the "
-        f"{len(reached)} layers that it reaches: its gradient is exactly zero",
-        value=0.0,
-        limit=ALWAYS,
-        cause="it is flat here: rounded, clamped, chosen by an index, or multiplied by zero beside "
-        "a constant",
-    )
-
-
-def _why_apart(strong: TaskGradients, weak: TaskGradients) -> str:
-    losses = f"{strong.loss:.3g} and {weak.loss:.3g}"
-    if abs(strong.loss) > _APART * abs(weak.loss):
-        return f"their losses differ in scale ({losses})"
-    return f"their losses are {losses}, and what lies between them and this layer differs in scale"
-
-
 _APART = 10.0
 _MOST_BY_WEIGHT = 1e4
 """Auxiliary terms are given weights down to 1e-3 on purpose; units and sums go beyond."""
-
-
-def _last_shared(a: TaskGradients, b: TaskGradients, observation: Observation) -> str | None:
-    """Return the layer, of those that both tasks reach, that completed last."""
-    shared = [name for name in a.gradient_norms if name in b.gradient_norms]
-    known = [observation.layers[name] for name in shared if name in observation.layers]
-    return max(known, key=completed).name if known else None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
+from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.designs import design, dropped, idle_rows, is_meant, waiting_factors
 from pytest_modelhealth.checks.facts import at, completed, flow_of, learns, place, trainable
 from pytest_modelhealth.checks.loss import is_switched_off
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         Flow,
         LayerRecord,
         Observation,
-        UnregisteredParameter,
         Violation,
     )
     from pytest_modelhealth.report.flow import Recurrence
@@ -43,70 +42,40 @@ def detached_states(check: Check, observation: Observation) -> Iterator[Finding]
     from pytest_modelhealth.report.flow import near
 
     layers = observation.layers
-    if not any(record.calls > _FEWEST and learns(record) for record in layers.values()):
+    learning = [record for record in layers.values() if learns(record)]
+    if not any(record.calls > _FEWEST for record in learning):
         return
     by_line: dict[str, tuple[Recurrence, list[str]]] = {}
     for found in flow_of(observation).cut_recurrences():
-        if _is_detached(found) and _learns(found.layer, observation):
-            by_line.setdefault(found.cuts[0].line, (found, []))[1].append(found.layer)
+        name, is_detached = found.layer, {cut.operation for cut in found.cuts} <= _DETACHES
+        if is_detached and any(r.name == name or is_inside(r.name, name) for r in learning):
+            by_line.setdefault(found.cuts[0].line, (found, []))[1].append(name)
     for found, names in by_line.values():
-        record, sizes = layers[found.layer], _sizes(layers[found.layer])
-        if found.takes_more and sizes == _STEPS_AND_WIDTH:
-            continue
-        yield check.violation(
+        record, given = layers[found.layer], layers[found.layer].inputs
+        extents = sum(size > 1 for size in given.shape[1:]) if given else 0  # of a sample
+        if found.takes_more and extents > 1:
+            continue  # several steps at once
+        yield check.fault(
             record,
             f"its state is detached before each of its {found.calls} calls, so that no gradient "
             f"goes back further than one: {near(str(found.cuts[0]))}",
             value=float(found.calls),
-            limit=ALWAYS,
             cause="the state is cut off at every step, and nothing learns over several: detach it "
             "before the first step only, or every so many (truncated backpropagation)",
             affected=names[1:],
             independent=True,
-            severity="fail" if found.takes_more and sizes == 1 else "warn",
+            severity="fail" if found.takes_more and extents == 1 else "warn",
         )
 
 
-def _is_detached(found: Recurrence) -> bool:
-    return {cut.operation for cut in found.cuts} <= _DETACHES
-
-
-def _learns(layer: str, observation: Observation) -> bool:
-    inside = (r for r in observation.layers.values() if r.name == layer or is_inside(r.name, layer))
-    return any(map(learns, inside))
-
-
-_STEPS_AND_WIDTH = 2
-
-
-def _sizes(record: LayerRecord) -> int:
-    """Return in how many dimensions what it takes of a sample extends."""
-    shape = () if record.inputs is None else record.inputs.shape
-    return sum(size > 1 for size in shape[1:])
-
-
 class MissingGradients(Check):
-    """Every trainable parameter whose values get to the loss gets a gradient.
-
-    A layer that was never called, and one whose output the loss leaves out (a pooler, a second
-    head) has no gradient by design. The culprit is the last layer before the cut; those behind it
-    are counted.
-    """
+    """Every trainable parameter whose values get to the loss gets a gradient."""
 
     name = "missing_gradients"
     summary = "No trainable layer that feeds the output is cut off from the loss."
     rank = 30
     reads_scale = True
     role = "parameter_gradients"
-    definition = (
-        "Every trainable layer whose output is used gets a gradient, and not one that is exactly "
-        "zero without a closed gate or a silent activation after it. The culprit is the last layer "
-        "before the cut. Nor is it zero for the state of a recurrent layer whose inputs get one, "
-        "for a layer of its stack, or for rows of zeros (max_idle_rows) of a fresh matrix that "
-        "learns otherwise."
-    )
-    source = "PyTorch's autograd: .grad is None where no path of the graph leads to the loss"
-    minimum_evidence = "one batch with a backward pass"
     settings = (
         Share(
             "max_idle_rows",
@@ -122,8 +91,17 @@ class MissingGradients(Check):
         if not observation.backward:
             return
         stories = _stories(observation)
-        if stories and _only_answers(observation):
-            yield self.inconclusive(stories[0].culprit.record, _ANSWERS)
+        root = observation.layers.get("")
+        has_loss = observation.loss_path is not None or bool(observation.loss_calls)
+        in_evaluation = root is not None and root.options.get("training") is False
+        if stories and in_evaluation and not has_loss:  # detectors detach their proposals
+            yield self.inconclusive(
+                stories[0].culprit.record,
+                (
+                    "no gradient reaches its trainable parameters, but a model in evaluation mode "
+                    "may have its loss in training mode only: inspect it there, or with a loss"
+                ),
+            )
             return
         for story in stories:
             yield _violation(story, observation)
@@ -171,26 +149,22 @@ def _stories(observation: Observation) -> list[_Story]:
         story = stories.setdefault(ending.last, _Story(lost[ending.last], ending.cut, []))
         story.lost.append(lost[name])
     by_code: dict[tuple[str, ...], _Story] = {}
-    codes: dict[Cut | None, tuple[str, ...]] = {}
+    codes: dict[Cut, tuple[str, ...]] = {}
+    code: tuple[str, ...]
     in_order = sorted(stories.values(), key=lambda story: completed(story.culprit.record))
     for story in reversed(in_order):
         record, name, is_used = story.culprit
         lost_with_it = [one.record for one in story.lost]
         if not is_meant(record, name, lost_with_it, is_used, observation, flow):
-            code = _code(story, flow)
-            code = codes.setdefault(story.cut, code) if story.cut is not None else code
+            cut, own_name = story.cut, record.name.rpartition(".")[2]
+            is_of_a_line = name in flow and (record.grad_off or not is_used)
+            code = ((flow.line(name) if is_of_a_line else "") or name,)
+            if cut is not None:  # in every block it is one, and so is a line that drops two
+                if cut.line:
+                    code = (cut.operation, cut.line, "" if own_name.isdigit() else own_name)
+                code = codes.setdefault(cut, code)
             by_code.setdefault(code, story).lost.extend(story.lost)
     return list(reversed(by_code.values()))
-
-
-def _code(story: _Story, flow: Flow) -> tuple[str, ...]:
-    """Return what tells a fault: a cut in every block is one, and so is a line that drops two."""
-    culprit, cut = story.culprit, story.cut
-    if cut is not None and cut.line:
-        own_name = culprit.record.name.rpartition(".")[2]
-        return (cut.operation, cut.line, "" if own_name.isdigit() else own_name)
-    is_of_a_line = culprit.name in flow and (culprit.record.grad_off or not culprit.is_used)
-    return ((flow.line(culprit.name) if is_of_a_line else "") or culprit.name,)
 
 
 def _lost(observation: Observation) -> Iterator[_Lost]:
@@ -232,51 +206,31 @@ def _names(record: LayerRecord, lacking: list[str], flow: Flow) -> list[str]:
     return read or ([record.name] if is_leaf else [])
 
 
-def _only_answers(observation: Observation) -> bool:
-    """Whether a model in evaluation mode ran without a loss.
-
-    It may answer by a way that it does not learn by: detectors detach their proposals.
-    """
-    has_loss = observation.loss_path is not None or bool(observation.loss_calls)
-    root = observation.layers.get("")
-    return not has_loss and root is not None and root.options.get("training") is False
-
-
-_ANSWERS = (
-    "no gradient reaches its trainable parameters, but a model in evaluation mode may have its "
-    "loss in training mode only: inspect it there, or with a loss"
-)
-
-
 def _violation(story: _Story, observation: Observation) -> Violation:
-    record, flow = story.culprit.record, flow_of(observation)
+    (record, name, is_used), flow = story.culprit, flow_of(observation)
     own = {one.name.rpartition(".")[2] for one in story.lost if one.record is record}
     names = [name for name in _lacking(record) if name in own] or _lacking(record)
     lost = {one.record.name for one in story.lost} - {record.name}
-    meant = design(record, observation, flow) if story.culprit.is_used else None
-    if not story.culprit.is_used and story.culprit.name in flow:
-        meant = dropped(story.culprit.name, observation, flow)
+    meant = design(record, observation, flow) if is_used else None
+    if not is_used and name in flow:
+        meant = dropped(name, observation, flow)
     why, cause = _why(story, flow)
+    # of what was inferred alone, another output may have been taken
+    is_sure = flow.is_exact or story.cut is not None or name not in flow or bool(flow.line(name))
+    if not is_sure:
+        takers = (observation.layers.get(taker) for taker in flow.consumers(name, as_it_is=True))
+        learning = any(r is not None and r.parameter_gradients for r in takers)
+        is_sure = record.status == "no_grad_path" or learning
     message = f"no gradient reaches its trainable parameters ({', '.join(names)})"
-    return MissingGradients.violation(
+    return MissingGradients.fault(
         record,
         f"{message}: {why if meant is None else meant.settles}",
         value=float(len(names)),
-        limit=ALWAYS,
         cause=cause if meant is None else meant.cause,
         affected=[name for name in observation.layers if name in lost],
         independent=True,
-        severity="fail" if meant is None and _is_sure(story, observation, flow) else "warn",
+        severity="fail" if meant is None and is_sure else "warn",
     )
-
-
-def _is_sure(story: _Story, observation: Observation, flow: Flow) -> bool:
-    """Whether it is a cut: of what was inferred alone, another output may have been taken."""
-    record, name, _ = story.culprit
-    if flow.is_exact or story.cut is not None or name not in flow or flow.line(name):
-        return True
-    takers = (observation.layers.get(taker) for taker in flow.consumers(name, as_it_is=True))
-    return record.status == "no_grad_path" or any(r and r.parameter_gradients for r in takers)
 
 
 def _why(story: _Story, flow: Flow) -> tuple[str, str]:
@@ -293,11 +247,19 @@ def _why(story: _Story, flow: Flow) -> tuple[str, str]:
     if record.grad_off:
         where = at(near(flow.line(record.name)))
         return f"it runs under torch.no_grad(){where}", f"the graph is cut there: {_LEARN}"
-    if story.cut is not None and _is_returned_alone(story.cut, name, flow):
-        return f"the loss leaves it out; it is only returned, by {near(str(story.cut))}", _TERM
+    to_loss = flow.feeding("loss") if flow.graph.loss is not None else {name}
+    if story.cut is not None and story.cut.target == "output" and name not in to_loss:
+        return f"the loss leaves it out; it is only returned, by {near(str(story.cut))}", (
+            "a term is missing in the loss; what is returned for a log may be cut. If it "
+            "should not learn, freeze it by requires_grad_(False)"
+        )
     if story.cut is not None and story.cut.operation == UNSEEN:
         where = f"before {story.cut.target!r}{at(near(story.cut.line))}"
-        return f"nothing is seen to take it; a tensor of unseen origin comes in {where}", _UNSEEN
+        return f"nothing is seen to take it; a tensor of unseen origin comes in {where}", (
+            "it is dropped, or cut where nothing shows it: in a script, vmap or compiled code."
+            " If that tensor is a constant that an object or a closure keeps, make it a buffer"
+            " (register_buffer)"
+        )
     if story.cut is not None:
         return near(str(story.cut)), f"{reads}the graph is cut there: {_LEARN}"
     if record.status == "no_grad_path":
@@ -320,17 +282,6 @@ def _ignoring(name: str, flow: Flow) -> str:
     return "nobody takes it"
 
 
-def _is_returned_alone(cut: Cut, name: str, flow: Flow) -> bool:
-    """Whether a cut leads to the output of a model, and no value of what is lost to its loss."""
-    return (
-        cut.target == "output" and flow.graph.loss is not None and name not in flow.feeding("loss")
-    )
-
-
-_TERM = (
-    "a term is missing in the loss; what is returned for a log may be cut. If it should not "
-    "learn, freeze it by requires_grad_(False)"
-)
 _CUT = (
     "the graph is cut: .detach(), .data, .item(), .numpy(), torch.tensor(...), argmax, a "
     "comparison or no_grad"
@@ -339,10 +290,6 @@ _VAIN = (
     "overwritten or not used any more, or the graph is cut where its values leave it: .item(), "
     ".tolist(), .numpy(), torch.tensor(...)"
 )
-_UNSEEN = (
-    "it is dropped, or cut where nothing shows it: in a script, vmap or compiled code. If that "
-    "tensor is a constant that an object or a closure keeps, make it a buffer (register_buffer)"
-)
 _LEARN = "if it should learn, take away what cuts; if not, freeze it by requires_grad_(False)"
 _NONE = "the graph is cut in a backward: that of an autograd.Function after it returns None"
 
@@ -350,28 +297,24 @@ _NONE = "the graph is cut in a backward: that of an autograd.Function after it r
 _SHOWN = 3
 
 
-class UnregisteredParameters(Check):
-    """Everything that gets a gradient is in ``named_parameters()``.
+_CAUSES = {
+    "module": "modules in a plain list, dictionary or object are not registered: use "
+    "nn.ModuleList or nn.ModuleDict",
+    "attribute": "a tensor with requires_grad is no parameter: wrap it in nn.Parameter, several in "
+    "nn.ParameterList or nn.ParameterDict",
+    "": "the forward makes them anew, or what is kept is computed of them (nn.Parameter(...) * 2), "
+    "so that no optimizer holds them: make each nn.Parameter once, in __init__, and keep it",
+}
+"""By the kind of what holds the leaves, the first that is there."""
 
-    An optimizer made from ``model.parameters()`` trains nothing else, ``model.to`` moves nothing
-    else and ``state_dict`` saves nothing else. What the batch, the loss or another model owns is
-    theirs.
-    """
+
+class UnregisteredParameters(Check):
+    """Everything that gets a gradient is in ``named_parameters()``."""
 
     name = "unregistered_parameters"
     summary = "Every leaf of the model that gets a gradient is one of its parameters."
     rank = 17
     role = "parameters"
-    definition = (
-        "No leaf that the backward pass gives a gradient to sits in the model, in a plain list, "
-        "dictionary or attribute, or was made by its forward, without being in "
-        "named_parameters() when the run began."
-    )
-    source = (
-        "torch.nn.Module: only attributes that are modules or parameters are registered; "
-        "torch.nn.ModuleList exists for the others"
-    )
-    minimum_evidence = "one backward pass"
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Violation]:
         """Yield one violation for each layer that keeps such leaves."""
@@ -379,36 +322,17 @@ class UnregisteredParameters(Check):
 
         for layer, group in groupby(observation.unregistered, key=lambda one: one.layer):
             leaves = list(group)
+            kinds = {one.kind for one in leaves}
             paths = [one.path for one in leaves if one.path]
             if made := len(leaves) - len(paths):
                 lines = dict.fromkeys(near(one.line) for one in leaves if one.line)
                 used = f" (used at {', '.join([*lines][:_SHOWN])})" if lines else ""
                 paths.insert(0, f"{made} that only the graph holds{used}")
             more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
-            yield self.violation(
+            yield self.fault(
                 place(observation, layer),
                 f"{len(leaves)} tensors ({sum(one.count for one in leaves):,} elements) get a "
-                "gradient but are no parameters of the model: "
-                f"{', '.join(paths[:_SHOWN])}{more}",
+                f"gradient but are no parameters of the model: {', '.join(paths[:_SHOWN])}{more}",
                 value=float(len(leaves)),
-                limit=ALWAYS,
-                cause=_cause(leaves),
+                cause=next(cause for kind, cause in _CAUSES.items() if kind in kinds or not kind),
             )
-
-
-def _cause(leaves: list[UnregisteredParameter]) -> str:
-    kinds = {one.kind for one in leaves}
-    if "module" in kinds:
-        return (
-            "modules in a plain list, dictionary or object are not registered: use nn.ModuleList "
-            "or nn.ModuleDict"
-        )
-    if "attribute" in kinds:
-        return (
-            "a tensor with requires_grad is no parameter: wrap it in nn.Parameter, several in "
-            "nn.ParameterList or nn.ParameterDict"
-        )
-    return (
-        "the forward makes them anew, or what is kept is computed of them (nn.Parameter(...) * 2), "
-        "so that no optimizer holds them: make each nn.Parameter once, in __init__, and keep it"
-    )

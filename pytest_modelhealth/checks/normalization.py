@@ -21,7 +21,6 @@ from pytest_modelhealth.settings.setting import is_inside, parent
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import LayerRecord, Observation, Violation
-    from pytest_modelhealth.statistics import TensorStatistics
 
 
 _FEWEST_VALUES = 64
@@ -41,31 +40,25 @@ def drops_everything(
     By chance a dropout zeroes all of few values; so only many tell, and a branch that is dropped by
     the sample is held against that many samples.
     """
-    rate = _functional_rate(record)
-    message = ""
+    rate, given, out = _functional_rate(record), record.inputs, record.activations
     if rate is not None and rate >= 1.0:
         message = "its functional dropout drops everything: p is 1"
-    elif _gives_zeros(record) and _is_off_by_rate(observation, record):
+    elif given is None or out is None or out.count < _FEWEST_VALUES:
+        return
+    elif (
+        given.zero_count < given.count
+        and out.zero_count == out.count
+        and (_is_off_by_rate(observation, record))
+    ):
         rate = 1.0
-        message = f"all {record.inputs.count if record.inputs else 0} values that it is given are "
-        message += "dropped: what it returns is zero throughout"
-    if message:
-        yield check.violation(
-            record,
-            message,
-            value=1.0 if rate is None else rate,
-            limit=ALWAYS,
-            cause="its rate is 1 where the share to drop is asked for, as where the share to keep "
-            "was meant (1 - p), a percentage, or a schedule that ran past its end",
-            independent=True,
-        )
-
-
-def _gives_zeros(record: LayerRecord) -> bool:
-    given, out = record.inputs, record.activations
-    if given is None or out is None or out.count < _FEWEST_VALUES:
-        return False
-    return out.zero_count == out.count and given.zero_count < given.count
+        message = f"all {given.count} values that it is given are dropped: it returns zeros alone"
+    else:
+        return
+    cause = (
+        "its rate is 1 where the share to drop is asked for, as where the share to keep was meant "
+        "(1 - p), a percentage, or a schedule that ran past its end"
+    )
+    yield check.fault(record, message, value=rate, cause=cause, independent=True)
 
 
 def _is_off_by_rate(observation: Observation, record: LayerRecord) -> bool:
@@ -98,31 +91,27 @@ def drops_in_evaluation(
     Monte Carlo dropout does so by design, and a call shows no difference. Fused attention has no
     word for it: there the rate that is passed is for training alone.
     """
-    rate, caller = _functional_rate(record), record
-    function, line = "dropout", ""
-    if is_fused := record.functional and record.type_name == _FUSED:
-        given = record.options.get("dropout_p")
-        rate = float(given) if isinstance(given, int | float) else 0.0
-        caller, function = observation.layers[parent(record.name)], _FUSED
-        line = flow_of(observation).line(record.name) if record.name in flow_of(observation) else ""
-    if not rate or caller.options.get("training") is not False:
-        return
+    rate, caller, function, line = _functional_rate(record), record, "dropout", ""
     cause = (
-        "its dropout_p applies in either mode: pass 0.0 unless self.training"
-        if is_fused
-        else "it is on unless told: pass training=self.training, or use nn.Dropout; Monte Carlo "
+        "it is on unless told: pass training=self.training, or use nn.Dropout; Monte Carlo "
         "dropout is meant so"
     )
-    yield check.violation(
-        record,
-        f"`{function}` drops with p={rate:g}{at(line)} although its layer is in evaluation mode: "
-        "the output is random",
-        value=rate,
-        limit=ALWAYS,
-        cause=cause,
-        independent=True,
-        severity="fail" if is_fused else "warn",
-    )
+    if is_fused := record.functional and record.type_name == _FUSED:
+        given, flow = record.options.get("dropout_p"), flow_of(observation)
+        rate = float(given) if isinstance(given, int | float) else 0.0
+        caller, function = observation.layers[parent(record.name)], _FUSED
+        line = flow.line(record.name) if record.name in flow else ""
+        cause = "its dropout_p applies in either mode: pass 0.0 unless self.training"
+    if rate and caller.options.get("training") is False:
+        yield check.fault(
+            record,
+            f"`{function}` drops with p={rate:g}{at(line)} although its layer is in evaluation "
+            "mode: the output is random",
+            value=rate,
+            cause=cause,
+            independent=True,
+            severity="fail" if is_fused else "warn",
+        )
 
 
 def _functional_rate(record: LayerRecord) -> float | None:
@@ -141,28 +130,11 @@ _NOTHING = 1e-3
 
 
 class Normalization(Check):
-    """Normalisations normalise.
-
-    The output of one has a root mean square that its own scale and shift tell: normalised values
-    have mean 0 and variance 1. In evaluation mode they do if the running statistics fit the batch.
-    """
+    """Normalisations normalise."""
 
     name = "normalization"
     summary = "Running statistics are real and fit the batch, scales and modes let a signal pass."
     rank = 16
-    definition = (
-        "In evaluation mode the root mean square of a batch normalisation's output is at most "
-        "max_norm_mismatch times that of its scale and shift, and at least that part of it. "
-        "Running variances are not negative nor all zero, epsilon is at most max_norm_eps where "
-        "it tells, scales are not all zero where the output goes on to weights, no "
-        "normalisation or dropout trains inside a model in evaluation mode, and no dropout drops "
-        "everything."
-    )
-    source = (
-        "Ioffe and Szegedy (2015): normalised values have mean 0 and variance 1; measured on "
-        "trained models, from one sample up: 0.51 to 1.54 times the scale"
-    )
-    minimum_evidence = "running statistics that have seen enough batches to forget their start"
     settings = (
         Factor(
             "max_norm_mismatch",
@@ -198,29 +170,15 @@ class Normalization(Check):
                 yield from _single_value(record)
 
 
-def _broken(
-    record: LayerRecord, message: str, cause: str, value: float = 0.0, *state: str
-) -> Violation:
-    """Return what is wrong whatever else is; `state` is the role and name of the tensor."""
-    role, tensor = state or (None, "")
-    return Normalization.violation(
-        record,
-        message,
-        value=value,
-        limit=ALWAYS,
-        role=role,
-        tensor=tensor,
-        cause=cause,
-        independent=True,
-    )
-
-
 def _left_in_training(record: LayerRecord) -> Iterator[Violation]:
-    if record.options.get("training") is not True:
+    given, returned, options = record.inputs, record.activations, record.options
+    if options.get("training") is not True:
         return
     if "running_var" in record.buffers:
         effect = "each sample's output depends on the others, and its running statistics move"
-    elif _drops(record):
+    elif "Dropout" not in record.type_name or not options.get("p") or not (given and returned):
+        return
+    elif returned.zero_count > given.zero_count:
         effect = "the output is random"
     else:
         return
@@ -229,15 +187,7 @@ def _left_in_training(record: LayerRecord) -> Iterator[Violation]:
         "it was made, replaced or switched with .train() after model.eval(), or hidden from it "
         "outside the registered modules"
     )
-    yield _broken(record, message, cause, 1.0)
-
-
-def _drops(record: LayerRecord) -> bool:
-    """Whether a dropout zeroed some of what it was given."""
-    given, returned, rate = record.inputs, record.activations, record.options.get("p")
-    if "Dropout" not in record.type_name or not rate or given is None or returned is None:
-        return False
-    return returned.zero_count > given.zero_count
+    yield Normalization.fault(record, message, value=1.0, cause=cause, independent=True)
 
 
 def _running_variance(record: LayerRecord) -> Iterator[Violation]:
@@ -252,7 +202,8 @@ def _running_variance(record: LayerRecord) -> Iterator[Violation]:
         cause = "its inputs were constant in training, or the buffer was never filled"
     else:
         return
-    yield _broken(record, message, cause, variance.min, "buffers", "running_var")
+    place = {"role": "buffers", "tensor": "running_var", "independent": True}
+    yield Normalization.fault(record, message, value=variance.min, cause=cause, **place)
 
 
 def _mismatch(record: LayerRecord, settings: Settings, *, trained: bool) -> Iterator[Finding]:
@@ -274,6 +225,8 @@ def _mismatch(record: LayerRecord, settings: Settings, *, trained: bool) -> Iter
         message = "its scale and shift were trained, and its running statistics are as they started"
     tracked = record.buffers.get("num_batches_tracked")
     counted = 0.0 if tracked is None else tracked.max
+    momentum = record.options.get("momentum")
+    momentum = momentum if isinstance(momentum, float) else _MOMENTUM
     mean, variance = record.buffers.get("running_mean"), record.buffers["running_var"]
     if has_initial_statistics(record):
         if not (trained or counted):
@@ -285,7 +238,7 @@ def _mismatch(record: LayerRecord, settings: Settings, *, trained: bool) -> Iter
             f"its running statistics were never updated (mean 0, variance 1): {why}, or they were "
             "reset, or the checkpoint left the buffers out"
         )
-    elif counted and (1.0 - _momentum(record)) ** counted >= _FORGOTTEN:
+    elif counted and (1.0 - momentum) ** counted >= _FORGOTTEN:
         reason = f"{message}, but they have seen {counted:.0f} batches only; train on, then inspect"
         yield Normalization.inconclusive(record, reason)
         return
@@ -304,11 +257,6 @@ def _expected_rms(record: LayerRecord) -> float:
     state = {**record.buffers, **record.parameters}  # frozen ones are buffers
     scale, shift = state.get("weight"), state.get("bias")
     return math.hypot(1.0 if scale is None else scale.rms, 0.0 if shift is None else shift.rms)
-
-
-def _momentum(record: LayerRecord) -> float:
-    momentum = record.options.get("momentum")
-    return momentum if isinstance(momentum, float) else _MOMENTUM
 
 
 def _large_eps(record: LayerRecord, settings: Settings) -> Iterator[Violation]:
@@ -330,22 +278,19 @@ def _zero_scale(observation: Observation, record: LayerRecord) -> Iterator[Viola
     scale, out = record.parameters.get("weight"), record.activations
     if scale is None or scale.abs_max != 0.0 or out is None or out.units is None:
         return
-    path = way_to_weights(observation, record)
-    if path:
+    if path := way_to_weights(observation, record):
         message = f"all {scale.count} values of its scale are zero: what it gives out is constant"
         cause = (
             f"its scale starts or ended at zero, yet {path[-1].label!r} takes its output; zero "
             "suits the last normalisation of a residual branch only"
         )
-        yield _broken(record, message, cause, 0.0, "parameters", "weight")
+        place = {"role": "parameters", "tensor": "weight", "independent": True}
+        yield Normalization.fault(record, message, cause=cause, **place)
 
 
 def _single_value(record: LayerRecord) -> Iterator[Violation]:
     """Yield normalisations over one value, which is its own mean."""
-    given, out = record.inputs, record.activations
-    if given is None or out is None or not given.count:
-        return
-    if _is_over_one_value(record, given, out):
+    if _is_over_one_value(record):
         message = "it normalises over a single value: what it gives out is constant"
         cause = (
             "normalized_shape is 1: each value is its own mean, so that all become its shift"
@@ -353,11 +298,14 @@ def _single_value(record: LayerRecord) -> Iterator[Violation]:
             else "a group holds one channel of one pixel, its own mean: use fewer groups, or "
             "normalise before the map has shrunk to a pixel"
         )
-        yield _broken(record, message, cause)
+        yield Normalization.fault(record, message, cause=cause, independent=True)
 
 
-def _is_over_one_value(record: LayerRecord, given: TensorStatistics, out: TensorStatistics) -> bool:
+def _is_over_one_value(record: LayerRecord) -> bool:
     """Whether each value is normalised by itself, so that nothing is left of its differences."""
+    given, out = record.inputs, record.activations
+    if given is None or out is None or not given.count:
+        return False
     if record.type_name == "LayerNorm":
         scale = record.parameters.get("weight")
         return scale is not None and scale.count == 1 and given.std > 0.0 and out.std == 0.0

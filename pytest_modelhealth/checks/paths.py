@@ -39,15 +39,16 @@ SCALING = (
 
 
 def first_of(operations: Sequence[Vertex], *kinds: frozenset[str]) -> list[Vertex]:
-    """Return the operations of the first of `kinds` of which there are any."""
-    found = ([o for o in operations if _kind(o) in kind] for kind in kinds)
+    """Return the operations of the first of `kinds` of which there are any.
+
+    A quotient by a number, which is no operand, is a product.
+    """
+    functions = {
+        o: "mul" if o.function in _DIVIDED and len(o.operands) == 1 else o.function
+        for o in operations
+    }
+    found = ([o for o in operations if functions[o] in kind] for kind in kinds)
     return next(filter(None, found), [])
-
-
-def _kind(operation: Vertex) -> str:
-    """Return the function; of a quotient by a number, which is no operand, that of a product."""
-    is_scaled = operation.function in _DIVIDED and len(operation.operands) == 1
-    return "mul" if is_scaled else operation.function
 
 
 def named(operations: Sequence[Vertex], joint: str = " or ", most: int = 2) -> str:
@@ -93,14 +94,7 @@ def way_to_weights(observation: Observation, record: LayerRecord) -> list[LayerR
 def nearest(
     observation: Observation, numbers: Mapping[str, float], *, back: bool = False, by: By = "value"
 ) -> dict[str, tuple[float, str]]:
-    """Return which of the layers with a number, next before each layer, has the largest.
-
-    Args:
-        observation: what was seen.
-        numbers: by layer; the others are passed.
-        back: of those next after it instead.
-        by: ``"gradient"`` to go only where gradients go back.
-    """
+    """Return which of the layers with a number, next before each layer, has the largest."""
     own = {name: ((number, name),) for name, number in numbers.items()}
 
     def pass_on(layer: str, came: _Two | None) -> _Two | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
+from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.facts import at, called, flow_of
 from pytest_modelhealth.checks.paths import as_given
 from pytest_modelhealth.settings.setting import is_inside
@@ -47,7 +47,15 @@ def lost_states(observation: Observation, flow: Flow, check: type[Check]) -> Ite
             severity: Severity = "fail" if is_recurrent else "warn"
             yield _never_carried(check, record, calls, given, severity)
         elif is_recurrent and _starts_partly_anew(flow, calls):
-            yield _half_carried(check, record, calls)
+            yield check.fault(
+                record,
+                f"it is called {len(calls)} times{at(calls[1].line)}, once a step, and one of its "
+                "states is the same constant each time, while another is carried on",
+                value=float(len(calls)),
+                cause="one of the states that it returns is dropped (the cell state, as in `h, _ = "
+                "cell(x, (h, c))`): assign both and pass both on",
+                independent=True,
+            )
         elif zeros := _zeros_joined(observation, flow, record, calls):
             by_hand.setdefault(zeros, []).append((record, calls))
     for found in by_hand.values():
@@ -65,30 +73,16 @@ def _never_carried(
     severity: Severity,
     affected: Collection[str] = (),
 ) -> Violation:
-    return check.violation(
+    return check.fault(
         record,
         f"it is called {len(calls)} times{at(calls[0].line)}, once a step, with {given}: "
         "nothing of what it returns comes back to it",
         value=float(len(calls)),
-        limit=ALWAYS,
         cause="the state is not carried from step to step, so that nothing is remembered and "
         "the weights of the state learn nothing: assign what it returns and pass it on",
         independent=True,
         affected=affected,
         severity=severity,
-    )
-
-
-def _half_carried(check: type[Check], record: LayerRecord, calls: list[Call]) -> Violation:
-    return check.violation(
-        record,
-        f"it is called {len(calls)} times{at(calls[1].line)}, once a step, and one of its states "
-        "is the same constant each time, while another is carried on",
-        value=float(len(calls)),
-        limit=ALWAYS,
-        cause="one of the states that it returns is dropped (the cell state, as in `h, _ = "
-        "cell(x, (h, c))`): assign both and pass both on",
-        independent=True,
     )
 
 
@@ -115,14 +109,11 @@ def _starts_partly_anew(flow: Flow, calls: list[Call]) -> bool:
     later = [call.inputs[1:] for call in calls[1:]]
     if {len(states) for states in later} != {2}:
         return False
+    after = [flow.after(*call.outputs) for call in calls[:-1]]
     carried = [
-        all(
-            states[place] in flow.after(*before.outputs)
-            for before, states in zip(calls, later, strict=False)
-        )
-        for place in range(2)
+        all(states[at] in made for made, states in zip(after, later, strict=True)) for at in (0, 1)
     ]
-    constant = [_made_of(flow, *(s[place] for s in later)) <= _SOURCES for place in range(2)]
+    constant = [_made_of(flow, *(states[at] for states in later)) <= _SOURCES for at in (0, 1)]
     return any(carried) and any(constant)
 
 
@@ -134,41 +125,31 @@ def _zeros_joined(
     Zeros that make a sequence longer leave its width as it is, and those beside a sample are no
     state.
     """
-    width = record.options.get("in_features")
+    vertices, width = flow.graph.vertices, record.options.get("in_features")
     if not isinstance(width, int) or len(calls) * observation.batches == observation.samples:
         return frozenset()
-    steps = [_split(flow, call) for call in calls]
+    steps: Steps = []
+    for call in calls:
+        joined = vertices[call.inputs[0]]
+        operands = joined.operands if joined.function in _JOINS else ()
+        zeros = []
+        for number in operands:
+            made = [vertices[origin] for origin in flow.origins(number)]
+            if made and all(one.kind == "constant" and one.name in _ZEROS for one in made):
+                zeros.append(number)
+        steps.append((tuple(n for n in operands if n not in zeros), tuple(zeros)))
     if not all(step and zeros for step, zeros in steps):
         return frozenset()
-    widths = {_width(observation, flow.graph.vertices[n]) for n in flow.origins(*steps[0][0])}
+    widths = set[int | None]()
+    for origin in (vertices[number] for number in flow.origins(*steps[0][0])):
+        found = as_given(observation, origin.name) if origin.kind == "input" else None
+        if origin.kind != "input" and origin.name in observation.layers:
+            found = observation.layers[origin.name].activations
+        widths.add(found.shape[-1] if found is not None and found.shape else None)
     is_wider = None not in widths and width not in widths
     if not is_wider or not _starts_anew(flow, calls, steps, is_recurrent=False):
         return frozenset()
     return frozenset(number for _, zeros in steps for number in zeros)
-
-
-def _split(flow: Flow, call: Call) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return what is joined to make the input of a call: what is no zeros, and what is."""
-    vertices = flow.graph.vertices
-    joined = vertices[call.inputs[0]]
-    operands = joined.operands if joined.function in _JOINS else ()
-    zeros = tuple(n for n in operands if _is_zeros(flow, n))
-    return tuple(n for n in operands if n not in zeros), zeros
-
-
-def _is_zeros(flow: Flow, number: int) -> bool:
-    made = [flow.graph.vertices[origin] for origin in flow.origins(number)]
-    return bool(made) and all(one.kind == "constant" and one.name in _ZEROS for one in made)
-
-
-def _width(observation: Observation, origin: Vertex) -> int | None:
-    """Return the size of the last dimension of what a layer returned, or of an input."""
-    if origin.kind == "input":
-        found = as_given(observation, origin.name)
-    else:
-        record = observation.layers.get(origin.name)
-        found = None if record is None else record.activations
-    return found.shape[-1] if found is not None and found.shape else None
 
 
 def _made_of(flow: Flow, *numbers: int) -> set[str]:
@@ -176,14 +157,15 @@ def _made_of(flow: Flow, *numbers: int) -> set[str]:
 
 
 def _is_recurrent(record: LayerRecord) -> bool:
-    """Whether a layer has weights for its own state and takes one step at a time."""
+    """Whether a layer has weights for its own state and takes one step at a time, as cells do."""
+    shape, is_batch_first = _shape(record), record.options.get("batch_first")
     if not any(name.startswith("weight_hh") for name in record.parameters):
         return False
-    shape = () if record.inputs is None else record.inputs.shape
-    if "batch_first" not in record.options:
-        return True  # a cell
-    time = 1 if record.options["batch_first"] else 0
-    return len(shape) == _SEQUENCES and shape[time] == 1
+    return is_batch_first is None or (len(shape) == _SEQUENCES and shape[bool(is_batch_first)] == 1)
+
+
+def _shape(record: LayerRecord) -> tuple[int, ...]:
+    return () if record.inputs is None else record.inputs.shape
 
 
 _INPUT, _STATE, _REVERSE = "weight_ih", "weight_hh", "_reverse"
@@ -233,18 +215,23 @@ def parts(record: LayerRecord) -> list[Part]:
 
 def recurrent_gradients(check: type[Check], observation: Observation) -> Iterator[Finding]:
     """Yield, as findings of a check, the recurrent layers of which a part learns nothing."""
+    flow = flow_of(observation)
     for record in called(observation):
         found = parts(record)
         learning = [part for part in found if part.learns]
         if not learning:
             continue  # the whole layer is silent: that is told elsewhere
+        # what picks from what it gives out, up to the next layers
+        takers = flow.consumers(record.name) if record.name in flow else ()
+        made = flow.operations(record.name, *takers) if takers else ()
+        picks = [one for one in made if one.function in _PICKS | _CHOOSES]
         idle = [part for part in found if not (part.learns or part.remembers)]
         if idle:
-            yield _unread(check, record, idle, learning, observation)
+            yield _unread(check, record, idle, learning, picks)
         steps = _steps(record, observation)
         forgetful = [part for part in learning if not part.remembers]
         if forgetful and steps is not None and steps >= _RECURRENT_GRADIENTS_FEWEST_STEPS:
-            yield _one_step(check, record, forgetful, found, steps, observation)
+            yield _one_step(check, record, forgetful, found, steps, picks)
 
 
 def _unread(
@@ -252,12 +239,12 @@ def _unread(
     record: LayerRecord,
     idle: list[Part],
     learning: list[Part],
-    observation: Observation,
+    picks: list[Vertex],
 ) -> Finding:
     """Return that a layer of a stack is not read, or one direction of it."""
     level = {part.suffix.removesuffix(_REVERSE) for part in learning}
     is_direction = all(part.suffix.removesuffix(_REVERSE) in level for part in idle)
-    line = _reading(record, observation)
+    line = next((one.line for one in picks if one.line), "")
     if is_direction:
         which = "reverse" if idle[0].suffix.endswith(_REVERSE) else "forward"
         cause = (
@@ -270,12 +257,10 @@ def _unread(
             "in vain: h_n[0] is the first layer, h_n[-1] the last"
         )
     names = " and ".join(f"{_INPUT}{part.suffix}" for part in idle)
-    return check.violation(
+    return check.fault(
         record,
         f"the gradients of its {names} are exactly zero, those of its other "
         f"{'direction' if is_direction else 'layers'} are not",
-        value=0.0,
-        limit=ALWAYS,
         tensor=f"{_INPUT}{idle[0].suffix}",
         cause=cause,
         severity="warn" if is_direction else "fail",
@@ -288,10 +273,9 @@ def _one_step(
     forgetful: list[Part],
     found: list[Part],
     steps: int,
-    observation: Observation,
+    picks: list[Vertex],
 ) -> Finding:
     """Return that weights of a state get no gradient, since only a first step is read."""
-    picks = _operations(record, observation)
     chosen = [one for one in picks if one.function in _CHOOSES or len(one.operands) > 1]
     names = " and ".join(f"{_STATE}{part.suffix}" for part in forgetful)
     text = (
@@ -301,9 +285,10 @@ def _one_step(
     if chosen:
         doubt = f"`{chosen[0].function}`{at(chosen[0].line)} may choose first steps on this batch"
         return check.inconclusive(record, f"{text}, but {doubt} alone: give longer sequences")
-    line = _reading(record, observation)
-    suffixes = {part.suffix for part in found if part.remembers}
-    is_half = any(_other_direction(part.suffix) in suffixes for part in forgetful)
+    line = next((one.line for one in picks if one.line), "")
+    # the other direction of one of them remembers
+    own = {part.suffix.removesuffix(_REVERSE) for part in forgetful}
+    is_half = any(part.remembers and part.suffix.removesuffix(_REVERSE) in own for part in found)
     if is_half and forgetful[0].suffix.endswith(_REVERSE):
         cause = (
             f"the last step of the sequence is read{at(line)}, which the reverse direction comes "
@@ -314,19 +299,8 @@ def _one_step(
             f"only the first step is read{at(line)}, before anything is remembered: read the last "
             "one (out[:, -1] where the batch comes first), or all"
         )
-    return check.violation(
-        record,
-        text,
-        value=0.0,
-        limit=ALWAYS,
-        tensor=f"{_STATE}{forgetful[0].suffix}",
-        cause=cause,
-        severity="warn" if is_half else "fail",
-    )
-
-
-def _other_direction(suffix: str) -> str:
-    return suffix.removesuffix(_REVERSE) if suffix.endswith(_REVERSE) else suffix + _REVERSE
+    tensor, severity = f"{_STATE}{forgetful[0].suffix}", "warn" if is_half else "fail"
+    return check.fault(record, text, tensor=tensor, cause=cause, severity=severity)
 
 
 def _steps(record: LayerRecord, observation: Observation) -> int | None:
@@ -345,19 +319,3 @@ def _steps(record: LayerRecord, observation: Observation) -> int | None:
     if len(shape) != _SEQUENCES:
         return None
     return shape[1 if record.options["batch_first"] else 0]
-
-
-def _operations(record: LayerRecord, observation: Observation) -> tuple[Vertex, ...]:
-    """Return the operations on what a layer gives out, up to the next layers."""
-    flow = flow_of(observation)
-    if record.name not in flow:
-        return ()
-    takers = flow.consumers(record.name)
-    made = flow.operations(record.name, *takers) if takers else ()
-    return tuple(one for one in made if one.function in _PICKS | _CHOOSES)
-
-
-def _reading(record: LayerRecord, observation: Observation) -> str:
-    """Return the line that picks what is read, where one does."""
-    lines = (one.line for one in _operations(record, observation) if one.line)
-    return next(lines, "")

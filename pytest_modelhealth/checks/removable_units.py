@@ -23,16 +23,6 @@ class RemovableUnits(Check):
     name = "removable_units"
     summary = "No layer has more units that nothing would miss than it may have."
     rank = 47
-    definition = (
-        "Of the units of a layer, the part that can go is at most max_removable_fraction: they are "
-        "inactive on all batches, duplicates of other units or read by nothing, and the model "
-        "without them gives the same outputs on batches held out."
-    )
-    source = "what can go is proven by running the model without it; how much may is the user's"
-    minimum_evidence = (
-        "a search for units that can go on 32 samples, `removable(batches)`; without one it is "
-        "silent"
-    )
     settings = (
         Share(
             "max_removable_fraction",

@@ -42,30 +42,12 @@ A trained router is one-hot for scores of 4, and can still change its mind.
 
 
 class Saturation(Check):
-    """Bounded activation functions work where they have a slope.
-
-    The last activation of a model is left out: a classifier that is sure of itself saturates its
-    softmax, an autoencoder its sigmoid, and both are right.
-    """
+    """Bounded activation functions work where they have a slope."""
 
     name = "saturation"
     summary = "No bounded activation or attention sits where it is flat for most inputs."
     rank = 25
     reads_scale = True
-    definition = (
-        "The part of the inputs of a sigmoid, tanh or hard variant that lies where its slope is "
-        "under 0.002 is at most max_saturated_fraction. A softmax is saturated as far as its rows "
-        "are one-hot by scores of 16 and more: the mean sum of squares of its rows, 1 where all "
-        "are, is at most max_one_hot. Fused attention is saturated where typical scores reach 32 "
-        "and outputs are as large as single values. Only activations with a trainable layer "
-        "behind them are judged. Gates of a recurrent layer are saturated if their gradient is "
-        "exactly zero; at most max_saturated_gates are."
-    )
-    source = (
-        "Rakitianskaia and Engelbrecht 2015 (saturated from 0.85 of the range on) and SageMaker "
-        "Debugger (50 % of a layer); one-hotness is measured on trained attention"
-    )
-    minimum_evidence = "min_samples samples or rows; four choices a row on average for a softmax"
     settings = (
         Share(
             "max_saturated_fraction",
@@ -99,15 +81,23 @@ class Saturation(Check):
                 finding = _fused_attention(record, settings)
             elif record.options.get("hidden_size") is not None:
                 yield from _gates(record, observation, settings)
-            if finding is not None and _feeds_a_trainable_layer(record, observation):
-                yield finding
+            if finding is not None:
+                flow, layers = flow_of(observation), observation.layers
+                reached = flow.reach(record.name).intersection(flow.layers, layers)
+                if any(trainable(layers[name]) for name in reached):
+                    yield finding
 
 
 def _bounded(record: LayerRecord, observation: Observation, settings: Settings) -> Finding | None:
     limit, given = settings.limit("max_saturated_fraction", record.name), record.inputs
     if given is None or not given.finite_count:
         return None
-    fraction = _flat_fraction(given, *_bounds(record))
+    below, above = _FLAT_FROM[str(record.activation)]
+    if record.activation == "hardtanh":
+        low = float(record.options.get("min_val") or -1.0)
+        high = float(record.options.get("max_val") or 1.0)
+        below, above = -low if low < 0 else math.inf, high if high > 0 else math.inf
+    fraction = _flat_fraction(given, below, above)
     if fraction <= limit.value:
         return None
     units = record.activations.units if record.activations is not None else None
@@ -121,18 +111,27 @@ def _bounded(record: LayerRecord, observation: Observation, settings: Settings) 
 
 
 def _softmax(record: LayerRecord, observation: Observation, settings: Settings) -> Finding | None:
-    limit, given, out = (
-        settings.limit("max_one_hot", record.name),
-        record.inputs,
-        record.activations,
-    )
-    rows = _rows(record)
-    if given is None or out is None or rows is None or out.nonfinite_count:
+    limit, dim = settings.limit("max_one_hot", record.name), record.options.get("dim")
+    given, out = record.inputs, record.activations
+    if given is None or out is None or out.nonfinite_count:
         return None
-    scores = list(_scores(given))
-    choices = (sum(count for _, count in scores) + given.zero_count) / rows
-    one_hot, size = out.norm**2 / rows, _root_mean_square(scores, given.zero_count)
-    if choices < _FEWEST_CHOICES or one_hot <= limit.value or size < _FINAL_SCORE:
+    if not isinstance(dim, int) or not -len(out.shape) <= dim < len(out.shape):
+        return None
+    rows = out.count // out.shape[dim] if out.shape[dim] else 0
+    if not rows:
+        return None
+    # the scores that no mask put out of the way, by powers of two
+    scores = [
+        (exponent, int(positive) + int(negative) * (exponent < _MASK_EXPONENT))
+        for exponent, (negative, positive) in enumerate(
+            given.exponents.counts, given.exponents.lowest
+        )
+    ]
+    total = sum(count for _, count in scores) + given.zero_count
+    # the mean square of numbers spread evenly over [1, 2) is 7/3
+    squares = math.fsum(count * math.ldexp(7 / 3, 2 * exponent) for exponent, count in scores)
+    one_hot, size = out.norm**2 / rows, math.sqrt(squares / total) if total else 0.0
+    if total / rows < _FEWEST_CHOICES or one_hot <= limit.value or size < _FINAL_SCORE:
         return None
     before = maker(observation, record)
     why = (
@@ -217,22 +216,6 @@ def _gates(record: LayerRecord, observation: Observation, settings: Settings) ->
         return
 
 
-def _feeds_a_trainable_layer(record: LayerRecord, observation: Observation) -> bool:
-    flow = flow_of(observation)
-    reached = flow.reach(record.name).intersection(flow.layers, observation.layers)
-    return any(trainable(observation.layers[name]) for name in reached)
-
-
-def _bounds(record: LayerRecord) -> tuple[float, float]:
-    assert record.activation is not None
-    below, above = _FLAT_FROM[record.activation]
-    if record.activation == "hardtanh":
-        low = float(record.options.get("min_val") or -1.0)
-        high = float(record.options.get("max_val") or 1.0)
-        return (-low if low < 0 else math.inf, high if high > 0 else math.inf)
-    return below, above
-
-
 def _flat_fraction(given: TensorStatistics, below: float, above: float) -> float:
     """Return the part of the finite values at most ``-below`` or at least `above`.
 
@@ -245,30 +228,7 @@ def _flat_fraction(given: TensorStatistics, below: float, above: float) -> float
     return flat / given.finite_count
 
 
-def _rows(record: LayerRecord) -> int | None:
-    """Return how many rows a softmax normalised, if its dimension is known."""
-    dim, out = record.options.get("dim"), record.activations
-    if out is None or not isinstance(dim, int) or not -len(out.shape) <= dim < len(out.shape):
-        return None
-    size = out.shape[dim]
-    return out.count // size if size else None
-
-
-def _scores(given: TensorStatistics) -> Iterator[tuple[int, int]]:
-    """Yield binary exponents and counts of the scores that no mask put out of the way."""
-    for exponent, (negative, positive) in enumerate(given.exponents.counts, given.exponents.lowest):
-        yield exponent, int(positive) + int(negative) * (exponent < _MASK_EXPONENT)
-
-
 _MASK_EXPONENT = 13  # masks add -1e4 or less, or -inf
-
-
-def _root_mean_square(scores: list[tuple[int, int]], zeros: int) -> float:
-    """Return that of scores and zeros, as far as powers of two tell."""
-    total = sum(count for _, count in scores) + zeros
-    # the mean square of numbers spread evenly over [1, 2) is 7/3
-    squares = math.fsum(count * math.ldexp(7 / 3, 2 * exponent) for exponent, count in scores)
-    return math.sqrt(squares / total) if total else 0.0
 
 
 def _why_large(given: TensorStatistics, before: LayerRecord | None) -> str:

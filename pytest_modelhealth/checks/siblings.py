@@ -102,7 +102,17 @@ def without_residual(
         inside = [record.name[len(group[0]) :] for record in groups.below[group[0]]]
         if len(group) <= _FEWEST_SIBLINGS or not (is_list or len(inside) > 1):
             continue
-        if any(_is_left_out(flow, name) for name in group) or len(set(map(_kept, records))) > 1:
+        kept = {
+            (r.inputs is not None and r.activations is not None)
+            and r.inputs.shape == r.activations.shape
+            for r in records
+        }
+        calls = [flow.calls(name) if name in flow else () for name in group]
+        # one that is not called, or returns what it is given, is skipped for a step
+        is_left_out = any(
+            not c or any(set(one.outputs) <= set(one.inputs) for one in c) for c in calls
+        )
+        if is_left_out or len(kept) > 1:
             continue
         for inner in inside:
             if not all(name + inner in flow for name in group):
@@ -111,18 +121,6 @@ def without_residual(
                 without = [n for n in group if not flow.residual(n + inner, around=is_around)]
                 if len(without) == 1 and without[0] not in (group[0], group[-1]):
                     yield without[0] + inner, inner if is_around else "", len(group) - 1
-
-
-def _is_left_out(flow: Flow, layer: str) -> bool:
-    """Whether a layer is not called, or returns what it is given: it is skipped for a step."""
-    calls = flow.calls(layer) if layer in flow else ()
-    return not calls or any(set(call.outputs) <= set(call.inputs) for call in calls)
-
-
-def _kept(record: LayerRecord) -> bool:
-    """Whether a layer returned what has the shape of its input."""
-    given, returned = record.inputs, record.activations
-    return given is not None and returned is not None and given.shape == returned.shape
 
 
 _FEWEST_FOR_A_LOOP = 3
@@ -170,17 +168,13 @@ def standing_in(observation: Observation, flow: Flow, groups: Siblings) -> Itera
         again = [call for call in callers[first] if call.layer == layer]
         by_key = observation.layers[parent(layer)].type_name == "ModuleDict"
         if _take_a_place(flow, again, by_key):
-            has_own_name = not _is_listed(observation, group[0])
-            is_sure = has_own_name or _is_no_choice(observation, flow, again, len(called))
+            around = observation.layers[parent(group[0])]
+            is_listed = around.entered is None or around.type_name in _LISTS
+            is_sure = not is_listed or _is_no_choice(observation, flow, again, len(called))
             yield StandIn(layer, never, len(again), is_sure)
 
 
 _LISTS = frozenset({"ModuleDict", "ModuleList", "Sequential"})
-
-
-def _is_listed(observation: Observation, layer: str) -> bool:
-    around = observation.layers[parent(layer)]
-    return around.entered is None or around.type_name in _LISTS
 
 
 def _is_no_choice(observation: Observation, flow: Flow, calls: list[Call], ran: int) -> bool:
@@ -191,9 +185,10 @@ def _is_no_choice(observation: Observation, flow: Flow, calls: list[Call], ran: 
     loop does that leaves out its index.
     """
     first, last = calls[0], calls[-1]
+    is_loop = ran == 1 and len(calls) >= _FEWEST_FOR_A_LOOP
     if all(call.inputs == first.inputs for call in calls):
         return True
-    if ran == 1 and len(calls) >= _FEWEST_FOR_A_LOOP and len({call.line for call in calls}) == 1:
+    if is_loop and len({call.line for call in calls}) == 1:
         return True
     has_statistics = "running_mean" in observation.layers[first.layer].buffers
     return has_statistics and not flow.after(*first.outputs).isdisjoint(last.inputs)
@@ -241,18 +236,14 @@ def taken_for_two(
             if beside:
                 is_for_two = all(_count(flow, places, other) == {1} for other in beside)
             else:
-                is_for_two = len(called) == 1 or _is_called_twice_with_each(flow, name)
+                times = Counter(call.inputs for call in flow.calls(name))
+                live = all(flow.graph.vertices[n].live for given in times for n in given)
+                is_for_two = len(called) == 1 or (live and set(times.values()) == {2})
                 is_for_two &= observation.layers[parent(name)].entered is not None
                 takers = flow.consumers(name)
                 is_for_two &= len(takers) == 2 and _are_beside(flow, *takers)
             if is_for_two:
                 yield name, never[0]
-
-
-def _is_called_twice_with_each(flow: Flow, layer: str) -> bool:
-    times = Counter(call.inputs for call in flow.calls(layer))
-    live = all(flow.graph.vertices[number].live for given in times for number in given)
-    return live and set(times.values()) == {2}
 
 
 def _are_beside(flow: Flow, one: str, other: str) -> bool:

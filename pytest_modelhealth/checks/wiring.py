@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator
-from functools import partial
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.check import ALWAYS, Check
+from pytest_modelhealth.checks.check import Check
 from pytest_modelhealth.checks.facts import at
 from pytest_modelhealth.checks.inputs import destroyed
 from pytest_modelhealth.checks.recurrences import lost_states
@@ -23,7 +22,7 @@ from pytest_modelhealth.settings.setting import is_inside, parent
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
-    from pytest_modelhealth.report.flow import Call, Vertex
+    from pytest_modelhealth.report.flow import Vertex
 
 _SUM = "add"
 _DOUBLED = {
@@ -49,28 +48,11 @@ _LOOK_UPS = frozenset({"embedding", "index", "index_select", "getitem"})
 
 
 class Wiring(Check):
-    """Every layer is called where it belongs, and fed with what it is for.
-
-    Judged by the flow that was recorded; where none was, nothing is said.
-    """
+    """Every layer is called where it belongs, and fed with what it is for."""
 
     name = "wiring"
     summary = "Layers are called where they belong, and fed with what they are for."
     rank = 18
-    definition = (
-        "No layer is called in the place of a sibling of its class and shape (warned of, where "
-        "something unseen may have chosen it from a list); no table is asked "
-        "for one row only by a constant, or by ids that the model made equal; no recurrent cell is "
-        "called step by step without its state; two towers are not fed the same while an input "
-        "goes unread. Warned of: an input that nothing reads, a value joined with itself, a layer "
-        "whose result stands for that of a sibling that never runs, and one block without the "
-        "residual that all of its siblings, three or more, have."
-    )
-    source = (
-        "copied lines and forgotten arguments that raise nothing, as practitioners report them "
-        "(Humbatova et al. 2020, Taxonomy of real faults in deep learning systems)"
-    )
-    minimum_evidence = "a recorded flow, exact for what is said to be missing"
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Violation]:
         """Yield what is wired wrongly, one violation a story."""
@@ -103,22 +85,23 @@ def _stand_ins(
 ) -> Iterator[Violation]:
     stories: dict[str, list[StandIn]] = {}
     for one in standing:
-        stories.setdefault(_line_again(flow, one.layer), []).append(one)
+        calls = flow.calls(one.layer)
+        same = [call for call in calls if call.parent == calls[0].parent]
+        line = same[1].line if len(same) > 1 else calls[0].line  # the first may be the right one
+        stories.setdefault(line, []).append(one)
     for line, found in stories.items():
         layer, never, times, _ = found[0]
         is_sure = any(one.is_sure for one in found)
-        others = [name for one in found[1:] for name in (one.layer, *one.never)]
         so_are = f" ({len(found) - 1} more like it)" if len(found) > 1 else ""
-        yield Wiring.violation(
+        yield Wiring.fault(
             observation.layers[layer],
             f"it is called {times} times{at(line)}, and {_listed(never)} of the same class and "
             f"shape never{so_are}",
             value=float(times),
-            limit=ALWAYS,
             cause=f"{layer!r} is called in the place of its siblings, which learn nothing: the "
             "wrong index in a loop, or a copied line"
             + ("" if is_sure else "; chosen so on purpose they look the same"),
-            affected=(*never, *others),
+            affected=(*never, *(name for one in found[1:] for name in (one.layer, *one.never))),
             severity="fail" if is_sure else "warn",
         )
 
@@ -139,13 +122,6 @@ def _taken_for_two(
             affected=(never,),
             severity="warn",
         )
-
-
-def _line_again(flow: Flow, layer: str) -> str:
-    """Return the line of the second call of a layer: the first may be the right one."""
-    calls = flow.calls(layer)
-    same = [call for call in calls if call.parent == calls[0].parent]
-    return same[1].line if len(same) > 1 else calls[0].line
 
 
 # ---- a residual that siblings have --------------------------------------------------------------
@@ -184,73 +160,66 @@ def _residuals(
 
 
 def _constant_look_ups(observation: Observation, flow: Flow) -> Iterator[Violation]:
-    """Yield the tables whose indices are one constant, where nothing else tells positions."""
+    """Yield the tables whose indices are one constant, where nothing else tells positions.
+
+    Where another table is asked for several rows that no batch named, as positions are, one asked
+    for a single row may be of something else, whose ids were not given.
+    """
+    layers = observation.layers
     constant = {
         record.name: made
-        for record in observation.layers.values()
+        for record in layers.values()
         if record.name in flow and _is_asked_for_one_row(record, observation.samples)
         for made in [_made_of(flow, *(n for c in flow.calls(record.name) for n in c.inputs))]
         if made and {one.kind for one in made} <= {"constant", "buffer"}
     }
-    counts = bool(constant) and _counts_elsewhere(observation, flow, constant)
+    counts = bool(constant) and any(
+        "num_embeddings" in record.options
+        and (given := record.inputs) is not None
+        and given.min != given.max
+        and flow.feeding(record.name).isdisjoint(flow.inputs)
+        for record in layers.values()
+        if record.name in flow and record.name not in constant
+    )
     for layer, made in constant.items():
-        if _has_positions(flow, layer, {*constant, *(one.name for one in made)}):
-            continue
-        record = observation.layers[layer]
-        assert record.inputs is not None
-        yield Wiring.violation(
-            record,
-            f"all {record.inputs.count} of its indices are {record.inputs.min:.0f}: they come from "
-            f"{_called(made[0])}, not from the batch",
-            value=record.inputs.min,
-            limit=ALWAYS,
-            cause=_DO_NOT_COUNT,
-            role="inputs",
-            severity="fail" if made[0].kind == "constant" and not counts else "warn",
-        )
+        if not _has_positions(flow, layer, {*constant, *(one.name for one in made)}):
+            is_sure = made[0].kind == "constant" and not counts
+            why = f"they come from `{made[0].name}`{at(made[0].line)}, not from the batch"
+            severity = "fail" if is_sure else "warn"
+            yield _one_row(layers[layer], f": {why}", _DO_NOT_COUNT, severity)
     yield from _constant_rows(observation, flow)
-    yield from _computed_look_ups(observation, flow)
-
-
-def _computed_look_ups(observation: Observation, flow: Flow) -> Iterator[Violation]:
-    """Yield the tables whose ids the model itself made equal."""
-    for found in destroyed(observation, flow):
-        record, given = found.record, found.record.inputs
-        assert given is not None
+    for found in destroyed(observation, flow):  # ids that the model itself made equal
         lines = [one for one in found.operations if one.line] or list(found.operations)
         names = ", ".join(dict.fromkeys(f"`{one.function}`" for one in found.operations))
-        yield Wiring.violation(
-            record,
-            f"all {given.count} of its indices are {given.min:.0f}, and {found.source!r}, which "
-            f"they are computed from, differs{at(lines[-1].line)}",
-            value=given.min,
-            limit=ALWAYS,
-            cause=f"ids or positions are destroyed on the way from {found.source!r} ({names}), so "
-            "that every token gets the same row"
-            + ("; one kind for all may be meant, too" if found.may_be_meant else ""),
-            role="inputs",
-            severity="warn" if found.may_be_meant else "fail",
+        why = f"and {found.source!r}, which they are computed from, differs{at(lines[-1].line)}"
+        cause = (
+            f"ids or positions are destroyed on the way from {found.source!r} ({names}), so that "
+            "every token gets the same row"
         )
+        if found.may_be_meant:
+            yield _one_row(
+                found.record, f", {why}", f"{cause}; one kind for all may be meant, too", "warn"
+            )
+        else:
+            yield _one_row(found.record, f", {why}", cause, "fail")
+
+
+def _one_row(record: LayerRecord, why: str, cause: str, severity: str) -> Violation:
+    given = record.inputs
+    assert given is not None
+    return Wiring.fault(
+        record,
+        f"all {given.count} of its indices are {given.min:.0f}{why}",
+        value=given.min,
+        cause=cause,
+        role="inputs",
+        severity=severity,
+    )
 
 
 def _made_of(flow: Flow, *numbers: int) -> list[Vertex]:
     """Return the layers and sources that vertices are made of, in order."""
     return [flow.graph.vertices[number] for number in sorted(flow.origins(*numbers))]
-
-
-def _counts_elsewhere(observation: Observation, flow: Flow, constant: Collection[str]) -> bool:
-    """Whether another table is asked for several rows that no batch named, as positions are.
-
-    Then one asked for a single row may be of something else, whose ids were not given.
-    """
-    return any(
-        "num_embeddings" in record.options
-        and record.inputs is not None
-        and record.inputs.min != record.inputs.max
-        and flow.feeding(record.name).isdisjoint(flow.inputs)
-        for record in observation.layers.values()
-        if record.name in flow and record.name not in constant
-    )
 
 
 def _is_asked_for_one_row(record: LayerRecord, samples: int) -> bool:
@@ -294,7 +263,7 @@ def _constant_rows(observation: Observation, flow: Flow) -> Iterator[Violation]:
         yield Wiring.violation(
             observation.layers[layer],
             f"{own!r} is asked for one of its {shape[0]} rows only: the indices come from "
-            f"{_called(made[0])}, not from the batch",
+            f"`{made[0].name}`{at(made[0].line)}, not from the batch",
             value=0.0,
             cause=f"{_DO_NOT_COUNT}; a row for all may be meant, too",
             role="parameters",
@@ -318,49 +287,48 @@ def _unread(observation: Observation, flow: Flow, groups: Siblings) -> Iterator[
     given = [number for number, vertex in enumerate(vertices) if vertex.kind == "input"]
     unread = [number for number in given if _is_ignored(flow, number)]
     names = [vertices[n].name for n in unread if not vertices[n].name.endswith("]")]
-    if not names:
-        yield from _unread_inside(observation, flow)
+    inner = [] if names else _unread_inside(observation, flow)
+    if not names and not inner:
         return
-    is_, it = ("are", "them") if len(names) > 1 else ("is", "it")
-    message = f"{_listed(names)} {is_} given and nothing reads {it}"
-    towers = next(_towers_on_one(flow, groups), None)
-    violation = partial(Wiring.violation, value=float(len(names)), role="inputs")
-    if len(unread) == len(given):
-        yield violation(
-            root,
-            f"{message}: the output is the same whatever the batch",
-            limit=ALWAYS,
-            cause="the model computes from its own tensors alone",
-        )
+    is_, it = ("are", "them") if len(names or inner) > 1 else ("is", "it")
+    where = " inside an object" if inner else ""
+    message = f"{_listed(names or inner)} {is_} given{where} and nothing reads {it}"
+    towers = None if inner else next(_towers_on_one(flow, groups), None)
+    value = float(len(names or inner))
+    if not inner and len(unread) == len(given):
+        message += ": the output is the same whatever the batch"
+        cause = "the model computes from its own tensors alone"
+        yield Wiring.fault(root, message, value=value, role="inputs", cause=cause)
     elif towers is not None:
         first, second, source = towers
         again = "again" if first == second else f"as {first!r} is"
-        yield violation(
+        yield Wiring.fault(
             observation.layers[second],
             f"it is given {source!r}{at(flow.calls(second)[-1].line)}, {again}, and {message}",
-            limit=ALWAYS,
+            value=value,
+            role="inputs",
             cause="two towers are fed the same: a copied line with the wrong argument",
             independent=True,
         )
     else:
-        yield violation(
-            root,
-            message,
-            cause="an argument that is not passed on, or that this model has no use for: leave it "
-            "out of the batch",
-            severity="warn",
+        cause = "an argument that is not passed on, or that this model has no use for: leave it "
+        cause += "out of the batch"
+        if inner:
+            cause = "a key that is not asked for, or one that only others read: a loss, a metric"
+        yield Wiring.violation(
+            root, message, value=value, role="inputs", cause=cause, severity="warn"
         )
 
 
-def _unread_inside(observation: Observation, flow: Flow) -> Iterator[Violation]:
-    """Yield numbers inside an object of the batch that nothing takes: labels and ids are not asked.
+def _unread_inside(observation: Observation, flow: Flow) -> list[str]:
+    """Return numbers inside an object of the batch that nothing takes, labels and ids apart.
 
     A dictionary may hold what only a loss reads; what a loss was given elsewhere is not told.
     """
-    vertices = flow.graph.vertices
-    met = {v.name: n for n, v in enumerate(vertices) if v.kind == "input"}
+    vertices = enumerate(flow.graph.vertices)
+    met = {vertex.name: number for number, vertex in vertices if vertex.kind == "input"}
     targets = {(c.target.shape, c.target.dtype) for c in observation.loss_calls if c.target}
-    names = [
+    return [
         one.name
         for one in observation.given
         if one.name.endswith("]")
@@ -368,16 +336,6 @@ def _unread_inside(observation: Observation, flow: Flow) -> Iterator[Violation]:
         and (one.shape, one.dtype) not in targets
         and (one.name not in met or _is_ignored(flow, met[one.name]))
     ]
-    if names:
-        is_, it = ("are", "them") if len(names) > 1 else ("is", "it")
-        yield Wiring.violation(
-            observation.layers[""],
-            f"{_listed(names)} {is_} given inside an object and nothing reads {it}",
-            value=float(len(names)),
-            role="inputs",
-            cause="a key that is not asked for, or one that only others read: a loss, a metric",
-            severity="warn",
-        )
 
 
 def _is_ignored(flow: Flow, number: int) -> bool:
@@ -416,7 +374,12 @@ def _towers_on_one(flow: Flow, groups: Siblings) -> Iterator[tuple[str, str, str
 
 def _doubled(observation: Observation, flow: Flow) -> Iterator[Violation]:
     graph = flow.graph
-    unsure = {n for call in graph.calls if _may_be_several(call) for n in call.outputs}
+    unsure = {  # what may be several values: it is, or was passed on, as by an idle dropout
+        number
+        for call in graph.calls
+        if len(call.outputs) > 1 or not set(call.outputs).isdisjoint(call.inputs)
+        for number in call.outputs
+    }
     lines: dict[tuple[str, str], list[str]] = {}
     for number, vertex in enumerate(graph.vertices):
         layer = graph.calls[vertex.call].layer if vertex.call >= 0 else None
@@ -425,7 +388,8 @@ def _doubled(observation: Observation, flow: Flow) -> Iterator[Violation]:
         values = Counter(_value(observation, flow, operand) for operand in vertex.operands)
         if 2 not in values.values() or not unsure.isdisjoint(vertex.operands):
             continue
-        if vertex.function == _SUM or _is_made(flow, number):
+        made = _made_of(flow, number)
+        if vertex.function == _SUM or any(one.kind == "call" for one in made):
             lines.setdefault((vertex.function, vertex.line), []).append(layer)
     for (function, line), layers in lines.items():
         does, cause = _DOUBLED[function]
@@ -437,47 +401,10 @@ def _doubled(observation: Observation, flow: Flow) -> Iterator[Violation]:
             affected=dict.fromkeys(layers[1:]),
             severity="warn",
         )
-    yield from _returned_twice(observation, flow)
-
-
-def _may_be_several(call: Call) -> bool:
-    """Whether what a call returned may be several values: it did, or passed on what it was given.
-
-    As a dropout does that is not training.
-    """
-    return len(call.outputs) > 1 or not set(call.outputs).isdisjoint(call.inputs)
-
-
-def _value(
-    observation: Observation, flow: Flow, number: int
-) -> tuple[str, tuple[int, ...]] | tuple[int]:
-    """Return what is the same for what is computed twice: what makes it, and of what."""
-    vertex = flow.graph.vertices[number]
-    record = observation.layers.get(vertex.name) if vertex.kind == "call" else None
-    if record is not None and not record.functional:
-        return (number,) if _is_random(record) else (vertex.name, vertex.operands)
-    function = vertex.function if record is None else record.type_name
-    is_plain = vertex.kind in ("call", "operation") and function.startswith(_SAME_AGAIN)
-    return (function, vertex.operands) if is_plain else (number,)
-
-
-def _is_random(record: LayerRecord) -> bool:
-    is_noise = "Drop" in record.type_name or "RReLU" in record.type_name
-    return is_noise or bool(record.options.get("dropout"))
-
-
-def _is_made(flow: Flow, number: int) -> bool:
-    """Whether a vertex is made of what a layer returned."""
-    return any(one.kind == "call" for one in _made_of(flow, number))
-
-
-def _returned_twice(observation: Observation, flow: Flow) -> Iterator[Violation]:
-    """Yield the layer that is called twice with the same, where both results are returned."""
-    vertices = flow.graph.vertices
-    outputs = [number for number in dict.fromkeys(flow.graph.outputs) if vertices[number].live]
+    outputs = [n for n in dict.fromkeys(graph.outputs) if graph.vertices[n].live]
     values = Counter(_value(observation, flow, number) for number in outputs)
-    for (layer, *_), times in values.items():
-        record = observation.layers.get(str(layer))
+    for (name, *_), times in values.items():
+        record = observation.layers.get(str(name))
         if times > 1 and record is not None and not record.functional:
             line = flow.calls(record.name)[-1].line
             yield Wiring.violation(
@@ -490,11 +417,22 @@ def _returned_twice(observation: Observation, flow: Flow) -> Iterator[Violation]
             )
 
 
+def _value(
+    observation: Observation, flow: Flow, number: int
+) -> tuple[str, tuple[int, ...]] | tuple[int]:
+    """Return what is the same for what is computed twice: what makes it, and of what."""
+    vertex = flow.graph.vertices[number]
+    record = observation.layers.get(vertex.name) if vertex.kind == "call" else None
+    if record is not None and not record.functional:
+        is_noise = "Drop" in record.type_name or "RReLU" in record.type_name
+        is_random = is_noise or bool(record.options.get("dropout"))
+        return (number,) if is_random else (vertex.name, vertex.operands)
+    function = vertex.function if record is None else record.type_name
+    is_plain = vertex.kind in ("call", "operation") and function.startswith(_SAME_AGAIN)
+    return (function, vertex.operands) if is_plain else (number,)
+
+
 # ---- words --------------------------------------------------------------------------------------
-
-
-def _called(vertex: Vertex) -> str:
-    return f"`{vertex.name}`{at(vertex.line)}"
 
 
 def _listed(names: list[str]) -> str:

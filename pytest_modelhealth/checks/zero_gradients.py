@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
+from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.facts import (
     at,
     called,
@@ -69,7 +69,6 @@ class _Verdict:
             and record.parameter_gradients[name].finite_count > 0
         }
         """Parameters of such a gradient that the flow shows by themselves, with their owners."""
-        self._reached: dict[str, frozenset[str]] = {}
 
     @cached_property
     def _stops(self) -> GradientStops:
@@ -133,7 +132,7 @@ class _Verdict:
                 yield from self._known_story(last, known)
 
     def _known_story(self, names: list[str], known: dict[str, Edge]) -> Iterator[Finding]:
-        edge = known[names[0]]
+        edge, stops = known[names[0]], self._stops
         cut = self._flow.cut_at(edge)
         where = at(cut.line)
         layers = [self.silent[name] for name in names if name in self.silent]
@@ -144,12 +143,34 @@ class _Verdict:
             culprit = self.parameters[parameters[0]]
         elif not (parameters or affected or culprit.name in self.layers):
             return
-        if edge in self._stops.stuck:
-            others = [*self._stops.stuck[edge], *names]
-            others = [n for n in dict.fromkeys(others) if n != culprit.name]
-            cause = _stuck_cause(others if layers else names, where, is_layer=bool(layers))
+        if edge not in stops.stuck:
+            advice = "times zero nothing passes back, now or later; train the factor, or leave it "
+            advice += "out"
+            if cut.operation in FLAT:
+                advice = "nothing comes back to what is rounded or reduced to its sign; let it "
+                advice += "pass straight through, as in x + (f(x) - x).detach()"
+            cause = f"{stops.for_good[edge]}{where}: {advice}"
         else:
-            cause = f"{self._stops.for_good[edge]}{where}: {_advice(cut.operation)}"
+            others = dict.fromkeys([*stops.stuck[edge], *names]) if layers else names
+            named = ", ".join(repr(name) for name in others if name != culprit.name)
+            if not named:
+                cause = (
+                    "its weights are all zero, and what it gives is multiplied by what is made of "
+                    f"it{where}: detached on one side, or the same value twice, so that no "
+                    "gradient comes back by either; initialise it at random, or take the detach "
+                    "away"
+                )
+            elif layers:
+                cause = (
+                    f"its weights are all zero, and so are those of {named}: multiplied with each "
+                    f"other{where} neither gets a gradient, and both stay zero; initialise them at "
+                    "random"
+                )
+            else:
+                cause = (
+                    f"{named} are all zero and are multiplied with each other{where}, so that none "
+                    "gets a gradient and all stay zero: initialise one of them at random"
+                )
         yield self._finding(culprit, cause, affected, [] if layers else parameters)
 
     def _feeding(self, names: Iterable[str]) -> list[str]:
@@ -177,11 +198,9 @@ class _Verdict:
         elif record.name in self.layers:
             message = "the gradient of its trainable parameters is exactly zero"
         is_layer = record.name in self.layers or bool(tensors)
-        return self._check.violation(
+        return self._check.fault(
             record,
             message,
-            value=0.0,
-            limit=ALWAYS,
             role=None if is_layer else "gradients",
             tensor=tensors[0] if tensors else "",
             cause=cause,
@@ -255,10 +274,9 @@ class _Verdict:
         by_place: dict[tuple[str, int], list[str]] = defaultdict(list)
         for name, edge in unread.items():
             by_place[self.parameters[name].name, edge[0]].append(name)
-        for names in by_place.values():
-            join = _named(self._flow.cut_at(unread[names[0]]))
-            owner = self.parameters[names[0]]
-            yield self._finding(owner, f"of what {join} {_NO_EFFECT}", [], names, severity="warn")
+        for found in by_place.values():
+            cause = f"of what {_named(self._flow.cut_at(unread[found[0]]))} {_NO_EFFECT}"
+            yield self._finding(self.parameters[found[0]], cause, [], found, severity="warn")
 
     def _is_flat(self, name: str, stop: Edge) -> bool:
         """Whether a matrix or a kernel passes one operation, in a layer to which a gradient comes.
@@ -282,14 +300,19 @@ class _Verdict:
         Of heads that are stacked, of experts under a mask, some are taken; of what is put together
         for the blocks to come, the last block reads the class token alone.
         """
-        if self._flow.is_exact and name not in self._picked:
+        flow = self._flow
+        if flow.is_exact and name not in self._picked:
             return False
         is_picked = self._picked.get(name) in self._unread
-        for around in filter(self._flow.__contains__, enclosing(name)):
-            for sibling in self._flow.siblings(around):
+        for around in filter(flow.__contains__, enclosing(name)):
+            given = flow.producers(around, as_it_is=True)
+            for sibling in flow.siblings(around):
                 twin = self._observation.layers.get(sibling + name[len(around) :])
-                learning = twin is not None and learns(twin)
-                if learning and (is_picked or self._are_side_by_side(around, sibling)):
+                if twin is None or not learns(twin):
+                    continue
+                if is_picked or (given and given == flow.producers(sibling, as_it_is=True)):
+                    return True
+                if sibling not in flow.reach(around) | flow.feeding(around):  # side by side
                     return True
         return False
 
@@ -323,14 +346,6 @@ class _Verdict:
     def _unread(self) -> frozenset[Edge]:
         return frozenset(self._stops.unread)
 
-    def _are_side_by_side(self, one: str, other: str) -> bool:
-        given = self._flow.producers(one, as_it_is=True)
-        if given and given == self._flow.producers(other, as_it_is=True):
-            return True
-        if one not in self._reached:
-            self._reached[one] = self._flow.reach(one) | self._flow.feeding(one)
-        return other not in self._reached[one]
-
     def _doubt(self, record: LayerRecord) -> str:
         """Return what in this batch alone may explain a zero, and what to give instead."""
         if self._observation.loss == 0.0:
@@ -343,7 +358,10 @@ class _Verdict:
         if record.name in self._stops.cancelled:
             return ""
         if not self._after(record) and any(map(learns, called(self._observation))):
-            return _FLAT_HERE
+            return (
+                "the loss is flat at this output on this batch and not at others, as where a "
+                "mask lets nothing through: give a batch that has something for it to learn"
+            )
         if 0 < self._observation.samples < _FEWEST_SAMPLES:
             return (
                 f"all of {self._observation.samples} samples may have been left out here, by a "
@@ -372,9 +390,11 @@ class _Verdict:
                 f"the weights of {named} behind it are all zero and get no gradient either, as "
                 "what comes to them tells nothing apart: initialise them at random"
             )
-        after = self._after(record)
+        after, out = self._after(record), record.activations
+        if not after and out is not None and out.dtype == "float16":
+            return UNDERFLOW
         if not after:
-            return _flat_loss_cause(record)
+            return "the loss is flat at this output: a clamp, a saturated function or a constant"
         between = "what lies between" if suspect is None else _named(self._flow.cut_at(suspect))
         takers = self._flow.consumers(record.name)
         nearest = min(after, key=lambda r: (r.name not in takers, completed(r)))
@@ -395,9 +415,10 @@ _NOTHING_TO_LEARN = (
     "from which there is something to learn"
 )
 
-_FLAT_HERE = (
-    "the loss is flat at this output on this batch and not at others, as where a mask lets nothing "
-    "through: give a batch that has something for it to learn"
+
+UNDERFLOW = (
+    "the gradient underflows float16, or the loss is flat here: scale the loss (GradScaler), or "
+    "use bfloat16"
 )
 
 _DROPPED = (
@@ -427,41 +448,3 @@ _MATRIX = 2
 
 def _named(cut: Cut) -> str:
     return f"`{cut.operation}`{at(cut.line)}"
-
-
-def _advice(operation: str) -> str:
-    if operation in FLAT:
-        return (
-            "nothing comes back to what is rounded or reduced to its sign; let it pass straight "
-            "through, as in x + (f(x) - x).detach()"
-        )
-    return "times zero nothing passes back, now or later; train the factor, or leave it out"
-
-
-def _stuck_cause(others: list[str], where: str, *, is_layer: bool) -> str:
-    if not others:
-        return (
-            "its weights are all zero, and what it gives is multiplied by what is made of it"
-            f"{where}: detached on one side, or the same value twice, so that no gradient comes "
-            "back by either; initialise it at random, or take the detach away"
-        )
-    named = ", ".join(map(repr, others))
-    if is_layer:
-        return (
-            f"its weights are all zero, and so are those of {named}: multiplied with each "
-            f"other{where} neither gets a gradient, and both stay zero; initialise them at random"
-        )
-    return (
-        f"{named} are all zero and are multiplied with each other{where}, so that none gets a "
-        "gradient and all stay zero: initialise one of them at random"
-    )
-
-
-def _flat_loss_cause(record: LayerRecord) -> str:
-    out = record.activations
-    if out is not None and out.dtype == "float16":
-        return (
-            "the gradient underflows float16, or the loss is flat here: scale the loss "
-            "(GradScaler), or use bfloat16"
-        )
-    return "the loss is flat at this output: a clamp, a saturated function or a constant"

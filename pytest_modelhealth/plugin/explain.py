@@ -1,4 +1,4 @@
-"""``--modelhealth-explain``: what is checked, and each check's definition and limits in force."""
+"""``--modelhealth-explain``: what is checked, and each check's limits in force."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=None,
         metavar="CHECK",
         help="show what is checked, a sentence each; or those named (a name or wildcard) with "
-        "definition, source, limits in force and their origin; and exit",
+        "limits in force, their origin and the page of reference; and exit",
     )
 
 

@@ -1,4 +1,4 @@
-"""Every check in words: a line each, or its definition, source, limits and where they came from."""
+"""Every check in words: a line each, or its limits, where they came from, and its page."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ an ini file as modelhealth_NAME = VALUE, by the same NAME in a marker or a call:
 """
 _LIMITS = "Limits of single checks, in the same places:"
 _CONCLUSION = """\
---modelhealth-explain=dead_units    what it measures, on whose word, its limits
+--modelhealth-explain=dead_units    its limits, who set them, its definition
 --modelhealth-explain='*'           the same of every check
 """
 
@@ -95,6 +95,7 @@ def _check(check: Check, settings: Settings) -> Iterator[str]:
         "definition": check.definition,
         "source": check.source,
         "evidence": check.minimum_evidence,
+        "reference": _reference(check),
         "severity": _severity(check, settings),
         "runs": _runs(check, settings) if check.is_probe else "",
         "limits": "" if check.settings else "none to set",
@@ -107,6 +108,12 @@ def _check(check: Check, settings: Settings) -> Iterator[str]:
         yield from _entry("" if position else "limits", f"{setting.name} = {own}")
         for text in (setting.help, *by_layer):
             yield from _wrapped(text, _INDENT + _TERM + 4)
+
+
+def _reference(check: Check) -> str:
+    """Return the page that has the definition of a check of ours."""
+    is_ours = type(check).__module__.startswith("pytest_modelhealth.")
+    return f"docs/reference/checks.md#{check.name}" if is_ours else ""
 
 
 def _runs(check: Check, settings: Settings) -> str:

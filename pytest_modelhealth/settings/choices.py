@@ -38,8 +38,8 @@ class LayerLimit(NamedTuple):
     shared: bool = False
 
 
-def require_check(pattern: str, known: Iterable[str], origin: str) -> None:
-    """Do nothing if `pattern` matches a known check.
+def require_known(pattern: str, known: Iterable[str], origin: str, noun: str = "check") -> None:
+    """Do nothing if `pattern` matches a known check, or another thing of a `noun`.
 
     Raises:
         SettingsError: it matches none; the message suggests the nearest.
@@ -47,28 +47,32 @@ def require_check(pattern: str, known: Iterable[str], origin: str) -> None:
     known = tuple(known)
     if not any(fnmatchcase(name, pattern) for name in known):
         raise SettingsError(
-            f"{origin}: unknown check {pattern!r}{suggest(pattern, known)} "
-            f"Known checks: {', '.join(known)}."
+            f"{origin}: unknown {noun} {pattern!r}{suggest(pattern, known)} "
+            f"Known {noun}s: {', '.join(known)}."
         )
 
 
 class Patterns(Setting):
-    """Names or shell wildcards: a list of strings, or one string; the value is a tuple of them."""
+    """Names or shell wildcards of layers: a list of strings, or one string; the value is a tuple.
+
+    There is one at least; whether each matches a layer is seen where a model is judged.
+    """
 
     separators = r"[,\n]"
     kind = "names or shell wildcards of layers, such as 'encoder.*' or ['encoder.*', 'head']"
 
     def validate(self, value: object, origin: str) -> tuple[str, ...]:
         """Return `value` as a tuple of patterns."""
-        listed: Any = value
-        if isinstance(value, str):
-            listed = list(filter(None, re.split(self.separators, value)))
+        listed: Any = re.split(self.separators, value) if isinstance(value, str) else value
         is_list = isinstance(listed, list | tuple | set | frozenset)
         if not is_list or not all(isinstance(pattern, str) for pattern in listed):
             raise SettingsError(
                 f"{origin}: {self.name} must be {self.kind}, not {value!r} ({type(value).__name__})"
             )
-        return tuple(listed)
+        patterns = tuple(pattern.strip() for pattern in listed if pattern.strip())
+        if not patterns and not isinstance(self, CheckNames):
+            raise SettingsError(f"{origin}: {self.name}={value!r} names no layer; '*' is all")
+        return patterns
 
     def parse(self, text: str, origin: str) -> SettingValue:
         """Return the patterns in `text`."""
@@ -79,29 +83,18 @@ class Patterns(Setting):
         return ", ".join(value) or "none"
 
 
-class LayerPatterns(Patterns):
-    """Patterns of layers; whether each matches one is seen where a model is judged."""
-
-    def validate(self, value: object, origin: str) -> tuple[str, ...]:
-        """Return `value` as a tuple of patterns, of which there is one at least."""
-        listed = super().validate(value, origin)
-        patterns = tuple(pattern.strip() for pattern in listed if pattern.strip())
-        if not patterns:
-            raise SettingsError(f"{origin}: {self.name}={value!r} names no layer; '*' is all")
-        return patterns
-
-
 class CheckNames(Patterns):
     """Patterns of checks, between commas or white space, each of which matches one in `one_of`."""
 
     separators = r"[\s,]+"
     kind = "names of checks, such as 'finite, dead_*' or ['finite', 'dead_*']"
+    noun = "check"
 
     def validate(self, value: object, origin: str) -> tuple[str, ...]:
         """Return `value` as a tuple of patterns."""
         patterns = super().validate(value, origin)
         for pattern in patterns:
-            require_check(pattern, self.one_of, f"{origin}: {self.name}")
+            require_known(pattern, self.one_of, f"{origin}: {self.name}", self.noun)
         return patterns
 
     def parse(self, text: str, origin: str) -> SettingValue:
@@ -116,6 +109,7 @@ class Probes(CheckNames):
     """
 
     kind = "True, False or names of probes, such as 'causality' or ['causality', 'padding']"
+    noun = "probe"
 
     def validate(self, value: object, origin: str) -> tuple[str, ...]:
         """Return `value` as a tuple of patterns; ``all`` and ``none`` are what they say."""
@@ -124,16 +118,7 @@ class Probes(CheckNames):
             only = _SWITCHES.get(only.strip().lower(), only)
         if isinstance(only, bool):
             return ("*",) if only else ()
-        if only == AUTOMATIC:
-            return (AUTOMATIC,)
-        patterns = Patterns.validate(self, value, origin)
-        for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name in self.one_of):
-                raise SettingsError(
-                    f"{origin}: {self.name}: unknown probe {pattern!r}"
-                    f"{suggest(pattern, self.one_of)} Known probes: {', '.join(self.one_of)}."
-                )
-        return patterns
+        return (AUTOMATIC,) if only == AUTOMATIC else super().validate(value, origin)
 
 
 AUTOMATIC = "auto"
@@ -158,15 +143,7 @@ class DtypeName(Setting):
         )
 
 
-class Rules(Setting):
-    """A setting whose values add up: what is laid over it comes last, and the last one wins."""
-
-    def over(self, below: Limit, value: Any, origin: str) -> Limit:
-        """Return the rules below and, after them, those of `value`."""
-        return Limit((*below.value, *value), origin)
-
-
-class Severities(Rules):
+class Severities(Setting):
     """``"warn"`` or ``"fail"`` for all checks, or a mapping from names or wildcards to them.
 
     Each matches a check in `one_of`. The value is a tuple of `SeverityRule`.
@@ -183,7 +160,7 @@ class Severities(Rules):
                     f"{origin}: {self.name}{where} must be 'warn' or 'fail'"
                     f"{'' if where else ' or a mapping from checks to them'}, not {severity!r}"
                 )
-            require_check(checks, self.one_of, f"{origin}: {self.name}")
+            require_known(checks, self.one_of, f"{origin}: {self.name}")
             rules.append(SeverityRule(checks, severity, origin))
         return tuple(rules)
 
@@ -201,7 +178,7 @@ class Severities(Rules):
         return ", ".join(f"{rule.checks}: {rule.severity}" for rule in value) or "none"
 
 
-class LayerLimits(Rules):
+class LayerLimits(Setting):
     """Thresholds by layer pattern, ``{"head.*": {"max_grad_norm": 100}}``: a tuple of `LayerLimit`.
 
     Args:

@@ -94,23 +94,26 @@ class Setting:
         """
         if value is None and self.default is None:
             return None
-        if not self._accepts(value):
-            raise SettingsError(
-                f"{origin}: {self.name} must be {self._expected()}, not {value!r} "
-                f"({type(value).__name__})"
-            )
-        if isinstance(value, float | int) and not isinstance(value, bool):
-            self._validate_range(value, origin)
+        is_number = isinstance(value, float | int) and not isinstance(value, bool)
+        is_right = isinstance(value, self.type) and isinstance(value, bool) == (self.type is bool)
+        text = f"{origin}: {self.name} must be {self._expected()}, not {value!r}"
+        if not (is_number if self.type is float else is_right):
+            raise SettingsError(f"{text} ({type(value).__name__})")
+        low = -math.inf if self.minimum is None else self.minimum
+        high = math.inf if self.maximum is None else self.maximum
+        if is_number and not low <= value <= high:  # type: ignore[operator]  # NaN fails this too
+            raise SettingsError(text)
         if self.one_of and value not in self.one_of:
-            nearest = suggest(str(value), self.one_of)
-            raise SettingsError(
-                f"{origin}: {self.name} must be {self._expected()}, not {value!r}{nearest}"
-            )
+            raise SettingsError(f"{text}{suggest(str(value), self.one_of)}")
         return self.type(value)  # type: ignore[no-any-return]
 
     def over(self, below: Limit, value: SettingValue, origin: str) -> Limit:
-        """Return what is in force when a valid `value` is laid over what stood `below`."""
-        return Limit(value, origin)
+        """Return what is in force when a valid `value` is laid over what stood `below`.
+
+        Rules by pattern (a ``dict``) add up; of those that match the last one wins.
+        """
+        rules: Any = value
+        return Limit((*below.value, *rules) if self.type is dict else value, origin)
 
     def parse(self, text: str, origin: str) -> SettingValue:
         """Return the value that `text` spells, as an ini file or a command line does.
@@ -145,19 +148,6 @@ class Setting:
     def shown_default(self) -> str:
         """The default as an ini file or a command line spells it."""
         return self.show(self.default)
-
-    def _accepts(self, value: object) -> bool:
-        if isinstance(value, bool):
-            return self.type is bool
-        if self.type is float:
-            return isinstance(value, float | int)
-        return isinstance(value, self.type)
-
-    def _validate_range(self, value: float, origin: str) -> None:
-        low = -math.inf if self.minimum is None else self.minimum
-        high = math.inf if self.maximum is None else self.maximum
-        if not low <= value <= high:  # NaN fails this too
-            raise SettingsError(f"{origin}: {self.name} must be {self._expected()}, not {value!r}")
 
     def _expected(self) -> str:
         if self.one_of:

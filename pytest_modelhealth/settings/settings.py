@@ -12,11 +12,11 @@ from pytest_modelhealth.settings.choices import (
     CheckNames,
     LayerLimit,
     LayerLimits,
-    LayerPatterns,
+    Patterns,
     Probes,
     Severities,
     Severity,
-    require_check,
+    require_known,
 )
 from pytest_modelhealth.settings.setting import Limit, Setting, SettingValue
 
@@ -35,7 +35,7 @@ class Declarations(Protocol):
     settings: ClassVar[tuple[Setting, ...]]
 
 
-LAYERS = LayerPatterns(
+LAYERS = Patterns(
     "layers",
     list,
     default=("*",),
@@ -270,7 +270,7 @@ class Settings(Mapping[str, Limit]):
             _listed(waivers, Waiver, "Settings.waive takes waivers")
         for waiver in waivers if self.checks else ():
             if waiver.check is not None:
-                require_check(waiver.check, [c.name for c in self.checks], waiver.origin)
+                require_known(waiver.check, [c.name for c in self.checks], waiver.origin)
         waivers = (*self.waivers, *waivers)
         return Settings(self._declared.values(), self._limits, waivers, self.checks)
 

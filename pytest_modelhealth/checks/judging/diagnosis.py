@@ -24,7 +24,6 @@ from pytest_modelhealth.report import (
     ROLES,
     Flow,
     Inconclusive,
-    LayerRecord,
     Observation,
     Reference,
     Status,
@@ -84,19 +83,14 @@ def _event(observation: Observation, violation: Violation, rank: int) -> _Event:
     elif role in _STATE_ROLES:
         moment = begun - 0.25
     elif role == "activations":
-        moment = _made(observation, violation, ended)
+        moment = ended
+        if _is_not_finite(violation):  # what a layer's own forward makes, before it returns
+            shown = (observation.layers[name] for name in violation.affected)
+            bad = [r for r in shown if r.activations is not None and r.activations.nonfinite_count]
+            moment = min((ended, *(completed(r) - 0.5 for r in bad)))
     elif role != "inputs":
         stage, moment = _Stage.LOSS, 0.0
     return _Event(stage, moment, rank, violation)
-
-
-def _made(observation: Observation, violation: Violation, ended: float) -> float:
-    """Return when activations went wrong; what a layer's own forward makes, before it returns."""
-    if not _is_not_finite(violation):
-        return ended
-    shown = (observation.layers[name] for name in violation.affected)
-    bad = (r for r in shown if r.activations is not None and r.activations.nonfinite_count)
-    return min((ended, *(completed(r) - 0.5 for r in bad)))
 
 
 class _Story:
@@ -224,11 +218,27 @@ def without_numbers(observation: Observation) -> Inconclusive | None:
     ran = [record for record in called(observation) if "activations" in record.watched]
     if not ran:
         return None
-    outermost = ran[0]
-    is_silent = outermost.name == "" and outermost.reason.endswith(", no tensor")
-    if not is_silent and not all(map(_returned_nothing, ran)):
+    first = ran[0]
+    is_silent = first.name == "" and first.reason.endswith(", no tensor")
+    if not is_silent and any(
+        record.status is not Status.UNSUPPORTED
+        if record.activations is None
+        else record.activations.count > 0
+        for record in ran
+    ):
         return None
-    return Inconclusive("observation", outermost.name, _reason(outermost))
+    reason = (
+        f"nothing came of the model ({first.reason}); return what it computes, and consume "
+        "generators, before it is inspected"
+    )
+    if first.activations is not None:
+        reason = "every activation is empty: the batch has no samples; give at least one"
+    elif "meta device" in first.reason:
+        reason = (
+            f"no layer that ran returned a number to judge ({first.reason}); move model and batch "
+            "to a device with values, such as the CPU"
+        )
+    return Inconclusive("observation", first.name, reason)
 
 
 def without_layers(observation: Observation) -> Inconclusive | None:
@@ -245,39 +255,21 @@ def without_gradients(observation: Observation) -> Inconclusive | None:
     """Return why no gradient could be judged, if none could and nobody left them out.
 
     They are left out by ``backward=False`` and by a ``watch()`` without them. A model that has no
-    parameters has nothing to learn.
+    parameters has nothing to learn. The loss that a model returns is an output of it, and has a
+    gradient of one.
     """
-    roles = ("gradients", "parameter_gradients")
-    ran = [r for r in called(observation) if not r.watched.isdisjoint(roles)]
+    ran = [r for r in called(observation) if not r.watched.isdisjoint(_BACKWARD_ROLES)]
     reason = observation.no_gradients
-    if observation.backward and any(map(trainable, ran)) and not any(map(_got_gradient, ran)):
+    if (
+        observation.backward
+        and any(map(trainable, ran))
+        and not any(r.parameter_gradients or (r.name and r.gradients is not None) for r in ran)
+    ):
         reason = reason or "the backward pass reached no layer; compute the loss from the output"
     if not ran or not reason:
         return None
     text = f"no gradient could be judged: {reason}, or say backward=False"
     return Inconclusive("observation", "", text)
-
-
-def _got_gradient(record: LayerRecord) -> bool:
-    # The loss that a model returns is an output of it, and has a gradient of one.
-    is_inside = record.name != ""
-    return bool(record.parameter_gradients) or (is_inside and record.gradients is not None)
-
-
-def _returned_nothing(record: LayerRecord) -> bool:
-    if record.activations is None:
-        return record.status is Status.UNSUPPORTED
-    return record.activations.count == 0
-
-
-def _reason(record: LayerRecord) -> str:
-    if record.activations is not None:
-        return "every activation is empty: the batch has no samples; give at least one"
-    if "meta device" in record.reason:
-        move = "move model and batch to a device with values, such as the CPU"
-        return f"no layer that ran returned a number to judge ({record.reason}); {move}"
-    move = "return what it computes, and consume generators, before it is inspected"
-    return f"nothing came of the model ({record.reason}); {move}"
 
 
 class Unfitted:

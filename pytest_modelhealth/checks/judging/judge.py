@@ -48,7 +48,9 @@ def judge(observation: Observation, settings: Settings) -> Judgement:
             for finding in _findings(check, observation, settings):
                 findings.append(finding)  # noqa: PERF402 - those before an exception stand
         except _RubbishError as error:
-            broken.append(BrokenCheck(check.name, str(error), _home(check)))
+            code = type(check).run.__code__
+            where = f"{_shown(code.co_filename)}:{code.co_firstlineno}"
+            broken.append(BrokenCheck(check.name, str(error), where))
         except SettingsError:
             raise  # the caller's, who learns of it at once
         except Exception as error:  # noqa: BLE001 - a project's check may raise anything
@@ -56,10 +58,17 @@ def judge(observation: Observation, settings: Settings) -> Judgement:
             broken.append(BrokenCheck(check.name, text, _place(error)))
     unfitted = Unfitted(observation, cast("tuple[Check, ...]", settings.checks))
     folded = _folded(observation, findings, settings, unfitted)
-    found = [finding for finding in folded if not judged.isdisjoint(_layers(finding))]
+    found = [  # a fault is about all layers that show it
+        f
+        for f in folded
+        if not judged.isdisjoint(f.layers if isinstance(f, Violation) else (f.layer,))
+    ]
     judgement = _sort_out(found, settings, unfitted, tuple(broken))
     nothing = without_numbers(observation) or without_layers(observation)
-    if nothing is None and not judgement.violations and _wants_gradients(checks, findings):
+    # a check on gradients was to run, and none has said what is missing
+    on_gradients = {check.name for check in checks if check.role == "parameter_gradients"}
+    is_missed = bool(on_gradients) and on_gradients.isdisjoint(f.check for f in findings)
+    if nothing is None and not judgement.violations and is_missed:
         nothing = without_gradients(observation)
     if nothing is None:
         return judgement
@@ -76,12 +85,6 @@ def _chosen_checks(settings: Settings) -> list[Check]:
         )
         raise SettingsError(f"no check is left to run: {named}")
     return chosen
-
-
-def _wants_gradients(checks: list[Check], findings: list[Finding]) -> bool:
-    """Whether a check on gradients was to run, and none has said what is missing."""
-    named = {check.name for check in checks if check.role == "parameter_gradients"}
-    return bool(named) and named.isdisjoint(finding.check for finding in findings)
 
 
 class _RubbishError(Exception):
@@ -112,11 +115,6 @@ def _findings(check: Check, observation: Observation, settings: Settings) -> Ite
         yield finding
 
 
-def _home(check: Check) -> str:
-    code = type(check).run.__code__
-    return f"{_shown(code.co_filename)}:{code.co_firstlineno}"
-
-
 def _place(error: Exception) -> str:
     """Return the line that raised, and its text."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -134,22 +132,21 @@ def _judged_layers(observation: Observation, settings: Settings) -> set[str]:
     Each threshold by layer must have a layer, too; shared ones may be for other models.
     """
     patterns, origin = settings["layers"]
-    judged: set[str] = set()
-    for pattern in patterns:
-        judged |= _matched(pattern, f"layers={pattern!r} ({origin})", observation)
+
+    def matched(pattern: str, said: str) -> set[str]:
+        found = {name for name in observation.layers if fnmatchcase(name, pattern)}
+        if not found:
+            nearest, model = suggest_layer(pattern, observation.layers), observation.model_type
+            raise LayerNotFoundError(f"{said} matches no layer of {model}{nearest}")
+        return found
+
     for special in settings.layer_limits:
         if not special.shared:
             said = f"thresholds={{{special.layers!r}: ...}} ({special.limit.origin})"
-            _matched(special.layers, said, observation)
-    return judged
-
-
-def _matched(pattern: str, said: str, observation: Observation) -> set[str]:
-    matched = {name for name in observation.layers if fnmatchcase(name, pattern)}
-    if not matched:
-        nearest = suggest_layer(pattern, observation.layers)
-        raise LayerNotFoundError(f"{said} matches no layer of {observation.model_type}{nearest}")
-    return matched
+            matched(special.layers, said)
+    return {
+        name for pattern in patterns for name in matched(pattern, f"layers={pattern!r} ({origin})")
+    }
 
 
 def _folded(
@@ -182,11 +179,6 @@ def _only_warns(violation: Violation, settings: Settings) -> bool:
     return is_mild or bool(chosen.value == "warn")
 
 
-def _layers(finding: Finding) -> tuple[str, ...]:
-    """Return the layers that a finding is about: for a fault, all that show it."""
-    return finding.layers if isinstance(finding, Violation) else (finding.layer,)
-
-
 def _sort_out(
     findings: Iterable[Finding],
     settings: Settings,
@@ -208,6 +200,7 @@ def _sort_out(
             explained.append(finding)
         else:
             (warned if _only_warns(finding, settings) else violations).append(finding)
+    used = {waiver for _, waiver in waived}
     if explained:
         others = [finding for finding in inconclusive if not unfitted.doubt(finding)]
         inconclusive = [unfitted.line(explained), *others]
@@ -215,15 +208,11 @@ def _sort_out(
         violations=tuple(violations),
         inconclusive=tuple(inconclusive),
         waived=tuple(waived),
-        unused_waivers=tuple(_unused(settings, {waiver for _, waiver in waived})),
+        unused_waivers=tuple(  # those that accepted nothing, of those for a check that ran
+            waiver
+            for waiver in settings.waivers
+            if waiver not in used and any(waiver.concerns(c.name) for c in _chosen_checks(settings))
+        ),
         warned=tuple(warned),
         broken=broken,
     )
-
-
-def _unused(settings: Settings, used: set[Waiver]) -> Iterator[Waiver]:
-    """Yield the waivers that accepted nothing, of those for a check that ran."""
-    ran = [check.name for check in _chosen_checks(settings)]
-    for waiver in settings.waivers:
-        if waiver not in used and any(waiver.concerns(name) for name in ran):
-            yield waiver

@@ -67,7 +67,8 @@ class NonfiniteSteps(Rule):
         since = f"step {event.step}"
         if event.step - after > 1.0 and after >= 0.0:
             since += f" (step {after:.0f} was fine, those between unwatched)"
-        limit, value, severity = None, float(event.rows), "warn" if event.recovered else "fail"
+        limit, value = None, float(event.rows)
+        severity: Severity = "warn" if event.recovered else "fail"
         if event.kind == "skipped":
             limit, value = settings["max_skipped_steps"], float(event.last - event.step + 1)
             if event.rows < _FEW or value < limit.value:
