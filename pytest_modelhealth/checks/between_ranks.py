@@ -63,12 +63,6 @@ class SameWeights(_BetweenRanks):
     summary = "Ranks that hold the same part of the model hold the same weights and buffers."
     rank = 48
     role = "parameters"
-    definition = (
-        "Parameters and constant buffers are equal, bit for bit, on all ranks that hold the same "
-        "part of them. Running statistics, buffers that the forward writes, those of one number "
-        "and what DDP was told to ignore are each rank's own."
-    )
-    source = "DDP and FSDP send weights once, when they are made, and gradients from then on"
     cause = (
         "another seed, a checkpoint or a write on some ranks alone, after the wrapper was "
         "made: do it on all ranks, or send the result by torch.distributed.broadcast"
@@ -89,11 +83,6 @@ class DistinctData(_BetweenRanks):
     summary = "Ranks that share the batch out are given different samples."
     rank = 49
     role = "inputs"
-    definition = (
-        "No two data-parallel ranks are given the same inputs and targets, bit for bit. A batch "
-        "that holds fewer than 64 bits of information, such as one of ones, is not compared."
-    )
-    source = "without a DistributedSampler each rank reads the whole data set, in the same order"
     cause = (
         "the data set is not split over ranks: give the DataLoader a DistributedSampler of the "
         "data-parallel rank and size, or another seed to each of these ranks"
@@ -106,12 +95,6 @@ class ReplicasAgree(_BetweenRanks):
     name = "replicas_agree"
     summary = "Layers that every rank of a tensor-parallel group computes return the same values."
     rank = 50
-    definition = (
-        "A layer without shards that gets the same inputs on all ranks of a tensor-parallel group "
-        "returns the same values there, as their statistics tell, to the last bit. The culprit is "
-        "the first layer that does not."
-    )
-    source = "Megatron-LM keeps one random state for the ranks of a tensor-parallel group"
     cause = (
         "a dropout or other noise draws from the rank's own generator: use one seed within a "
         "tensor-parallel group, and another for each data-parallel rank"
@@ -125,12 +108,6 @@ class AveragedGradients(_BetweenRanks):
     summary = "The gradients of all trainable parameters are averaged over data-parallel ranks."
     rank = 51
     role = "parameter_gradients"
-    definition = (
-        "Where DDP or FSDP2 shares the batch of a model out, every parameter that gets a gradient "
-        "is among those that one of them was made with, or has a hook of the user's, and DDP is "
-        "called itself, not what it wraps."
-    )
-    source = "the reducer of DDP knows the parameters that were trainable when it was made"
     cause = (
         "each rank takes another step, and replicas part: wrap the whole model once, after "
         "layers were added, frozen or thawed"
@@ -148,11 +125,6 @@ class SamePath(_BetweenRanks):
     summary = "All ranks use the same parameters, where their wrapper waits for each of them."
     rank = 52
     role = "parameter_gradients"
-    definition = (
-        "A parameter of DDP without find_unused_parameters and static_graph that gets a gradient "
-        "on one rank gets one on every rank."
-    )
-    source = "DDP: a bucket is reduced when all its gradients are there, on every rank"
     cause = (
         "its forward takes a branch by what is in the batch, or by chance: decide the same on "
         "all ranks, or make DDP with find_unused_parameters=True"
@@ -166,11 +138,6 @@ class UnusedParameters(_BetweenRanks):
     summary = "No parameter that DDP waits for is unused on all ranks."
     rank = 53
     role = "parameter_gradients"
-    definition = (
-        "Every parameter that was trainable when DDP was made without find_unused_parameters and "
-        "static_graph gets a gradient in a step."
-    )
-    source = "DDP: Expected to have finished reduction in the prior iteration"
     cause = (
         "it was frozen after DDP was made, is not called, or the loss leaves its output out: "
         "freeze it before, take it away, or make DDP with find_unused_parameters=True"
@@ -184,13 +151,6 @@ class EvenWeights(_BetweenRanks):
     summary = "A sample or token weighs about the same, whichever rank it is on."
     rank = 54
     role = "loss"
-    definition = (
-        "Where each rank's loss is a mean over its own targets, those that are ignored left out, "
-        "the most of them on a rank is at most max_weight_ratio times the fewest."
-    )
-    source = (
-        "the mean over ranks of means over unequal numbers: transformers#34242, torchtitan#2206"
-    )
     settings = (
         Factor(
             "max_weight_ratio",
@@ -213,11 +173,6 @@ class SyncedNorm(_BetweenRanks):
     rank = 55
     severity = "warn"
     sign = -1
-    definition = (
-        "A batch norm in training on data-parallel ranks that is no SyncBatchNorm is given at "
-        "least min_norm_samples samples on each rank. It only warns."
-    )
-    source = "Wu and He 2018, Group Normalization: the error of ResNet-50 grows below 16 a worker"
     settings = (
         Count(
             "min_norm_samples",
@@ -240,11 +195,6 @@ class DistinctDropout(_BetweenRanks):
     summary = "Data-parallel ranks draw their own random numbers where a dropout is at work."
     rank = 56
     severity = "warn"
-    definition = (
-        "Where a dropout is at work, no two data-parallel ranks start a step from the same state "
-        "of the generator. It only warns."
-    )
-    source = "one torch.manual_seed on all ranks; Megatron-LM gives each data-parallel rank its own"
     cause = (
         "all ranks were seeded alike, for equal weights: after the model is made, seed each "
         "data-parallel rank by torch.manual_seed(seed + rank)"
