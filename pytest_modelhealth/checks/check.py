@@ -54,7 +54,7 @@ class Check(ABC):
     source: ClassVar[str] = ""
     """Where the definition and the default limits come from: a paper, a tool, a measurement."""
 
-    minimum_evidence: ClassVar[str] = "one batch"
+    minimum_evidence: ClassVar[str] = ""
     """What it must see to judge; with less it says ``inconclusive``, or nothing."""
 
     occasion: ClassVar[str] = "Every inspection"

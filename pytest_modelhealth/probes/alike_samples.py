@@ -42,19 +42,6 @@ class AlikeSamples(Probe):
     rank = 28
     reads_scale = True
     automatic = True
-    definition = (
-        "The deviation between samples, relative to that of all numbers of an output, is under "
-        "min_sample_deviation in a fresh model; and after three steps of Adam at a rate of 1e-3, "
-        "after which the model is put back, it still is, and less than 3 times as large."
-    )
-    source = (
-        "measured: the least of 803 healthy runs is 2.2e-3, a fresh encoder in evaluation; 3.5e-5 "
-        "and 1.9e-4 behind LayerScale, which three steps heal"
-    )
-    minimum_evidence = (
-        "min_collapse_samples samples that differ, an output of two values a sample or more, and a "
-        "model that is not trained yet"
-    )
     settings = (
         Share(
             "min_sample_deviation",

@@ -41,18 +41,6 @@ class CustomBackward(Probe):
     rank = 42
     role = "gradients"
     automatic = True
-    definition = (
-        "The arguments of each custom torch.autograd.Function are recorded in one forward; then, "
-        "in float64, the gradient of each along two random directions must be the slope there, at "
-        "steps of 1e-5 and 1e-6, within max_slope_error. Functions that are the identity or flat "
-        "change the gradient on purpose and are notes; those that call a collective are not told."
-    )
-    source = (
-        "torch.autograd.gradcheck holds every entry against a slope; along random directions "
-        "7 of 7 wrong backwards are caught, and 14 healthy models with such functions pass or are "
-        "notes"
-    )
-    minimum_evidence = "a custom function that runs in float64, and on one rank"
     settings = (
         Setting(
             "max_slope_error",

@@ -26,16 +26,6 @@ class InputEffect(Probe):
     rank = 44
     severity = "warn"
     role = "inputs"
-    definition = (
-        "In evaluation mode, one input tensor at a time is replaced by that of other samples, some "
-        "of them twice. Where no output changes by a bit, a note says so: the input has no effect. "
-        "It is never a violation."
-    )
-    source = (
-        "of 803 healthy runs 12 have such an input, 10 of which heal within three steps of "
-        "training: a fact that is worth knowing, and no fault"
-    )
-    minimum_evidence = "two samples that differ"
 
     def probe(self, runs: Runs) -> ProbeRecord:
         """Replace one input after the other."""

@@ -59,16 +59,6 @@ class Padding(Probe):
     name = "padding"
     summary = "What stands in the padding of a batch has no effect on its outputs."
     rank = 32
-    definition = (
-        "Where a mask (samples, steps) or lengths in the batch show padding: in evaluation mode "
-        "padded places are given real values of the batch, and outputs at real places, and those "
-        "that pool them, change by at most max_padding_effect of their root mean square."
-    )
-    source = (
-        "attended or pooled padding makes a prediction depend on the longest sample of its batch; "
-        "measured: healthy models change by exactly 0"
-    )
-    minimum_evidence = "a mask or lengths that show padding in some samples"
     settings = (
         Ratio(
             "max_padding_effect",

@@ -34,18 +34,6 @@ class ParameterEffect(Probe):
     summary = "Trainable parameters that the loss depends on smoothly get a gradient."
     rank = 43
     role = "parameter_gradients"
-    definition = (
-        "Parameters that require gradients and have none, or exactly zero, in layers that ran are "
-        "moved together, by the top-level part of the model that they lie in, along one random "
-        "direction of a float64 copy. Slopes of the loss at steps of 1e-5 and 1e-6 that agree "
-        "within 10 % and exceed min_loss_slope are a cut: a violation where an optimizer holds the "
-        "parameters; else it warns, or is inconclusive if it was asked for by name."
-    )
-    source = (
-        "discrete selections have a slope of 0 and drop out; of 660 healthy runs none has such a "
-        "slope, of 55 that do on purpose what looks like a fault five do"
-    )
-    minimum_evidence = "one batch with a backward pass, and a model that runs in float64"
     settings = (
         Ratio(
             "min_loss_slope",

@@ -47,18 +47,6 @@ class Repeatability(Probe):
     name = "repeatability"
     summary = "In evaluation mode the same batch gives the same output, again and again."
     rank = 34
-    definition = (
-        "In evaluation mode, another random seed does not change the output by a dropout, and the "
-        "forward writes neither to parameters nor to its batch. Warned of: other random draws that "
-        "change the output, a call on another batch that changes it, each by more than "
-        "max_call_effect of its root mean square, and floating buffers, attributes or lengths of "
-        "lists that change from call to call."
-    )
-    source = (
-        "dropout active in evaluation and a forward that mutates its input lead the practitioners' "
-        "lists; of 803 healthy runs 25 draw numbers in evaluation by design, none by a dropout"
-    )
-    minimum_evidence = "one batch on which evaluation runs"
     settings = (
         Ratio(
             "max_call_effect",

@@ -56,19 +56,6 @@ class SampleIndependence(Probe):
     name = "sample_independence"
     summary = "What the model returns for a sample does not depend on the rest of the batch."
     rank = 33
-    definition = (
-        "In evaluation mode, every second sample is overwritten by a copy of its neighbour, in all "
-        "tensors of the batch at once; the outputs of the others change by at most "
-        "max_sample_effect of the output's root mean square. A sample alone keeps its dimension. "
-        "Where rows are no samples, and a vector in the batch numbers the groups that they are in, "
-        "as of nodes in graphs, the groups are the samples."
-    )
-    source = (
-        "overwriting keeps shapes and random draws, so that healthy models do not change by a bit "
-        "(734 of 803 judged, 0 false); a permutation would leave means over the batch, and so "
-        "most leaks, as they are"
-    )
-    minimum_evidence = "two samples that differ, and an output with a row for each"
     settings = (
         Ratio(
             "max_sample_effect",
