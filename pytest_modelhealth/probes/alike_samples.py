@@ -17,6 +17,7 @@ from pytest_modelhealth.checks.facts import (
 from pytest_modelhealth.checks.gradient_scale import contracting_chains
 from pytest_modelhealth.checks.paths import factors, nearest
 from pytest_modelhealth.probes.probe import Evidence, Probe
+from pytest_modelhealth.probes.untellable import NotApplicableError
 from pytest_modelhealth.settings import Limit, Settings, Share
 
 if TYPE_CHECKING:
@@ -63,15 +64,13 @@ class AlikeSamples(Probe):
         from pytest_modelhealth.report import Parting
 
         if alike_outputs(runs.observation, runs.settings) is None:
-            return self.not_applicable("the samples of its outputs are not alike")
-        made = trained(runs, _STEPS)
-        if made.error:
-            return self.not_told(f"{_STEPS} training steps cannot be tried: {made.error}")
+            raise NotApplicableError("the samples of its outputs are not alike")
+        before, after = trained(runs, _STEPS)
         changed = f"{_STEPS} steps of Adam"
-        if made.after >= _HEALED * made.before:
-            note = f"{changed} part the samples, from {made.before:.2g} to {made.after:.2g}"
+        if after >= _HEALED * before:
+            note = f"{changed} part the samples, from {before:.2g} to {after:.2g}"
             return self.judged(changed=changed, notes=(note,))
-        parting = Parting("alike", made.before, before=made.before, after=made.after)
+        parting = Parting("alike", before, before=before, after=after)
         return self.judged(parting, changed=changed)
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:

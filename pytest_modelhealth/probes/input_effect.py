@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.probes.probe import Probe
+from pytest_modelhealth.probes.untellable import NotApplicableError
 
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.running import Runs
@@ -37,29 +38,26 @@ class InputEffect(Probe):
         )
 
         base = runs.base
-        if base.error:
-            return self.not_applicable(f"in evaluation mode the model raises {base.error}")
         if not base.outputs:
-            return self.not_applicable("the model returns no tensor on which an input could show")
+            raise NotApplicableError("the model returns no tensor on which an input could show")
         samples = samples_in(runs)
         if samples is None or samples.number < 2:
-            return self.not_applicable(
+            raise NotApplicableError(
                 "the batch has one sample, or its tensors have no dimension of samples in common, "
                 "so that no input can be replaced by that of another sample"
             )
-        notes, judged = [], 0
+        notes, judged = [], False
         for number, name in enumerate(named_inputs(runs)):
             batch = replaced(runs, number, samples)
             if batch is None:
                 continue
             ran = runs.forward(batch)
+            judged = judged or not ran.error
             if ran.error:
                 notes.append(f"with input {name!r} of other samples the model raises {ran.error}")
-                continue
-            judged += 1
-            if are_equal(base.outputs, ran.outputs):
+            elif are_equal(base.outputs, ran.outputs):
                 notes.append(f"input {name!r} {NO_EFFECT}")
         if not judged:
             why = "; ".join(notes) or "all samples of the batch are equal"
-            return self.not_applicable(f"no input could be replaced: {why}", tuple(notes))
+            raise NotApplicableError(f"no input could be replaced: {why}", notes=tuple(notes))
         return self.judged(changed=CHANGED, notes=tuple(notes))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import at, flow_of, place, trainable
 from pytest_modelhealth.probes.probe import Evidence, Probe
+from pytest_modelhealth.probes.untellable import NotApplicableError
 from pytest_modelhealth.settings import Ratio
 
 if TYPE_CHECKING:
@@ -46,23 +47,18 @@ class ParameterEffect(Probe):
 
     def probe(self, runs: Runs) -> ProbeRecord:
         """Move the parameters of one part after the other."""
-        from pytest_modelhealth.probes.intervening.moving_parameters import Moved, UntellableError
+        from pytest_modelhealth.probes.intervening.moving_parameters import Moved
 
         observation = runs.observation
         if not observation.backward:
-            return self.not_applicable("no backward pass ran, so that no gradient is missed")
+            raise NotApplicableError("no backward pass ran, so that no gradient is missed")
         parts: dict[str, list[Lacking]] = {}
         for lacking in without_gradient(observation):
             parts.setdefault(lacking.part, []).append(lacking)
         if not parts:
             return self.judged(changed="nothing: every trainable parameter that ran has a gradient")
-        try:
-            moved = Moved(runs)
-            partings = [
-                parting for part in parts.values() for parting in self._parting(part, moved, runs)
-            ]
-        except UntellableError as error:
-            return self.not_told(str(error), CHANGED)
+        moved = Moved(runs)
+        partings = [one for part in parts.values() for one in self._parting(part, moved, runs)]
         return self.judged(*partings, changed=CHANGED)
 
     def _parting(self, part: list[Lacking], moved: Moved, runs: Runs) -> Iterator[Parting]:

@@ -69,7 +69,8 @@ class Probe(Check):
     def probe(self, runs: Runs) -> ProbeRecord:
         """Change something, run the model again, and return what followed.
 
-        What the model raises meanwhile is for the probe to catch, by `Runs.forward`.
+        Raises:
+            UntellableError: nothing can be told, or the probe does not apply.
         """
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
@@ -119,8 +120,6 @@ class Probe(Check):
         """Return what is wrong, one sentence that stands alone."""
         raise NotImplementedError
 
-    # What `probe` returns.
-
     def judged(
         self, *partings: Parting, changed: str = "", notes: tuple[str, ...] = ()
     ) -> ProbeRecord:
@@ -128,18 +127,6 @@ class Probe(Check):
         from pytest_modelhealth.report import ProbeRecord
 
         return ProbeRecord(self.name, changed=changed, partings=partings, notes=notes)
-
-    def not_applicable(self, reason: str, notes: tuple[str, ...] = ()) -> ProbeRecord:
-        """Return that there is nothing to judge in this model or batch, and why."""
-        from pytest_modelhealth.report import Outcome, ProbeRecord
-
-        return ProbeRecord(self.name, Outcome.NOT_APPLICABLE, reason, notes=notes)
-
-    def not_told(self, reason: str, changed: str = "") -> ProbeRecord:
-        """Return that nothing can be told, and what is needed."""
-        from pytest_modelhealth.report import Outcome, ProbeRecord
-
-        return ProbeRecord(self.name, Outcome.NOT_TOLD, reason, changed)
 
 
 def ratio(effect: float) -> str:

@@ -75,10 +75,6 @@ class SampleIndependence(Probe):
         from pytest_modelhealth.probes.intervening.overwriting import what_samples_see
 
         seen = what_samples_see(runs)
-        if seen.unsuited:
-            return self.not_applicable(seen.unsuited)
-        if seen.doubt:
-            return self.not_told(seen.doubt, seen.changed if seen.tried else "")
         return self.judged(*seen.partings, changed=seen.changed, notes=seen.notes)
 
     def message(self, parting: Parting) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,15 +22,12 @@ from pytest_modelhealth.capture.step.isolation import gradients_set_aside
 from pytest_modelhealth.capture.step.state import graph_leaves
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.probes.intervening.running import Runs, said
+from pytest_modelhealth.probes.untellable import UntellableError
 
 STEPS = (1e-5, 1e-6)
 """How far parameters are moved along a direction of independent standard normal numbers."""
 
 _SEED = 20_240_229
-
-
-class UntellableError(Exception):
-    """Why no slope can be told."""
 
 
 @dataclass(frozen=True)
@@ -146,22 +143,16 @@ RATE = 1e-3
 """Adam's default: its first steps move every weight by about as much, whatever its gradient."""
 
 
-class Trained(NamedTuple):
-    """What a few steps made of a model.
+def trained(runs: Runs, steps: int) -> tuple[float, float]:
+    """Train the model on its batch by Adam, in the mode that was inspected, and put it back.
 
-    Args:
-        before: by how much the samples of its outputs deviate, as `Observation.sample_deviation`.
-        after: the same after the steps.
-        error: why it could not be trained; ``""`` if it was.
+    Returns:
+        By how much the samples of its outputs deviate before and after the steps, as
+        `Observation.sample_deviation` is.
+
+    Raises:
+        UntellableError: it cannot be trained.
     """
-
-    before: float = math.nan
-    after: float = math.nan
-    error: str = ""
-
-
-def trained(runs: Runs, steps: int) -> Trained:
-    """Train the model on its batch by Adam, in the mode that was inspected, and put it back."""
     batches = [runs.batch() for _ in range(steps + 1)]
     with runs.beside.put_back([(b.args, b.kwargs) for b in batches], evaluation=False):
         wanted = [p for p in runs.model.parameters() if p.requires_grad]
@@ -175,9 +166,11 @@ def trained(runs: Runs, steps: int) -> Trained:
                 deviations.append(_deviation(find_tensors(output), samples))
                 if number < steps:
                     _step(runs, output, optimizer)
-        except Exception as error:  # noqa: BLE001 - the user's, of weights that we changed
-            return Trained(error=said(error))
-    return Trained(deviations[0], deviations[-1])
+        except Exception as error:  # the user's, of weights that we changed
+            raise UntellableError(
+                f"{steps} training steps cannot be tried: {said(error)}"
+            ) from error
+    return deviations[0], deviations[-1]
 
 
 def _step(runs: Runs, output: Any, optimizer: torch.optim.Optimizer) -> None:

@@ -21,6 +21,7 @@ from pytest_modelhealth.capture.step.loss import TaskLosses, compute_loss, no_lo
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.probes.conventions import Conventions
 from pytest_modelhealth.probes.intervening.differences import largest
+from pytest_modelhealth.probes.untellable import UntellableError
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.settings import Settings
 
@@ -153,9 +154,19 @@ class Runs:
                     tensor.data = made
         return batch
 
-    @cached_property
+    @property
     def base(self) -> Ran:
-        """The unchanged batch in evaluation mode, which all probes share."""
+        """The unchanged batch in evaluation mode, which all probes share.
+
+        Raises:
+            UntellableError: the model raises there.
+        """
+        if self._base.error:
+            raise UntellableError(f"in evaluation mode the model raises {self._base.error}")
+        return self._base
+
+    @cached_property
+    def _base(self) -> Ran:
         start = time.perf_counter()
         ran = self.forward(self.batch(), with_loss=True)
         self._forwards -= 1
@@ -164,20 +175,40 @@ class Runs:
         return ran
 
     @cached_property
-    def unsteady(self) -> str:
-        """Why nothing can be told from runs that differ; ``""`` where the batch repeats itself.
-
-        What a forward keeps where nobody can put it back makes every run another one.
-        """
+    def is_steady(self) -> bool:
+        """Whether the batch repeats itself, as with a forward that keeps nothing elsewhere."""
         again = self.forward(self.batch())
         found = largest(self.base.outputs, again.outputs)
-        if not again.error and (found is None or found.effect <= _STEADY):
-            return ""
-        return (
-            "the same model, batch and random numbers give another output each time: the forward "
-            "keeps something outside of its modules (a global, an object of your own), or draws "
-            "numbers that no seed sets"
-        )
+        return not again.error and (found is None or found.effect <= _STEADY)
+
+    def check_steady(self, changed: str) -> None:
+        """Raise `UntellableError` where runs differ by themselves.
+
+        Args:
+            changed: what was changed, for people.
+        """
+        if not self.is_steady:
+            raise UntellableError(
+                "the same model, batch and random numbers give another output each time: the "
+                "forward keeps something outside of its modules (a global, an object of your own), "
+                "or draws numbers that no seed sets",
+                changed,
+            )
+
+    def tried(self, batch: Inputs, changed: str) -> Ran:
+        """Return what `forward` gives for a batch.
+
+        Args:
+            batch: what the model is run on.
+            changed: what was changed in it, for people.
+
+        Raises:
+            UntellableError: the model raises.
+        """
+        ran = self.forward(batch)
+        if ran.error:
+            raise UntellableError(f"with {changed} the model raises {ran.error}", changed)
+        return ran
 
     def forward(
         self,
@@ -198,20 +229,15 @@ class Runs:
         ran = Ran()
         with self.beside.put_back((batch.args, batch.kwargs), evaluation=False):
             if evaluation:
-                ran.error = self._evaluated()
+                try:
+                    self.model.eval()
+                except Exception as error:  # noqa: BLE001 - the user's own `eval` or `train`
+                    ran.error = said(error)
             if seed is not None:
                 torch.manual_seed(seed)
             if not ran.error:
                 self.call(batch, ran, with_loss=with_loss)
         return ran
-
-    def _evaluated(self) -> str:
-        """Bring the model to evaluation mode; return what its own `eval` or `train` raises."""
-        try:
-            self.model.eval()
-        except Exception as error:  # noqa: BLE001 - the user's
-            return said(error)
-        return ""
 
     def call(self, batch: Inputs, ran: Ran, *, with_loss: bool = False) -> None:
         """Run the model once inside of `Beside.put_back`, and take down what it gives."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs
-from pytest_modelhealth.probes.intervening.batches import along, samples_in
+from pytest_modelhealth.probes.intervening.batches import along, folded, samples_in
 from pytest_modelhealth.probes.intervening.locating import Same
 from pytest_modelhealth.probes.intervening.running import Runs
 
@@ -91,7 +92,7 @@ def said_to_be(runs: Runs) -> list[Sequence]:
         return []
     sizes = _sizes(numbered[0][1], own)
     sequences = [_along(numbered, axis) for axis, size in sizes.items() if size > 1]
-    if len(sequences) > 1 and not runs.base.error:
+    if len(sequences) > 1:
         shapes = [output.shape for output in runs.base.outputs]
         shorter = [(one, runs.forward(steps_of(runs, one.shorter(1)))) for one in sequences]
         followed = [
@@ -268,11 +269,12 @@ def steps_before(sequence: Sequence, real: Tensor | None) -> Same:
         sequence: what was changed.
         real: which of ``(samples, steps)`` hold no padding, where that is known.
     """
-    length, half = sequence.length, sequence.half
+    length = sequence.length
+    before = torch.arange(length) < sequence.half
 
     def same(tensor: Tensor) -> Iterator[Tensor]:
         axes = [axis for axis, size in enumerate(tensor.shape) if size == length]
-        masks = [along(torch.arange(length) < half, tensor, axis) for axis in axes]
+        masks = [along(before, tensor, axis) for axis in axes]
         if real is not None and tensor.ndim and tensor.shape[0] == len(real):
             masks = [
                 mask & along(real, tensor, 0, axis) if axis else mask
@@ -280,15 +282,8 @@ def steps_before(sequence: Sequence, real: Tensor | None) -> Same:
             ]
         yield from masks
         if len(masks) > 1:
-            both = masks[0]
-            for mask in masks[1:]:
-                both = both & mask
-            yield both
-        for axis, size in enumerate(tensor.shape[:2] if axes else tensor.shape):
-            if size > length and size % length == 0:  # features may be as many
-                index = torch.arange(size)
-                yield along(index % length < half, tensor, axis)
-                yield along(index // (size // length) < half, tensor, axis)
+            yield functools.reduce(torch.logical_and, masks)
+        yield from folded(before, tensor, is_exact=bool(axes))
 
     return same
 
