@@ -16,13 +16,13 @@ from pytest_modelhealth.checks.facts import (
 )
 from pytest_modelhealth.checks.gradient_scale import contracting_chains
 from pytest_modelhealth.checks.paths import factors, nearest
+from pytest_modelhealth.probes.endings import Found, NotApplicableError
 from pytest_modelhealth.probes.probe import Evidence, Probe
-from pytest_modelhealth.probes.untellable import NotApplicableError
 from pytest_modelhealth.settings import Limit, Settings, Share
 
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.running import Runs
-    from pytest_modelhealth.report import LayerRecord, Observation, Parting, ProbeRecord, Violation
+    from pytest_modelhealth.report import LayerRecord, Observation, Parting, Violation
     from pytest_modelhealth.statistics import TensorStatistics
 
 
@@ -58,7 +58,7 @@ class AlikeSamples(Probe):
         """Whether samples are alike in a model that is not trained."""
         return alike_outputs(observation, settings) is not None and not seems_trained(observation)
 
-    def probe(self, runs: Runs) -> ProbeRecord:
+    def probe(self, runs: Runs) -> Found:
         """Train for three steps, and put the model back."""
         from pytest_modelhealth.probes.intervening.moving_parameters import trained
         from pytest_modelhealth.report import Parting
@@ -69,9 +69,9 @@ class AlikeSamples(Probe):
         changed = f"{_STEPS} steps of Adam"
         if after >= _HEALED * before:
             note = f"{changed} part the samples, from {before:.2g} to {after:.2g}"
-            return self.judged(changed=changed, notes=(note,))
+            return Found(changed, notes=(note,))
         parting = Parting("alike", before, before=before, after=after)
-        return self.judged(parting, changed=changed)
+        return Found(changed, [parting])
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         """Yield where samples become alike, or why it is not known whether training parts them."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pytest_modelhealth.probes.endings import Found
 from pytest_modelhealth.probes.probe import Probe, began, ratio
 from pytest_modelhealth.settings import Ratio
 
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.running import Runs
-    from pytest_modelhealth.report import Parting, ProbeRecord
+    from pytest_modelhealth.report import Parting
 
 
 _CAUSES = (
@@ -63,12 +64,11 @@ class Causality(Probe):
     known = {"choice": _CHOICE}  # noqa: RUF012 - declared, and never written to
     causes, otherwise = _CAUSES, _OTHERWISE
 
-    def probe(self, runs: Runs) -> ProbeRecord:
+    def probe(self, runs: Runs) -> Found:
         """Permute what comes later, and hold what comes before against the unchanged run."""
         from pytest_modelhealth.probes.intervening.future import what_early_steps_see
 
-        partings, changed = what_early_steps_see(runs)
-        return self.judged(*partings, changed=changed)
+        return what_early_steps_see(runs)
 
     def message(self, parting: Parting) -> str:
         """Return that the future leaks."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pytest_modelhealth.probes.endings import Found, NotApplicableError
 from pytest_modelhealth.probes.probe import Probe
-from pytest_modelhealth.probes.untellable import NotApplicableError
 
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.running import Runs
-    from pytest_modelhealth.report import ProbeRecord
 
 CHANGED = "each input by itself, by that of other samples"
 NO_EFFECT = "has no effect on the output"
@@ -28,7 +27,7 @@ class InputEffect(Probe):
     severity = "warn"
     role = "inputs"
 
-    def probe(self, runs: Runs) -> ProbeRecord:
+    def probe(self, runs: Runs) -> Found:
         """Replace one input after the other."""
         from pytest_modelhealth.probes.intervening.batches import (
             are_equal,
@@ -60,4 +59,4 @@ class InputEffect(Probe):
         if not judged:
             why = "; ".join(notes) or "all samples of the batch are equal"
             raise NotApplicableError(f"no input could be replaced: {why}", notes=tuple(notes))
-        return self.judged(changed=CHANGED, notes=tuple(notes))
+        return Found(CHANGED, notes=tuple(notes))

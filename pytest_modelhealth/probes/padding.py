@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pytest_modelhealth.probes.endings import Found
 from pytest_modelhealth.probes.probe import Probe, began, ratio
 from pytest_modelhealth.settings import Ratio
 
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.running import Runs
-    from pytest_modelhealth.report import Parting, ProbeRecord
+    from pytest_modelhealth.report import Parting
 
 
 _CAUSES = (
@@ -67,12 +68,11 @@ class Padding(Probe):
     designs, about_tensors = frozenset(_WARNED), frozenset({"loss"})
     known, causes, otherwise = _WARNED, _CAUSES, _OTHERWISE
 
-    def probe(self, runs: Runs) -> ProbeRecord:
+    def probe(self, runs: Runs) -> Found:
         """Put real values into padded places."""
         from pytest_modelhealth.probes.intervening.refilling import what_padding_does
 
-        partings, changed, notes = what_padding_does(runs)
-        return self.judged(*partings, changed=changed, notes=notes)
+        return what_padding_does(runs)
 
     def message(self, parting: Parting) -> str:
         """Return that padding has an effect, on outputs or on the loss alone."""

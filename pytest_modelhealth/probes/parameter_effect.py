@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import at, flow_of, place, trainable
+from pytest_modelhealth.probes.endings import Found, NotApplicableError
 from pytest_modelhealth.probes.probe import Evidence, Probe
-from pytest_modelhealth.probes.untellable import NotApplicableError
 from pytest_modelhealth.settings import Ratio
 
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.moving_parameters import Moved
     from pytest_modelhealth.probes.intervening.running import Runs
-    from pytest_modelhealth.report import Observation, Parting, ProbeRecord
+    from pytest_modelhealth.report import Observation, Parting
 
 
 CHANGED = "parameters without gradient, a part of the model at a time, along a random direction"
@@ -45,7 +45,7 @@ class ParameterEffect(Probe):
         ),
     )
 
-    def probe(self, runs: Runs) -> ProbeRecord:
+    def probe(self, runs: Runs) -> Found:
         """Move the parameters of one part after the other."""
         from pytest_modelhealth.probes.intervening.moving_parameters import Moved
 
@@ -56,10 +56,10 @@ class ParameterEffect(Probe):
         for lacking in without_gradient(observation):
             parts.setdefault(lacking.part, []).append(lacking)
         if not parts:
-            return self.judged(changed="nothing: every trainable parameter that ran has a gradient")
+            return Found("nothing: every trainable parameter that ran has a gradient")
         moved = Moved(runs)
         partings = [one for part in parts.values() for one in self._parting(part, moved, runs)]
-        return self.judged(*partings, changed=CHANGED)
+        return Found(CHANGED, partings)
 
     def _parting(self, part: list[Lacking], moved: Moved, runs: Runs) -> Iterator[Parting]:
         from pytest_modelhealth.report import Parting

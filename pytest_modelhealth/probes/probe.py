@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
 
 from pytest_modelhealth.checks import Check, Finding, checks_in
 from pytest_modelhealth.checks.facts import at, place
+from pytest_modelhealth.probes.endings import Found
 
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.running import Runs
@@ -66,7 +67,7 @@ class Probe(Check):
         return False
 
     @abstractmethod
-    def probe(self, runs: Runs) -> ProbeRecord:
+    def probe(self, runs: Runs) -> Found:
         """Change something, run the model again, and return what followed.
 
         Raises:
@@ -119,14 +120,6 @@ class Probe(Check):
     def message(self, parting: Parting) -> str:
         """Return what is wrong, one sentence that stands alone."""
         raise NotImplementedError
-
-    def judged(
-        self, *partings: Parting, changed: str = "", notes: tuple[str, ...] = ()
-    ) -> ProbeRecord:
-        """Return that it could be judged, and what was found."""
-        from pytest_modelhealth.report import ProbeRecord
-
-        return ProbeRecord(self.name, changed=changed, partings=partings, notes=notes)
 
 
 def ratio(effect: float) -> str:

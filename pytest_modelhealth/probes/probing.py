@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.probes.endings import NotApplicableError, UntellableError
 from pytest_modelhealth.probes.probe import Probe
-from pytest_modelhealth.probes.untellable import NotApplicableError, UntellableError
 from pytest_modelhealth.progress import track
 
 if TYPE_CHECKING:
@@ -81,7 +81,13 @@ def _record(probe: Probe, runs: Runs) -> ProbeRecord:
     reason, outcome = runs.why_not, Outcome.NOT_TOLD
     try:
         if not reason:
-            return probe.probe(runs)
+            found = probe.probe(runs)
+            return ProbeRecord(
+                probe.name,
+                changed=found.changed,
+                partings=tuple(found.partings),
+                notes=found.notes,
+            )
     except UntellableError as end:
         if isinstance(end, NotApplicableError):
             outcome = Outcome.NOT_APPLICABLE

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pytest_modelhealth.probes.endings import Found
 from pytest_modelhealth.probes.probe import Probe, began, ratio
 from pytest_modelhealth.settings import Ratio
 
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.running import Runs
-    from pytest_modelhealth.report import Parting, ProbeRecord
+    from pytest_modelhealth.report import Parting
 
 
 _CAUSES = (
@@ -70,12 +71,11 @@ class SampleIndependence(Probe):
     designs, unlimited = frozenset(_DESIGNS), frozenset({"lost dimension"})
     known, causes, otherwise = _KNOWN, _CAUSES, _OTHERWISE
 
-    def probe(self, runs: Runs) -> ProbeRecord:
+    def probe(self, runs: Runs) -> Found:
         """Overwrite every second sample; then run one sample alone."""
         from pytest_modelhealth.probes.intervening.overwriting import what_samples_see
 
-        seen = what_samples_see(runs)
-        return self.judged(*seen.partings, changed=seen.changed, notes=seen.notes)
+        return what_samples_see(runs)
 
     def message(self, parting: Parting) -> str:
         """Return that samples see each other, or that one alone loses its dimension."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from pytest_modelhealth.probes.endings import Found, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.batches import along
 from pytest_modelhealth.probes.intervening.differences import Apart, apart, is_rounding
 from pytest_modelhealth.probes.intervening.locating import parting_at, where_they_part
@@ -20,12 +21,11 @@ from pytest_modelhealth.probes.intervening.sequences import (
     steps_of,
     unlike_widths,
 )
-from pytest_modelhealth.probes.untellable import NotApplicableError, UntellableError
 from pytest_modelhealth.report import Parting
 
 
-def what_early_steps_see(runs: Runs) -> tuple[list[Parting], str]:
-    """Return where outputs depend on later steps, and what was changed.
+def what_early_steps_see(runs: Runs) -> Found:
+    """Return where outputs depend on later steps.
 
     Raises:
         UntellableError: nothing can be told, or nobody claims that the model is causal.
@@ -56,9 +56,9 @@ def what_early_steps_see(runs: Runs) -> tuple[list[Parting], str]:
     if not after:
         raise UntellableError("nothing that comes later has an effect on any output", changed)
     if not max(before).effect > 0.0:
-        return [], changed
+        return Found(changed)
     runs.check_steady(changed)
-    return [_parting(runs, sequence, max(before))], changed
+    return Found(changed, [_parting(runs, sequence, max(before))])
 
 
 def _parting(runs: Runs, sequence: Sequence, most: Apart) -> Parting:

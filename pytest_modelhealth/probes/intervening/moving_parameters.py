@@ -21,8 +21,8 @@ from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.capture.step.isolation import gradients_set_aside
 from pytest_modelhealth.capture.step.state import graph_leaves
 from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.probes.endings import UntellableError
 from pytest_modelhealth.probes.intervening.running import Runs, said
-from pytest_modelhealth.probes.untellable import UntellableError
 
 STEPS = (1e-5, 1e-6)
 """How far parameters are moved along a direction of independent standard normal numbers."""

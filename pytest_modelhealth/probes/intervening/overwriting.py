@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.checks.facts import flow_of
+from pytest_modelhealth.probes.endings import Found, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.batches import (
     Samples,
     all_equal,
@@ -25,25 +26,10 @@ from pytest_modelhealth.probes.intervening.differences import Apart, apart, leas
 from pytest_modelhealth.probes.intervening.grouped import groups_in, nodes_in
 from pytest_modelhealth.probes.intervening.locating import Place, parting_at, where_they_part
 from pytest_modelhealth.probes.intervening.running import Ran, Runs
-from pytest_modelhealth.probes.untellable import NotApplicableError, UntellableError
 from pytest_modelhealth.report import LayerRecord, Parting
 
 
-class Seen(NamedTuple):
-    """What samples see of each other.
-
-    Args:
-        partings: where they do, and a dimension that one sample alone loses.
-        notes: what else a reader should know.
-        changed: what was changed.
-    """
-
-    partings: tuple[Parting, ...]
-    notes: tuple[str, ...]
-    changed: str
-
-
-def what_samples_see(runs: Runs) -> Seen:
+def what_samples_see(runs: Runs) -> Found:
     """Overwrite every second sample, then the others, then run one sample alone.
 
     Where rows are no samples, or see each other, and a vector in the batch puts them into groups,
@@ -72,7 +58,7 @@ def what_samples_see(runs: Runs) -> Seen:
     raise doubt
 
 
-def _what_rows_see(runs: Runs) -> Seen:
+def _what_rows_see(runs: Runs) -> Found:
     samples = _samples(runs)
     first, second = _OfSamples(runs, samples), _second(runs, samples)
     if second is not None and not first.outputs:
@@ -90,7 +76,7 @@ def _what_rows_see(runs: Runs) -> Seen:
         return seen
     # Time in front looks so, and a layer that takes samples for time, as without batch_first.
     if samples.number != second.number and _leads(runs, second):
-        return Seen((), (_ELSEWHERE.format(second.number),), first.changed)
+        return Found(first.changed, notes=(_ELSEWHERE.format(second.number),))
     shape = [second.number, samples.number]
     is_moved = any(list(t.shape[:2]) == shape for t in runs.base.outputs)
     if is_moved and _leads(runs, samples):
@@ -245,7 +231,7 @@ class _OfGroups(_Overwriting):
                 yield along(numbers % 2 == parity, tensor, 0)
                 return
 
-    def seen(self) -> Seen:
+    def seen(self) -> Found:
         """Return what groups see of each other."""
         rows, count = len(self._numbers), int(self._numbers[-1]) + 1
         if not self.outputs:
@@ -259,7 +245,7 @@ class _OfGroups(_Overwriting):
             partings = [parting_at("groups", found, self.place(parity))]
             self._runs.check_steady(self.changed)
         note = f"the samples are the {count} groups that a vector in the batch puts its {rows} rows"
-        return Seen(tuple(partings), (f"{note} into",), self.changed)
+        return Found(self.changed, partings, (f"{note} into",))
 
 
 class _Rows(NamedTuple):
@@ -353,7 +339,7 @@ class _OfSamples(_Overwriting):
         except UntellableError:
             return False
 
-    def seen(self) -> Seen:
+    def seen(self) -> Found:
         """Return what samples see of each other."""
         if not self.outputs:
             raise UntellableError(
@@ -377,7 +363,7 @@ class _OfSamples(_Overwriting):
         alone = self._first(1)
         if alone.error:
             note = f"of one sample alone the model raises {alone.error}"
-            return Seen(tuple(partings), (note,), self.changed)
+            return Found(self.changed, partings, (note,))
         for n in self.outputs:
             whole = tuple(self._runs.base.outputs[n].shape)
             if n < len(alone.outputs) and alone.outputs[n].ndim < len(whole):
@@ -385,7 +371,7 @@ class _OfSamples(_Overwriting):
                 detail = f"returns the shape {shape}, of {self._samples.number} samples {whole}"
                 partings.append(Parting("lost dimension", 0.0, detail=detail))
                 break
-        return Seen(tuple(partings), (), self.changed)
+        return Found(self.changed, partings)
 
     def _check_rows(self) -> None:
         """Raise `UntellableError` where rows that see each other are no samples."""

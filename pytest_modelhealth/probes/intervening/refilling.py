@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pytest_modelhealth.capture.step.batch import Inputs
+from pytest_modelhealth.probes.endings import Found, UntellableError
 from pytest_modelhealth.probes.intervening.differences import Apart, least_apart
 from pytest_modelhealth.probes.intervening.locating import Place, parting_at, where_they_part
 from pytest_modelhealth.probes.intervening.lookups import OtherRows
@@ -18,7 +19,6 @@ from pytest_modelhealth.probes.intervening.paddings import (
     shown_by,
 )
 from pytest_modelhealth.probes.intervening.running import Ran, Runs
-from pytest_modelhealth.probes.untellable import UntellableError
 from pytest_modelhealth.report import Parting
 
 _SEED = 20_240_229
@@ -29,9 +29,6 @@ _FIRST_STEP = (
     "the loss reads the last padded place before real ones, where one that looks a step ahead asks "
     "for the first real step; to leave that out, give it ignore_index"
 )
-
-Found = tuple[list[Parting], str, tuple[str, ...]]
-"""Where padding has an effect, what was changed, and notes."""
 
 
 def what_padding_does(runs: Runs) -> Found:
@@ -57,23 +54,22 @@ def what_padding_does(runs: Runs) -> Found:
         of_rows = _Refill(runs, padding, looked_up=True)
         again = of_rows.run()
         if again is not None and not again.error:
-            partings, notes = _found(runs, padding, (base, again), of_rows, changed)
+            found = _found(runs, padding, (base, again), of_rows, changed)
             if first or not _effects_of(runs, again, padding).is_any:
                 note = (
                     f"other ids in the padding {first or 'have an effect'}, and other rows for the "
                     "same ids do not: the model derives positions, a mask or what it reads from ids"
                 )
-                notes = (*notes, note)
-            return partings, changed, notes
+                found = found._replace(notes=(*found.notes, note))
+            return found
     if ran.error:
         raise UntellableError(f"with {changed} the model raises {ran.error}", changed)
-    partings, notes = _found(runs, padding, (base, ran), refill, changed)
-    return partings, changed, notes
+    return _found(runs, padding, (base, ran), refill, changed)
 
 
 def _found(
     runs: Runs, padding: Padding, ran: tuple[Ran, Ran], refill: _Refill, changed: str
-) -> tuple[list[Parting], tuple[str, ...]]:
+) -> Found:
     """Return what a run with other padding shows, beside the unchanged one."""
     base, after = ran
     found = _effects_of(runs, after, padding)
@@ -87,7 +83,7 @@ def _found(
     if found == (None, None) and not partings:
         raise UntellableError("no output has a row for each sample", changed)
     if not found.is_any:
-        return partings, notes
+        return Found(changed, partings, notes)
     runs.check_steady(changed)
     if not padding.is_sure:
         raise UntellableError(
@@ -98,13 +94,13 @@ def _found(
     place = refill.where()
     if found.asked is None or not found.asked.effect > 0.0:
         assert found.aside is not None
-        return [parting_at("aside", found.aside, place)], notes
+        return Found(changed, [parting_at("aside", found.aside, place)], notes)
     kind = "values"
     if place is not None and _merges(place, padding):
         far = _Refill(runs, padding, spared=max(_MERGED) - 1).run()
         if far is not None and not far.error and not _effects_of(runs, far, padding).is_any:
             kind = "merged"
-    return [parting_at(kind, found.asked, place)], notes
+    return Found(changed, [parting_at(kind, found.asked, place)], notes)
 
 
 def _merges(place: Place, padding: Padding) -> bool:

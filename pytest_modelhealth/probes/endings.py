@@ -1,6 +1,27 @@
-"""How a probe ends that judges nothing."""
+"""How a probe ends: with what it found, or by raising why it judges nothing."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pytest_modelhealth.report import Parting
+
+
+class Found(NamedTuple):
+    """What a probe found.
+
+    Args:
+        changed: what was changed, for people.
+        partings: where runs part that should not, in execution order.
+        notes: what else a reader should know.
+    """
+
+    changed: str
+    partings: Sequence[Parting] = ()
+    notes: tuple[str, ...] = ()
 
 
 class UntellableError(Exception):
