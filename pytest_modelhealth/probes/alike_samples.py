@@ -23,7 +23,6 @@ from pytest_modelhealth.settings import Limit, Settings, Share
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.running import Runs
     from pytest_modelhealth.report import LayerRecord, Observation, Parting, Violation
-    from pytest_modelhealth.statistics import TensorStatistics
 
 
 _STEPS = 3
@@ -77,9 +76,12 @@ class AlikeSamples(Probe):
         """Yield where samples become alike, or why it is not known whether training parts them."""
         from pytest_modelhealth.report import Outcome
 
-        found = alike_outputs(observation, settings)
+        found, flow = alike_outputs(observation, settings), flow_of(observation)
         record = observation.probes.get(self.name)
-        if found is None or _fades_along_a_chain(found.culprit, observation):
+        if found is None or any(  # of sigmoids in a row, of which `grad_norm` tells
+            found.culprit.name in {"", chain.layers[0].name, *flow.reach(chain.layers[0].name)}
+            for chain in contracting_chains(observation)
+        ):
             return
         text = f"its samples deviate by {found.deviation:.2g} of what all its numbers deviate by"
         if seems_trained(observation):
@@ -110,17 +112,8 @@ class AlikeSamples(Probe):
         )
 
 
-def _fades_along_a_chain(culprit: LayerRecord, observation: Observation) -> bool:
-    """Whether samples line up along sigmoids in a row, of which `grad_norm` tells."""
-    flow = flow_of(observation)
-    for chain in contracting_chains(observation):
-        first, *_ = chain.layers
-        if culprit.name in {"", first.name, *flow.reach(first.name)}:
-            return True
-    return False
-
-
 _OFFSET = "here it is learnt, and may stand for targets that lie far apart (quantiles of prices)"
+_FAR = 10.0
 
 
 def _is_offset_at_the_end(observation: Observation) -> bool:
@@ -128,27 +121,20 @@ def _is_offset_at_the_end(observation: Observation) -> bool:
 
     It is the bias of the last layer, or a parameter that is added to what that returns.
     """
-    flow, root = flow_of(observation), observation.layers[""]
+    flow, layers = flow_of(observation), observation.layers
     ends = flow.producers("output") if flow.graph.outputs else ()
-    makers = [observation.layers[name] for name in ends if name in observation.layers]
-    offsets = [s for name, s in root.parameters.items() if name in ends]
-    return any(_is_drowned(maker, offsets, observation) for maker in makers)
-
-
-def _is_drowned(maker: LayerRecord, offsets: list[TensorStatistics], seen: Observation) -> bool:
-    """Whether a last layer is given what tells samples apart, and a learnt offset is far larger."""
-    out, given, bias = maker.activations, maker.inputs, maker.parameters.get("bias")
-    if out is None or given is None:
-        return False
-    before = [seen.layers.get(name) for name in flow_of(seen).producers(maker.name)]
-    told = [r.activations for r in before if r is not None and r.activations is not None]
-    if not any(spread_of(a) >= HEALTHY_SPREAD and given.rms >= 0.1 * a.rms for a in told):
-        return False
-    has_bias = bias is not None and bias.std >= 0.5 * out.std > 0.0
-    return has_bias or any(offset.rms > _FAR * out.rms for offset in offsets)
-
-
-_FAR = 10.0
+    offsets = [s for name, s in layers[""].parameters.items() if name in ends]
+    for maker in (layers[name] for name in ends if name in layers):
+        out, given, bias = maker.activations, maker.inputs, maker.parameters.get("bias")
+        before = (layers[n].activations for n in flow.producers(maker.name) if n in layers)
+        if out is None or given is None:
+            continue
+        told = (a for a in before if a is not None and given.rms >= 0.1 * a.rms)
+        is_larger = bias is not None and bias.std >= 0.5 * out.std > 0.0
+        is_larger = is_larger or any(offset.rms > _FAR * out.rms for offset in offsets)
+        if is_larger and any(spread_of(a) >= HEALTHY_SPREAD for a in told):
+            return True
+    return False
 
 
 class AlikeOutputs(NamedTuple):

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.probes.endings import Found
-from pytest_modelhealth.probes.probe import Probe, began, ratio
+from pytest_modelhealth.probes.probe import Kind, Probe
 from pytest_modelhealth.settings import Ratio
 
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.running import Runs
-    from pytest_modelhealth.report import Parting
 
 
 _CAUSES = (
@@ -60,8 +59,11 @@ class Causality(Probe):
         ),
     )
 
-    designs = frozenset({"choice"})
-    known = {"choice": _CHOICE}  # noqa: RUF012 - declared, and never written to
+    said = (
+        "it sees the future: later steps change earlier outputs by {effect} of their root mean "
+        "square{began}"
+    )
+    kinds = {"choice": Kind(_CHOICE, may_be_meant=True)}  # noqa: RUF012 - never written to
     causes, otherwise = _CAUSES, _OTHERWISE
 
     def probe(self, runs: Runs) -> Found:
@@ -69,10 +71,3 @@ class Causality(Probe):
         from pytest_modelhealth.probes.intervening.future import what_early_steps_see
 
         return what_early_steps_see(runs)
-
-    def message(self, parting: Parting) -> str:
-        """Return that the future leaks."""
-        return (
-            f"it sees the future: later steps change earlier outputs by {ratio(parting.effect)} of "
-            f"their root mean square{began(parting)}"
-        )

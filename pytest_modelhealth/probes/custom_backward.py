@@ -24,18 +24,8 @@ CHANGED = "each custom autograd.Function by itself, along random directions in f
 class CustomBackward(Probe):
     """What a custom ``backward`` returns is the slope of its ``forward``.
 
-    Some functions give another gradient on purpose, and say so by their forward: it is the
-    identity (reversal, clipping, scaling of gradients), or it is flat (rounding, spikes,
-    straight-through). There is no fault to be found in those, and no evidence to wait for: each is
-    a note, and the verdict stays what it is. Where a model has no others the probe does not apply,
-    which asked for by name it says.
-
-    Slopes on one rank tell nothing of a function that calls a collective of `torch.distributed`:
-    such a one is left out, and said to be.
-
-    Two look like faults and designs alike, and only warn: a gradient that goes straight through
-    where a forward is flat in part (a clamp), and no gradient at all, as `detach` gives none. What
-    the latter cuts off from the loss `missing_gradients` names, and this probe then does not.
+    What looks like a design is a note where the forward says so (the identity, or flat), and a
+    warning where nothing does.
     """
 
     name = "custom_backward"

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.probes.endings import Found
-from pytest_modelhealth.probes.probe import Probe, began, ratio
+from pytest_modelhealth.probes.probe import Kind, Probe
 from pytest_modelhealth.settings import Ratio
 
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.running import Runs
-    from pytest_modelhealth.report import Parting
 
 
 _CAUSES = (
@@ -38,15 +37,25 @@ _OTHERWISE = (
     "all places; the last place read in place of the last real one"
 )
 
-_WARNED = {
-    "loss": "the loss counts padded places: mask them, or set their targets to ignore_index; a "
-    "model that is to predict its padding does so on purpose",
-    "merged": "it makes one step of several, and the one at the border holds both real places and "
-    "padding; it sees that padding alone, by design or for want of a length that divides",
-    "aside": "this output has no dimension of steps, and stands beside one that does not depend on "
-    "padding; no loss was given that tells whether it is used: if not, let it be",
+_KINDS = {
+    "loss": Kind(
+        "the loss counts padded places: mask them, or set their targets to ignore_index; a model "
+        "that is to predict its padding does so on purpose",
+        "what stands in padding changes the loss by {effect} of its value, and no output at a real "
+        "place",
+        may_be_meant=True,
+    ),
+    "merged": Kind(
+        "it makes one step of several, and the one at the border holds both real places and "
+        "padding; it sees that padding alone, by design or for want of a length that divides",
+        may_be_meant=True,
+    ),
+    "aside": Kind(
+        "this output has no dimension of steps, and stands beside one that does not depend on "
+        "padding; no loss was given that tells whether it is used: if not, let it be",
+        may_be_meant=True,
+    ),
 }
-"""What may be meant, or does not matter, by its kind."""
 
 
 class Padding(Probe):
@@ -65,24 +74,14 @@ class Padding(Probe):
         ),
     )
 
-    designs, about_tensors = frozenset(_WARNED), frozenset({"loss"})
-    known, causes, otherwise = _WARNED, _CAUSES, _OTHERWISE
+    said = (
+        "padding has an effect: it changes outputs of real places by {effect} of their root mean "
+        "square{began}"
+    )
+    kinds, causes, otherwise = _KINDS, _CAUSES, _OTHERWISE
 
     def probe(self, runs: Runs) -> Found:
         """Put real values into padded places."""
         from pytest_modelhealth.probes.intervening.refilling import what_padding_does
 
         return what_padding_does(runs)
-
-    def message(self, parting: Parting) -> str:
-        """Return that padding has an effect, on outputs or on the loss alone."""
-        effect = ratio(parting.effect)
-        if parting.kind == "loss":
-            return (
-                f"what stands in padding changes the loss by {effect} of its value, and no output "
-                "at a real place"
-            )
-        return (
-            f"padding has an effect: it changes outputs of real places by {effect} of their root "
-            f"mean square{began(parting)}"
-        )

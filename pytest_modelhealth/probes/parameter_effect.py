@@ -24,11 +24,8 @@ _LISTED = 4
 class ParameterEffect(Probe):
     """A smooth effect on the loss that autograd does not know is a cut in the graph.
 
-    Whether it is a fault only the optimizer tells: an unfrozen teacher, a target network or the
-    critic's features have such an effect and should not learn. Where the optimizer is known
-    (`Conventions.trained`), parameters that it holds are a violation and others are nothing. Where
-    it is not, it warns, and asked for by its name the verdict is inconclusive: so it does not run
-    by itself, where `missing_gradients` lets such designs be.
+    Whether it is a fault only the optimizer tells (`Conventions.trained`): a teacher, a target
+    network or the critic's features have such an effect and should not learn.
     """
 
     name = "parameter_effect"
@@ -73,12 +70,12 @@ class ParameterEffect(Probe):
             return
         names = tuple(one.name for one in part)
         slope = moved.slope(names)
-        if not slope.is_smooth or not slope.narrow:
+        if not slope:
             return
         last, line = _where(names, part, runs.observation)
         yield Parting(
             "unsettled" if trained is None else "trained",
-            abs(slope.narrow),
+            abs(slope),
             last.layer,
             role="parameter_gradients",
             tensor=last.own,

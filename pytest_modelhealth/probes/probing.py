@@ -66,12 +66,11 @@ class Probing:
 
 def _timed(probe: Probe, runs: Runs) -> ProbeRecord:
     """Return what a probe finds, with what it took beside the runs that all share."""
-    runs.take_counts()
+    runs.forwards = runs.backwards = 0
     base, start = runs.base_seconds, time.perf_counter()
     record = _record(probe, runs)
     seconds = time.perf_counter() - start - (runs.base_seconds - base)
-    forwards, backwards = runs.take_counts()
-    return replace(record, forwards=forwards, backwards=backwards, seconds=seconds)
+    return replace(record, forwards=runs.forwards, backwards=runs.backwards, seconds=seconds)
 
 
 def _record(probe: Probe, runs: Runs) -> ProbeRecord:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.probes.endings import Found
-from pytest_modelhealth.probes.probe import Probe, began, ratio
+from pytest_modelhealth.probes.probe import Kind, Probe
 from pytest_modelhealth.settings import Ratio
 
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.running import Runs
-    from pytest_modelhealth.report import Parting
 
 
 _CAUSES = (
@@ -30,20 +29,36 @@ _CAUSES = (
     ),
     (frozenset({"roll", "flip", "sort", "argsort"}), "it moves samples: check its dim"),
 )
-_DESIGNS = {
-    "choice": "it chooses among the values of all samples (topk, a capacity): experts that choose "
-    "among all tokens do so on purpose, and nothing that was seen tells",
-    "order": "samples are put in another order before a layer takes them: negatives and replayed "
-    "steps do so on purpose, and nothing that was seen tells; else check the dim",
-    "sequence": "it is given one sequence, whose steps are the samples: unsqueeze(1) makes samples "
-    "of rows; attention between rows, and a batch that is one sequence, are meant so",
-}
-"""What is meant in some models, by its kind."""
-_KNOWN = _DESIGNS | {
-    "lost dimension": "squeeze() without a dimension drops that of the samples when there is one: "
-    "say which, squeeze(-1)",
-    "groups": "it reduces over, or normalises by, the rows of all groups: hand on the vector that "
-    "numbers them, and reduce by that (scatter, index_add)",
+_SAID = (
+    "{0} see each other: other {0} change an output by {{effect}} of its root mean square{{began}}"
+)
+_KINDS = {
+    "choice": Kind(
+        "it chooses among the values of all samples (topk, a capacity): experts that choose among "
+        "all tokens do so on purpose, and nothing that was seen tells",
+        may_be_meant=True,
+    ),
+    "order": Kind(
+        "samples are put in another order before a layer takes them: negatives and replayed steps "
+        "do so on purpose, and nothing that was seen tells; else check the dim",
+        may_be_meant=True,
+    ),
+    "sequence": Kind(
+        "it is given one sequence, whose steps are the samples: unsqueeze(1) makes samples of "
+        "rows; attention between rows, and a batch that is one sequence, are meant so",
+        may_be_meant=True,
+    ),
+    "lost dimension": Kind(
+        "squeeze() without a dimension drops that of the samples when there is one: say which, "
+        "squeeze(-1)",
+        "of one sample alone it {detail}",
+        is_limited=False,
+    ),
+    "groups": Kind(
+        "it reduces over, or normalises by, the rows of all groups: hand on the vector that "
+        "numbers them, and reduce by that (scatter, index_add)",
+        _SAID.format("groups"),
+    ),
 }
 _OTHERWISE = (
     "a view that mixes dimensions, a softmax or a mean over the batch, batch statistics in "
@@ -68,21 +83,11 @@ class SampleIndependence(Probe):
         ),
     )
 
-    designs, unlimited = frozenset(_DESIGNS), frozenset({"lost dimension"})
-    known, causes, otherwise = _KNOWN, _CAUSES, _OTHERWISE
+    said = _SAID.format("samples")
+    kinds, causes, otherwise = _KINDS, _CAUSES, _OTHERWISE
 
     def probe(self, runs: Runs) -> Found:
         """Overwrite every second sample; then run one sample alone."""
         from pytest_modelhealth.probes.intervening.overwriting import what_samples_see
 
         return what_samples_see(runs)
-
-    def message(self, parting: Parting) -> str:
-        """Return that samples see each other, or that one alone loses its dimension."""
-        if parting.kind == "lost dimension":
-            return f"of one sample alone it {parting.detail}"
-        one = "groups" if parting.kind == "groups" else "samples"
-        return (
-            f"{one} see each other: other {one} change an output by {ratio(parting.effect)} of its "
-            f"root mean square{began(parting)}"
-        )

@@ -72,14 +72,14 @@ def where_they_part(
         ``None`` where no layer differs, or what the layers compute cannot be read.
     """
     with TensorStore(MEMORY_BUDGET) as store:
-        keeper = _Keeper(store)
-        _watch(runs, before, keeper)
-        finder = _Finder(keeper, same)
+        visitor = _Visitor(store, same)
+        _watch(runs, before, visitor)
+        visitor.start_again()
         with within or nullcontext():
-            observation = _watch(runs, after, finder, seed)
-        if finder.found is None or observation is None:
+            observation = _watch(runs, after, visitor, seed)
+        if visitor.found is None or observation is None:
             return None
-        return _place(finder.found, observation)
+        return _place(visitor.found, observation)
 
 
 def where_seeds_part(runs: Runs, batch: tuple[Inputs, Inputs], seed: int) -> Place | None:
@@ -103,75 +103,60 @@ Event = tuple[str, str, int]
 
 
 class _Visitor:
-    """Names each tensor of a run."""
+    """Keeps the tensors of one run, and looks for the first one of another run that differs."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: TensorStore, same: Same) -> None:
+        self._store, self._same = store, same
         self._counts: dict[tuple[str, str], int] = defaultdict(int)
+        self._slots: dict[Event, int] = {}
+        self._known = KnownTensors[int]()
+        self._is_second = False
+        self.found: tuple[Event, Apart] | None = None
+
+    def start_again(self) -> None:
+        """Take what follows for the other run."""
+        self._counts.clear()
+        self._is_second = True
 
     def see(self, layer: str, role: str, tensor: str, value: Tensor) -> None:
         """See one tensor of a layer."""
-        if role not in ("inputs", "activations") or not _is_readable(value):
+        is_number = value.is_floating_point() or value.is_complex()
+        is_plain = value.layout is torch.strided and not (value.is_nested or value.is_quantized)
+        if role not in ("inputs", "activations") or not (is_number and is_plain):
             return
-        number = self._counts[layer, role]
+        if value.is_meta or not value.numel():
+            return
+        event = layer, role, self._counts[layer, role]
         self._counts[layer, role] += 1
         with torch.no_grad(), torch._C.DisableTorchFunction():
-            self.take((layer, role, number), value)
+            if self._is_second:
+                self._compare(event, value)
+            else:
+                self._keep(event, value)
 
-    def take(self, event: Event, value: Tensor) -> None:
-        """Do something with a tensor."""
-        raise NotImplementedError
+    def _keep(self, event: Event, value: Tensor) -> None:
+        """Keep a tensor, once if it is shown several times unchanged."""
+        slot = self._known.get(value)
+        if slot is None:
+            slot = self._store.put(value)
+            if version(value) is not None:  # a write would not show
+                self._known.put(value, slot)
+        self._slots[event] = slot
+
+    def _compare(self, event: Event, value: Tensor) -> None:
+        slot = self._slots.get(event)
+        if self.found is not None or slot is None:
+            return
+        before = self._store[slot]
+        found = least_apart(before, value.detach().cpu(), self._same(before))
+        if found is not None and found.effect > 0.0:
+            self.found = event, found
 
     def see_output(self, output: Any) -> None:
         """See what the model returned."""
 
     def forget(self) -> None:
         """Take no tensor for one seen before."""
-
-
-def _is_readable(value: Tensor) -> bool:
-    is_number = value.is_floating_point() or value.is_complex()
-    plain = value.layout is torch.strided and not value.is_nested and not value.is_meta
-    return bool(is_number and plain and not value.is_quantized and value.numel())
-
-
-class _Keeper(_Visitor):
-    """Keeps the tensors of the first run."""
-
-    def __init__(self, store: TensorStore) -> None:
-        super().__init__()
-        self.store = store
-        self.slots: dict[Event, int] = {}
-        self._known = KnownTensors[int]()
-
-    def take(self, event: Event, value: Tensor) -> None:
-        """Keep a tensor, once if it is shown several times unchanged."""
-        slot = self._known.get(value)
-        if slot is None:
-            slot = self.store.put(value)
-            if version(value) is not None:  # a write would not show
-                self._known.put(value, slot)
-        self.slots[event] = slot
-
-
-class _Finder(_Visitor):
-    """Looks for the first tensor of the second run that differs."""
-
-    def __init__(self, kept: _Keeper, same: Same) -> None:
-        super().__init__()
-        self._kept, self._same = kept, same
-        self.found: tuple[Event, Apart] | None = None
-
-    def take(self, event: Event, value: Tensor) -> None:
-        """Hold a tensor against that of the first run."""
-        slot = self._kept.slots.get(event)
-        if self.found is not None or slot is None:
-            return
-        before, after = self._kept.store[slot], value.detach().cpu()
-        if before.shape != after.shape:
-            return
-        found = least_apart(before, after, self._same(before))
-        if found is not None and found.effect > 0.0:
-            self.found = event, found
 
 
 def _place(found: tuple[Event, Apart], observation: Observation) -> Place:
@@ -225,18 +210,16 @@ def parting_at(kind: str, found: Apart, place: Place | None) -> Parting:
         found: how far outputs are apart.
         place: where layers part, if that was found.
     """
+    there = found if place is None else place.apart
+    parting = Parting(
+        kind, found.effect, place=str(there.place), before=there.before, after=there.after
+    )
     if place is None:
-        return Parting(
-            kind, found.effect, place=str(found.place), before=found.before, after=found.after
-        )
-    return Parting(
-        kind,
-        found.effect,
-        place.layer,
+        return parting
+    return replace(
+        parting,
+        layer=place.layer,
         role="inputs" if place.given else "activations",
-        place=str(place.apart.place),
-        before=place.apart.before,
-        after=place.apart.after,
         between=place.between,
         taker=place.given,
         line=place.line,

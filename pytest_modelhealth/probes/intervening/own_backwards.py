@@ -71,11 +71,10 @@ class Call:
 
     def argument(self, place: int) -> str:
         """Return the name that the forward has for an argument."""
-        own = list(inspect.signature(self.function.forward).parameters.values())
-        own = own[_contexts(self.function) :]
-        if place < len(own) and own[place].kind is not inspect.Parameter.VAR_POSITIONAL:
-            return own[place].name
-        return f"argument {place}"
+        own = inspect.signature(self.function.forward).parameters.values()
+        names = [p.name for p in own if p.kind is not inspect.Parameter.VAR_POSITIONAL]
+        names = names[_contexts(self.function) :]
+        return names[place] if place < len(names) else f"argument {place}"
 
 
 @dataclass
@@ -284,11 +283,9 @@ class _Point:
 
     def slope(self, place: int, direction: Tensor, step: float) -> float:
         """Return the slope of the weighted outputs along a direction."""
-        sides = self.sides(place, direction * (self.unit[place] * step))
-        rise = sum(
-            float(((a - b) * w).sum()) for (a, b), w in zip(sides, self.weights, strict=True)
-        )
-        return rise / (2 * self.unit[place] * step)
+        far = self.unit[place] * step
+        sides = zip(self.sides(place, direction * far), self.weights, strict=True)
+        return sum(float(((a - b) * w).sum()) for (a, b), w in sides) / (2 * far)
 
     def passes(self, place: int) -> bool:
         """Whether `gradcheck` finds a gradient right along both directions, at both steps.
@@ -463,8 +460,7 @@ _FEW_VALUES = 16
 def _is_identity(point: _Point) -> bool:
     """Whether all that it returns, and that has a gradient, is an argument as it was given."""
     given = [point.args[place].reshape(-1) for place in point.call.wanted]
-    outputs = (output.reshape(-1) for output in point.at({}))
-    return all(any(torch.equal(output, one) for one in given) for output in outputs)
+    return all(any(torch.equal(o.reshape(-1), one) for one in given) for o in point.at({}))
 
 
 def _is_quantised(point: _Point) -> bool:

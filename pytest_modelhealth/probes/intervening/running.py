@@ -58,6 +58,7 @@ class Runs:
 
     Attributes:
         model: the model.
+        forwards, backwards: how many a probe ran.
         base_forwards, base_seconds: of the runs that the probes share.
     """
 
@@ -73,14 +74,8 @@ class Runs:
         self.observation, self.settings = observation, settings
         self.conventions = conventions
         self.base_forwards, self.base_seconds = 0, 0.0
-        self._forwards = self._backwards = 0
+        self.forwards = self.backwards = 0
         self._arguments = Inputs.of(request.inputs)
-
-    def take_counts(self) -> tuple[int, int]:
-        """Return how many forwards and backwards ran since this was last asked."""
-        counts = self._forwards, self._backwards
-        self._forwards = self._backwards = 0
-        return counts
 
     @cached_property
     def why_not(self) -> str:
@@ -169,7 +164,7 @@ class Runs:
     def _base(self) -> Ran:
         start = time.perf_counter()
         ran = self.forward(self.batch(), with_loss=True)
-        self._forwards -= 1
+        self.forwards -= 1
         self.base_forwards += 1
         self.base_seconds += time.perf_counter() - start
         return ran
@@ -241,7 +236,7 @@ class Runs:
 
     def call(self, batch: Inputs, ran: Ran, *, with_loss: bool = False) -> None:
         """Run the model once inside of `Beside.put_back`, and take down what it gives."""
-        self.count(1)
+        self.forwards += 1
         given = changeable(batch)
         versions = [version(tensor) for tensor in given]
         try:
@@ -259,11 +254,6 @@ class Runs:
         """Whether a batch holds other values than the unchanged one in some of `tensors`."""
         changed = changeable(batch)
         return any(not torch.equal(self.tensors[n], changed[n]) for n in numbers)
-
-    def count(self, forwards: int, backwards: int = 0) -> None:
-        """Take down runs that a probe makes by itself."""
-        self._forwards += forwards
-        self._backwards += backwards
 
     def loss_of(self, output: Any, target: Any) -> Tensor | None:
         """Return the loss that was inspected, of an output; ``None`` where there is no number.
@@ -299,7 +289,7 @@ class Runs:
     @contextmanager
     def watched(self, batch: Inputs) -> Iterator[Request]:
         """Give a request for a watched run of a batch in evaluation mode, counted as one."""
-        self.count(1)
+        self.forwards += 1
         with self.beside.put_back((batch.args, batch.kwargs), evaluation=True, watched=True):
             yield replace(
                 self.request, inputs=batch, target=None, loss=no_loss, backward=False, scaler=None

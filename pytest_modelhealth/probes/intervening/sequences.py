@@ -67,9 +67,11 @@ def predicted(runs: Runs) -> list[Sequence]:
                 if length < _SHORTEST:
                     continue
                 is_same = tensor is target and not is_label
-                if not is_same and _is_later(target, tensor, axis):
+                if not is_same and _holds(target, tensor, axis, 1):
                     return [Sequence((number,), axis, length, "the target is it, one step later")]
-                if _is_equal(target, tensor) and _is_shifted_inside(runs, target, axis, length):
+                if _holds(target, tensor, axis, 0) and _is_shifted_inside(
+                    runs, target, axis, length
+                ):
                     why = "the target is it, and the loss looks one step ahead"
                     return [Sequence((number,), axis, length, why)]
     return []
@@ -181,35 +183,26 @@ def _targets(runs: Runs) -> Iterator[tuple[Tensor, bool]]:
                 yield tensor, True
 
 
-def _is_later(target: Tensor, tensor: Tensor, axis: int) -> bool:
-    """Whether a target holds what a tensor holds one step later."""
-    target, tensor = _alike(target, tensor)
+def _holds(target: Tensor, tensor: Tensor, axis: int, later: int) -> bool:
+    """Whether a target holds what a tensor holds so many steps later, or is masked."""
+    if tensor.ndim == target.ndim + 1 and tensor.shape[-1] == 1:
+        tensor = tensor.squeeze(-1)
     if target.ndim <= axis or target.dtype != tensor.dtype or target.ndim != tensor.ndim:
         return False
-    steps = min(target.shape[axis], tensor.shape[axis] - 1)
-    if steps < _SHORTEST - 1 or tensor.shape[axis] - target.shape[axis] not in (0, 1):
+    steps = min(target.shape[axis], tensor.shape[axis] - later)
+    if steps < _SHORTEST - 1 or not 0 <= tensor.shape[axis] - target.shape[axis] <= later:
         return False
-    ahead, here = target.narrow(axis, 0, steps), tensor.narrow(axis, 1, steps)
-    return ahead.shape == here.shape and _agree(ahead, here)
+    ahead, here = target.narrow(axis, 0, steps), tensor.narrow(axis, later, steps)
+    counted = _asked(ahead)
+    if ahead.shape != here.shape or ahead.is_complex() or not bool(counted.any()):
+        return False
+    return float((ahead == here)[counted].float().mean()) >= _AGREED
 
 
-def _is_equal(target: Tensor, tensor: Tensor) -> bool:
-    target, tensor = _alike(target, tensor)
-    return target.shape == tensor.shape and target.dtype == tensor.dtype and _agree(target, tensor)
-
-
-def _alike(target: Tensor, tensor: Tensor) -> tuple[Tensor, Tensor]:
-    if tensor.ndim == target.ndim + 1 and tensor.shape[-1] == 1:
-        return target, tensor.squeeze(-1)
-    return target, tensor
-
-
-def _agree(ahead: Tensor, here: Tensor) -> bool:
-    with torch.no_grad():
-        counted = ahead >= 0 if not ahead.is_floating_point() else torch.ones_like(ahead).bool()
-        if ahead.is_complex() or not bool(counted.any()):
-            return False
-        return float((ahead == here)[counted].float().mean()) >= _AGREED
+def _asked(target: Tensor) -> Tensor:
+    """Return the places of a target that are not masked: classes that are not negative."""
+    whole = torch.ones_like(target, dtype=torch.bool)
+    return whole if target.is_floating_point() or target.is_complex() else target >= 0
 
 
 def _is_shifted_inside(runs: Runs, target: Tensor, axis: int, length: int) -> bool:
@@ -217,21 +210,21 @@ def _is_shifted_inside(runs: Runs, target: Tensor, axis: int, length: int) -> bo
     for gradient in runs.base.read:
         if gradient is None or gradient.ndim <= axis or gradient.shape[axis] != length:
             continue
-        other = [d for d in range(gradient.ndim) if d != axis]
-        reads = (gradient != 0).amax(dim=other) if other else gradient != 0
         asked = target.narrow(axis, 1, length - 1) if target.shape[axis] == length else target
-        asked = asked >= 0 if not asked.is_floating_point() else torch.ones_like(asked).bool()
-        rest = [d for d in range(asked.ndim) if d != axis]
-        counted = asked.amax(dim=rest) if rest else asked
+        reads, counted = _any_beside(gradient != 0, axis), _any_beside(_asked(asked), axis)
         if not bool(reads[-1]) and bool(reads[:-1][counted.to(reads.device)].all()):
             return True
     return False
 
 
+def _any_beside(places: Tensor, axis: int) -> Tensor:
+    """Return whether any place holds, along one dimension."""
+    rest = [d for d in range(places.ndim) if d != axis]
+    return places.amax(dim=rest) if rest else places
+
+
 def _is_mask(tensor: Tensor) -> bool:
-    if tensor.dtype is torch.bool:
-        return True
-    return bool(((tensor == 0) | (tensor == 1)).all())
+    return tensor.dtype is torch.bool or bool(((tensor == 0) | (tensor == 1)).all())
 
 
 def seen(runs: Runs, sequence: Sequence) -> Tensor | None:
