@@ -76,13 +76,14 @@ class AlikeSamples(Probe):
         """Yield where samples become alike, or why it is not known whether training parts them."""
         from pytest_modelhealth.report import Outcome
 
-        found, flow = alike_outputs(observation, settings), flow_of(observation)
+        found = alike_outputs(observation, settings)
         record = observation.probes.get(self.name)
-        if found is None or any(  # of sigmoids in a row, of which `grad_norm` tells
-            found.culprit.name in {"", chain.layers[0].name, *flow.reach(chain.layers[0].name)}
-            for chain in contracting_chains(observation)
-        ):
+        if found is None:
             return
+        flow = flow_of(observation)
+        heads = (chain.layers[0].name for chain in contracting_chains(observation))
+        if any(found.culprit.name in {"", head, *flow.reach(head)} for head in heads):
+            return  # sigmoids in a row, of which `grad_norm` tells
         text = f"its samples deviate by {found.deviation:.2g} of what all its numbers deviate by"
         if seems_trained(observation):
             reason = "trained models may have come to that on purpose, or by a collapse in training"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,33 +15,29 @@ from pytest_modelhealth.capture.observing.tensors import KnownTensors, TensorSto
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.probes.intervening.differences import Apart, least_apart
 from pytest_modelhealth.probes.intervening.running import Runs
-from pytest_modelhealth.report import Call, Flow, Observation, Parting, Vertex
+from pytest_modelhealth.report import Call, Flow, LayerRecord, Observation, Parting, Vertex
 
 MEMORY_BUDGET = 1 << 30
 """Bytes of tensors of a run that are kept in memory; the rest lies in a temporary file."""
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where two runs part.
 
     Args:
-        layer: the first layer in execution order that differs, or in whose own code they part.
-        apart: how far they are apart there.
-        between: names of the operations of the layer's own code that come before it.
-        line: ``path:line`` of the user's code; ``""`` if unknown.
-        given: the layer that is given what differs first, where that is the place; else ``""``.
+        parting: the first layer in execution order that differs, or in whose own code they part.
         chosen: whether it comes of a choice among values (``topk``), as of experts among tokens.
         observation: what the run showed, with who feeds whom.
     """
 
-    layer: str
-    apart: Apart
-    between: tuple[str, ...] = ()
-    line: str = ""
-    given: str = ""
-    chosen: bool = False
-    observation: Observation | None = None
+    parting: Parting
+    chosen: bool
+    observation: Observation
+
+    @property
+    def record(self) -> LayerRecord:
+        """What was seen of the layer."""
+        return self.observation.layers[self.parting.layer]
 
 
 Same = Callable[[Tensor], Iterator[Tensor]]
@@ -160,24 +156,27 @@ class _Visitor:
 
 
 def _place(found: tuple[Event, Apart], observation: Observation) -> Place:
-    (layer, role, _), difference = found
+    (layer, role, _), (effect, index, before, after) = found
+    parting = Parting("values", effect, layer, role, "", str(index), before, after)
     flow = observation.flow
     if flow is None or layer not in flow or not flow.calls(layer):
-        return Place(layer, difference, observation=observation)
+        return Place(parting, False, observation)
     call, calls, vertices = flow.calls(layer)[0], flow.graph.calls, flow.graph.vertices
     if role == "activations":
-        own = flow.inside(layer)
-        chosen = any(_chooses(vertices[n]) for n in own)
-        return Place(layer, difference, (), flow.line(layer), "", chosen, observation)
-    caller = calls[call.parent].layer if 0 <= call.parent < len(calls) else ""
-    made = [vertices[n] for n in sorted(_own_code(call, flow))]
+        chosen = any(_chooses(vertices[n]) for n in flow.inside(layer))
+        return Place(replace(parting, line=flow.line(layer)), chosen, observation)
     near = [v for name in flow.producers(layer) for v in flow.operations(name, layer)]
     inner = sorted(near, key=vertices.index)  # those of parameters may come last otherwise
     named = (v.function.removeprefix("unsafe_") for v in inner if v.function != "clone")
-    steps = tuple(dict.fromkeys(filter(None, named)))
-    line = next((v.line for v in near if v.line), "") or flow.line(layer)
-    chosen = any(map(_chooses, made))
-    return Place(caller, difference, steps, line, layer, chosen, observation)
+    parting = replace(
+        parting,
+        layer=calls[call.parent].layer if 0 <= call.parent < len(calls) else "",
+        between=tuple(dict.fromkeys(filter(None, named))),
+        line=next((v.line for v in near if v.line), "") or flow.line(layer),
+        taker=layer,
+    )
+    chosen = any(_chooses(vertices[n]) for n in _own_code(call, flow))
+    return Place(parting, chosen, observation)
 
 
 _CHOICES = frozenset({"topk", "sort", "argsort", "nonzero", "kthvalue"})
@@ -210,17 +209,7 @@ def parting_at(kind: str, found: Apart, place: Place | None) -> Parting:
         found: how far outputs are apart.
         place: where layers part, if that was found.
     """
-    there = found if place is None else place.apart
-    parting = Parting(
-        kind, found.effect, place=str(there.place), before=there.before, after=there.after
-    )
-    if place is None:
-        return parting
-    return replace(
-        parting,
-        layer=place.layer,
-        role="inputs" if place.given else "activations",
-        between=place.between,
-        taker=place.given,
-        line=place.line,
-    )
+    if place is not None:
+        return replace(place.parting, kind=kind, effect=found.effect)
+    where = str(found.place)
+    return Parting(kind, found.effect, place=where, before=found.before, after=found.after)

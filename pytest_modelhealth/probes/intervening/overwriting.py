@@ -180,8 +180,8 @@ class _Overwriting(ABC):
         moved = (apart(before[n], after) for after, n, _ in pairs)
         if not any(one is not None and one.effect > 0.0 for one in moved):
             raise UntellableError(
-                f"with {self.changed} no output changes by a finite number: give samples that "
-                "differ, or train for a step first",
+                f"with {self.changed} no finite number of an output changes: give samples "
+                "that differ, or train for a step first",
                 self.changed,
             )
         found = [
@@ -392,14 +392,13 @@ class _OfSamples(_Overwriting):
 
     def _doubt(self, place: Place) -> str:
         """Return why samples may see each other by design; ``""`` where none is known."""
-        assert place.observation is not None
-        record = place.observation.layers[place.layer]
+        record = place.record
         if record.options.get("track_running_stats") is False:
             return (
                 f"{record.label!r} has no running statistics (track_running_stats=False), so that "
                 "it normalises by the batch in evaluation mode too"
             )
-        if _has_weights_from_elsewhere(place, record, self._samples.number):
+        if _has_weights_from_elsewhere(place, self._samples.number):
             return (
                 f"{record.label!r} gives another output for equal inputs: its weights are made of "
                 "the batch, as where a model adapts to it"
@@ -407,25 +406,25 @@ class _OfSamples(_Overwriting):
         return ""
 
 
-def _has_weights_from_elsewhere(place: Place, record: LayerRecord, samples: int) -> bool:
+def _has_weights_from_elsewhere(place: Place, samples: int) -> bool:
     """Whether a layer that takes each row by itself gave another output for an equal one.
 
     One whose forward does more than a product (a subclass of Linear) need not take rows so.
     """
-    width = record.options.get("in_features")
-    if place.given or width is None or width == samples or place.observation is None:
+    width = place.record.options.get("in_features")
+    if place.parting.taker or width is None or width == samples:
         return False
     flow = flow_of(place.observation)
-    return len({flow.graph.vertices[n].function for n in flow.inside(place.layer)}) <= 1
+    return len({flow.graph.vertices[n].function for n in flow.inside(place.parting.layer)}) <= 1
 
 
 def _moves_inputs(place: Place) -> bool:
     """Whether a layer takes rows of the batch that were only put in another order."""
-    flow = None if place.observation is None else place.observation.flow
-    if flow is None or not place.given:
+    flow, parting = place.observation.flow, place.parting
+    if flow is None or not parting.taker:
         return False
-    sources = set(flow.producers(place.given))
-    return sources <= set(flow.inputs) and set(place.between) <= _MOVES and bool(place.between)
+    is_given = set(flow.producers(parting.taker)) <= set(flow.inputs)
+    return is_given and set(parting.between) <= _MOVES and bool(parting.between)
 
 
 _MOVES = frozenset({"roll", "flip", "index", "index_select", "gather"})
@@ -440,10 +439,10 @@ def _is_one_sequence(record: LayerRecord) -> bool:
 
 def _kind(place: Place | None) -> str:
     """Return by what samples see each other: what may be meant so is a kind of its own."""
-    if place is None or place.observation is None:
+    if place is None:
         return "values"
     if place.chosen:
         return "choice"
     if _moves_inputs(place):
         return "order"
-    return "sequence" if _is_one_sequence(place.observation.layers[place.layer]) else "values"
+    return "sequence" if _is_one_sequence(place.record) else "values"

@@ -105,10 +105,8 @@ def _found(
 
 def _merges(place: Place, padding: Padding) -> bool:
     """Whether runs part in a tensor that holds one step for several of the batch."""
-    if place.observation is None:
-        return False
-    record = place.observation.layers[place.given or place.layer]
-    seen = record.inputs if place.given else record.activations
+    taker = place.parting.taker
+    seen = place.observation.layers[taker].inputs if taker else place.record.activations
     shape = () if seen is None else tuple(seen.shape)
     steps = padding.real.shape[1]
     few = {n for k in _MERGED for n in (steps // k, -(-steps // k)) if n > 1}

@@ -71,11 +71,11 @@ def _by_seed(runs: Runs, other: Ran) -> list[Parting]:
     if found is None or not found.effect > 0.0 or not runs.is_steady:
         return []
     place, kind = where_seeds_part(runs, (runs.batch(), runs.batch()), _SEED), "noise"
-    if place is not None and place.observation is not None:
-        record = place.observation.layers[place.layer]
+    if place is not None:
+        record = place.record
         name, options = record.type_name.lower(), record.options
         is_called = bool(options.get("dropout_p") and options.get("dropout_training", True))
-        steps = {step.rstrip("_") for step in place.between}
+        steps = {step.rstrip("_") for step in place.parting.between}
         if "dropout" in name or "droppath" in name or is_called or steps & _DROPOUTS:
             kind = "dropout"
     return [parting_at(kind, found, place)]
@@ -96,11 +96,8 @@ def _called_in_a_row(
         for one, (batch, seed) in zip(ran, calls, strict=True):
             if one is ran[-1]:
                 before = _held(runs)
-            if seed is None:
-                restore_random_state(usual)
-            else:
-                torch.manual_seed(seed)
-            runs.call(batch, one)
+            restore_random_state(usual)
+            runs.call(batch, one, seed=seed)
         return ran, _changes(before, _held(runs))
 
 

@@ -228,14 +228,16 @@ class Runs:
                     self.model.eval()
                 except Exception as error:  # noqa: BLE001 - the user's own `eval` or `train`
                     ran.error = said(error)
-            if seed is not None:
-                torch.manual_seed(seed)
             if not ran.error:
-                self.call(batch, ran, with_loss=with_loss)
+                self.call(batch, ran, seed=seed, with_loss=with_loss)
         return ran
 
-    def call(self, batch: Inputs, ran: Ran, *, with_loss: bool = False) -> None:
+    def call(
+        self, batch: Inputs, ran: Ran, *, seed: int | None = None, with_loss: bool = False
+    ) -> None:
         """Run the model once inside of `Beside.put_back`, and take down what it gives."""
+        if seed is not None:
+            torch.manual_seed(seed)
         self.forwards += 1
         given = changeable(batch)
         versions = [version(tensor) for tensor in given]
