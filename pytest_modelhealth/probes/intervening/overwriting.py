@@ -188,7 +188,9 @@ class _Overwriting(ABC):
             (least_apart(before[n], after, self.kept(n, parity)), n, parity)
             for after, n, parity in pairs
         ]
-        return [(one, *by) for one, *by in found if one is not None and one.effect > 0.0]
+        return [
+            (one, n, parity) for one, n, parity in found if one is not None and one.effect > 0.0
+        ]
 
     def place(self, parity: int) -> Place | None:
         """Return where samples of a parity first see the others."""
