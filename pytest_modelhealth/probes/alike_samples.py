@@ -16,13 +16,13 @@ from pytest_modelhealth.checks.facts import (
 )
 from pytest_modelhealth.checks.gradient_scale import contracting_chains
 from pytest_modelhealth.checks.paths import factors, nearest
+from pytest_modelhealth.probes.endings import Found, NotApplicableError
 from pytest_modelhealth.probes.probe import Evidence, Probe
 from pytest_modelhealth.settings import Limit, Settings, Share
 
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.running import Runs
-    from pytest_modelhealth.report import LayerRecord, Observation, Parting, ProbeRecord, Violation
-    from pytest_modelhealth.statistics import TensorStatistics
+    from pytest_modelhealth.report import LayerRecord, Observation, Parting, Violation
 
 
 _STEPS = 3
@@ -42,19 +42,6 @@ class AlikeSamples(Probe):
     rank = 28
     reads_scale = True
     automatic = True
-    definition = (
-        "The deviation between samples, relative to that of all numbers of an output, is under "
-        "min_sample_deviation in a fresh model; and after three steps of Adam at a rate of 1e-3, "
-        "after which the model is put back, it still is, and less than 3 times as large."
-    )
-    source = (
-        "measured: the least of 803 healthy runs is 2.2e-3, a fresh encoder in evaluation; 3.5e-5 "
-        "and 1.9e-4 behind LayerScale, which three steps heal"
-    )
-    minimum_evidence = (
-        "min_collapse_samples samples that differ, an output of two values a sample or more, and a "
-        "model that is not trained yet"
-    )
     settings = (
         Share(
             "min_sample_deviation",
@@ -70,22 +57,20 @@ class AlikeSamples(Probe):
         """Whether samples are alike in a model that is not trained."""
         return alike_outputs(observation, settings) is not None and not seems_trained(observation)
 
-    def probe(self, runs: Runs) -> ProbeRecord:
+    def probe(self, runs: Runs) -> Found:
         """Train for three steps, and put the model back."""
         from pytest_modelhealth.probes.intervening.moving_parameters import trained
         from pytest_modelhealth.report import Parting
 
         if alike_outputs(runs.observation, runs.settings) is None:
-            return self.not_applicable("the samples of its outputs are not alike")
-        made = trained(runs, _STEPS)
-        if made.error:
-            return self.not_told(f"{_STEPS} training steps cannot be tried: {made.error}")
+            raise NotApplicableError("the samples of its outputs are not alike")
+        before, after = trained(runs, _STEPS)
         changed = f"{_STEPS} steps of Adam"
-        if made.after >= _HEALED * made.before:
-            note = f"{changed} part the samples, from {made.before:.2g} to {made.after:.2g}"
-            return self.judged(changed=changed, notes=(note,))
-        parting = Parting("alike", made.before, before=made.before, after=made.after)
-        return self.judged(parting, changed=changed)
+        if after >= _HEALED * before:
+            note = f"{changed} part the samples, from {before:.2g} to {after:.2g}"
+            return Found(changed, notes=(note,))
+        parting = Parting("alike", before, before=before, after=after)
+        return Found(changed, [parting])
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         """Yield where samples become alike, or why it is not known whether training parts them."""
@@ -93,8 +78,12 @@ class AlikeSamples(Probe):
 
         found = alike_outputs(observation, settings)
         record = observation.probes.get(self.name)
-        if found is None or _fades_along_a_chain(found.culprit, observation):
+        if found is None:
             return
+        flow = flow_of(observation)
+        heads = (chain.layers[0].name for chain in contracting_chains(observation))
+        if any(found.culprit.name in {"", head, *flow.reach(head)} for head in heads):
+            return  # sigmoids in a row, of which `grad_norm` tells
         text = f"its samples deviate by {found.deviation:.2g} of what all its numbers deviate by"
         if seems_trained(observation):
             reason = "trained models may have come to that on purpose, or by a collapse in training"
@@ -124,17 +113,8 @@ class AlikeSamples(Probe):
         )
 
 
-def _fades_along_a_chain(culprit: LayerRecord, observation: Observation) -> bool:
-    """Whether samples line up along sigmoids in a row, of which `grad_norm` tells."""
-    flow = flow_of(observation)
-    for chain in contracting_chains(observation):
-        first, *_ = chain.layers
-        if culprit.name in {"", first.name, *flow.reach(first.name)}:
-            return True
-    return False
-
-
 _OFFSET = "here it is learnt, and may stand for targets that lie far apart (quantiles of prices)"
+_FAR = 10.0
 
 
 def _is_offset_at_the_end(observation: Observation) -> bool:
@@ -142,27 +122,20 @@ def _is_offset_at_the_end(observation: Observation) -> bool:
 
     It is the bias of the last layer, or a parameter that is added to what that returns.
     """
-    flow, root = flow_of(observation), observation.layers[""]
+    flow, layers = flow_of(observation), observation.layers
     ends = flow.producers("output") if flow.graph.outputs else ()
-    makers = [observation.layers[name] for name in ends if name in observation.layers]
-    offsets = [s for name, s in root.parameters.items() if name in ends]
-    return any(_is_drowned(maker, offsets, observation) for maker in makers)
-
-
-def _is_drowned(maker: LayerRecord, offsets: list[TensorStatistics], seen: Observation) -> bool:
-    """Whether a last layer is given what tells samples apart, and a learnt offset is far larger."""
-    out, given, bias = maker.activations, maker.inputs, maker.parameters.get("bias")
-    if out is None or given is None:
-        return False
-    before = [seen.layers.get(name) for name in flow_of(seen).producers(maker.name)]
-    told = [r.activations for r in before if r is not None and r.activations is not None]
-    if not any(spread_of(a) >= HEALTHY_SPREAD and given.rms >= 0.1 * a.rms for a in told):
-        return False
-    has_bias = bias is not None and bias.std >= 0.5 * out.std > 0.0
-    return has_bias or any(offset.rms > _FAR * out.rms for offset in offsets)
-
-
-_FAR = 10.0
+    offsets = [s for name, s in layers[""].parameters.items() if name in ends]
+    for maker in (layers[name] for name in ends if name in layers):
+        out, given, bias = maker.activations, maker.inputs, maker.parameters.get("bias")
+        before = (layers[n].activations for n in flow.producers(maker.name) if n in layers)
+        if out is None or given is None:
+            continue
+        told = (a for a in before if a is not None and given.rms >= 0.1 * a.rms)
+        is_larger = bias is not None and bias.std >= 0.5 * out.std > 0.0
+        is_larger = is_larger or any(offset.rms > _FAR * out.rms for offset in offsets)
+        if is_larger and any(spread_of(a) >= HEALTHY_SPREAD for a in told):
+            return True
+    return False
 
 
 class AlikeOutputs(NamedTuple):

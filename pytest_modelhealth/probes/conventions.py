@@ -38,22 +38,24 @@ class Conventions(NamedTuple):
         Raises:
             InspectionError: one of them is of a wrong type; the message says what is expected.
         """
-        is_number = isinstance(batch_dim, int) and not isinstance(batch_dim, bool)
-        if not (batch_dim is None or (is_number and batch_dim >= 0)):
+        is_first = batch_dim is None or (_is_number(batch_dim) and batch_dim >= 0)
+        if not is_first:
             raise InspectionError(
                 "batch_dim must be the number of a dimension, counted from 0, such as 1, not "
                 f"{batch_dim!r}"
             )
-        if not (time_dim is None or (isinstance(time_dim, int) and not isinstance(time_dim, bool))):
+        if not (time_dim is None or _is_number(time_dim)):
             raise InspectionError(
                 f"time_dim must be the number of a dimension, such as 2 or -1, not {time_dim!r}"
             )
         if not (causal is None or isinstance(causal, bool)):
             raise InspectionError(f"causal must be True, False or None, not {causal!r}")
-        if padding is not None and not _is_mask(padding):
+        shape, dtype = getattr(padding, "shape", None), getattr(padding, "dtype", None)
+        if padding is not None and (str(dtype) != "torch.bool" or len(shape or ()) != 2):
+            given = repr(padding) if shape is None else f"{dtype} of shape {tuple(shape)}"
             raise InspectionError(
                 "padding must be a boolean tensor of shape (samples, length), true where there is "
-                f"padding, such as ids == 0, not {_described(padding)}"
+                f"padding, such as ids == 0, not {given}"
             )
         return cls(batch_dim, time_dim, causal, padding)
 
@@ -63,7 +65,7 @@ class Conventions(NamedTuple):
         Raises:
             InspectionError: no probe is asked for.
         """
-        said = [name for name in self._fields[:4] if self._says(name)]
+        said = [name for name in self._fields[:4] if getattr(self, name) is not None]
         asked = (settings.probes(check.name) for check in settings.checks if check.is_probe)
         if said and not any(asked):
             raise InspectionError(
@@ -74,15 +76,6 @@ class Conventions(NamedTuple):
         more = [n for n in promised if promised[n] and settings.probes(n) and n not in probes.value]
         return settings.override({"probes": [*probes.value, *more]}, probes.origin)
 
-    def _says(self, name: str) -> bool:
-        return getattr(self, name) is not None
 
-
-def _is_mask(value: Any) -> bool:
-    dtype, ndim = getattr(value, "dtype", None), getattr(value, "ndim", None)
-    return str(dtype) == "torch.bool" and ndim == 2
-
-
-def _described(value: Any) -> str:
-    shape = getattr(value, "shape", None)
-    return repr(value) if shape is None else f"{value.dtype} of shape {tuple(shape)}"
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.facts import at, place
+from pytest_modelhealth.probes.endings import Found, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.parameter_effect import without_gradient
 from pytest_modelhealth.probes.probe import Evidence, Probe
 from pytest_modelhealth.settings import Setting, Settings
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.probes.intervening.own_backwards import Call, Verdict
+    from pytest_modelhealth.probes.intervening.own_backwards import Call
     from pytest_modelhealth.probes.intervening.running import Runs
-    from pytest_modelhealth.report import Observation, Parting, ProbeRecord, Vertex, Violation
+    from pytest_modelhealth.report import Observation, Parting, Violation
 
 CHANGED = "each custom autograd.Function by itself, along random directions in float64"
 
@@ -22,18 +24,8 @@ CHANGED = "each custom autograd.Function by itself, along random directions in f
 class CustomBackward(Probe):
     """What a custom ``backward`` returns is the slope of its ``forward``.
 
-    Some functions give another gradient on purpose, and say so by their forward: it is the
-    identity (reversal, clipping, scaling of gradients), or it is flat (rounding, spikes,
-    straight-through). There is no fault to be found in those, and no evidence to wait for: each is
-    a note, and the verdict stays what it is. Where a model has no others the probe does not apply,
-    which asked for by name it says.
-
-    Slopes on one rank tell nothing of a function that calls a collective of `torch.distributed`:
-    such a one is left out, and said to be.
-
-    Two look like faults and designs alike, and only warn: a gradient that goes straight through
-    where a forward is flat in part (a clamp), and no gradient at all, as `detach` gives none. What
-    the latter cuts off from the loss `missing_gradients` names, and this probe then does not.
+    What looks like a design is a note where the forward says so (the identity, or flat), and a
+    warning where nothing does.
     """
 
     name = "custom_backward"
@@ -41,18 +33,6 @@ class CustomBackward(Probe):
     rank = 42
     role = "gradients"
     automatic = True
-    definition = (
-        "The arguments of each custom torch.autograd.Function are recorded in one forward; then, "
-        "in float64, the gradient of each along two random directions must be the slope there, at "
-        "steps of 1e-5 and 1e-6, within max_slope_error. Functions that are the identity or flat "
-        "change the gradient on purpose and are notes; those that call a collective are not told."
-    )
-    source = (
-        "torch.autograd.gradcheck holds every entry against a slope; along random directions "
-        "7 of 7 wrong backwards are caught, and 14 healthy models with such functions pass or are "
-        "notes"
-    )
-    minimum_evidence = "a custom function that runs in float64, and on one rank"
     settings = (
         Setting(
             "max_slope_error",
@@ -69,37 +49,34 @@ class CustomBackward(Probe):
         """Whether a custom function ran."""
         return observation.own_functions
 
-    def probe(self, runs: Runs) -> ProbeRecord:
+    def probe(self, runs: Runs) -> Found:
         """Record what each function is called with, and hold it against slopes."""
         from pytest_modelhealth.probes.intervening.own_backwards import judged_calls, recorded_calls
 
         calls, ran = recorded_calls(runs)
         if ran.error and not calls:
-            return self.not_told(f"run again, the model raises {ran.error}")
-        if not calls:
-            return self._nothing(runs.observation, runs.settings)
-        verdicts = judged_calls(runs, calls)
-        notes = tuple(dict.fromkeys(_notes(verdicts)))
-        told = [verdict for verdict in verdicts if not (verdict.meant or verdict.doubt)]
-        if told:
-            partings = [
-                replace(wrong, layer=_caller(verdict.call, runs.observation))
-                for verdict in _one_each(told)
-                for wrong in verdict.wrong
-            ]
-            return self.judged(*partings, changed=CHANGED, notes=notes)
-        doubts = [verdict for verdict in verdicts if verdict.doubt]
-        if doubts:
-            return self.not_told("; ".join(_notes(doubts)), CHANGED)
-        return self.not_applicable("; ".join(notes), notes)
-
-    def _nothing(self, observation: Observation, settings: Settings) -> ProbeRecord:
-        if self.is_called_for(observation, settings):
-            return self.not_told(
+            raise UntellableError(f"run again, the model raises {ran.error}")
+        if not calls and self.is_called_for(runs.observation, runs.settings):
+            raise UntellableError(
                 "its custom functions are classes made anew in each forward, or are called by no "
                 "Function.apply; define them at the top of a module"
             )
-        return self.not_applicable("no custom torch.autograd.Function takes part in the run")
+        if not calls:
+            raise NotApplicableError("no custom torch.autograd.Function takes part in the run")
+        verdicts = judged_calls(runs, calls)
+        notes = tuple(dict.fromkeys(one.note for one in verdicts if one.note))
+        partings: dict[type, list[Parting]] = {}
+        for verdict in verdicts:  # the first of each function: one backward, one story
+            if verdict.wrong and not verdict.note:
+                layer = _caller(verdict.call, runs.observation)
+                wrong = [replace(one, layer=layer) for one in verdict.wrong]
+                partings.setdefault(verdict.call.function, wrong)
+        if all(verdict.note for verdict in verdicts):
+            doubts = [verdict.note for verdict in verdicts if verdict.doubt]
+            if doubts:
+                raise UntellableError("; ".join(doubts), CHANGED)
+            raise NotApplicableError("; ".join(notes), notes=notes)
+        return Found(CHANGED, [*chain(*partings.values())], notes)
 
     def judge(self, parting: Parting, seen: Evidence) -> Iterator[Violation]:
         """Yield that a gradient is not the slope."""
@@ -125,36 +102,14 @@ class CustomBackward(Probe):
         )
 
 
-def _notes(verdicts: Iterable[Verdict]) -> Iterator[str]:
-    for verdict in verdicts:
-        name = verdict.call.name
-        if verdict.meant:
-            yield f"{name!r} changes the gradient on purpose: {verdict.meant}"
-        elif verdict.doubt:
-            yield f"the backward of {name!r} is not held against slopes: {verdict.doubt}"
-
-
-def _one_each(verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
-    """Yield the first verdict of each function that finds something: one backward, one story."""
-    seen = set()
-    for verdict in verdicts:
-        if verdict.wrong and verdict.call.function not in seen:
-            seen.add(verdict.call.function)
-            yield verdict
-
-
 def _caller(call: Call, observation: Observation) -> str:
     """Return the layer whose own code calls a function; the model where that is not known."""
     from pytest_modelhealth.capture.observing.autograd_graph import snake_case
 
     if observation.flow is None:
         return ""
-    graph = observation.flow.graph
-    named = snake_case(call.name)
-    made: list[Vertex] = [
-        graph.vertices[n] for n in graph.own_functions if graph.vertices[n].function == named
-    ]
-    if not made:
-        return ""
-    vertex = made[call.number] if len(made) == call.of else made[0]
-    return graph.calls[vertex.call].layer if vertex.call >= 0 else ""
+    graph, named = observation.flow.graph, snake_case(call.name)
+    own = [graph.vertices[n] for n in graph.own_functions]
+    made = [vertex.call for vertex in own if vertex.function == named] or [-1]
+    number = made[call.number] if len(made) == call.of else made[0]
+    return graph.calls[number].layer if number >= 0 else ""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pytest_modelhealth.probes.endings import Found, NotApplicableError
 from pytest_modelhealth.probes.probe import Probe
 
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.running import Runs
-    from pytest_modelhealth.report import ProbeRecord
 
 CHANGED = "each input by itself, by that of other samples"
 NO_EFFECT = "has no effect on the output"
@@ -26,18 +26,8 @@ class InputEffect(Probe):
     rank = 44
     severity = "warn"
     role = "inputs"
-    definition = (
-        "In evaluation mode, one input tensor at a time is replaced by that of other samples, some "
-        "of them twice. Where no output changes by a bit, a note says so: the input has no effect. "
-        "It is never a violation."
-    )
-    source = (
-        "of 803 healthy runs 12 have such an input, 10 of which heal within three steps of "
-        "training: a fact that is worth knowing, and no fault"
-    )
-    minimum_evidence = "two samples that differ"
 
-    def probe(self, runs: Runs) -> ProbeRecord:
+    def probe(self, runs: Runs) -> Found:
         """Replace one input after the other."""
         from pytest_modelhealth.probes.intervening.batches import (
             are_equal,
@@ -47,29 +37,26 @@ class InputEffect(Probe):
         )
 
         base = runs.base
-        if base.error:
-            return self.not_applicable(f"in evaluation mode the model raises {base.error}")
         if not base.outputs:
-            return self.not_applicable("the model returns no tensor on which an input could show")
+            raise NotApplicableError("the model returns no tensor on which an input could show")
         samples = samples_in(runs)
         if samples is None or samples.number < 2:
-            return self.not_applicable(
+            raise NotApplicableError(
                 "the batch has one sample, or its tensors have no dimension of samples in common, "
                 "so that no input can be replaced by that of another sample"
             )
-        notes, judged = [], 0
+        notes, judged = [], False
         for number, name in enumerate(named_inputs(runs)):
             batch = replaced(runs, number, samples)
             if batch is None:
                 continue
             ran = runs.forward(batch)
+            judged = judged or not ran.error
             if ran.error:
                 notes.append(f"with input {name!r} of other samples the model raises {ran.error}")
-                continue
-            judged += 1
-            if are_equal(base.outputs, ran.outputs):
+            elif are_equal(base.outputs, ran.outputs):
                 notes.append(f"input {name!r} {NO_EFFECT}")
         if not judged:
             why = "; ".join(notes) or "all samples of the batch are equal"
-            return self.not_applicable(f"no input could be replaced: {why}", tuple(notes))
-        return self.judged(changed=CHANGED, notes=tuple(notes))
+            raise NotApplicableError(f"no input could be replaced: {why}", notes=tuple(notes))
+        return Found(CHANGED, notes=tuple(notes))

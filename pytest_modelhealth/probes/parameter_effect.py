@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import at, flow_of, place, trainable
+from pytest_modelhealth.probes.endings import Found, NotApplicableError
 from pytest_modelhealth.probes.probe import Evidence, Probe
 from pytest_modelhealth.settings import Ratio
 
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.moving_parameters import Moved
     from pytest_modelhealth.probes.intervening.running import Runs
-    from pytest_modelhealth.report import Observation, Parting, ProbeRecord
+    from pytest_modelhealth.report import Observation, Parting
 
 
 CHANGED = "parameters without gradient, a part of the model at a time, along a random direction"
@@ -23,29 +24,14 @@ _LISTED = 4
 class ParameterEffect(Probe):
     """A smooth effect on the loss that autograd does not know is a cut in the graph.
 
-    Whether it is a fault only the optimizer tells: an unfrozen teacher, a target network or the
-    critic's features have such an effect and should not learn. Where the optimizer is known
-    (`Conventions.trained`), parameters that it holds are a violation and others are nothing. Where
-    it is not, it warns, and asked for by its name the verdict is inconclusive: so it does not run
-    by itself, where `missing_gradients` lets such designs be.
+    Whether it is a fault only the optimizer tells (`Conventions.trained`): a teacher, a target
+    network or the critic's features have such an effect and should not learn.
     """
 
     name = "parameter_effect"
     summary = "Trainable parameters that the loss depends on smoothly get a gradient."
     rank = 43
     role = "parameter_gradients"
-    definition = (
-        "Parameters that require gradients and have none, or exactly zero, in layers that ran are "
-        "moved together, by the top-level part of the model that they lie in, along one random "
-        "direction of a float64 copy. Slopes of the loss at steps of 1e-5 and 1e-6 that agree "
-        "within 10 % and exceed min_loss_slope are a cut: a violation where an optimizer holds the "
-        "parameters; else it warns, or is inconclusive if it was asked for by name."
-    )
-    source = (
-        "discrete selections have a slope of 0 and drop out; of 660 healthy runs none has such a "
-        "slope, of 55 that do on purpose what looks like a fault five do"
-    )
-    minimum_evidence = "one batch with a backward pass, and a model that runs in float64"
     settings = (
         Ratio(
             "min_loss_slope",
@@ -56,26 +42,21 @@ class ParameterEffect(Probe):
         ),
     )
 
-    def probe(self, runs: Runs) -> ProbeRecord:
+    def probe(self, runs: Runs) -> Found:
         """Move the parameters of one part after the other."""
-        from pytest_modelhealth.probes.intervening.moving_parameters import Moved, UntellableError
+        from pytest_modelhealth.probes.intervening.moving_parameters import Moved
 
         observation = runs.observation
         if not observation.backward:
-            return self.not_applicable("no backward pass ran, so that no gradient is missed")
+            raise NotApplicableError("no backward pass ran, so that no gradient is missed")
         parts: dict[str, list[Lacking]] = {}
         for lacking in without_gradient(observation):
             parts.setdefault(lacking.part, []).append(lacking)
         if not parts:
-            return self.judged(changed="nothing: every trainable parameter that ran has a gradient")
-        try:
-            moved = Moved(runs)
-            partings = [
-                parting for part in parts.values() for parting in self._parting(part, moved, runs)
-            ]
-        except UntellableError as error:
-            return self.not_told(str(error), CHANGED)
-        return self.judged(*partings, changed=CHANGED)
+            return Found("nothing: every trainable parameter that ran has a gradient")
+        moved = Moved(runs)
+        partings = [one for part in parts.values() for one in self._parting(part, moved, runs)]
+        return Found(CHANGED, partings)
 
     def _parting(self, part: list[Lacking], moved: Moved, runs: Runs) -> Iterator[Parting]:
         from pytest_modelhealth.report import Parting
@@ -89,12 +70,12 @@ class ParameterEffect(Probe):
             return
         names = tuple(one.name for one in part)
         slope = moved.slope(names)
-        if not slope.is_smooth or not slope.narrow:
+        if not slope:
             return
         last, line = _where(names, part, runs.observation)
         yield Parting(
             "unsettled" if trained is None else "trained",
-            abs(slope.narrow),
+            abs(slope),
             last.layer,
             role="parameter_gradients",
             tensor=last.own,

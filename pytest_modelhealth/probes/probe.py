@@ -15,6 +15,7 @@ from pytest_modelhealth.checks import Check, Finding, checks_in
 from pytest_modelhealth.checks.facts import at, place
 
 if TYPE_CHECKING:
+    from pytest_modelhealth.probes.endings import Found
     from pytest_modelhealth.probes.intervening.running import Runs
     from pytest_modelhealth.report import LayerRecord, Observation, Parting, ProbeRecord
     from pytest_modelhealth.settings import Settings
@@ -26,6 +27,24 @@ class Evidence(NamedTuple):
     record: ProbeRecord
     observation: Observation
     settings: Settings
+
+
+class Kind(NamedTuple):
+    """What is to be said of one kind of finding.
+
+    Args:
+        cause: its likely cause.
+        said: its message, where it is not that of the probe.
+        may_be_meant: whether some models do so on purpose, so that it only warns.
+        is_limited: whether it is held against the first of the probe's settings.
+        run: what the other run was, where the record does not say it.
+    """
+
+    cause: str = ""
+    said: str = ""
+    may_be_meant: bool = False
+    is_limited: bool = True
+    run: str = ""
 
 
 class Probe(Check):
@@ -41,35 +60,28 @@ class Probe(Check):
     automatic: ClassVar[bool] = False
     """Whether it runs by itself where `is_called_for` says so, else only if asked for by name."""
 
-    designs: ClassVar[frozenset[str]] = frozenset()
-    """Kinds of findings that are meant in some models, and only warn."""
+    said: ClassVar[str] = ""
+    """What is wrong, one sentence that stands alone: a format of ``{effect}``, ``{began}`` (where
+    runs part), ``{detail}`` and ``{more}``, the detail behind a semicolon."""
 
-    unlimited: ClassVar[frozenset[str]] = frozenset()
-    """Kinds that are held against no limit; the others are against the first of `settings`."""
-
-    about_tensors: ClassVar[frozenset[str]] = frozenset()
-    """Kinds whose violations are about the tensor that the finding names."""
-
-    known: ClassVar[Mapping[str, str]] = {}
-    """The cause of a finding, by its kind."""
+    kinds: ClassVar[Mapping[str, Kind]] = {}
+    """What else is to be said of a kind of finding."""
 
     causes: ClassVar[Causes] = ()
-    """The causes of others, by what a layer is or does; `otherwise` where none of them fits."""
+    """Its cause, by what a layer is or does; `otherwise` where none of them fits."""
 
     otherwise: ClassVar[str] = ""
-
-    other_runs: ClassVar[Mapping[str, str]] = {}
-    """What the other run was, by the kind of the finding, where the record does not say it."""
 
     def is_called_for(self, observation: Observation, settings: Settings) -> bool:
         """Whether a run shows something that this probe can tell a fault from a design by."""
         return False
 
     @abstractmethod
-    def probe(self, runs: Runs) -> ProbeRecord:
+    def probe(self, runs: Runs) -> Found:
         """Change something, run the model again, and return what followed.
 
-        What the model raises meanwhile is for the probe to catch, by `Runs.forward`.
+        Raises:
+            UntellableError: nothing can be told, or the probe does not apply.
         """
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
@@ -95,56 +107,29 @@ class Probe(Check):
 
     def judge(self, parting: Parting, seen: Evidence) -> Iterator[Finding]:
         """Yield a violation if what was found breaks a limit, at the layer where it begins."""
-        limit = None
-        if parting.kind not in self.unlimited:
+        limit, kind = None, self.kinds.get(parting.kind, Kind())
+        if kind.is_limited:
             limit = seen.settings[self.settings[0].name]
             if parting.effect <= limit.value:
                 return
         culprit = place(seen.observation, parting.layer)
-        likely = self.known.get(parting.kind)
         yield self.violation(
             culprit,
-            self.message(parting),
+            (kind.said or self.said).format(
+                effect=f"{parting.effect:.2g}",
+                began=began(parting),
+                detail=parting.detail,
+                more=f"; {parting.detail}" if parting.detail else "",
+            ),
             value=parting.effect,
             limit=limit,
-            role=parting.role if parting.kind in self.about_tensors else None,
+            role=None if parting.taker else parting.role,
             tensor=parting.tensor,
-            cause=likely or cause(parting, culprit, self.causes, self.otherwise),
+            cause=kind.cause or cause(parting, culprit, self.causes, self.otherwise),
             independent=True,
-            severity="warn" if parting.kind in self.designs else "fail",
-            details=figures(parting, self.other_runs.get(parting.kind, seen.record.changed)),
+            severity="warn" if kind.may_be_meant else "fail",
+            details=figures(parting, kind.run or seen.record.changed),
         )
-
-    def message(self, parting: Parting) -> str:
-        """Return what is wrong, one sentence that stands alone."""
-        raise NotImplementedError
-
-    # What `probe` returns.
-
-    def judged(
-        self, *partings: Parting, changed: str = "", notes: tuple[str, ...] = ()
-    ) -> ProbeRecord:
-        """Return that it could be judged, and what was found."""
-        from pytest_modelhealth.report import ProbeRecord
-
-        return ProbeRecord(self.name, changed=changed, partings=partings, notes=notes)
-
-    def not_applicable(self, reason: str, notes: tuple[str, ...] = ()) -> ProbeRecord:
-        """Return that there is nothing to judge in this model or batch, and why."""
-        from pytest_modelhealth.report import Outcome, ProbeRecord
-
-        return ProbeRecord(self.name, Outcome.NOT_APPLICABLE, reason, notes=notes)
-
-    def not_told(self, reason: str, changed: str = "") -> ProbeRecord:
-        """Return that nothing can be told, and what is needed."""
-        from pytest_modelhealth.report import Outcome, ProbeRecord
-
-        return ProbeRecord(self.name, Outcome.NOT_TOLD, reason, changed)
-
-
-def ratio(effect: float) -> str:
-    """Return an effect as a few digits."""
-    return f"{effect:.2g}"
 
 
 def began(parting: Parting) -> str:

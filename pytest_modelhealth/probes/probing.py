@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.probes.endings import NotApplicableError, UntellableError
 from pytest_modelhealth.probes.probe import Probe
 from pytest_modelhealth.progress import track
 
@@ -65,20 +66,33 @@ class Probing:
 
 def _timed(probe: Probe, runs: Runs) -> ProbeRecord:
     """Return what a probe finds, with what it took beside the runs that all share."""
-    runs.take_counts()
+    runs.forwards = runs.backwards = 0
     base, start = runs.base_seconds, time.perf_counter()
-    record = probe.not_told(runs.why_not) if runs.why_not else _record(probe, runs)
+    record = _record(probe, runs)
     seconds = time.perf_counter() - start - (runs.base_seconds - base)
-    forwards, backwards = runs.take_counts()
-    return replace(record, forwards=forwards, backwards=backwards, seconds=seconds)
+    return replace(record, forwards=runs.forwards, backwards=runs.backwards, seconds=seconds)
 
 
 def _record(probe: Probe, runs: Runs) -> ProbeRecord:
-    try:
-        return probe.probe(runs)
-    except InspectionError as error:  # another thread inspects this model by now
-        return probe.not_told(str(error))
-    except Exception as error:  # noqa: BLE001 - ours, as in a hook: the inspection stands
-        from pytest_modelhealth.probes.intervening.running import said
+    from pytest_modelhealth.probes.intervening.running import said
+    from pytest_modelhealth.report import Outcome, ProbeRecord
 
-        return probe.not_told(f"an error in pytest-modelhealth: {said(error)}")
+    reason, outcome = runs.why_not, Outcome.NOT_TOLD
+    try:
+        if not reason:
+            found = probe.probe(runs)
+            return ProbeRecord(
+                probe.name,
+                changed=found.changed,
+                partings=tuple(found.partings),
+                notes=found.notes,
+            )
+    except UntellableError as end:
+        if isinstance(end, NotApplicableError):
+            outcome = Outcome.NOT_APPLICABLE
+        return ProbeRecord(probe.name, outcome, str(end), end.changed, notes=end.notes)
+    except InspectionError as error:  # another thread inspects this model by now
+        reason = str(error)
+    except Exception as error:  # noqa: BLE001 - ours, as in a hook: the inspection stands
+        reason = f"an error in pytest-modelhealth: {said(error)}"
+    return ProbeRecord(probe.name, outcome, reason)

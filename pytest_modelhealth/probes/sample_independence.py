@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.probes.probe import Probe, began, ratio
+from pytest_modelhealth.probes.endings import Found
+from pytest_modelhealth.probes.probe import Kind, Probe
 from pytest_modelhealth.settings import Ratio
 
 if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.running import Runs
-    from pytest_modelhealth.report import Parting, ProbeRecord
 
 
 _CAUSES = (
@@ -29,20 +29,36 @@ _CAUSES = (
     ),
     (frozenset({"roll", "flip", "sort", "argsort"}), "it moves samples: check its dim"),
 )
-_DESIGNS = {
-    "choice": "it chooses among the values of all samples (topk, a capacity): experts that choose "
-    "among all tokens do so on purpose, and nothing that was seen tells",
-    "order": "samples are put in another order before a layer takes them: negatives and replayed "
-    "steps do so on purpose, and nothing that was seen tells; else check the dim",
-    "sequence": "it is given one sequence, whose steps are the samples: unsqueeze(1) makes samples "
-    "of rows; attention between rows, and a batch that is one sequence, are meant so",
-}
-"""What is meant in some models, by its kind."""
-_KNOWN = _DESIGNS | {
-    "lost dimension": "squeeze() without a dimension drops that of the samples when there is one: "
-    "say which, squeeze(-1)",
-    "groups": "it reduces over, or normalises by, the rows of all groups: hand on the vector that "
-    "numbers them, and reduce by that (scatter, index_add)",
+_SAID = (
+    "{0} see each other: other {0} change an output by {{effect}} of its root mean square{{began}}"
+)
+_KINDS = {
+    "choice": Kind(
+        "it chooses among the values of all samples (topk, a capacity): experts that choose among "
+        "all tokens do so on purpose, and nothing that was seen tells",
+        may_be_meant=True,
+    ),
+    "order": Kind(
+        "samples are put in another order before a layer takes them: negatives and replayed steps "
+        "do so on purpose, and nothing that was seen tells; else check the dim",
+        may_be_meant=True,
+    ),
+    "sequence": Kind(
+        "it is given one sequence, whose steps are the samples: unsqueeze(1) makes samples of "
+        "rows; attention between rows, and a batch that is one sequence, are meant so",
+        may_be_meant=True,
+    ),
+    "lost dimension": Kind(
+        "squeeze() without a dimension drops that of the samples when there is one: say which, "
+        "squeeze(-1)",
+        "of one sample alone it {detail}",
+        is_limited=False,
+    ),
+    "groups": Kind(
+        "it reduces over, or normalises by, the rows of all groups: hand on the vector that "
+        "numbers them, and reduce by that (scatter, index_add)",
+        _SAID.format("groups"),
+    ),
 }
 _OTHERWISE = (
     "a view that mixes dimensions, a softmax or a mean over the batch, batch statistics in "
@@ -56,19 +72,6 @@ class SampleIndependence(Probe):
     name = "sample_independence"
     summary = "What the model returns for a sample does not depend on the rest of the batch."
     rank = 33
-    definition = (
-        "In evaluation mode, every second sample is overwritten by a copy of its neighbour, in all "
-        "tensors of the batch at once; the outputs of the others change by at most "
-        "max_sample_effect of the output's root mean square. A sample alone keeps its dimension. "
-        "Where rows are no samples, and a vector in the batch numbers the groups that they are in, "
-        "as of nodes in graphs, the groups are the samples."
-    )
-    source = (
-        "overwriting keeps shapes and random draws, so that healthy models do not change by a bit "
-        "(734 of 803 judged, 0 false); a permutation would leave means over the batch, and so "
-        "most leaks, as they are"
-    )
-    minimum_evidence = "two samples that differ, and an output with a row for each"
     settings = (
         Ratio(
             "max_sample_effect",
@@ -80,26 +83,11 @@ class SampleIndependence(Probe):
         ),
     )
 
-    designs, unlimited = frozenset(_DESIGNS), frozenset({"lost dimension"})
-    known, causes, otherwise = _KNOWN, _CAUSES, _OTHERWISE
+    said = _SAID.format("samples")
+    kinds, causes, otherwise = _KINDS, _CAUSES, _OTHERWISE
 
-    def probe(self, runs: Runs) -> ProbeRecord:
+    def probe(self, runs: Runs) -> Found:
         """Overwrite every second sample; then run one sample alone."""
         from pytest_modelhealth.probes.intervening.overwriting import what_samples_see
 
-        seen = what_samples_see(runs)
-        if seen.unsuited:
-            return self.not_applicable(seen.unsuited)
-        if seen.doubt:
-            return self.not_told(seen.doubt, seen.changed if seen.tried else "")
-        return self.judged(*seen.partings, changed=seen.changed, notes=seen.notes)
-
-    def message(self, parting: Parting) -> str:
-        """Return that samples see each other, or that one alone loses its dimension."""
-        if parting.kind == "lost dimension":
-            return f"of one sample alone it {parting.detail}"
-        one = "groups" if parting.kind == "groups" else "samples"
-        return (
-            f"{one} see each other: other {one} change an output by {ratio(parting.effect)} of its "
-            f"root mean square{began(parting)}"
-        )
+        return what_samples_see(runs)

@@ -10,19 +10,7 @@ from torch import Tensor
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs
-from pytest_modelhealth.probes.intervening.locating import Same
 from pytest_modelhealth.probes.intervening.running import Runs, changeable
-
-
-def neighbours(samples: int, parity: int) -> Tensor:
-    """Return which sample each is overwritten by.
-
-    Args:
-        samples: how many there are.
-        parity: 0 leaves the even ones alone, 1 the odd ones.
-    """
-    rows = torch.arange(samples)
-    return rows - rows % 2 if parity == 0 else (rows | 1).clamp(max=samples - 1)
 
 
 class Samples(NamedTuple):
@@ -73,28 +61,12 @@ def samples_in(runs: Runs) -> Samples | None:
     )
 
 
-def overwritten(runs: Runs, samples: Samples, parity: int = 0) -> Inputs:
-    """Return the batch with every second sample replaced by a copy of its neighbour.
-
-    Masks, ids and lengths stay together, and lengths in descending order stay so: it is always a
-    valid batch.
-    """
+def selected(runs: Runs, samples: Samples, index: Tensor) -> Inputs:
+    """Return the batch with the samples of an index, in all tensors that have samples at once."""
 
     def change(number: int, tensor: Tensor) -> Tensor | None:
         axis = samples.axes[number]
-        if axis is None:
-            return None
-        return tensor.index_select(axis, neighbours(samples.number, parity).to(tensor.device))
-
-    return runs.changed(change)
-
-
-def first_samples(runs: Runs, count: int, samples: Samples) -> Inputs:
-    """Return the first `count` samples of the batch."""
-
-    def change(number: int, tensor: Tensor) -> Tensor | None:
-        axis = samples.axes[number]
-        return None if axis is None else tensor.narrow(axis, 0, count).clone()
+        return None if axis is None else tensor.index_select(axis, index.to(tensor.device))
 
     return runs.changed(change)
 
@@ -107,15 +79,11 @@ def all_equal(tensors: Sequence[Tensor], samples: Samples) -> bool:
 
 def rolled(runs: Runs) -> Inputs:
     """Return the batch with its samples in another order, where its tensors have them in common."""
-    sizes = {tensor.shape[0] for tensor in runs.tensors if tensor.ndim}
-    if len(sizes) != 1 or runs.has_others:
+    samples = Samples.along(runs.tensors, 0)
+    is_common = all(axis == 0 for t, axis in zip(runs.tensors, samples.axes, strict=True) if t.ndim)
+    if not is_common or runs.has_others:
         return runs.batch()
-    return runs.changed(lambda _, tensor: tensor.roll(1, 0) if tensor.ndim else None)
-
-
-def kept(samples: int, parity: int) -> Tensor:
-    """Return which samples are left alone by `overwritten`."""
-    return neighbours(samples, parity) == torch.arange(samples)
+    return selected(runs, samples, torch.arange(samples.number).roll(1))
 
 
 def along(which: Tensor, tensor: Tensor, *axes: int) -> Tensor:
@@ -132,27 +100,21 @@ def along(which: Tensor, tensor: Tensor, *axes: int) -> Tensor:
     return which.reshape(shape).to(tensor.device)
 
 
-def rows_of(samples: int, parity: int) -> Same:
-    """Return which places of any tensor of the model hold samples that were left alone.
+def folded(which: Tensor, tensor: Tensor, *, is_exact: bool) -> Iterator[Tensor]:
+    """Yield which places of a tensor are meant, where layers fold a dimension into others.
 
-    Layers fold the dimension of samples into others: what has no dimension of their number is
-    read as so many groups, or as groups of so many.
+    A longer dimension is read as so many groups, and as groups of so many.
+
+    Args:
+        which: of one dimension, the places that are meant.
+        tensor: what is read.
+        is_exact: whether another dimension is as long: features may be a multiple by chance.
     """
-
-    untouched = kept(samples, parity)
-
-    def same(tensor: Tensor) -> Iterator[Tensor]:
-        sizes = list(tensor.shape)
-        exact = [axis for axis, size in enumerate(sizes) if size == samples]
-        for axis in exact:
-            yield along(untouched, tensor, axis)
-        for axis, size in enumerate(sizes[:2] if exact else sizes):  # features may be as many
-            if size and size != samples and size % samples == 0 and 0 not in exact:
-                index = torch.arange(size)
-                yield along(untouched[index // (size // samples)], tensor, axis)
-                yield along(untouched[index % samples], tensor, axis)
-
-    return same
+    count = len(which)
+    for axis, size in enumerate(tensor.shape[:2] if is_exact else tensor.shape):
+        if size > count and size % count == 0:
+            yield along(which.repeat_interleave(size // count), tensor, axis)
+            yield along(which.repeat(size // count), tensor, axis)
 
 
 def named_inputs(runs: Runs) -> list[str]:
@@ -206,14 +168,14 @@ def replaced(runs: Runs, number: int, samples: Samples) -> Inputs | None:
 
 
 def are_equal(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
-    """Whether tensors are the same bit for bit, NaN among them."""
-    return len(before) == len(after) and all(map(_is_equal, before, after))
+    """Whether tensors are the same bit for bit, NaN among them; sparse ones are not looked into."""
 
+    def is_equal(a: Tensor, b: Tensor) -> bool:
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return False
+        if a.layout is not torch.strided or a.is_quantized or a.is_nested:
+            return False
+        pair = (t.detach().resolve_conj().contiguous().reshape(-1) for t in (a, b))
+        return torch.equal(*(t.view(torch.uint8) for t in pair))
 
-def _is_equal(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if a.layout is not torch.strided or a.is_quantized or a.is_nested:
-        return False  # not looked into
-    bits = (t.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
-    return torch.equal(*bits)
+    return len(before) == len(after) and all(map(is_equal, before, after))

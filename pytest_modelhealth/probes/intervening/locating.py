@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,33 +15,29 @@ from pytest_modelhealth.capture.observing.tensors import KnownTensors, TensorSto
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.probes.intervening.differences import Apart, least_apart
 from pytest_modelhealth.probes.intervening.running import Runs
-from pytest_modelhealth.report import Call, Flow, Observation, Parting, Vertex
+from pytest_modelhealth.report import Call, Flow, LayerRecord, Observation, Parting, Vertex
 
 MEMORY_BUDGET = 1 << 30
 """Bytes of tensors of a run that are kept in memory; the rest lies in a temporary file."""
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where two runs part.
 
     Args:
-        layer: the first layer in execution order that differs, or in whose own code they part.
-        apart: how far they are apart there.
-        between: names of the operations of the layer's own code that come before it.
-        line: ``path:line`` of the user's code; ``""`` if unknown.
-        given: the layer that is given what differs first, where that is the place; else ``""``.
+        parting: the first layer in execution order that differs, or in whose own code they part.
         chosen: whether it comes of a choice among values (``topk``), as of experts among tokens.
         observation: what the run showed, with who feeds whom.
     """
 
-    layer: str
-    apart: Apart
-    between: tuple[str, ...] = ()
-    line: str = ""
-    given: str = ""
-    chosen: bool = False
-    observation: Observation | None = None
+    parting: Parting
+    chosen: bool
+    observation: Observation
+
+    @property
+    def record(self) -> LayerRecord:
+        """What was seen of the layer."""
+        return self.observation.layers[self.parting.layer]
 
 
 Same = Callable[[Tensor], Iterator[Tensor]]
@@ -72,14 +68,14 @@ def where_they_part(
         ``None`` where no layer differs, or what the layers compute cannot be read.
     """
     with TensorStore(MEMORY_BUDGET) as store:
-        keeper = _Keeper(store)
-        _watch(runs, before, keeper)
-        finder = _Finder(keeper, same)
+        visitor = _Visitor(store, same)
+        _watch(runs, before, visitor)
+        visitor.start_again()
         with within or nullcontext():
-            observation = _watch(runs, after, finder, seed)
-        if finder.found is None or observation is None:
+            observation = _watch(runs, after, visitor, seed)
+        if visitor.found is None or observation is None:
             return None
-        return _place(finder.found, observation)
+        return _place(visitor.found, observation)
 
 
 def where_seeds_part(runs: Runs, batch: tuple[Inputs, Inputs], seed: int) -> Place | None:
@@ -103,23 +99,54 @@ Event = tuple[str, str, int]
 
 
 class _Visitor:
-    """Names each tensor of a run."""
+    """Keeps the tensors of one run, and looks for the first one of another run that differs."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: TensorStore, same: Same) -> None:
+        self._store, self._same = store, same
         self._counts: dict[tuple[str, str], int] = defaultdict(int)
+        self._slots: dict[Event, int] = {}
+        self._known = KnownTensors[int]()
+        self._is_second = False
+        self.found: tuple[Event, Apart] | None = None
+
+    def start_again(self) -> None:
+        """Take what follows for the other run."""
+        self._counts.clear()
+        self._is_second = True
 
     def see(self, layer: str, role: str, tensor: str, value: Tensor) -> None:
         """See one tensor of a layer."""
-        if role not in ("inputs", "activations") or not _is_readable(value):
+        is_number = value.is_floating_point() or value.is_complex()
+        is_plain = value.layout is torch.strided and not (value.is_nested or value.is_quantized)
+        if role not in ("inputs", "activations") or not (is_number and is_plain):
             return
-        number = self._counts[layer, role]
+        if value.is_meta or not value.numel():
+            return
+        event = layer, role, self._counts[layer, role]
         self._counts[layer, role] += 1
         with torch.no_grad(), torch._C.DisableTorchFunction():
-            self.take((layer, role, number), value)
+            if self._is_second:
+                self._compare(event, value)
+            else:
+                self._keep(event, value)
 
-    def take(self, event: Event, value: Tensor) -> None:
-        """Do something with a tensor."""
-        raise NotImplementedError
+    def _keep(self, event: Event, value: Tensor) -> None:
+        """Keep a tensor, once if it is shown several times unchanged."""
+        slot = self._known.get(value)
+        if slot is None:
+            slot = self._store.put(value)
+            if version(value) is not None:  # a write would not show
+                self._known.put(value, slot)
+        self._slots[event] = slot
+
+    def _compare(self, event: Event, value: Tensor) -> None:
+        slot = self._slots.get(event)
+        if self.found is not None or slot is None:
+            return
+        before = self._store[slot]
+        found = least_apart(before, value.detach().cpu(), self._same(before))
+        if found is not None and found.effect > 0.0:
+            self.found = event, found
 
     def see_output(self, output: Any) -> None:
         """See what the model returned."""
@@ -128,71 +155,28 @@ class _Visitor:
         """Take no tensor for one seen before."""
 
 
-def _is_readable(value: Tensor) -> bool:
-    is_number = value.is_floating_point() or value.is_complex()
-    plain = value.layout is torch.strided and not value.is_nested and not value.is_meta
-    return bool(is_number and plain and not value.is_quantized and value.numel())
-
-
-class _Keeper(_Visitor):
-    """Keeps the tensors of the first run."""
-
-    def __init__(self, store: TensorStore) -> None:
-        super().__init__()
-        self.store = store
-        self.slots: dict[Event, int] = {}
-        self._known = KnownTensors[int]()
-
-    def take(self, event: Event, value: Tensor) -> None:
-        """Keep a tensor, once if it is shown several times unchanged."""
-        slot = self._known.get(value)
-        if slot is None:
-            slot = self.store.put(value)
-            if version(value) is not None:  # a write would not show
-                self._known.put(value, slot)
-        self.slots[event] = slot
-
-
-class _Finder(_Visitor):
-    """Looks for the first tensor of the second run that differs."""
-
-    def __init__(self, kept: _Keeper, same: Same) -> None:
-        super().__init__()
-        self._kept, self._same = kept, same
-        self.found: tuple[Event, Apart] | None = None
-
-    def take(self, event: Event, value: Tensor) -> None:
-        """Hold a tensor against that of the first run."""
-        slot = self._kept.slots.get(event)
-        if self.found is not None or slot is None:
-            return
-        before, after = self._kept.store[slot], value.detach().cpu()
-        if before.shape != after.shape:
-            return
-        found = least_apart(before, after, self._same(before))
-        if found is not None and found.effect > 0.0:
-            self.found = event, found
-
-
 def _place(found: tuple[Event, Apart], observation: Observation) -> Place:
-    (layer, role, _), difference = found
+    (layer, role, _), (effect, index, before, after) = found
+    parting = Parting("values", effect, layer, role, "", str(index), before, after)
     flow = observation.flow
     if flow is None or layer not in flow or not flow.calls(layer):
-        return Place(layer, difference, observation=observation)
+        return Place(parting, False, observation)
     call, calls, vertices = flow.calls(layer)[0], flow.graph.calls, flow.graph.vertices
     if role == "activations":
-        own = flow.inside(layer)
-        chosen = any(_chooses(vertices[n]) for n in own)
-        return Place(layer, difference, (), flow.line(layer), "", chosen, observation)
-    caller = calls[call.parent].layer if 0 <= call.parent < len(calls) else ""
-    made = [vertices[n] for n in sorted(_own_code(call, flow))]
+        chosen = any(_chooses(vertices[n]) for n in flow.inside(layer))
+        return Place(replace(parting, line=flow.line(layer)), chosen, observation)
     near = [v for name in flow.producers(layer) for v in flow.operations(name, layer)]
     inner = sorted(near, key=vertices.index)  # those of parameters may come last otherwise
     named = (v.function.removeprefix("unsafe_") for v in inner if v.function != "clone")
-    steps = tuple(dict.fromkeys(filter(None, named)))
-    line = next((v.line for v in near if v.line), "") or flow.line(layer)
-    chosen = any(map(_chooses, made))
-    return Place(caller, difference, steps, line, layer, chosen, observation)
+    parting = replace(
+        parting,
+        layer=calls[call.parent].layer if 0 <= call.parent < len(calls) else "",
+        between=tuple(dict.fromkeys(filter(None, named))),
+        line=next((v.line for v in near if v.line), "") or flow.line(layer),
+        taker=layer,
+    )
+    chosen = any(_chooses(vertices[n]) for n in _own_code(call, flow))
+    return Place(parting, chosen, observation)
 
 
 _CHOICES = frozenset({"topk", "sort", "argsort", "nonzero", "kthvalue"})
@@ -225,19 +209,7 @@ def parting_at(kind: str, found: Apart, place: Place | None) -> Parting:
         found: how far outputs are apart.
         place: where layers part, if that was found.
     """
-    if place is None:
-        return Parting(
-            kind, found.effect, place=str(found.place), before=found.before, after=found.after
-        )
-    return Parting(
-        kind,
-        found.effect,
-        place.layer,
-        role="inputs" if place.given else "activations",
-        place=str(place.apart.place),
-        before=place.apart.before,
-        after=place.apart.after,
-        between=place.between,
-        taker=place.given,
-        line=place.line,
-    )
+    if place is not None:
+        return replace(place.parting, kind=kind, effect=found.effect)
+    where = str(found.place)
+    return Parting(kind, found.effect, place=where, before=found.before, after=found.after)

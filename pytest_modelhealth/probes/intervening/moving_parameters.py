@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,29 +20,13 @@ from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.capture.step.isolation import gradients_set_aside
 from pytest_modelhealth.capture.step.state import graph_leaves
 from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.probes.endings import UntellableError
 from pytest_modelhealth.probes.intervening.running import Runs, said
 
 STEPS = (1e-5, 1e-6)
 """How far parameters are moved along a direction of independent standard normal numbers."""
 
 _SEED = 20_240_229
-
-
-class UntellableError(Exception):
-    """Why no slope can be told."""
-
-
-@dataclass(frozen=True)
-class Slope:
-    """The slope of the loss along one direction, at each of the steps."""
-
-    wide: float
-    narrow: float
-
-    @property
-    def is_smooth(self) -> bool:
-        """Whether both steps find the same slope, as no jump does."""
-        return abs(self.wide - self.narrow) <= 0.1 * max(abs(self.wide), abs(self.narrow))
 
 
 class Moved:
@@ -70,8 +53,8 @@ class Moved:
         parameter = self._parameters.get(name)
         return parameter is not None and parameter.dtype is torch.float64
 
-    def slope(self, names: Sequence[str]) -> Slope:
-        """Return the slope of the loss where parameters are moved together.
+    def slope(self, names: Sequence[str]) -> float:
+        """Return the slope of the loss where parameters are moved together; 0 where it jumps.
 
         It takes four forwards, or two where the loss is the same on both sides of the wider step.
 
@@ -79,21 +62,17 @@ class Moved:
             UntellableError: the copy raises, or its loss is no number in float64.
         """
         generator = torch.Generator().manual_seed(_SEED)
-        directions = {
-            name: torch.randn(
-                self._parameters[name].shape, generator=generator, dtype=torch.float64
-            ).to(self._parameters[name].device)
-            for name in names
-        }
-        wide, narrow = STEPS
-        first = self._along(directions, wide)
-        return Slope(first, self._along(directions, narrow) if first else 0.0)
+        directions = {name: _normal(self._parameters[name], generator) for name in names}
+        wide = self._along(directions, STEPS[0])
+        narrow = self._along(directions, STEPS[1]) if wide else 0.0
+        is_smooth = abs(wide - narrow) <= 0.1 * max(abs(wide), abs(narrow))
+        return narrow if is_smooth else 0.0
 
     def _along(self, directions: dict[str, Tensor], step: float) -> float:
         return (self._loss(directions, step) - self._loss(directions, -step)) / (2 * step)
 
     def _loss(self, directions: dict[str, Tensor], step: float) -> float:
-        self._runs.count(1)
+        self._runs.forwards += 1
         batch = self._runs.batch()
         batch = Inputs(
             *converted_batch(batch.args, torch.float64),
@@ -127,6 +106,11 @@ class Moved:
         return _projected(output) if is_projection else loss
 
 
+def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
+    numbers = torch.randn(like.shape, generator=generator, dtype=torch.float64)
+    return numbers.to(like.device)
+
+
 def _projected(output: Any) -> Tensor:
     """Return the outputs times fixed random numbers: the usual one is rounded to float32."""
     generator = torch.Generator().manual_seed(_SEED)
@@ -135,8 +119,8 @@ def _projected(output: Any) -> Tensor:
         if tensor.is_complex():
             tensor = torch.view_as_real(tensor)
         if tensor.dtype is torch.float64 and tensor.numel():
-            weights = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
-            terms.append((tensor * weights.to(tensor.device)).sum() / math.sqrt(tensor.numel()))
+            weighted = tensor * _normal(tensor, generator)
+            terms.append(weighted.sum() / math.sqrt(tensor.numel()))
     if not terms:
         raise UntellableError("its outputs are computed in float32 whatever it is given")
     return torch.stack([term.cpu() for term in terms]).sum()
@@ -146,22 +130,16 @@ RATE = 1e-3
 """Adam's default: its first steps move every weight by about as much, whatever its gradient."""
 
 
-class Trained(NamedTuple):
-    """What a few steps made of a model.
+def trained(runs: Runs, steps: int) -> tuple[float, float]:
+    """Train the model on its batch by Adam, in the mode that was inspected, and put it back.
 
-    Args:
-        before: by how much the samples of its outputs deviate, as `Observation.sample_deviation`.
-        after: the same after the steps.
-        error: why it could not be trained; ``""`` if it was.
+    Returns:
+        By how much the samples of its outputs deviate before and after the steps, as
+        `Observation.sample_deviation` is.
+
+    Raises:
+        UntellableError: it cannot be trained.
     """
-
-    before: float = math.nan
-    after: float = math.nan
-    error: str = ""
-
-
-def trained(runs: Runs, steps: int) -> Trained:
-    """Train the model on its batch by Adam, in the mode that was inspected, and put it back."""
     batches = [runs.batch() for _ in range(steps + 1)]
     with runs.beside.put_back([(b.args, b.kwargs) for b in batches], evaluation=False):
         wanted = [p for p in runs.model.parameters() if p.requires_grad]
@@ -170,14 +148,16 @@ def trained(runs: Runs, steps: int) -> Trained:
         try:
             optimizer = torch.optim.Adam(wanted, lr=RATE)
             for number, batch in enumerate(batches):
-                runs.count(1)
+                runs.forwards += 1
                 output = runs.model(*batch.args, **batch.kwargs)
                 deviations.append(_deviation(find_tensors(output), samples))
                 if number < steps:
                     _step(runs, output, optimizer)
-        except Exception as error:  # noqa: BLE001 - the user's, of weights that we changed
-            return Trained(error=said(error))
-    return Trained(deviations[0], deviations[-1])
+        except Exception as error:  # the user's, of weights that we changed
+            raise UntellableError(
+                f"{steps} training steps cannot be tried: {said(error)}"
+            ) from error
+    return deviations[0], deviations[-1]
 
 
 def _step(runs: Runs, output: Any, optimizer: torch.optim.Optimizer) -> None:
@@ -189,22 +169,17 @@ def _step(runs: Runs, output: Any, optimizer: torch.optim.Optimizer) -> None:
     others = [leaf for leaf in graph_leaves([loss.grad_fn]) if id(leaf) not in learns]
     with gradients_set_aside(others):  # those of the loss itself among them
         loss.backward()
-    runs.count(0, backwards=1)
+    runs.backwards += 1
     optimizer.step()
 
 
 def _deviation(outputs: list[Tensor], samples: int) -> float:
-    with torch.no_grad():
-        ratios = [_ratio(t.detach().double()) for t in outputs if _is_judged(t, samples)]
-    return max((ratio for ratio in ratios if math.isfinite(ratio)), default=math.nan)
-
-
-def _is_judged(output: Tensor, samples: int) -> bool:
-    is_batch = output.ndim > 0 and output.shape[0] == samples
-    return output.is_floating_point() and is_batch and output.numel() > samples
-
-
-def _ratio(output: Tensor) -> float:
-    between = float(output.var(dim=0, correction=0).mean())
-    whole = float(output.var(correction=0))
-    return math.sqrt(between / whole) if whole > 0.0 else math.nan
+    deviations = [math.nan]
+    for output in outputs:
+        is_batch = output.ndim > 0 and output.shape[0] == samples < output.numel()
+        if output.is_floating_point() and is_batch:
+            values = output.detach().double()
+            whole = float(values.var(correction=0))
+            between = float(values.var(dim=0, correction=0).mean())
+            deviations += [math.sqrt(between / whole)] if whole > 0.0 else []
+    return max(filter(math.isfinite, deviations), default=math.nan)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
@@ -10,116 +12,80 @@ import torch
 from torch import Tensor
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.checks.facts import flow_of
+from pytest_modelhealth.probes.endings import Found, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.batches import (
     Samples,
     all_equal,
     along,
-    first_samples,
-    kept,
-    overwritten,
-    rows_of,
+    folded,
     samples_in,
+    selected,
 )
-from pytest_modelhealth.probes.intervening.differences import Apart, largest
-from pytest_modelhealth.probes.intervening.grouped import (
-    GROUPS_CHANGED,
-    differing,
-    groups_in,
-    nodes_in,
-    what_groups_see,
-)
+from pytest_modelhealth.probes.intervening.differences import Apart, apart, least_apart
+from pytest_modelhealth.probes.intervening.grouped import groups_in, nodes_in
 from pytest_modelhealth.probes.intervening.locating import Place, parting_at, where_they_part
 from pytest_modelhealth.probes.intervening.running import Ran, Runs
 from pytest_modelhealth.report import LayerRecord, Parting
 
-CHANGED = "every second sample overwritten by its neighbour"
-_NO_ROWS = (
-    "no output has a row for each of the {} samples, so that nothing tells them apart; return what "
-    "is computed for each, not only a loss"
-)
 
-
-class Seen(NamedTuple):
-    """What samples see of each other.
-
-    Args:
-        partings: where they do, and a dimension that one sample alone loses.
-        notes: what else a reader should know.
-        doubt: why nothing can be told; ``""`` where something can.
-        tried: whether samples were overwritten at all.
-        changed: what was changed.
-        unsuited: why the rows of this batch are no samples; ``""`` where that is not known.
-    """
-
-    partings: tuple[Parting, ...] = ()
-    notes: tuple[str, ...] = ()
-    doubt: str = ""
-    tried: bool = True
-    changed: str = CHANGED
-    unsuited: str = ""
-
-
-def what_samples_see(runs: Runs) -> Seen:
+def what_samples_see(runs: Runs) -> Found:
     """Overwrite every second sample, then the others, then run one sample alone.
 
     Where rows are no samples, or see each other, and a vector in the batch puts them into groups,
     as nodes into graphs, the groups are the samples.
+
+    Raises:
+        UntellableError: nothing can be told, or rows are no samples.
     """
-    seen = _what_rows_see(runs)
-    is_judged = not seen.doubt and not any(one.kind != "lost dimension" for one in seen.partings)
-    groups = None if is_judged else groups_in(runs)
-    if groups is None:
-        return seen._replace(unsuited=nodes_in(runs)) if seen.doubt else seen
-    partings, doubt = what_groups_see(runs, groups)
-    if partings and seen.partings:
+    seen = doubt = None
+    try:
+        seen = _what_rows_see(runs)
+    except UntellableError as error:
+        doubt = error
+    numbers = None
+    if seen is None or any(one.kind != "lost dimension" for one in seen.partings):
+        numbers = groups_in(runs)
+    if numbers is not None:
+        groups = _OfGroups(runs, numbers)
+        found = groups.seen()
+        return seen if seen is not None and found.partings else found
+    if seen is not None:
         return seen
-    note = (
-        f"the samples are the {groups.count} groups that a vector in the batch puts its "
-        f"{groups.rows} rows into"
-    )
-    return Seen(tuple(partings), (note,), doubt, changed=GROUPS_CHANGED)
+    if nodes := nodes_in(runs):
+        raise NotApplicableError(nodes)
+    assert doubt is not None
+    raise doubt
 
 
-def _what_rows_see(runs: Runs) -> Seen:
-    samples, doubt = _samples(runs)
-    if samples is None or doubt:
-        return Seen(doubt=doubt, tried=False)
-    if runs.base.error:
-        return Seen(doubt=f"in evaluation mode the model raises {runs.base.error}", tried=False)
-    first = _Overwriting(runs, samples)
+def _what_rows_see(runs: Runs) -> Found:
+    samples = _samples(runs)
+    first, second = _OfSamples(runs, samples), _second(runs, samples)
+    if second is not None and not first.outputs:
+        other = _OfSamples(runs, second)
+        if other.outputs:
+            seen = other.seen()
+            if seen.partings and not _leads(runs, second):
+                raise UntellableError(
+                    f"outputs have a row for each of {second.number} along {_SECOND}",
+                    other.changed,
+                )
+            return seen._replace(notes=(_ELSEWHERE.format(second.number), *seen.notes))
     seen = first.seen()
-    second = _second(runs, samples)
-    if second is None or not (seen.doubt or seen.partings):
+    if second is None or not seen.partings or not _OfSamples(runs, second).are_independent():
         return seen
-    other = _Overwriting(runs, second)
-    if first.outputs:
-        is_other = not seen.doubt and other.are_independent()
-        return _beside(runs, seen, samples, second) if is_other else seen
-    if not other.outputs:
+    # Time in front looks so, and a layer that takes samples for time, as without batch_first.
+    if samples.number != second.number and _leads(runs, second):
+        return Found(first.changed, notes=(_ELSEWHERE.format(second.number),))
+    shape = [second.number, samples.number]
+    is_moved = any(list(t.shape[:2]) == shape for t in runs.base.outputs)
+    if is_moved and _leads(runs, samples):
         return seen
-    along = other.seen()
-    if along.doubt or not along.partings or _leads(runs, second):
-        return along._replace(notes=(_ELSEWHERE.format(second.number), *along.notes))
-    return Seen(doubt=f"outputs have a row for each of {second.number} along {_SECOND}")
+    raise UntellableError(f"outputs are independent instead along {_SECOND}", first.changed)
 
 
 _SECOND = "the second dimension of the batch: if that is the one of samples, say batch_dim=1"
 _ELSEWHERE = "by the sizes of outputs and target, the samples are the {} of the second dimension"
-
-
-def _beside(runs: Runs, seen: Seen, first: Samples, second: Samples) -> Seen:
-    """Return what is known of rows that see each other, but not along the second dimension.
-
-    Time in front looks so, and a layer that takes samples for time, as without batch_first.
-    """
-    if first.number != second.number and _leads(runs, second):
-        return Seen(notes=(_ELSEWHERE.format(second.number),))
-    is_moved = any(list(t.shape[:2]) == [second.number, first.number] for t in runs.base.outputs)
-    if is_moved and _leads(runs, first):
-        return seen
-    return Seen(doubt=f"outputs are independent instead along {_SECOND}")
 
 
 def _leads(runs: Runs, samples: Samples) -> bool:
@@ -137,26 +103,29 @@ def _second(runs: Runs, samples: Samples) -> Samples | None:
     return second if has_all and second.number > 1 else None
 
 
-def _samples(runs: Runs) -> tuple[Samples | None, str]:
-    """Return where the samples lie, or why it is not known."""
+def _samples(runs: Runs) -> Samples:
+    """Return where the samples lie, and raise `UntellableError` where it is not known."""
     tensors, said = runs.tensors, runs.conventions.batch_dim
     dimensional = [t for t in tensors if t.ndim]
+    samples, why = samples_in(runs) if dimensional else None, ""
     if runs.has_others:
-        return None, "the batch holds a tensor that is sparse, nested or quantized; give dense ones"
-    if not dimensional:
-        return None, "the batch holds no tensor with dimensions"
-    samples = samples_in(runs)
-    if samples is None and said is not None:
+        why = "the batch holds a tensor that is sparse, nested or quantized; give dense ones"
+    elif not dimensional:
+        why = "the batch holds no tensor with dimensions"
+    elif samples is None and said is not None:
         shape = tuple(dimensional[0].shape)
-        return None, f"batch_dim={said} is no dimension of the batch, whose shape is {shape}"
-    if samples is None or (not samples.is_sure and (groups_in(runs) or nodes_in(runs))):
-        return None, _not_in_common(dimensional)
-    if samples.number < 2:
-        few = "one sample" if samples.number else "no samples"
-        return None, f"the batch has {few}; give two or more"
-    if all_equal(tensors, samples):
-        return None, "all samples of the batch are equal; give samples that differ"
-    return samples, ""
+        why = f"batch_dim={said} is no dimension of the batch, whose shape is {shape}"
+    elif samples is None or (
+        not samples.is_sure and (groups_in(runs) is not None or nodes_in(runs))
+    ):
+        why = _not_in_common(dimensional)
+    elif samples.number < 2:
+        why = f"the batch has {'one sample' if samples.number else 'no samples'}; give two or more"
+    elif all_equal(tensors, samples):
+        why = "all samples of the batch are equal; give samples that differ"
+    if samples is None or why:
+        raise UntellableError(why)
+    return samples
 
 
 def _not_in_common(tensors: list[Tensor]) -> str:
@@ -165,6 +134,120 @@ def _not_in_common(tensors: list[Tensor]) -> str:
         f"the tensors of the batch have no first dimension in common ({shapes}), and no other that "
         "outputs follow, so that it is not known which is that of samples; say it by batch_dim="
     )
+
+
+class _Overwriting(ABC):
+    """What follows from overwriting one half of the samples, and then the other half.
+
+    Attributes:
+        changed: what that is, for people.
+        outputs: the numbers of the outputs that have rows for the samples.
+    """
+
+    changed = "every second sample overwritten by its neighbour"
+    outputs: list[int]
+
+    def __init__(self, runs: Runs, samples: Samples) -> None:
+        self._runs, self._samples = runs, samples
+
+    @abstractmethod
+    def index(self, parity: int) -> Tensor:
+        """Return which row each is overwritten by; of samples of a parity it is that itself."""
+
+    @abstractmethod
+    def kept(self, output: int, parity: int) -> Iterator[Tensor]:
+        """Yield which places of an output are of samples left alone, in each way to read it."""
+
+    @abstractmethod
+    def same(self, tensor: Tensor, parity: int) -> Iterator[Tensor]:
+        """Yield the same of any tensor of the model."""
+
+    def differing(self) -> list[tuple[Apart, int, int]]:
+        """Return what differs where nothing was overwritten, with its output and the parity.
+
+        Raises:
+            UntellableError: the model raises, or samples have no effect on themselves either.
+        """
+        batches = [selected(self._runs, self._samples, self.index(parity)) for parity in (0, 1)]
+        ran = [self._runs.tried(batch, self.changed) for batch in batches]
+        before = {n: self._runs.base.outputs[n] for n in self.outputs}
+        pairs = [
+            (one.outputs[n], n, parity)
+            for parity, one in enumerate(ran)
+            for n in self.outputs
+            if n < len(one.outputs)
+        ]
+        moved = (apart(before[n], after) for after, n, _ in pairs)
+        if not any(one is not None and one.effect > 0.0 for one in moved):
+            raise UntellableError(
+                f"with {self.changed} no finite number of an output changes: give samples "
+                "that differ, or train for a step first",
+                self.changed,
+            )
+        found = [
+            (least_apart(before[n], after, self.kept(n, parity)), n, parity)
+            for after, n, parity in pairs
+        ]
+        return [
+            (one, n, parity) for one, n, parity in found if one is not None and one.effect > 0.0
+        ]
+
+    def place(self, parity: int) -> Place | None:
+        """Return where samples of a parity first see the others."""
+        after = selected(self._runs, self._samples, self.index(parity))
+        same = functools.partial(self.same, parity=parity)
+        return where_they_part(self._runs, self._runs.batch(), after, same)
+
+
+class _OfGroups(_Overwriting):
+    """Groups of rows, which are overwritten by their first row.
+
+    The numbers of the groups stay the same, and so does what is no row of them, such as edges.
+    """
+
+    changed = "the rows of every second group overwritten by its first row"
+
+    def __init__(self, runs: Runs, numbers: Tensor) -> None:
+        rows, self._numbers = len(numbers), numbers
+        axes = tuple(0 if t.ndim and len(t) == rows else None for t in runs.tensors)
+        super().__init__(runs, Samples(rows, axes))
+        self.outputs = [
+            n
+            for n, output in enumerate(runs.base.outputs)
+            if (output.is_floating_point() or output.is_complex()) and [*self.same(output, 0)]
+        ]
+
+    def index(self, parity: int) -> Tensor:
+        """Return the first row of its group, or the row itself."""
+        first = torch.searchsorted(self._numbers, self._numbers)
+        return torch.where(self._numbers % 2 == parity, torch.arange(len(first)), first)
+
+    def kept(self, output: int, parity: int) -> Iterator[Tensor]:
+        """Yield the places of an output that has a row for each row, or for each group."""
+        return self.same(self._runs.base.outputs[output], parity)
+
+    def same(self, tensor: Tensor, parity: int) -> Iterator[Tensor]:
+        """Yield the places of any tensor that has a row for each row, or for each group."""
+        for numbers in (self._numbers, torch.arange(int(self._numbers[-1]) + 1)):
+            if tensor.ndim and len(tensor) == len(numbers):
+                yield along(numbers % 2 == parity, tensor, 0)
+                return
+
+    def seen(self) -> Found:
+        """Return what groups see of each other."""
+        rows, count = len(self._numbers), int(self._numbers[-1]) + 1
+        if not self.outputs:
+            raise UntellableError(
+                f"no output has a row for each of the {rows} rows or {count} groups of the batch, "
+                "so that nothing tells them apart"
+            )
+        partings = []
+        if differing := self.differing():
+            found, _, parity = max(differing)
+            partings = [parting_at("groups", found, self.place(parity))]
+            self._runs.check_steady(self.changed)
+        note = f"the samples are the {count} groups that a vector in the batch puts its {rows} rows"
+        return Found(self.changed, partings, (f"{note} into",))
 
 
 class _Rows(NamedTuple):
@@ -179,27 +262,26 @@ class _Rows(NamedTuple):
     each: int = 1
 
 
-class _Overwriting:
-    """What follows from overwriting samples.
+class _OfSamples(_Overwriting):
+    """Samples that lie along one dimension, each overwritten by its neighbour.
 
-    Attributes:
-        outputs: the outputs that have rows for the samples, by number.
+    Lengths in descending order stay so: it is always a valid batch.
     """
 
     def __init__(self, runs: Runs, samples: Samples) -> None:
-        self._runs, self._samples = runs, samples
-        rows = {n: self._rows(n, output) for n, output in enumerate(runs.base.outputs)}
-        self.outputs = {n: one for n, one in rows.items() if one is not None}
+        super().__init__(runs, samples)
+        rows = {n: self._rows_of(n, output) for n, output in enumerate(runs.base.outputs)}
+        self._rows = {n: one for n, one in rows.items() if one is not None}
+        self.outputs = list(self._rows)
 
     @cached_property
     def _fewer(self) -> Ran:
-        return self._runs.forward(self._first(self._samples.number - 1))
+        return self._first(self._samples.number - 1)
 
-    @cached_property
-    def _ran(self) -> list[Ran]:
-        return [self._runs.forward(overwritten(self._runs, self._samples, p)) for p in (0, 1)]
+    def _first(self, count: int) -> Ran:
+        return self._runs.forward(selected(self._runs, self._samples, torch.arange(count)))
 
-    def _rows(self, number: int, output: Tensor) -> _Rows | None:
+    def _rows_of(self, number: int, output: Tensor) -> _Rows | None:
         """Return where the samples of an output are; ``None`` where it has no row for each.
 
         It is the dimension that they have in the batch. Elsewhere, pooled, moved or flattened with
@@ -214,121 +296,111 @@ class _Overwriting:
             return _Rows(self._samples.axis)
         if not axes or self._fewer.error:
             return _Rows(exact[0]) if sure and len(exact) == 1 else None
-        fewer = self._fewer.outputs[number : number + 1]
         rows = [_Rows(axis, output.shape[axis] // count) for axis in (*exact, *axes)]
-        return next((one for one in rows if fewer and self._follows(output, one, fewer[0])), None)
+        return next((one for one in rows if self._follows(number, one)), None)
 
-    def _follows(self, output: Tensor, rows: _Rows, fewer: Tensor) -> bool:
+    def _follows(self, number: int, rows: _Rows) -> bool:
         """Whether of one sample less an output has its rows less, and is else of the same shape."""
-        shape = list(output.shape)
+        shape = list(self._runs.base.outputs[number].shape)
         shape[rows.axis] -= rows.each
-        return list(fewer.shape) == shape
+        return [list(t.shape) for t in self._fewer.outputs[number : number + 1]] == [shape]
 
-    def _is_row(self, output: int, fewer: Ran) -> bool:
-        """Whether of one sample less an output has its rows less, and pairs no samples."""
-        before, after = self._runs.base.outputs[output], fewer.outputs[output : output + 1]
-        return bool(after) and self._follows(before, self.outputs[output], after[0])
+    def index(self, parity: int) -> Tensor:
+        """Return the sample before or after it, or itself."""
+        count = self._samples.number
+        rows = torch.arange(count)
+        return rows - rows % 2 if parity == 0 else (rows | 1).clamp(max=count - 1)
 
-    def seen(self) -> Seen:
-        """Return what samples see of each other."""
-        if not self.outputs:
-            tensors = [t for t in self._runs.tensors if t.ndim]
-            no_rows = _NO_ROWS.format(self._samples.number)
-            doubt = no_rows if self._samples.is_sure else _not_in_common(tensors)
-            return Seen(doubt=doubt, tried=False)
-        if error := self._ran[0].error or self._ran[1].error:
-            return Seen(doubt=f"with {CHANGED} the model raises {error}")
-        seen, doubt = self._differing(), self._without_effect()
-        if seen and not doubt:
-            fewer = self._fewer
-            seen = [] if fewer.error else [one for one in seen if self._is_row(one[1], fewer)]
-            doubt = "" if seen else self._no_samples(fewer)
-        partings: list[Parting] = []
-        if seen and not doubt:
-            found, _, parity = max(seen)
-            parting, doubt = self._parting(found, parity)
-            partings.append(parting)
-        if doubt:
-            return Seen(doubt=doubt)
-        alone = self._runs.forward(self._first(1))
-        notes = (f"of one sample alone the model raises {alone.error}",) if alone.error else ()
-        if not alone.error:
-            partings += self._lost(alone)
-        return Seen(tuple(partings), notes)
+    def _alone(self, parity: int) -> Tensor:
+        return self.index(parity) == torch.arange(self._samples.number)
+
+    def kept(self, output: int, parity: int) -> Iterator[Tensor]:
+        """Yield the places of an output that are of samples left alone.
+
+        Where samples are flattened with other dimensions there is one for each order that these may
+        have.
+        """
+        rows, alone = self._rows[output], self._alone(parity)
+        for inner in (n for n in range(1, rows.each + 1) if rows.each % n == 0):
+            which = alone.repeat_interleave(inner).repeat(rows.each // inner)
+            yield along(which, self._runs.base.outputs[output], rows.axis)
+
+    def same(self, tensor: Tensor, parity: int) -> Iterator[Tensor]:
+        """Yield the places of any tensor that are of samples left alone."""
+        alone = self._alone(parity)
+        exact = [axis for axis, size in enumerate(tensor.shape) if size == len(alone)]
+        for axis in exact:
+            yield along(alone, tensor, axis)
+        if 0 not in exact:
+            yield from folded(alone, tensor, is_exact=bool(exact))
 
     def are_independent(self) -> bool:
         """Whether samples have an effect on themselves alone."""
-        if not self.outputs or self._ran[0].error or self._ran[1].error:
+        try:
+            return bool(self.outputs) and not self.differing()
+        except UntellableError:
             return False
-        return not self._differing() and not self._without_effect()
 
-    def _without_effect(self) -> str:
-        """Return why no sample has an effect, on itself neither; ``""`` where one has."""
-        outputs = {n: self._runs.base.outputs[n] for n in self.outputs}
-        if not any(bool(output.isfinite().any()) for output in outputs.values()):
-            return "its outputs hold no finite number"
-        if any(_moved(outputs[n], one.outputs[n : n + 1]) for n in outputs for one in self._ran):
-            return ""
-        return (
-            "the output is the same for all samples, so that none can be seen to have an effect; "
-            "train for a step first"
-        )
+    def seen(self) -> Found:
+        """Return what samples see of each other."""
+        if not self.outputs:
+            raise UntellableError(
+                f"no output has a row for each of the {self._samples.number} samples, so that "
+                "nothing tells them apart; return what is computed for each, not only a loss"
+                if self._samples.is_sure
+                else _not_in_common([t for t in self._runs.tensors if t.ndim])
+            )
+        seen = self.differing()
+        if seen:
+            self._check_rows()
+            seen = [one for one in seen if self._follows(one[1], self._rows[one[1]])]
+        partings = []
+        if seen:
+            found, _, parity = max(seen)
+            place = self.place(parity)
+            if doubt := "" if place is None else self._doubt(place):
+                raise UntellableError(doubt, self.changed)
+            self._runs.check_steady(self.changed)
+            partings.append(parting_at(_kind(place), found, place))
+        alone = self._first(1)
+        if alone.error:
+            note = f"of one sample alone the model raises {alone.error}"
+            return Found(self.changed, partings, (note,))
+        for n in self.outputs:
+            whole = tuple(self._runs.base.outputs[n].shape)
+            if n < len(alone.outputs) and alone.outputs[n].ndim < len(whole):
+                shape = tuple(alone.outputs[n].shape)
+                detail = f"returns the shape {shape}, of {self._samples.number} samples {whole}"
+                partings.append(Parting("lost dimension", 0.0, detail=detail))
+                break
+        return Found(self.changed, partings)
 
-    def _differing(self) -> list[tuple[Apart, int, int]]:
-        def kept(n: int, parity: int) -> Iterator[Tensor]:
-            output, rows = self._runs.base.outputs[n], self.outputs[n]
-            return _kept_in(output, rows, self._samples.number, parity)
-
-        return differing(self._runs, self._ran, self.outputs, kept)
-
-    def _no_samples(self, fewer: Ran) -> str:
-        """Return why rows that see each other are no samples; ``""`` where they pair samples."""
+    def _check_rows(self) -> None:
+        """Raise `UntellableError` where rows that see each other are no samples."""
+        fewer, base = self._fewer, self._runs.base.outputs
+        why = ""
         if fewer.error:
-            return (
+            why = (
                 f"with one sample less the model raises {fewer.error}: it is bound to the size of "
                 "this batch, whose rows are no samples"
             )
-        base, outputs = self._runs.base.outputs, fewer.outputs
-        if all(n < len(outputs) and outputs[n].shape == base[n].shape for n in self.outputs):
-            return (
+        elif all(base[n].shape == t.shape for n in self.outputs for t in fewer.outputs[n : n + 1]):
+            why = (
                 f"of one sample less its output still has {self._samples.number} rows, which are "
                 "no samples; give a batch of another size"
             )
-        return ""
-
-    def _first(self, count: int) -> Inputs:
-        return first_samples(self._runs, count, self._samples)
-
-    def _lost(self, alone: Ran) -> Iterator[Parting]:
-        for n in self.outputs:
-            whole = tuple(self._runs.base.outputs[n].shape)
-            if n >= len(alone.outputs) or alone.outputs[n].ndim >= len(whole):
-                continue
-            shape = tuple(alone.outputs[n].shape)
-            detail = f"returns the shape {shape}, of {self._samples.number} samples {whole}"
-            yield Parting("lost dimension", 0.0, "", detail=detail)
-            return
-
-    def _parting(self, found: Apart, parity: int) -> tuple[Parting, str]:
-        """Return where samples see each other first, or why nothing can be told."""
-        runs, samples = self._runs, self._samples
-        before, after = runs.batch(), overwritten(runs, samples, parity)
-        place = where_they_part(runs, before, after, rows_of(samples.number, parity))
-        parting = parting_at(_kind(place), found, place)
-        doubt = "" if place is None else self._doubt(place)
-        return parting, doubt or runs.unsteady
+        if why:
+            raise UntellableError(why, self.changed)
 
     def _doubt(self, place: Place) -> str:
         """Return why samples may see each other by design; ``""`` where none is known."""
-        assert place.observation is not None
-        record = place.observation.layers[place.layer]
-        options = record.options
-        if options.get("track_running_stats") is False:
+        record = place.record
+        if record.options.get("track_running_stats") is False:
             return (
                 f"{record.label!r} has no running statistics (track_running_stats=False), so that "
                 "it normalises by the batch in evaluation mode too"
             )
-        if _has_weights_from_elsewhere(place, record, self._samples.number):
+        if _has_weights_from_elsewhere(place, self._samples.number):
             return (
                 f"{record.label!r} gives another output for equal inputs: its weights are made of "
                 "the batch, as where a model adapts to it"
@@ -336,37 +408,25 @@ class _Overwriting:
         return ""
 
 
-def _kept_in(output: Tensor, rows: _Rows, samples: int, parity: int) -> Iterator[Tensor]:
-    """Yield which places of an output are of samples that were left alone.
-
-    Where samples are flattened with other dimensions there is one for each order that these may
-    have.
-    """
-    index = torch.arange(samples * rows.each)
-    for inner in range(1, rows.each + 1):
-        if rows.each % inner == 0:
-            yield along(kept(samples, parity)[index // inner % samples], output, rows.axis)
-
-
-def _has_weights_from_elsewhere(place: Place, record: LayerRecord, samples: int) -> bool:
+def _has_weights_from_elsewhere(place: Place, samples: int) -> bool:
     """Whether a layer that takes each row by itself gave another output for an equal one.
 
     One whose forward does more than a product (a subclass of Linear) need not take rows so.
     """
-    width = record.options.get("in_features")
-    if place.given or width is None or width == samples or place.observation is None:
+    width = place.record.options.get("in_features")
+    if place.parting.taker or width is None or width == samples:
         return False
     flow = flow_of(place.observation)
-    return len({flow.graph.vertices[n].function for n in flow.inside(place.layer)}) <= 1
+    return len({flow.graph.vertices[n].function for n in flow.inside(place.parting.layer)}) <= 1
 
 
 def _moves_inputs(place: Place) -> bool:
     """Whether a layer takes rows of the batch that were only put in another order."""
-    flow = None if place.observation is None else place.observation.flow
-    if flow is None or not place.given:
+    flow, parting = place.observation.flow, place.parting
+    if flow is None or not parting.taker:
         return False
-    sources = set(flow.producers(place.given))
-    return sources <= set(flow.inputs) and set(place.between) <= _MOVES and bool(place.between)
+    is_given = set(flow.producers(parting.taker)) <= set(flow.inputs)
+    return is_given and set(parting.between) <= _MOVES and bool(parting.between)
 
 
 _MOVES = frozenset({"roll", "flip", "index", "index_select", "gather"})
@@ -381,16 +441,10 @@ def _is_one_sequence(record: LayerRecord) -> bool:
 
 def _kind(place: Place | None) -> str:
     """Return by what samples see each other: what may be meant so is a kind of its own."""
-    if place is None or place.observation is None:
+    if place is None:
         return "values"
     if place.chosen:
         return "choice"
     if _moves_inputs(place):
         return "order"
-    return "sequence" if _is_one_sequence(place.observation.layers[place.layer]) else "values"
-
-
-def _moved(before: Tensor, after: list[Tensor]) -> bool:
-    """Whether an output, if there is one, is another."""
-    found = largest([before], after)
-    return found is not None and found.effect > 0.0
+    return "sequence" if _is_one_sequence(place.record) else "values"

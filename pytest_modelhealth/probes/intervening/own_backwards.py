@@ -23,6 +23,7 @@ from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.bare import converted_batch
 from pytest_modelhealth.capture.step.batch import copied_batch
 from pytest_modelhealth.capture.step.isolation import exited_whole
+from pytest_modelhealth.probes.endings import UntellableError
 from pytest_modelhealth.probes.intervening.running import Ran, Runs, said
 from pytest_modelhealth.report import Parting
 from pytest_modelhealth.report.flow import near
@@ -70,11 +71,10 @@ class Call:
 
     def argument(self, place: int) -> str:
         """Return the name that the forward has for an argument."""
-        own = list(inspect.signature(self.function.forward).parameters.values())
-        own = own[_contexts(self.function) :]
-        if place < len(own) and own[place].kind is not inspect.Parameter.VAR_POSITIONAL:
-            return own[place].name
-        return f"argument {place}"
+        own = inspect.signature(self.function.forward).parameters.values()
+        names = [p.name for p in own if p.kind is not inspect.Parameter.VAR_POSITIONAL]
+        names = names[_contexts(self.function) :]
+        return names[place] if place < len(names) else f"argument {place}"
 
 
 @dataclass
@@ -94,6 +94,14 @@ class Verdict:
     wrong: list[Parting] = field(default_factory=list)
     meant: str = ""
     doubt: str = ""
+
+    @property
+    def note(self) -> str:
+        """What is to be said instead of what is wrong; ``""`` where the gradient was judged."""
+        if self.meant:
+            return f"{self.call.name!r} changes the gradient on purpose: {self.meant}"
+        of = f"the backward of {self.call.name!r} is not held against slopes"
+        return f"{of}: {self.doubt}" if self.doubt else ""
 
 
 def recorded_calls(runs: Runs) -> tuple[list[Call], Ran]:
@@ -181,10 +189,6 @@ def _copied(value: Any) -> Any:
 # ---- what it gives ------------------------------------------------------------------------------
 
 
-class _UntellableError(Exception):
-    """Why nothing can be told."""
-
-
 class _WithoutCollectives(TorchDispatchMode):
     """Raises at a collective, before other ranks are waited for.
 
@@ -196,7 +200,7 @@ class _WithoutCollectives(TorchDispatchMode):
     ) -> Any:
         if func.namespace in _COLLECTIVES:
             name = func.overloadpacket.__name__.rstrip("_")
-            raise _UntellableError(
+            raise UntellableError(
                 f"it calls a collective ({name}), whose slope on one rank is not that on all"
             )
         return func(*args, **(kwargs or {}))
@@ -210,7 +214,7 @@ class _Point:
         nudged: whether to move the arguments to a point close by.
 
     Raises:
-        _UntellableError: it cannot be computed or differentiated there.
+        UntellableError: it cannot be computed or differentiated there.
     """
 
     def __init__(self, call: Call, *, nudged: bool) -> None:
@@ -221,7 +225,7 @@ class _Point:
         for place in call.wanted:
             argument = self.args[place]
             if argument.is_complex() or argument.layout is not torch.strided:
-                raise _UntellableError("it takes complex or sparse numbers, which are not moved")
+                raise UntellableError("it takes complex or sparse numbers, which are not moved")
             self.unit[place] = float(argument.norm()) / max(argument.numel(), 1) ** 0.5 or 1.0
             if nudged:
                 argument += _NUDGE * self.unit[place] * self._random(argument)
@@ -234,9 +238,9 @@ class _Point:
         outputs = self._outputs(live)
         self.live = [n for n, output in enumerate(outputs) if output.requires_grad]
         if not self.live:
-            raise _UntellableError("nothing that it returns has a gradient")
+            raise UntellableError("nothing that it returns has a gradient")
         if not all(map(torch.equal, outputs, self._outputs({}))):
-            raise _UntellableError("it is not the same twice on one input, or gives NaN")
+            raise UntellableError("it is not the same twice on one input, or gives NaN")
         kept = [outputs[n] for n in self.live]
         self.dtype = next((o.dtype for o in kept if o.dtype is not torch.float64), torch.float64)
         self.weights = [self._random(output).to(output.dtype) for output in kept]
@@ -244,10 +248,10 @@ class _Point:
             gradients = torch.autograd.grad(
                 kept, list(live.values()), self.weights, allow_unused=True, materialize_grads=True
             )
-        except _UntellableError:
+        except UntellableError:
             raise
         except Exception as error:
-            raise _UntellableError(f"its backward raises in float64: {said(error)}") from error
+            raise UntellableError(f"its backward raises in float64: {said(error)}") from error
         self.gradients = dict(zip(live, (one.detach() for one in gradients), strict=True))
 
     def _random(self, like: Tensor) -> Tensor:
@@ -261,10 +265,10 @@ class _Point:
         torch.manual_seed(_SEED)
         try:
             return find_tensors(self.call.function.apply(*args))
-        except _UntellableError:
+        except UntellableError:
             raise
         except Exception as error:
-            raise _UntellableError(f"in float64 it raises {said(error)}") from error
+            raise UntellableError(f"in float64 it raises {said(error)}") from error
 
     def at(self, moved: dict[int, Tensor]) -> list[Tensor]:
         """Return what it returns that has a gradient, with some arguments moved."""
@@ -279,11 +283,9 @@ class _Point:
 
     def slope(self, place: int, direction: Tensor, step: float) -> float:
         """Return the slope of the weighted outputs along a direction."""
-        sides = self.sides(place, direction * (self.unit[place] * step))
-        rise = sum(
-            float(((a - b) * w).sum()) for (a, b), w in zip(sides, self.weights, strict=True)
-        )
-        return rise / (2 * self.unit[place] * step)
+        far = self.unit[place] * step
+        sides = zip(self.sides(place, direction * far), self.weights, strict=True)
+        return sum(float(((a - b) * w).sum()) for (a, b), w in sides) / (2 * far)
 
     def passes(self, place: int) -> bool:
         """Whether `gradcheck` finds a gradient right along both directions, at both steps.
@@ -343,7 +345,7 @@ def judged_calls(runs: Runs, calls: Sequence[Call]) -> list[Verdict]:
         with runs.beside.put_back(given, evaluation=False), torch.enable_grad():
             try:
                 verdicts.append(_verdict(call))
-            except _UntellableError as error:
+            except UntellableError as error:
                 verdicts.append(Verdict(call, doubt=str(error)))
     return verdicts
 
@@ -354,7 +356,7 @@ def _verdict(call: Call) -> Verdict:
         if any(map(point.is_flat, call.wanted)):
             return Verdict(call, meant=_FLAT)
         return Verdict(call, doubt=f"it computes in {point.dtype} whatever it is given")
-    with suppress(_UntellableError):
+    with suppress(UntellableError):
         close_by = _Point(call, nudged=True)
     found = [one for place in call.wanted if (one := _judged(point, close_by, place)) is not None]
     verdict = Verdict(call, [one for one in found if one.effect > _NOTICED])
@@ -379,7 +381,7 @@ def _judged(point: _Point, close_by: _Point | None, place: int) -> Parting | Non
         slopes = [[one.slope(place, d, step) for d in one.directions[place]] for step in _STEPS]
         if torch.tensor([*slopes[0], *slopes[1], one.gradients[place].norm()]).isfinite().all():
             return _looked_into(one, place, torch.tensor(slopes, dtype=torch.float64))
-    raise _UntellableError("its forward has no finite slope in float64")
+    raise UntellableError("its forward has no finite slope in float64")
 
 
 def _looked_into(point: _Point, place: int, slopes: Tensor) -> Parting | None:
@@ -458,8 +460,7 @@ _FEW_VALUES = 16
 def _is_identity(point: _Point) -> bool:
     """Whether all that it returns, and that has a gradient, is an argument as it was given."""
     given = [point.args[place].reshape(-1) for place in point.call.wanted]
-    outputs = (output.reshape(-1) for output in point.at({}))
-    return all(any(torch.equal(output, one) for one in given) for output in outputs)
+    return all(any(torch.equal(o.reshape(-1), one) for one in given) for o in point.at({}))
 
 
 def _is_quantised(point: _Point) -> bool:

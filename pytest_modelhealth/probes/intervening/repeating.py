@@ -3,58 +3,102 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.capture.step.isolation import random_state, restore_random_state
 from pytest_modelhealth.layers import named_modules
-from pytest_modelhealth.probes.intervening.batches import rolled
+from pytest_modelhealth.probes.endings import UntellableError
+from pytest_modelhealth.probes.intervening.batches import named_inputs, rolled
+from pytest_modelhealth.probes.intervening.differences import largest
+from pytest_modelhealth.probes.intervening.locating import parting_at, where_seeds_part
 from pytest_modelhealth.probes.intervening.running import Ran, Runs
+from pytest_modelhealth.report import Parting
 
-Change = tuple[str, str, str, float]
-"""A layer, own name of its parameter (``""`` for others), what changed as a phrase, how much."""
-
+_SEED = 20_240_229
+_MOVED = 1e-4
+"""`Embedding(max_norm=...)` moves its rows by rounding from call to call, which is less."""
+_DROPOUTS = frozenset(
+    {"dropout", "bernoulli", "alpha_dropout", "feature_dropout", "native_dropout"}
+)
 _CONTAINERS = (list, deque, dict, set)
 _LEAST = 1e-6
 
 
-class Calls(NamedTuple):
-    """What calls of a model in a row gave.
+def what_calls_change(runs: Runs) -> list[Parting]:
+    """Return what another seed and a call before change, and what calls leave behind.
+
+    The model is called on another batch, then on the usual one, and then with another seed, without
+    being put back between: what it keeps of the other batch shows.
+
+    Raises:
+        UntellableError: the model raises, or returns no tensor.
+    """
+    base = runs.base
+    if not base.outputs:
+        raise UntellableError("the model returns no tensor to hold against another run's")
+    calls = (rolled(runs), None), (runs.batch(), None), (runs.batch(), _SEED)
+    (_, again, other), left = _called_in_a_row(runs, *calls)
+    if _differ(base, again):
+        other = runs.forward(runs.batch(), seed=_SEED)
+    if left and _differ(base, other):  # which may be by the random numbers alone
+        _, left = _called_in_a_row(runs, (runs.batch(), None), (runs.batch(), None))
+    if error := again.error or other.error:
+        raise UntellableError(f"called again, the model raises {error}", "the call, repeated")
+    states = [one for one in left if one.kind == "state"][:1]
+    found = largest(base.outputs, again.outputs)
+    if found is not None and found.effect > 0.0:
+        of = states[0] if states else Parting("again", 0.0)
+        place, numbers = str(found.place), (found.before, found.after)
+        at_output = Parting("again", found.effect, of.layer, "activations", "", place, *numbers)
+        states = [replace(at_output, detail=of.detail)]
+    partings = [*_by_seed(runs, other), *states]
+    partings += [p for p in left if p.kind == "parameters" and p.effect > _MOVED][:1]
+    if base.wrote:
+        named = named_inputs(runs)
+        detail = ", ".join(f"input {named[number]!r}" for number in base.wrote)
+        partings.append(Parting("batch", 1.0, role="inputs", detail=detail))
+    return partings
+
+
+def _by_seed(runs: Runs, other: Ran) -> list[Parting]:
+    """Return what another seed changes: by a dropout, or by other noise."""
+    found = largest(runs.base.outputs, other.outputs)
+    if found is None or not found.effect > 0.0 or not runs.is_steady:
+        return []
+    place, kind = where_seeds_part(runs, (runs.batch(), runs.batch()), _SEED), "noise"
+    if place is not None:
+        record = place.record
+        name, options = record.type_name.lower(), record.options
+        is_called = bool(options.get("dropout_p") and options.get("dropout_training", True))
+        steps = {step.rstrip("_") for step in place.parting.between}
+        if "dropout" in name or "droppath" in name or is_called or steps & _DROPOUTS:
+            kind = "dropout"
+    return [parting_at(kind, found, place)]
+
+
+def _called_in_a_row(
+    runs: Runs, *calls: tuple[Inputs, int | None]
+) -> tuple[list[Ran], list[Parting]]:
+    """Call the model without putting it back between; return also what the last call changes.
 
     Args:
-        again: of the usual batch and random numbers, after a call with another batch.
-        other: of the usual batch and other random numbers.
-        changed: what a further call changes in the model.
+        runs: has the model.
+        calls: batches, each with the seed of its random numbers; ``None`` takes the usual ones.
     """
-
-    again: Ran
-    other: Ran
-    changed: list[Change]
-
-
-def call_again(runs: Runs, seed: int) -> Calls:
-    """Call the model on another batch and then on the usual one, without putting it back between.
-
-    What it keeps of the other batch shows in what it gives for the usual one.
-    """
-    again, other = Ran(), Ran()
-    batches = rolled(runs), runs.batch(), runs.batch()
-    with runs.beside.put_back([(b.args, b.kwargs) for b in batches], evaluation=True):
-        usual = random_state()
-        runs.call(batches[0], Ran())
-        restore_random_state(usual)
-        runs.call(batches[1], again)
-        before = _held(runs)
-        torch.manual_seed(seed)
-        runs.call(batches[2], other)
-        changed = changes(before, _held(runs))
-    if _differ(runs.base, again):
-        other = runs.forward(runs.batch(), seed=seed)
-    if changed and _differ(runs.base, other):  # which may be by the random numbers alone
-        changed = _changed_by_calls(runs)
-    return Calls(again, other, changed)
+    ran = [Ran() for _ in calls]
+    with runs.beside.put_back([(b.args, b.kwargs) for b, _ in calls], evaluation=True):
+        usual, before = random_state(), dict[tuple[str, str, str], Any]()
+        for one, (batch, seed) in zip(ran, calls, strict=True):
+            if one is ran[-1]:
+                before = _held(runs)
+            restore_random_state(usual)
+            runs.call(batch, one, seed=seed)
+        return ran, _changes(before, _held(runs))
 
 
 def _differ(one: Ran, other: Ran) -> bool:
@@ -62,30 +106,17 @@ def _differ(one: Ran, other: Ran) -> bool:
     return any(a.shape != b.shape or not torch.equal(a, b) for a, b in pairs)
 
 
-def _changed_by_calls(runs: Runs) -> list[Change]:
-    """Return what a call changes that is not owed to its random numbers: those of both are one."""
-    batches = runs.batch(), runs.batch()
-    with runs.beside.put_back([(b.args, b.kwargs) for b in batches], evaluation=True):
-        usual = random_state()
-        runs.call(batches[0], Ran())
-        before = _held(runs)
-        restore_random_state(usual)
-        runs.call(batches[1], Ran())
-        return changes(before, _held(runs))
+def _held(runs: Runs) -> dict[tuple[str, str, str], Any]:
+    """Return what a model keeps, by layer, kind and own name.
 
-
-Held = dict[tuple[str, str, str], Any]
-"""What a model keeps, by layer, kind and own name."""
-
-
-def _held(runs: Runs) -> Held:
-    """Return floating buffers and attributes, lengths of containers, and norms of parameters."""
-    held: Held = {}
+    It is floating buffers and attributes, lengths of containers, and norms of parameters.
+    """
+    held: dict[tuple[str, str, str], Any] = {}
     for named in named_modules(runs.model):
         module = named.module
         for own, parameter in module._parameters.items():
             if parameter is not None and not parameter.is_meta:
-                held[named.name, "parameter", own] = _norms(parameter)
+                held[named.name, "parameters", own] = _norms(parameter)
         plain = {n: v for n, v in vars(module).items() if n not in _TORCH_S_OWN}
         for own, value in (*module._buffers.items(), *plain.items()):
             kept = _kept(value)
@@ -115,30 +146,29 @@ def _kept(value: Any) -> Any:
     return value if isinstance(value, float) else None
 
 
-def changes(before: Held, after: Held) -> list[Change]:
+def _changes(before: dict[tuple[str, str, str], Any], after: Any) -> list[Parting]:
     """Return what is not as it was, in order. What was not there before was filled once."""
-    changes: list[Change] = []
+    changes = []
     for (layer, kind, own), value in after.items():
         held = before.get((layer, kind, own))
         if held is None:
             continue
-        if kind == "parameter":
-            size = max(held[0], _LEAST)
-            effect = max(abs(value[0] - held[0]), abs(value[1] - held[1])) / size
-            phrase = f"its parameter {own!r} changes by {effect:.2g} of its norm"
-            changes += [(layer, own, phrase, effect)] if effect > 0.0 else []
-        elif (said := _difference(own, held, value)) is not None:
-            changes.append((layer, "", said, 1.0))
+        if kind == "state" and (said := _difference(own, held, value)):
+            changes.append(Parting(kind, 1.0, layer, detail=said))
+        elif kind == "parameters" and held != value:
+            far = max(abs(value[0] - held[0]), abs(value[1] - held[1])) / max(held[0], _LEAST)
+            said = f"its parameter {own!r} changes by {far:.2g} of its norm"
+            changes.append(Parting(kind, far, layer, kind, own, detail=said))
     return changes
 
 
-def _difference(own: str, before: Any, after: Any) -> str | None:
+def _difference(own: str, before: Any, after: Any) -> str:
     if isinstance(before, Tensor) and isinstance(after, Tensor):
         if before.shape == after.shape and torch.equal(before.nan_to_num(), after.nan_to_num()):
-            return None
+            return ""
         return f"{own!r} changes"
     if type(before) is not type(after) or before == after or before != before:
-        return None
+        return ""
     if isinstance(before, int):
         return f"{own!r} goes from {before} entries to {after}"
     return f"{own!r} goes from {before:.6g} to {after:.6g}"

@@ -20,6 +20,7 @@ from pytest_modelhealth.capture.step.batch import Inputs, deep_copy
 from pytest_modelhealth.capture.step.loss import TaskLosses, compute_loss, no_loss
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.probes.conventions import Conventions
+from pytest_modelhealth.probes.endings import UntellableError
 from pytest_modelhealth.probes.intervening.differences import largest
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.settings import Settings
@@ -57,6 +58,7 @@ class Runs:
 
     Attributes:
         model: the model.
+        forwards, backwards: how many a probe ran.
         base_forwards, base_seconds: of the runs that the probes share.
     """
 
@@ -72,14 +74,8 @@ class Runs:
         self.observation, self.settings = observation, settings
         self.conventions = conventions
         self.base_forwards, self.base_seconds = 0, 0.0
-        self._forwards = self._backwards = 0
+        self.forwards = self.backwards = 0
         self._arguments = Inputs.of(request.inputs)
-
-    def take_counts(self) -> tuple[int, int]:
-        """Return how many forwards and backwards ran since this was last asked."""
-        counts = self._forwards, self._backwards
-        self._forwards = self._backwards = 0
-        return counts
 
     @cached_property
     def why_not(self) -> str:
@@ -153,31 +149,61 @@ class Runs:
                     tensor.data = made
         return batch
 
-    @cached_property
+    @property
     def base(self) -> Ran:
-        """The unchanged batch in evaluation mode, which all probes share."""
+        """The unchanged batch in evaluation mode, which all probes share.
+
+        Raises:
+            UntellableError: the model raises there.
+        """
+        if self._base.error:
+            raise UntellableError(f"in evaluation mode the model raises {self._base.error}")
+        return self._base
+
+    @cached_property
+    def _base(self) -> Ran:
         start = time.perf_counter()
         ran = self.forward(self.batch(), with_loss=True)
-        self._forwards -= 1
+        self.forwards -= 1
         self.base_forwards += 1
         self.base_seconds += time.perf_counter() - start
         return ran
 
     @cached_property
-    def unsteady(self) -> str:
-        """Why nothing can be told from runs that differ; ``""`` where the batch repeats itself.
-
-        What a forward keeps where nobody can put it back makes every run another one.
-        """
+    def is_steady(self) -> bool:
+        """Whether the batch repeats itself, as with a forward that keeps nothing elsewhere."""
         again = self.forward(self.batch())
         found = largest(self.base.outputs, again.outputs)
-        if not again.error and (found is None or found.effect <= _STEADY):
-            return ""
-        return (
-            "the same model, batch and random numbers give another output each time: the forward "
-            "keeps something outside of its modules (a global, an object of your own), or draws "
-            "numbers that no seed sets"
-        )
+        return not again.error and (found is None or found.effect <= _STEADY)
+
+    def check_steady(self, changed: str) -> None:
+        """Raise `UntellableError` where runs differ by themselves.
+
+        Args:
+            changed: what was changed, for people.
+        """
+        if not self.is_steady:
+            raise UntellableError(
+                "the same model, batch and random numbers give another output each time: the "
+                "forward keeps something outside of its modules (a global, an object of your own), "
+                "or draws numbers that no seed sets",
+                changed,
+            )
+
+    def tried(self, batch: Inputs, changed: str) -> Ran:
+        """Return what `forward` gives for a batch.
+
+        Args:
+            batch: what the model is run on.
+            changed: what was changed in it, for people.
+
+        Raises:
+            UntellableError: the model raises.
+        """
+        ran = self.forward(batch)
+        if ran.error:
+            raise UntellableError(f"with {changed} the model raises {ran.error}", changed)
+        return ran
 
     def forward(
         self,
@@ -198,24 +224,21 @@ class Runs:
         ran = Ran()
         with self.beside.put_back((batch.args, batch.kwargs), evaluation=False):
             if evaluation:
-                ran.error = self._evaluated()
-            if seed is not None:
-                torch.manual_seed(seed)
+                try:
+                    self.model.eval()
+                except Exception as error:  # noqa: BLE001 - the user's own `eval` or `train`
+                    ran.error = said(error)
             if not ran.error:
-                self.call(batch, ran, with_loss=with_loss)
+                self.call(batch, ran, seed=seed, with_loss=with_loss)
         return ran
 
-    def _evaluated(self) -> str:
-        """Bring the model to evaluation mode; return what its own `eval` or `train` raises."""
-        try:
-            self.model.eval()
-        except Exception as error:  # noqa: BLE001 - the user's
-            return said(error)
-        return ""
-
-    def call(self, batch: Inputs, ran: Ran, *, with_loss: bool = False) -> None:
+    def call(
+        self, batch: Inputs, ran: Ran, *, seed: int | None = None, with_loss: bool = False
+    ) -> None:
         """Run the model once inside of `Beside.put_back`, and take down what it gives."""
-        self.count(1)
+        if seed is not None:
+            torch.manual_seed(seed)
+        self.forwards += 1
         given = changeable(batch)
         versions = [version(tensor) for tensor in given]
         try:
@@ -233,11 +256,6 @@ class Runs:
         """Whether a batch holds other values than the unchanged one in some of `tensors`."""
         changed = changeable(batch)
         return any(not torch.equal(self.tensors[n], changed[n]) for n in numbers)
-
-    def count(self, forwards: int, backwards: int = 0) -> None:
-        """Take down runs that a probe makes by itself."""
-        self._forwards += forwards
-        self._backwards += backwards
 
     def loss_of(self, output: Any, target: Any) -> Tensor | None:
         """Return the loss that was inspected, of an output; ``None`` where there is no number.
@@ -273,7 +291,7 @@ class Runs:
     @contextmanager
     def watched(self, batch: Inputs) -> Iterator[Request]:
         """Give a request for a watched run of a batch in evaluation mode, counted as one."""
-        self.count(1)
+        self.forwards += 1
         with self.beside.put_back((batch.args, batch.kwargs), evaluation=True, watched=True):
             yield replace(
                 self.request, inputs=batch, target=None, loss=no_loss, backward=False, scaler=None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs
-from pytest_modelhealth.probes.intervening.batches import along, samples_in
+from pytest_modelhealth.probes.intervening.batches import along, folded, samples_in
 from pytest_modelhealth.probes.intervening.locating import Same
 from pytest_modelhealth.probes.intervening.running import Runs
 
@@ -66,9 +67,11 @@ def predicted(runs: Runs) -> list[Sequence]:
                 if length < _SHORTEST:
                     continue
                 is_same = tensor is target and not is_label
-                if not is_same and _is_later(target, tensor, axis):
+                if not is_same and _holds(target, tensor, axis, 1):
                     return [Sequence((number,), axis, length, "the target is it, one step later")]
-                if _is_equal(target, tensor) and _is_shifted_inside(runs, target, axis, length):
+                if _holds(target, tensor, axis, 0) and _is_shifted_inside(
+                    runs, target, axis, length
+                ):
                     why = "the target is it, and the loss looks one step ahead"
                     return [Sequence((number,), axis, length, why)]
     return []
@@ -91,7 +94,7 @@ def said_to_be(runs: Runs) -> list[Sequence]:
         return []
     sizes = _sizes(numbered[0][1], own)
     sequences = [_along(numbered, axis) for axis, size in sizes.items() if size > 1]
-    if len(sequences) > 1 and not runs.base.error:
+    if len(sequences) > 1:
         shapes = [output.shape for output in runs.base.outputs]
         shorter = [(one, runs.forward(steps_of(runs, one.shorter(1)))) for one in sequences]
         followed = [
@@ -180,35 +183,26 @@ def _targets(runs: Runs) -> Iterator[tuple[Tensor, bool]]:
                 yield tensor, True
 
 
-def _is_later(target: Tensor, tensor: Tensor, axis: int) -> bool:
-    """Whether a target holds what a tensor holds one step later."""
-    target, tensor = _alike(target, tensor)
+def _holds(target: Tensor, tensor: Tensor, axis: int, later: int) -> bool:
+    """Whether a target holds what a tensor holds so many steps later, or is masked."""
+    if tensor.ndim == target.ndim + 1 and tensor.shape[-1] == 1:
+        tensor = tensor.squeeze(-1)
     if target.ndim <= axis or target.dtype != tensor.dtype or target.ndim != tensor.ndim:
         return False
-    steps = min(target.shape[axis], tensor.shape[axis] - 1)
-    if steps < _SHORTEST - 1 or tensor.shape[axis] - target.shape[axis] not in (0, 1):
+    steps = min(target.shape[axis], tensor.shape[axis] - later)
+    if steps < _SHORTEST - 1 or not 0 <= tensor.shape[axis] - target.shape[axis] <= later:
         return False
-    ahead, here = target.narrow(axis, 0, steps), tensor.narrow(axis, 1, steps)
-    return ahead.shape == here.shape and _agree(ahead, here)
+    ahead, here = target.narrow(axis, 0, steps), tensor.narrow(axis, later, steps)
+    counted = _asked(ahead)
+    if ahead.shape != here.shape or ahead.is_complex() or not bool(counted.any()):
+        return False
+    return float((ahead == here)[counted].float().mean()) >= _AGREED
 
 
-def _is_equal(target: Tensor, tensor: Tensor) -> bool:
-    target, tensor = _alike(target, tensor)
-    return target.shape == tensor.shape and target.dtype == tensor.dtype and _agree(target, tensor)
-
-
-def _alike(target: Tensor, tensor: Tensor) -> tuple[Tensor, Tensor]:
-    if tensor.ndim == target.ndim + 1 and tensor.shape[-1] == 1:
-        return target, tensor.squeeze(-1)
-    return target, tensor
-
-
-def _agree(ahead: Tensor, here: Tensor) -> bool:
-    with torch.no_grad():
-        counted = ahead >= 0 if not ahead.is_floating_point() else torch.ones_like(ahead).bool()
-        if ahead.is_complex() or not bool(counted.any()):
-            return False
-        return float((ahead == here)[counted].float().mean()) >= _AGREED
+def _asked(target: Tensor) -> Tensor:
+    """Return the places of a target that are not masked: classes that are not negative."""
+    whole = torch.ones_like(target, dtype=torch.bool)
+    return whole if target.is_floating_point() or target.is_complex() else target >= 0
 
 
 def _is_shifted_inside(runs: Runs, target: Tensor, axis: int, length: int) -> bool:
@@ -216,21 +210,21 @@ def _is_shifted_inside(runs: Runs, target: Tensor, axis: int, length: int) -> bo
     for gradient in runs.base.read:
         if gradient is None or gradient.ndim <= axis or gradient.shape[axis] != length:
             continue
-        other = [d for d in range(gradient.ndim) if d != axis]
-        reads = (gradient != 0).amax(dim=other) if other else gradient != 0
         asked = target.narrow(axis, 1, length - 1) if target.shape[axis] == length else target
-        asked = asked >= 0 if not asked.is_floating_point() else torch.ones_like(asked).bool()
-        rest = [d for d in range(asked.ndim) if d != axis]
-        counted = asked.amax(dim=rest) if rest else asked
+        reads, counted = _any_beside(gradient != 0, axis), _any_beside(_asked(asked), axis)
         if not bool(reads[-1]) and bool(reads[:-1][counted.to(reads.device)].all()):
             return True
     return False
 
 
+def _any_beside(places: Tensor, axis: int) -> Tensor:
+    """Return whether any place holds, along one dimension."""
+    rest = [d for d in range(places.ndim) if d != axis]
+    return places.amax(dim=rest) if rest else places
+
+
 def _is_mask(tensor: Tensor) -> bool:
-    if tensor.dtype is torch.bool:
-        return True
-    return bool(((tensor == 0) | (tensor == 1)).all())
+    return tensor.dtype is torch.bool or bool(((tensor == 0) | (tensor == 1)).all())
 
 
 def seen(runs: Runs, sequence: Sequence) -> Tensor | None:
@@ -268,11 +262,12 @@ def steps_before(sequence: Sequence, real: Tensor | None) -> Same:
         sequence: what was changed.
         real: which of ``(samples, steps)`` hold no padding, where that is known.
     """
-    length, half = sequence.length, sequence.half
+    length = sequence.length
+    before = torch.arange(length) < sequence.half
 
     def same(tensor: Tensor) -> Iterator[Tensor]:
         axes = [axis for axis, size in enumerate(tensor.shape) if size == length]
-        masks = [along(torch.arange(length) < half, tensor, axis) for axis in axes]
+        masks = [along(before, tensor, axis) for axis in axes]
         if real is not None and tensor.ndim and tensor.shape[0] == len(real):
             masks = [
                 mask & along(real, tensor, 0, axis) if axis else mask
@@ -280,15 +275,8 @@ def steps_before(sequence: Sequence, real: Tensor | None) -> Same:
             ]
         yield from masks
         if len(masks) > 1:
-            both = masks[0]
-            for mask in masks[1:]:
-                both = both & mask
-            yield both
-        for axis, size in enumerate(tensor.shape[:2] if axes else tensor.shape):
-            if size > length and size % length == 0:  # features may be as many
-                index = torch.arange(size)
-                yield along(index % length < half, tensor, axis)
-                yield along(index // (size // length) < half, tensor, axis)
+            yield functools.reduce(torch.logical_and, masks)
+        yield from folded(before, tensor, is_exact=bool(axes))
 
     return same
 
