@@ -328,6 +328,12 @@ def warn(item: pytest.Item, text: str) -> None:
         pytest.fail(text, pytrace=False)
 
 
+def left_on_reports(terminalreporter: pytest.TerminalReporter, name: str) -> list[Any]:
+    """Return what the lists of a name on tests' reports hold, also from xdist's workers."""
+    reports = (report for reports in terminalreporter.stats.values() for report in reports)
+    return [one for report in reports for one in getattr(report, name, ())]
+
+
 def is_report(made: object) -> TypeGuard[HealthReport]:
     """Whether something is the report on one model, rather than a comparison of two."""
     from pytest_modelhealth.report import HealthReport  # not loaded by a run without reports

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_modelhealth.plugin.inspections import calling_line
+from pytest_modelhealth.plugin.inspections import calling_line, left_on_reports
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -130,12 +130,7 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """Say what was recorded and what had drifted, file by file, and which files no test used."""
-    written = [
-        one
-        for reports in terminalreporter.stats.values()
-        for report in reports
-        for one in getattr(report, "modelhealth_snapshots", ())
-    ]
+    written = left_on_reports(terminalreporter, "modelhealth_snapshots")
     lines = [f"{one['file']}: {one['change']}" for one in sorted(written, key=lambda o: o["file"])]
     lines += [f"{path}: unused, its test is gone or was renamed" for path in _unused(config)]
     for line in lines:

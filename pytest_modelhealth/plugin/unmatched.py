@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_modelhealth.plugin.inspections import INSPECTOR
+from pytest_modelhealth.plugin.inspections import INSPECTOR, left_on_reports
 from pytest_modelhealth.plugin.options import session_settings
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def pytest_runtest_makereport(
         judged = [health for health in fixture.reports if health._judgements]
         if judged and any(_shared(session_settings(item.config))):
             met = {text for health in judged for text in _met(health)}
-            report.modelhealth_met = sorted(met)  # type: ignore[attr-defined]
+            report.modelhealth_met = [sorted(met)]  # type: ignore[attr-defined]
     return report
 
 
@@ -41,23 +41,18 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """Name what met nothing; what the ini file says only where the whole suite ran."""
-    reports = [report for reports in terminalreporter.stats.values() for report in reports]
-    judged = [report.modelhealth_met for report in reports if hasattr(report, "modelhealth_met")]
+    judged = left_on_reports(terminalreporter, "modelhealth_met")
     if not judged or config.get_verbosity() < 0:
         return
     met = {text for texts in judged for text in texts}
-    whole = _is_whole_suite(terminalreporter, config)
+    # Under xdist the workers deselect, and the controller does not know.
+    selected = any(config.getoption(name, None) for name in _SELECTING)
+    is_part = config.args_source is pytest.Config.ArgsSource.ARGS
+    whole = not (selected or is_part or terminalreporter.stats.get("deselected"))
     for shared in _shared(session_settings(config)):
         text = _describe(shared)
         if text not in met and (whole or text.startswith("--")):
             terminalreporter.write_line(f"modelhealth: {text}: nothing in this run needed it")
-
-
-def _is_whole_suite(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> bool:
-    # Under xdist the workers deselect, and the controller does not know.
-    selected = any(config.getoption(name, None) for name in _SELECTING)
-    is_part = config.args_source is pytest.Config.ArgsSource.ARGS
-    return not (selected or is_part or terminalreporter.stats.get("deselected"))
 
 
 def _shared(settings: Settings) -> Iterator[Waiver | LayerLimit]:

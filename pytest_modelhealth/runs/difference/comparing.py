@@ -49,7 +49,8 @@ def compare(base: Run, head: Run) -> Difference:
         grade = Grade.WORSE if outcome in FAILED else Grade.CHANGED
         place = Place("", "", outcome, now[name]["message"])
         tests.append(TestDifference(name, "", (Change("test", "new test", (place,), grade),)))
-    for name in (one for one in before if one not in was.values()):
+    found = set(was.values())
+    for name in (one for one in before if one not in found):
         place = Place("", before[name]["outcome"])
         gone = Change("test", "inspects nothing any more", (place,), Grade.WORSE)
         tests.append(TestDifference(name, "", (gone,)))

@@ -188,11 +188,10 @@ def _is_of_other_form(weight: MatchedTensor) -> bool:
 
 def _is_another_mask(first: Drift, pair: SnapshotPair) -> bool:
     """Whether the first drift is another mask of a dropout."""
-    if first.role != "activations" or pair.origin(first.layer) is None:
+    origin = pair.origin(first.layer) if first.role == "activations" else None
+    if origin is None or "dropout" not in pair.new.layers[first.layer].type.lower():
         return False
-    if "dropout" not in pair.new.layers[first.layer].type.lower():
-        return False
-    before = pair.old.layers[pair.origin(first.layer)].tensors["activations", ""]
+    before = pair.old.layers[origin].tensors["activations", ""]
     now = pair.new.layers[first.layer].tensors["activations", ""]
     return is_another_draw(before, now, (before.count, now.count))
 

@@ -97,14 +97,16 @@ class Structure:
             yield Change("layer", words, tuple(places))
 
     def _of_form(self, key: str, what: str) -> Iterator[Change]:
-        places = [
-            Place(new["label"], *(shape(one[key]) if key == "shape" else one[key] for one in sides))
-            for sides in self._layers
-            for old, new in [sides]
-            if old and new and old["shape"] is not None is not new["shape"]
-            if old[key] != new[key]
-            if key != "shape" or not self._is_of_other_batch(old[key], new[key])
-        ]
+        places = []
+        for old, new in self._layers:
+            if not old or not new or old["shape"] is None or new["shape"] is None:
+                continue
+            before, now = old[key], new[key]
+            if key == "shape" and self._is_of_other_batch(before, now):
+                continue
+            if before != now:
+                texts = (shape(before), shape(now)) if key == "shape" else (before, now)
+                places.append(Place(new["label"], *texts))
         if places:
             yield Change(key, what, tuple(places))
 

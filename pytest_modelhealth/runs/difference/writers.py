@@ -38,15 +38,15 @@ def render(difference: Difference, name: str, *, colour: bool = False) -> str:
 # What is said in all formats
 
 
-def _counts(difference: Difference) -> dict[Grade, int]:
+def _counts(difference: Difference) -> dict[str, int]:
     counted = Counter(test.grade for test in difference.tests)
-    return {grade: counted[grade] for grade in (Grade.WORSE, Grade.BETTER, Grade.CHANGED)}
+    return {grade.value: counted[grade] for grade in (Grade.WORSE, Grade.BETTER, Grade.CHANGED)}
 
 
 def _headline(difference: Difference) -> str:
     """Return what became of the tests, in one line: ``"2 tests got worse; 148 unchanged"``."""
     counts = [
-        f"{plural(count, 'test')} {grade if grade is Grade.CHANGED else f'got {grade}'}"
+        f"{plural(count, 'test')} {grade if grade == Grade.CHANGED else f'got {grade}'}"
         for grade, count in _counts(difference).items()
         if count
     ]
