@@ -106,8 +106,8 @@ def _prepared(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    _try_to_replace(path)
-    return path
+    with tempfile.NamedTemporaryFile(dir=path.parent):
+        return path
 
 
 @contextlib.contextmanager
@@ -120,7 +120,7 @@ def _replacing(path: Path) -> Iterator[TextIO]:
         with path.open("w", encoding="ascii") as file:
             yield file
         return
-    temporary = _beside(path)
+    temporary = path.with_name(f".modelhealth-{os.getpid()}-{os.urandom(4).hex()}.tmp")
     try:
         with temporary.open("x", encoding="ascii") as file:
             yield file
@@ -128,16 +128,6 @@ def _replacing(path: Path) -> Iterator[TextIO]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def _try_to_replace(path: Path) -> None:
-    temporary = _beside(path)
-    temporary.open("x").close()
-    temporary.unlink()
-
-
-def _beside(path: Path) -> Path:
-    return path.with_name(f".modelhealth-{os.getpid()}-{os.urandom(4).hex()}.tmp")
 
 
 def _is_special(path: Path) -> bool:

@@ -6,13 +6,14 @@ read from there one by one at the end: neither memory nor xdist's channel holds 
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import platform
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -84,14 +85,13 @@ class _Recorder:
         try:
             # a test may have emptied the folder for temporary files
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            results = [_recorded(*one, item.config) for one in made]
             path, line, _ = item.location
             test = {
                 "id": item.nodeid,
                 "file": path,
                 "line": (line or 0) + 1,
                 "message": item.stash.get(_MESSAGE, ""),
-                "results": results,
+                "results": [_recorded(*one, item.config.rootpath) for one in made],
             }
             with tempfile.NamedTemporaryFile(
                 "w", encoding="ascii", dir=self._folder, suffix=".json", delete=False
@@ -102,26 +102,20 @@ class _Recorder:
         return {"file": Path(file.name).name}
 
 
-def _recorded(result: Any, path: Path, line: int, config: pytest.Config) -> dict[str, Any]:
+def _recorded(result: Any, path: Path, line: int, root: Path) -> dict[str, Any]:
+    """Return a result with its places as pytest shows them: from the run's folder, if in it."""
     from pytest_modelhealth.rendering.recorded import record
 
-    made = record(result, f"{_shown(path, config)}:{line}")
+    def shown(place: str) -> str:
+        name, _, line = place.rpartition(":")
+        is_inside = name and Path(name).is_relative_to(root)
+        return f"{Path(name).relative_to(root).as_posix()}:{line}" if is_inside else place
+
+    made = record(result, shown(f"{path}:{line}"))
     if made["kind"] == "inspection":
         for found in (*made["violations"], *made["warnings"], *made["layers"]):
-            for key in ("defined_at", "called_at"):
-                found[key] = _shown_place(found[key], config)
+            found |= {key: shown(found[key]) for key in ("defined_at", "called_at")}
     return made
-
-
-def _shown_place(place: str, config: pytest.Config) -> str:
-    path, _, line = place.rpartition(":")
-    return f"{_shown(Path(path), config)}:{line}" if path else ""
-
-
-def _shown(path: Path, config: pytest.Config) -> str:
-    """Return a path as pytest shows it: from the folder of the run, where it lies in it."""
-    root = config.rootpath
-    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
 
 
 class _Ended(NamedTuple):
@@ -139,10 +133,10 @@ class _Tests:
         self._ended = ended
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for ended in self._ended.values():
-            test = json.loads(ended.file.read_text(encoding="ascii"))
+        for outcome, seconds, file in self._ended.values():
+            test = json.loads(file.read_text(encoding="ascii"))
             results = test.pop("results")
-            yield {**test, "outcome": ended.outcome, "seconds": ended.seconds, "results": results}
+            yield {**test, "outcome": outcome, "seconds": seconds, "results": results}
 
 
 _PHASES = ("setup", "call", "teardown")
@@ -206,10 +200,13 @@ class _Collector:
         config: pytest.Config,
     ) -> None:
         """Hand the run to each destination; what one raises costs a line."""
-        run = self._run(exitstatus)
+        given = {
+            "config": config,
+            "run": self._run(exitstatus),
+            "terminalreporter": terminalreporter,
+        }
         for note in self._notes:
             terminalreporter.write_line(f"modelhealth: {note}")
-        given = {"config": config, "run": run, "terminalreporter": terminalreporter}
         for implementation in config.hook.pytest_modelhealth_run_ended.get_hookimpls():
             try:
                 implementation.function(*(given[name] for name in implementation.argnames))
@@ -223,15 +220,17 @@ class _Collector:
         from pytest_modelhealth import __version__
         from pytest_modelhealth.runs.run import FORMAT, FORMAT_VERSION, Run
 
-        self._forget_deleted()
-        torch = sys.modules.get("torch")
+        for name in [name for name, ended in self._ended.items() if not ended.file.is_file()]:
+            del self._ended[name]
+            lost = f"during the run {self._folder} was deleted, where its results were"
+            self._notes.append(f"{name} is missing: {lost}")
         head = {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "environment": {
                 "pytest_modelhealth": __version__,
-                "torch": _torch_version(torch),
+                "torch": _torch_version(),
                 "python": platform.python_version(),
                 "platform": platform.platform(),
             },
@@ -239,15 +238,6 @@ class _Collector:
             "notes": self._notes,
         }
         return Run(head, _Tests(self._ended))
-
-    def _forget_deleted(self) -> None:
-        deleted = [name for name, ended in self._ended.items() if not ended.file.is_file()]
-        for name in deleted:
-            del self._ended[name]
-            self._notes.append(
-                f"{name} is missing: during the run {self._folder} was deleted, where its results "
-                "were"
-            )
 
 
 class _StandardError:
@@ -261,21 +251,16 @@ class _StandardError:
             print(line.encode("ascii", "backslashreplace").decode("ascii"), file=sys.stderr)  # noqa: T201
 
 
-def _torch_version(torch: Any) -> str:
+def _torch_version() -> str:
     """Return torch's version; under xdist the process that reports has not loaded it."""
-    if torch is not None:
-        return str(torch.__version__)
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("torch")
-    except PackageNotFoundError:
-        return ""
+    if "torch" in sys.modules:
+        return str(sys.modules["torch"].__version__)
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version("torch")
+    return ""
 
 
 def _outcome(report: pytest.TestReport) -> str:
     if hasattr(report, "wasxfail"):
         return "xfailed" if report.skipped else "xpassed"
-    if report.failed:
-        return "failed" if report.when == "call" else "error"
-    return report.outcome
+    return "error" if report.failed and report.when != "call" else report.outcome
