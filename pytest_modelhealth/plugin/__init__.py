@@ -21,10 +21,8 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     """Register every part."""
     _leave_asserts_alone(pluginmanager)
     from pytest_modelhealth.plugin import attachments
-    from pytest_modelhealth.plugin.options import HookSpecifications
 
     pluginmanager.add_hookspecs(attachments)
-    pluginmanager.add_hookspecs(HookSpecifications)
     for package, folder in ((__name__, _FOLDER), (attachments.__name__, _FOLDER / "attachments")):
         for name in sorted(path.stem for path in folder.glob("[!_]*.py")):
             part = importlib.import_module(f"{package}.{name}")

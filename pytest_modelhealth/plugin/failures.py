@@ -26,7 +26,6 @@ from pytest_modelhealth.plugin.inspections import UNASKED_FAILURE, UnaskedFailur
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
-    from pathlib import Path
     from types import TracebackType
 
     from pytest_modelhealth.report.verdict import Denied
@@ -163,6 +162,9 @@ def _representation(unasked: UnaskedFailure, item: pytest.Item) -> ExceptionChai
     (_, path, line, _), error = unasked
     text = "\n".join([str(error), *getattr(error, "__notes__", ())])
     short = item.config.getoption("tbstyle", "auto") == "short"
+    here = item.config.invocation_params.dir
+    shown = str(path.relative_to(here) if path.is_relative_to(here) else path)
+    where = f"in {item.name}" if short else type(error).__name__
     entry = ReprEntry(
         lines=[
             ("    " if short else ">   ") + linecache.getline(str(path), line).strip(),
@@ -170,15 +172,8 @@ def _representation(unasked: UnaskedFailure, item: pytest.Item) -> ExceptionChai
         ],
         reprfuncargs=None,
         reprlocals=None,
-        reprfileloc=ReprFileLocation(
-            _shown_path(path, item), line, f"in {item.name}" if short else type(error).__name__
-        ),
+        reprfileloc=ReprFileLocation(shown, line, where),
         style="short" if short else "long",
     )
     crash = ReprFileLocation(str(path), line, headline(error))
     return ExceptionChainRepr([(ReprTraceback([entry], None, style="long"), crash, None)])
-
-
-def _shown_path(path: Path, item: pytest.Item) -> str:
-    here = item.config.invocation_params.dir
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)

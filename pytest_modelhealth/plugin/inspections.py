@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Never, TypeGuard
@@ -304,7 +304,13 @@ def _check_unasked(fixture: InspectorFixture, item: pytest.Item) -> None:
     if failures:
         first, *others = failures
         if others:
-            first.error.add_note(_note_on(others))
+            noun = "inspection" if len(others) == 1 else "inspections"
+            lines = [f"{len(others)} more {noun} of this test failed:"]
+            for (_, path, line, _), error in others[:_NOTED]:
+                lines.append(f"  {path.name}:{line}: {headline(error)}")
+            if len(others) > _NOTED:
+                lines.append(f"  ... and {len(others) - _NOTED} more")
+            first.error.add_note("\n".join(lines))
         first.error.add_note(
             "The test did not ask for this report's verdict, so it was checked when the test ended;"
             "\nfor numbers alone: @pytest.mark.modelhealth(auto_check=False)"
@@ -318,11 +324,9 @@ def _check_unasked(fixture: InspectorFixture, item: pytest.Item) -> None:
 
 def warn(item: pytest.Item, text: str) -> None:
     """Warn of something in a test, which fails it where warnings are errors."""
-    try:
+    is_error = True
+    with suppress(ModelHealthWarning):  # under -W error; its traceback would lead through pytest
         item.warn(ModelHealthWarning(text))
-    except ModelHealthWarning:  # under -W error; its own traceback would lead through pytest
-        is_error = True
-    else:
         is_error = False
     if is_error:
         pytest.fail(text, pytrace=False)
@@ -339,16 +343,6 @@ def is_report(made: object) -> TypeGuard[HealthReport]:
     from pytest_modelhealth.report import HealthReport  # not loaded by a run without reports
 
     return isinstance(made, HealthReport)
-
-
-def _note_on(others: list[UnaskedFailure]) -> str:
-    noun = "inspection" if len(others) == 1 else "inspections"
-    lines = [f"{len(others)} more {noun} of this test failed:"]
-    for (_, path, line, _), error in others[:_NOTED]:
-        lines.append(f"  {path.name}:{line}: {headline(error)}")
-    if len(others) > _NOTED:
-        lines.append(f"  ... and {len(others) - _NOTED} more")
-    return "\n".join(lines)
 
 
 def headline(error: BaseException) -> str:

@@ -32,7 +32,7 @@ from pytest_modelhealth.report import (
 from pytest_modelhealth.report.ranks import Ranks
 from pytest_modelhealth.settings.setting import is_inside
 from pytest_modelhealth.snapshot.changes import phrases
-from pytest_modelhealth.snapshot.drift import Drift, Outcome, SnapshotCheck
+from pytest_modelhealth.snapshot.drift import Outcome, SnapshotCheck
 from pytest_modelhealth.snapshot.drift import summary as drift_summary
 from pytest_modelhealth.snapshot.snapshot import Snapshot
 from pytest_modelhealth.statistics import TensorStatistics
@@ -58,8 +58,10 @@ def record(result: HealthReport | Comparison | SnapshotCheck, place: str) -> dic
     return {"kind": made.pop("kind"), "place": place, **plain(made)}
 
 
-def _fields(of: object, *names: str) -> dict[str, Any]:
-    return {name: getattr(of, name) for name in names}
+def _fields(of: object, names: str) -> dict[str, Any]:
+    """Return attributes by their names, ``key:name`` where the file calls one otherwise."""
+    pairs = (name.partition(":") for name in names.split())
+    return {key: attrgetter(name or key)(of) for key, _, name in pairs}
 
 
 # An inspection
@@ -81,32 +83,24 @@ def _inspection(report: HealthReport) -> dict[str, Any]:
         "verdict": verdict.value,
         "headline": headline(report),
         "text": "" if verdict is Verdict.HEALTHY else report.render("failure"),
-        "model": seen.model_type,
-        "loss": seen.loss,
-        **_fields(seen, "samples", "batches", "backward", "notes"),
+        **_fields(seen, "model:model_type loss samples batches backward notes"),
         "part": None if seen.part is None else asdict(seen.part),
         "ranks": None if seen.ranks is None else _ranks(seen.ranks),
         "violations": findings_data(report),
         "warnings": [_finding(report, found) for found in judgement.warned],
         "inconclusive": [
-            {**_where(report, found.check, found.layer), "reason": found.reason}
-            for found in judgement.inconclusive
+            _where(report, found) | _fields(found, "reason") for found in judgement.inconclusive
         ],
         "waived": [
-            {
-                **_where(report, found.check, found.layer),
-                "message": found.message,
-                "reason": waiver.reason,
-            }
+            _where(report, found) | _fields(found, "message") | _fields(waiver, "reason")
             for found, waiver in judgement.waived
         ],
         "margins": [
             {
-                **_where(report, near.violation.check, near.violation.layer),
+                **_where(report, near.violation),
                 "role": near.violation.role,
                 "value": float(near.violation.value),
-                **_fields(near, "limit", "setting", "used"),
-                "least": near.is_least,
+                **_fields(near, "limit setting used least:is_least"),
             }
             for near in margins(report)
         ],
@@ -123,8 +117,8 @@ def _of_what(report: HealthReport) -> str:
     return "batch" if report.observation.stepped is None else "step"
 
 
-def _where(report: HealthReport, check: str, layer: str) -> dict[str, Any]:
-    return {"check": check, "layer": layer, "label": label(report, layer)}
+def _where(report: HealthReport, found: Any) -> dict[str, Any]:
+    return {**_fields(found, "check layer"), "label": label(report, found.layer)}
 
 
 def findings_data(report: HealthReport) -> list[dict[str, Any]]:
@@ -133,15 +127,13 @@ def findings_data(report: HealthReport) -> list[dict[str, Any]]:
 
 
 def _finding(report: HealthReport, found: Violation) -> dict[str, Any]:
+    others = [_where(report, other) | _fields(other, "message") for other in found.folded]
     return {
-        **_where(report, found.check, found.layer),
-        **_fields(found, "role", "tensor", "limit", "origin", "message", "cause", "details"),
+        **_where(report, found),
+        **_fields(found, "role tensor limit origin message cause details"),
         "value": float(found.value),
         "affected": found.layers[1:],
-        "consequences": [
-            {**_where(report, other.check, other.layer), "message": other.message}
-            for other in found.folded
-        ],
+        "consequences": others,
         **_places(report, found.layer),
     }
 
@@ -158,9 +150,8 @@ def _layer(report: HealthReport, record: LayerRecord, costs: Mapping[str, Any]) 
     given, made = record.inputs, record.activations
     return {
         "label": label(report, record.name),
-        "type": record.type_name,
-        "status": record.status.value,
-        **_fields(record, "name", "reason", "functional", "calls", "tied"),
+        **_fields(record, "type:type_name status:status.value"),
+        **_fields(record, "name reason functional calls tied"),
         "input_shape": None if given is None else given.shape,
         "shape": None if made is None else made.shape,
         "dtype": "" if made is None else made.dtype,
@@ -187,17 +178,13 @@ def tensors_data(record: LayerRecord, role: str | None = None) -> list[dict[str,
 
 
 def _extremes(found: Mapping[str, Extreme]) -> dict[str, Any]:
-    return {
-        role: {"batch": one.batch, "sample": one.sample, "rank": one.rank}
-        for role, one in found.items()
-    }
+    return {role: _fields(one, "batch sample rank") for role, one in found.items()}
 
 
 def _ranks(found: Ranks) -> dict[str, Any]:
     """Return who took part; in what they disagree, the findings say."""
     return {
-        "ranks": found.ranks,
-        "engine": found.engine,
+        **_fields(found, "ranks engine"),
         "groups": [asdict(group) for group in found.groups],
         "losses": [{"loss": loss, "rank": rank} for loss, rank in found.losses],
     }
@@ -209,11 +196,8 @@ def tensor_data(role: str, name: str, seen: TensorStatistics) -> dict[str, Any]:
     return {
         "role": role,
         "name": name,
-        "nan": seen.nan_count,
-        "inf": seen.inf_count,
-        "zeros": seen.zero_count,
-        "dead": seen.dead_fraction,
-        **_fields(seen, "shape", "dtype", "count", "mean", "std", "min", "max", "norm"),
+        **_fields(seen, "nan:nan_count inf:inf_count zeros:zero_count dead:dead_fraction"),
+        **_fields(seen, "shape dtype count mean std min max norm"),
         "bins": {
             "lowest": seen.exponents.lowest,
             "negative": counts[:, 0].tolist(),
@@ -324,47 +308,39 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
     found = comparison.first_divergence
     is_different = differs(comparison)
     show = comparison._renderer
+    names = "layer candidate label kind story cause affected"
     return {
         "kind": "comparison",
         "verdict": "different" if is_different else "equivalent",
         "headline": show("comparison", "line")(comparison),
         "text": show("comparison", "failure")(comparison) if is_different else "",
-        "model": comparison.reference,
-        "candidate": comparison.candidate,
-        "divergence": None
-        if found is None
-        else _fields(found, "layer", "candidate", "label", "kind", "story", "cause", "affected"),
-        **_fields(comparison, "losses", "basis", "notes"),
+        **_fields(comparison, "model:reference candidate"),
+        "divergence": None if found is None else _fields(found, names),
+        **_fields(comparison, "losses basis notes"),
         "layers": [*map(_aligned, comparison.layers.values()), *_outputs(comparison.outputs)],
     }
 
 
 def _aligned(layer: AlignedLayer) -> dict[str, Any]:
     return {
-        **_fields(layer.pair, "reference", "candidate"),
-        **_fields(layer, "label", "diverged", "changed_parameters"),
-        "type": layer.type_name,
-        "change": layer.pair.change.value,
+        **_fields(layer.pair, "reference candidate"),
+        **_fields(layer, "label diverged changed_parameters type:type_name"),
+        **_fields(layer, "change:pair.change.value"),
         "tensors": [_compared(result) for result in layer.tensors],
     }
 
 
+_MEASURES = "error:relative_l2 reference:expected max_abs max_ulp cosine found at"
+
+
 def _compared(result: TensorResult) -> dict[str, Any]:
+    names = (name.partition(":")[0] for name in _MEASURES.split())
     found = result.difference
-    measures = {key: None if found is None else read(found) for key, read in _MEASURES.items()}
     return {
-        "role": result.key.role,
-        "name": result.key.tensor,
-        **measures,
-        **_fields(result, "noise", "ratio", "limit", "source", "diverged", "problem"),
+        **_fields(result.key, "role name:tensor"),
+        **(dict.fromkeys(names) if found is None else _fields(found, _MEASURES)),
+        **_fields(result, "noise ratio limit source diverged problem"),
     }
-
-
-_MEASURES = {
-    "error": attrgetter("relative_l2"),
-    "reference": attrgetter("expected"),
-    **{key: attrgetter(key) for key in ("max_abs", "max_ulp", "cosine", "found", "at")},
-}
 
 
 def _outputs(outputs: Iterable[TensorResult]) -> list[dict[str, Any]]:
@@ -390,16 +366,15 @@ def _drift(check: SnapshotCheck) -> dict[str, Any]:
     """Return what a snapshot check found."""
     found = check.found
     drifted = found is not None and found.drifted
+    moved = "layer label role statistic before now distance moved allowed:allowance.distance"
     return {
         "kind": "drift",
         "verdict": check.outcome.value,
         "headline": _drift_headline(check),
-        "text": check.text,
-        "model": check.now.model,
-        "snapshot": check.file,
+        **_fields(check, "text model:now.model snapshot:file"),
         "tensors": 0 if found is None else found.tensors,
         "story": "" if found is None else found.story,
-        "drifts": [] if found is None else [_moved(drift) for drift in found.drifts],
+        "drifts": [] if found is None else [_fields(drift, moved) for drift in found.drifts],
         "changes": [] if found is None else phrases(found.changes),
         "before": _layers(check.before) if drifted and check.before is not None else [],
         "now": _layers(check.now) if drifted else [],
@@ -416,21 +391,16 @@ def _drift_headline(check: SnapshotCheck) -> str:
     return str(check.found) if check.found is not None else check.outcome.value
 
 
-def _moved(drift: Drift) -> dict[str, Any]:
-    names = ("layer", "label", "role", "statistic", "before", "now", "distance", "moved")
-    return {**_fields(drift, *names), "allowed": drift.allowance.distance}
-
-
-_OF_TENSOR = ("shape", "dtype", "mean", "std", "min", "max", "zeros", "dead", "nan", "inf")
+_OF_TENSOR = "shape dtype mean std min max zeros dead nan inf"
 
 
 def _layers(snapshot: Snapshot) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            **_fields(line, "type", "status", "calls"),
+            **_fields(line, "type status calls"),
             "tensors": [
-                {"role": role, "name": own, **_fields(tensor, *_OF_TENSOR)}
+                {"role": role, "name": own, **_fields(tensor, _OF_TENSOR)}
                 for (role, own), tensor in line.tensors.items()
             ],
         }

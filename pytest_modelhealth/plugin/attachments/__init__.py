@@ -20,6 +20,7 @@ from pytest_modelhealth.plugin.inspections import INSPECTOR, is_report
 from pytest_modelhealth.plugin.snapshots import SNAPSHOT_CHECKS
 
 if TYPE_CHECKING:
+    from pytest_modelhealth.checks import Check
     from pytest_modelhealth.runs.run import Run
 
 
@@ -203,4 +204,14 @@ def pytest_modelhealth_run_ended(
     `run` has what ``docs/reference/run-format.md`` says. Its tests are read from disk one by one,
     so iterate over them and keep none. What is raised costs a line of the summary, and neither the
     result of the run nor the other destinations.
+    """
+
+
+@pytest.hookspec
+def pytest_modelhealth_checks() -> list[type[Check]]:  # type: ignore[empty-body]
+    """Return a project's own checks: subclasses of `pytest_modelhealth.Check`.
+
+    It is called once, before options are parsed, so that each setting of these checks can
+    be set too: in a plugin, in the root folder's ``conftest.py``, or in that of a folder which
+    pytest is started on.
     """

@@ -67,26 +67,25 @@ def _of_result(own: str, result: Mapping[str, Any], *, is_drawn_here: bool) -> I
     layers = result.get("layers", ())
     histograms = [[tensor.get("bins") for tensor in layer["tensors"]] for layer in layers]
     if layers:
-        kept["layers"] = [_without_histograms(layer) for layer in layers]
+        kept["layers"] = [
+            {
+                **layer,
+                "tensors": [
+                    {key: value for key, value in tensor.items() if key != "bins"}
+                    for tensor in layer["tensors"]
+                ],
+            }
+            for layer in layers
+        ]
     digits = DIGITS_OF_A_COMPARISON if result["kind"] == "comparison" else DIGITS
     yield _block(f"data-{own}", _shown(kept, digits))
     if is_drawn_here:
         charts = drawn(result, own)
         yield _block(f"charts-{own}", [charts.evidence, charts.panels])
-    if not any(any(bins) for bins in histograms):
-        return
-    for start in range(0, len(histograms), LAYERS_A_BLOCK):
-        yield _block(
-            f"bins-{own}-{start // LAYERS_A_BLOCK}", histograms[start : start + LAYERS_A_BLOCK]
-        )
-
-
-def _without_histograms(layer: Mapping[str, Any]) -> dict[str, Any]:
-    tensors = [
-        {key: value for key, value in tensor.items() if key != "bins"}
-        for tensor in layer["tensors"]
-    ]
-    return {**layer, "tensors": tensors}
+    if any(any(bins) for bins in histograms):
+        for first in range(0, len(histograms), LAYERS_A_BLOCK):
+            part = histograms[first : first + LAYERS_A_BLOCK]
+            yield _block(f"bins-{own}-{first // LAYERS_A_BLOCK}", part)
 
 
 def _block(own: str, value: object) -> str:
