@@ -12,21 +12,17 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from pytest_modelhealth.plugin.inspections import INSPECTOR, headline
 from pytest_modelhealth.plugin.snapshots import SNAPSHOT_CHECKS
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from pytest_modelhealth.runs.run import Run
+from pytest_modelhealth.runs.run import Run
 
 _FOLDER = "modelhealth_results"
 _MESSAGE = pytest.StashKey[str]()

@@ -9,9 +9,10 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import networkx as nx
+import numpy as np
 
 from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, differs
 from pytest_modelhealth.comparison.results import TensorResult
@@ -36,9 +37,6 @@ from pytest_modelhealth.snapshot.drift import Outcome, SnapshotCheck
 from pytest_modelhealth.snapshot.drift import summary as drift_summary
 from pytest_modelhealth.snapshot.snapshot import Snapshot
 from pytest_modelhealth.statistics import TensorStatistics
-
-if TYPE_CHECKING:
-    from pytest_modelhealth.training.monitoring.history import History
 
 
 def record(result: HealthReport | Comparison | SnapshotCheck, place: str) -> dict[str, Any]:
@@ -74,12 +72,14 @@ SIZES = ("parameter_bytes", "activation_bytes", "multiply_adds", "saved_bytes")
 def _inspection(report: HealthReport) -> dict[str, Any]:
     seen, judgement = report.observation, report._judgement
     verdict = judgement.verdict
+    of = "batch" if seen.stepped is None else "step"
+    of = of if seen.course is None else "training"
     summary = summarised(report)
     costs = {row["name"]: row for row in summary.rows}
     layers = [_layer(report, record, costs[record.name]) for record in report]
     return {
         "kind": "inspection",
-        "of": _of_what(report),
+        "of": of,
         "verdict": verdict.value,
         "headline": headline(report),
         "text": "" if verdict is Verdict.HEALTHY else report.render("failure"),
@@ -109,12 +109,6 @@ def _inspection(report: HealthReport) -> dict[str, Any]:
         "flow": flow_data(report),
         "course": _course(report),
     }
-
-
-def _of_what(report: HealthReport) -> str:
-    if report.observation.course is not None:
-        return "training"
-    return "batch" if report.observation.stepped is None else "step"
 
 
 def _where(report: HealthReport, found: Any) -> dict[str, Any]:
@@ -236,24 +230,18 @@ def flow_data(report: HealthReport) -> dict[str, Any] | None:
 
 def _way(drawn: Diagram, culprit: str) -> list[str]:
     """Return the shortest way from the batch through the culprit, or the first layer inside it."""
-    keys = [box.key for box in drawn.boxes]
-    inside = (key for key in keys if key == culprit or is_inside(key, culprit))
+    inside = (box.key for box in drawn.boxes if box.key == culprit or is_inside(box.key, culprit))
     through = next(inside, None)
     if through is None:
         return []
     graph = nx.DiGraph((arrow.source, arrow.target) for arrow in drawn.arrows)
     graph.add_node(through)
-    before, after = (
-        _shortest(ways, through, {box.key for box in drawn.boxes if box.kind == kind})
-        for ways, kind in ((graph.reverse(copy=False), "source"), (graph, "end"))
-    )
-    return [*reversed(before), *after[1:]]
-
-
-def _shortest(graph: nx.DiGraph, start: str, ends: set[str]) -> list[str]:
-    """Return the shortest way from `start` to one of `ends`; `start` alone where there is none."""
-    ways = nx.single_source_shortest_path(graph, start)
-    return next((way for name, way in ways.items() if name in ends), [start])
+    halves = []
+    for ways, kind in ((graph.reverse(copy=False), "source"), (graph, "end")):
+        ends = {box.key for box in drawn.boxes if box.kind == kind}
+        found = nx.single_source_shortest_path(ways, through)
+        halves.append(next((way for name, way in found.items() if name in ends), [through]))
+    return [*reversed(halves[0]), *halves[1][1:]]
 
 
 # A training
@@ -280,24 +268,23 @@ def _course(report: HealthReport) -> dict[str, Any] | None:
     names = list(dict.fromkeys((*(n for n in accused if n in history.layers), *history.layers)))
     every = -(-len(history) // MOST_STEPS)
     taken = sorted({*range(0, len(history), every), len(history) - 1})
+
+    def values(layer: str, statistic: str) -> list[float]:
+        found = history[layer, statistic][taken]
+        kind = statistic.rpartition("_")[0]
+        if kind in ("activation", "gradient", "parameter_gradient"):
+            found = np.where(history[layer, f"{kind}_nonfinite"][taken] > 0, math.nan, found)
+        shown: list[float] = found.tolist()
+        return shown
+
     return {
         "steps": history.steps[taken].tolist(),
         "loss": history.loss[taken].tolist(),
         "layers": {
-            name: {statistic: _values(history, name, statistic, taken) for statistic in SHOWN}
+            name: {statistic: values(name, statistic) for statistic in SHOWN}
             for name in names[:MOST_LAYERS]
         },
     }
-
-
-def _values(history: History, layer: str, statistic: str, taken: list[int]) -> list[float]:
-    """Return a statistic at the steps `taken`, NaN where values of the tensor were not finite."""
-    values: list[float] = history[layer, statistic][taken].tolist()
-    kind = statistic.rpartition("_")[0]
-    if kind not in ("activation", "gradient", "parameter_gradient"):
-        return values
-    bad = history[layer, f"{kind}_nonfinite"][taken].tolist()
-    return [math.nan if count else value for value, count in zip(values, bad, strict=True)]
 
 
 # A comparison
@@ -382,13 +369,12 @@ def _drift(check: SnapshotCheck) -> dict[str, Any]:
 
 
 def _drift_headline(check: SnapshotCheck) -> str:
-    if check.found is not None and check.found.drifted:
-        return drift_summary(check.found)
-    if check.text:
-        return check.text.partition("\n")[0]
-    if check.outcome is Outcome.RECORDED:
-        return f"recorded in {check.file}"
-    return str(check.found) if check.found is not None else check.outcome.value
+    found = check.found
+    if found is not None and found.drifted:
+        return drift_summary(found)
+    recorded = f"recorded in {check.file}" if check.outcome is Outcome.RECORDED else ""
+    told = check.outcome.value if found is None else str(found)
+    return check.text.partition("\n")[0] or recorded or told
 
 
 _OF_TENSOR = "shape dtype mean std min max zeros dead nan inf"

@@ -6,15 +6,12 @@ Each failing subtest has its own: the second one's name ends in ``-2``.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_modelhealth.plugin.attachments import Evidence
 from pytest_modelhealth.plugin.inspections import left_on_reports
 from pytest_modelhealth.plugin.output_files import folder_name, rank_suffix, warn_once, writable
-
-if TYPE_CHECKING:
-    from pytest_modelhealth.plugin.attachments import Evidence
 
 _OPTION = "--modelhealth-artifacts"
 _WARNED = pytest.StashKey[bool]()

@@ -10,17 +10,15 @@ import hashlib
 import json
 import os
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
+
+import pytest
 
 from pytest_modelhealth.plugin.output_files import OutputFile
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import pytest
-
-    from pytest_modelhealth.runs.run import Run
+from pytest_modelhealth.runs.faults import faults
+from pytest_modelhealth.runs.run import Run
 
 
 def _write(run: Run, file: TextIO, config: pytest.Config) -> None:
@@ -41,7 +39,6 @@ DESTINATION = OutputFile(
 def _issues(run: Run, rootdir: Path, root: Path) -> Iterator[dict[str, Any]]:
     """Yield one issue for each fault of each test; what only warns is ``minor``."""
     from pytest_modelhealth.rendering.notation import printable
-    from pytest_modelhealth.runs.faults import faults
 
     seen = Counter[tuple[str, ...]]()
     for test, fault in ((one, fault) for one in run.tests for fault in faults(one)):

@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
+
+import pytest
 
 from pytest_modelhealth.plugin.output_files import OutputFile
-
-if TYPE_CHECKING:
-    import pytest
-
-    from pytest_modelhealth.runs.run import Run
+from pytest_modelhealth.runs.run import Run
 
 
 def _write(run: Run, file: TextIO, config: pytest.Config) -> None:

@@ -250,19 +250,17 @@ def in_one_dtype(one: Snapshot, other: Snapshot) -> tuple[Snapshot, Snapshot]:
 
     A change of the dtype is told of the layers; statistics are compared by its tolerances.
     """
-    return _with_coarser_dtypes(one, other), _with_coarser_dtypes(other, one)
 
+    def coarsened(side: Snapshot, beside: Snapshot) -> Snapshot:
+        def coarser(layer: str, key: TensorKey, tensor: TensorLine) -> TensorLine:
+            line = beside.layers.get(layer)
+            counterpart = line.tensors.get(key, tensor) if line else tensor
+            dtypes = sorted((tensor.dtype, counterpart.dtype))
+            return replace(tensor, dtype=max(dtypes, key=epsilon_of))
 
-def _with_coarser_dtypes(one: Snapshot, other: Snapshot) -> Snapshot:
-    def with_coarser(layer: str, key: TensorKey, tensor: TensorLine) -> TensorLine:
-        line = other.layers.get(layer)
-        counterpart = None if line is None else line.tensors.get(key)
-        if counterpart is None or counterpart.dtype == tensor.dtype:
-            return tensor
-        dtypes = sorted((tensor.dtype, counterpart.dtype))
-        return replace(tensor, dtype=max(dtypes, key=epsilon_of))
+        return side.with_tensors(coarser)
 
-    return one.with_tensors(with_coarser)
+    return coarsened(one, other), coarsened(other, one)
 
 
 def _as_returned(layers: Sequence[Data]) -> list[Data]:
@@ -302,11 +300,8 @@ def _line(layer: Data, holders: frozenset[str]) -> LayerLine:
         if tensor["role"] in ROLES and (tensor["role"] != "inputs" or not is_inner)
     }
     return LayerLine(
-        type=layer["type"],
-        status=layer["status"],
-        calls=layer["calls"],
+        **{key: layer[key] for key in ("type", "status", "calls", "tied")},
         activation=_ACTIVATIONS.get(layer["type"], ""),
-        tied=layer["tied"],
         tensors=tensors,
     )
 
@@ -314,20 +309,11 @@ def _line(layer: Data, holders: frozenset[str]) -> LayerLine:
 def _tensor(tensor: Data, layer: str) -> TensorLine:
     role, count = tensor["role"], tensor["count"]
     zeros = tensor["zeros"] / count if count else math.nan
+    moments: Data = {key: tensor[key] for key in ("mean", "std", "min", "max")}
     return TensorLine(
-        dtype=tensor["dtype"],
+        **{key: tensor[key] for key in ("dtype", "count", "nan", "inf")},
+        **{key: math.nan if value is None else value for key, value in moments.items()},
         shape=tuple(tensor["shape"]),
-        count=count,
-        mean=_number(tensor["mean"]),
-        std=_number(tensor["std"]),
-        min=_number(tensor["min"]),
-        max=_number(tensor["max"]),
         zeros=zeros if judges_zeros(role, layer) else 0.0,
         dead=tensor["dead"] if is_judged_whole(role, layer) else None,
-        nan=tensor["nan"],
-        inf=tensor["inf"],
     )
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value

@@ -147,20 +147,16 @@ def _evidence(result: Mapping[str, Any]) -> list[tuple[str, str, Markup]]:
     near = nx.single_source_shortest_path_length(feeding, worst["layer"])
     before = next((name for name in near if name in layers and name != worst["layer"]), None)
     figures = []
-    for name in (before, worst["layer"]):
-        tensors = layers[name]["tensors"] if name in layers else []
-        wanted = worst.get("tensor", "") if name == worst["layer"] else ""
-        order = [(worst["role"], wanted), (worst["role"], None), ("activations", None)]
-        found = next(
-            (
-                t
-                for role, own in order
-                for t in tensors
-                if t["role"] == role and own in (None, t["name"])
-            ),
-            None,
-        )
-        if found is not None:
+    for name in filter(layers.__contains__, (before, worst["layer"])):
+        own = worst.get("tensor", "") if name == worst["layer"] else ""
+
+        def rank(tensor: Mapping[str, Any], own: str = own) -> int:
+            if tensor["role"] == worst["role"]:
+                return 0 if tensor["name"] == own else 1
+            return 2 if tensor["role"] == "activations" else 3
+
+        found = min(layers[name]["tensors"], key=rank, default=None)
+        if found is not None and rank(found) < 3:
             label = " ".join(filter(None, (layers[name]["label"], found["name"])))
             figures.append((printable(label), svg.words(found["role"]), histogram(found)))
     return figures
@@ -204,9 +200,8 @@ def _memory(layers: Sequence[Mapping[str, Any]], anchor: str) -> dict[str, Any]:
         for _, layer, sizes in rows[:MOST_ROWS]
     ]
     if rest := rows[MOST_ROWS:]:
-        label = plural(len(rest), "other layer")
         sizes = [(text, 0.0) for text, _ in cells(added(rest), most)]
-        shown.append({"label": label, "link": None, "sizes": sizes})
+        shown.append({"label": plural(len(rest), "other layer"), "link": None, "sizes": sizes})
     totals = [
         "not measured" if total is None else f"{in_bytes(int(total))} in all"
         for total in added(rows)
