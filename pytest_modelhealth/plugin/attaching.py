@@ -39,12 +39,12 @@ def pytest_runtest_makereport(
 def _attach(item: pytest.Item, report: pytest.TestReport, error: BaseException) -> None:
     judged: Any = error.report if isinstance(error, ModelHealthError) else None
     found = _first_unhealthy(item) if judged is None else judged
+    if found is None:
+        return
     if is_report(found):
         if not found._judgement.violations:
             return
         item.stash.setdefault(_SHOWN, []).append(found)
-    elif found is None:
-        return
     evidence = Evidence(found, explains_failure=found is judged)
     item.stash.setdefault(EVIDENCE, (evidence, report.when))
     item.ihook.pytest_modelhealth_attach(item=item, report=report, evidence=evidence)

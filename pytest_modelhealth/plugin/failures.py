@@ -107,13 +107,18 @@ def _hide_frames_between(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
     elif isinstance(excinfo.value, _OWN_ERRORS):
         excinfo._striptext = f"{_PACKAGE}."
     entries = list(_entries(excinfo.tb))
-    if _is_defect(entries[-1], excinfo.value):
-        return  # our frames are what a bug report needs
+    innermost = entries[-1].tb_frame.f_code.co_name
+    is_own = _package(entries[-1]) == _PACKAGE and not isinstance(excinfo.value, _OWN_ERRORS)
+    if is_own and innermost not in _MAKES_CALLS_OF_THE_MODEL:
+        return  # a defect: our frames are what a bug report needs
     backwards = dropwhile(_RUN_TESTS.__contains__, map(_package, reversed(entries)))
     if _PACKAGE in takewhile(lambda package: package not in _RUN_TESTS, backwards):
-        _hide_between(excinfo.tb)
-        for cause in _causes(excinfo.value):
-            _hide_between(cause.__traceback__)
+        error: BaseException | None = excinfo.value
+        seen = set[int]()  # one may be its own cause
+        while error is not None and id(error) not in seen:
+            _hide_between(excinfo.tb if not seen else error.__traceback__)
+            seen.add(id(error))
+            error = error.__cause__ or error.__context__
 
 
 _RUN_TESTS = frozenset({"_pytest", "pluggy"})
@@ -130,23 +135,10 @@ def _hide_between(traceback: TracebackType | None) -> None:
         entry.tb_next = following
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    seen = {id(error)}  # one may be its own cause
-    while (cause := error.__cause__ or error.__context__) and id(cause) not in seen:
-        seen.add(id(error := cause))
-        yield cause
-
-
 def _entries(traceback: TracebackType | None) -> Iterator[TracebackType]:
     while traceback is not None:
         yield traceback
         traceback = traceback.tb_next
-
-
-def _is_defect(innermost: TracebackType, error: BaseException) -> bool:
-    passed_through = innermost.tb_frame.f_code.co_name in _MAKES_CALLS_OF_THE_MODEL
-    is_own = _package(innermost) == _PACKAGE
-    return is_own and not passed_through and not isinstance(error, _OWN_ERRORS)
 
 
 _MAKES_CALLS_OF_THE_MODEL = frozenset({"__torch_function__", "_function", "run_function"})

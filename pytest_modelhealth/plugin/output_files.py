@@ -11,12 +11,14 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import pytest
 
 from pytest_modelhealth.errors import ModelHealthWarning
-from pytest_modelhealth.runs.run import Run
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.runs.run import Run
 
 _LONGEST_NAME = 100
 

@@ -16,13 +16,15 @@ from collections.abc import Generator, Iterator
 from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
 from pytest_modelhealth.plugin.inspections import INSPECTOR, headline
 from pytest_modelhealth.plugin.snapshots import SNAPSHOT_CHECKS
-from pytest_modelhealth.runs.run import Run
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.runs.run import Run
 
 _FOLDER = "modelhealth_results"
 _MESSAGE = pytest.StashKey[str]()

@@ -12,11 +12,14 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from string import punctuation
+from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_modelhealth.runs.faults import Fault, faults
-from pytest_modelhealth.runs.run import Run, Test
+if TYPE_CHECKING:
+    from pytest_modelhealth.runs.faults import Fault
+    from pytest_modelhealth.runs.run import Run, Test
+
 
 MOST_ANNOTATIONS = 10
 """GitHub shows no more errors of a step."""
@@ -79,6 +82,8 @@ def commands(tests: Iterable[Test], rootdir: Path, workspace: Path) -> Iterator[
 
 def _failing(tests: Iterable[Test]) -> Iterator[tuple[Test, Fault]]:
     """Yield each failing test with what fails it first."""
+    from pytest_modelhealth.runs.faults import faults
+
     for test in tests:
         first = next((fault for fault in faults(test) if fault.fails), None)
         if first is not None:

@@ -12,13 +12,14 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import pytest
 
 from pytest_modelhealth.plugin.output_files import OutputFile
-from pytest_modelhealth.runs.faults import faults
-from pytest_modelhealth.runs.run import Run
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.runs.run import Run
 
 
 def _write(run: Run, file: TextIO, config: pytest.Config) -> None:
@@ -39,6 +40,7 @@ DESTINATION = OutputFile(
 def _issues(run: Run, rootdir: Path, root: Path) -> Iterator[dict[str, Any]]:
     """Yield one issue for each fault of each test; what only warns is ``minor``."""
     from pytest_modelhealth.rendering.notation import printable
+    from pytest_modelhealth.runs.faults import faults
 
     seen = Counter[tuple[str, ...]]()
     for test, fault in ((one, fault) for one in run.tests for fault in faults(one)):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import pytest
 
 from pytest_modelhealth.plugin.output_files import OutputFile
-from pytest_modelhealth.runs.run import Run
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.runs.run import Run
 
 
 def _write(run: Run, file: TextIO, config: pytest.Config) -> None:
