@@ -68,8 +68,7 @@ class InspectorFixture(NamesItsAttributes):
         self._settings = settings
         self._maker = maker
         self._inspections: list[MadeResult] = []
-        self._never_run: dict[int, tuple[Path, int]] = {}
-        self._made = 0
+        self._never_run: dict[object, tuple[Path, int]] = {}
         self._checked: int | None = None
 
     def __call__(
@@ -101,9 +100,8 @@ class InspectorFixture(NamesItsAttributes):
             ranks=ranks,
             **settings,
         )
-        self._made += 1
-        self._never_run[self._made] = calling_line()
-        made._on_run = partial(self._never_run.pop, self._made, None)
+        self._never_run[key := object()] = calling_line()
+        made._on_run = partial(self._never_run.pop, key, None)
         return made
 
     @checked_call()
@@ -172,11 +170,6 @@ class InspectorFixture(NamesItsAttributes):
     def _keep(self, report: HealthReport | Comparison, settings: Settings) -> None:
         auto_check = settings["auto_check"].value
         self._inspections.append(MadeResult(report, *calling_line(), auto_check))
-
-    def _take_unasked(self) -> list[MadeResult]:
-        made = self._inspections[self._checked or 0 :]
-        self._checked = len(self._inspections)
-        return [i for i in made if i.auto_check and not i.report._verdict_asked]
 
 
 INSPECTOR = pytest.StashKey[InspectorFixture]()
@@ -293,7 +286,9 @@ _NEVER_RUN = (
 
 def _check_unasked(fixture: InspectorFixture, item: pytest.Item) -> None:
     failures = []
-    unasked = fixture._take_unasked()
+    made = fixture._inspections[fixture._checked or 0 :]
+    fixture._checked = len(fixture._inspections)
+    unasked = [one for one in made if one.auto_check and not one.report._verdict_asked]
     for inspection in unasked:
         try:
             error: Exception | None = inspection.report._failure()

@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterator
 from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -116,12 +116,8 @@ def _recorded(result: Any, path: Path, line: int, root: Path) -> dict[str, Any]:
     return made
 
 
-class _Ended(NamedTuple):
-    """A test that has ended, and the file with its results."""
-
-    outcome: str
-    seconds: float
-    file: Path
+_Ended = tuple[str, float, Path]
+"""Outcome and seconds of a test that has ended, and the file with its results."""
 
 
 class _Tests:
@@ -173,7 +169,7 @@ class _Collector:
             self._notes.append(f"{report.nodeid} could not be recorded: {written['problem']}")
         else:
             self._ended.pop(report.nodeid, None)  # a test that ran again stands where it ended
-            self._ended[report.nodeid] = _Ended(outcome, seconds, self._folder / written["file"])
+            self._ended[report.nodeid] = outcome, seconds, self._folder / written["file"]
 
     def pytest_terminal_summary(
         self,
@@ -218,7 +214,7 @@ class _Collector:
         from pytest_modelhealth import __version__
         from pytest_modelhealth.runs.run import FORMAT, FORMAT_VERSION, Run
 
-        for name in [name for name, ended in self._ended.items() if not ended.file.is_file()]:
+        for name in [name for name, ended in self._ended.items() if not ended[2].is_file()]:
             del self._ended[name]
             lost = f"during the run {self._folder} was deleted, where its results were"
             self._notes.append(f"{name} is missing: {lost}")

@@ -24,7 +24,6 @@ from pytest_modelhealth.rendering.places import called_at, defined_at
 from pytest_modelhealth.rendering.summary import headline, label
 from pytest_modelhealth.report import (
     ROLES,
-    Extreme,
     HealthReport,
     LayerRecord,
     Verdict,
@@ -142,20 +141,20 @@ TOTALS = ("layers", "parameters", "trainable", *SIZES, "peak_bytes")
 
 def _layer(report: HealthReport, record: LayerRecord, costs: Mapping[str, Any]) -> dict[str, Any]:
     given, made = record.inputs, record.activations
+    where = "batch sample rank"
+    unknown = {"shape": None, "dtype": "", "device": ""}
     return {
         "label": label(report, record.name),
         **_fields(record, "type:type_name status:status.value"),
         **_fields(record, "name reason functional calls tied"),
         "input_shape": None if given is None else given.shape,
-        "shape": None if made is None else made.shape,
-        "dtype": "" if made is None else made.dtype,
-        "device": "" if made is None else made.device,
+        **(unknown if made is None else _fields(made, "shape dtype device")),
         "parameters": costs["parameters"] or 0,
         "trainable": costs["trainable"] or 0,
         **{size: costs[size] for size in SIZES},
         **_places(report, record.name),
-        "largest": _extremes(record.largest),
-        "nonfinite": _extremes(record.nonfinite),
+        "largest": {role: _fields(one, where) for role, one in record.largest.items()},
+        "nonfinite": {role: _fields(one, where) for role, one in record.nonfinite.items()},
         "assembled": {role: asdict(found) for role, found in record.assembled.items()},
         "tensors": tensors_data(record),
     }
@@ -169,10 +168,6 @@ def tensors_data(record: LayerRecord, role: str | None = None) -> list[dict[str,
         if role in (None, each)
         for name, seen in record.tensors(each).items()
     ]
-
-
-def _extremes(found: Mapping[str, Extreme]) -> dict[str, Any]:
-    return {role: _fields(one, "batch sample rank") for role, one in found.items()}
 
 
 def _ranks(found: Ranks) -> dict[str, Any]:

@@ -271,8 +271,7 @@ def _as_returned(layers: Sequence[Data]) -> list[Data]:
     last: dict[str, int] = {}
     for place, layer in enumerate(layers):
         holding = ancestors(layer["name"]) if layer["calls"] else ()
-        for name in (layer["name"], *holding):
-            last[name] = place
+        last |= dict.fromkeys((layer["name"], *holding), place)
     return sorted(
         layers,
         key=lambda layer: (last[layer["name"]], -layer["name"].count("."), not layer["name"]),
@@ -309,10 +308,13 @@ def _line(layer: Data, holders: frozenset[str]) -> LayerLine:
 def _tensor(tensor: Data, layer: str) -> TensorLine:
     role, count = tensor["role"], tensor["count"]
     zeros = tensor["zeros"] / count if count else math.nan
-    moments: Data = {key: tensor[key] for key in ("mean", "std", "min", "max")}
+    moments: dict[str, Any] = {
+        key: math.nan if tensor[key] is None else tensor[key]
+        for key in ("mean", "std", "min", "max")
+    }
     return TensorLine(
         **{key: tensor[key] for key in ("dtype", "count", "nan", "inf")},
-        **{key: math.nan if value is None else value for key, value in moments.items()},
+        **moments,
         shape=tuple(tensor["shape"]),
         zeros=zeros if judges_zeros(role, layer) else 0.0,
         dead=tensor["dead"] if is_judged_whole(role, layer) else None,

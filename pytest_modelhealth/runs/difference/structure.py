@@ -42,20 +42,12 @@ class Structure:
         self._pair, self._before, self._now = pair, before, now
         old = {layer["name"]: layer for layer in before["layers"]}
         new = {layer["name"]: layer for layer in now["layers"]}
-        place = {name: index for index, name in enumerate(new)}
-        # Each removed layer after what ran before it, all others where the head runs them.
-        last = -1
-        order = {}
-        for one in pair.alignment.pairs:
-            last = place.get(one.candidate, last) if one.candidate is not None else last
-            order[one] = last
-        self._aligned = sorted(order, key=order.__getitem__)
         self._layers = [
             (
                 None if one.reference is None else old[one.reference],
                 None if one.candidate is None else new[one.candidate],
             )
-            for one in self._aligned
+            for one in pair.alignment.pairs
         ]
         samples = before["samples"], now["samples"]
         self._ratio = samples[1] / samples[0] if all(samples) else 1.0
@@ -76,7 +68,7 @@ class Structure:
     def _changed_layers(self) -> Iterator[Change]:
         renamed = [
             Place(self._pair.old.label(pair.reference), pair.reference, pair.candidate)
-            for pair in self._aligned
+            for pair in self._pair.alignment.pairs
             if pair.aligned and pair.reference != pair.candidate
             if pair.reference is not None and pair.candidate is not None
         ]

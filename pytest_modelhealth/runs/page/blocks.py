@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pytest_modelhealth.rendering.notation import printable
-from pytest_modelhealth.runs.page.contents import Contents, anchor, is_bad
+from pytest_modelhealth.runs.page.contents import Contents, anchor, rank
 from pytest_modelhealth.runs.page.panels import drawn
 from pytest_modelhealth.runs.run import Run
 
@@ -56,7 +56,7 @@ def _worst_first(run: Run) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield each result with its id on the page, those of tests that read badly first."""
     for is_first_round in (True, False):
         for index, test in enumerate(run.tests):
-            if is_bad(test) == is_first_round:
+            if (rank(test) < 2) is is_first_round:
                 for nth, result in enumerate(test["results"]):
                     yield anchor(index, nth), result
 

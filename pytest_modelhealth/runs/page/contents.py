@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -91,20 +91,16 @@ def contents(run: Run) -> Contents:
     )
 
 
-def is_bad(test: Test) -> bool:
-    """Return whether a test failed or has a verdict that reads badly."""
-    return rank(test["outcome"], (result["verdict"] for result in test["results"])) < 2
-
-
 def _tone(verdict: str) -> str:
     return TONES.get(verdict, "unsure")
 
 
-def rank(outcome: str, verdicts: Iterable[str]) -> int:
-    """Return 0 for a test that failed, else 1 to 3 by its gravest verdict."""
-    if outcome in FAILED:
+def rank(test: Test) -> int:
+    """Return 0 for a test that failed, 1 for one that reads badly, else 2 or 3."""
+    if test["outcome"] in FAILED:
         return 0
-    return min((1 + _ORDER.index(_tone(verdict)) for verdict in verdicts), default=3)
+    tones = (_ORDER.index(_tone(result["verdict"])) for result in test["results"])
+    return 1 + min(tones, default=2)
 
 
 def anchor(index: int, nth: int) -> str:
@@ -124,11 +120,11 @@ def _entry(index: int, test: Test, room: Counter[str]) -> dict[str, Any]:
         "name": printable(test["id"]).removeprefix(f"{file}::"),
         "outcome": printable(test["outcome"]),
         "failed": test["outcome"] in FAILED,
-        "rank": rank(test["outcome"], (result["verdict"] for result in results)),
+        "rank": rank(test),
         "seconds": f"{number(test['seconds'])} s" if test["seconds"] is not None else "",
         "message": "" if said else printable(message),
         "results": [
-            _result(anchor(index, nth), result, room, needs_a_look=is_bad(test))
+            _result(anchor(index, nth), result, room, needs_a_look=rank(test) < 2)
             for nth, result in enumerate(results)
         ],
     }
