@@ -193,7 +193,11 @@ def inspector(request: pytest.FixtureRequest) -> Iterator[InspectorFixture]:
     if fixture._checked is not None:  # the body passed; what other fixtures' teardown inspected
         _check_unasked(fixture, request.node)
         for path, line in fixture._never_run.values():
-            warn(request.node, f"{path.name}:{line}: {_NEVER_RUN}")
+            warn(
+                request.node,
+                f"{path.name}:{line}: this inspector was made and never run, so nothing was "
+                "inspected: call .run_inspection(batch)",
+            )
 
 
 @pytest.hookimpl(wrapper=True)
@@ -277,11 +281,6 @@ def _checked_by_example(fixture: InspectorFixture | None, item: pytest.Item) -> 
     finally:
         handle.inner_test = body
     del made[finished:]
-
-
-_NEVER_RUN = (
-    "this inspector was made and never run, so nothing was inspected: call .run_inspection(batch)"
-)
 
 
 def _check_unasked(fixture: InspectorFixture, item: pytest.Item) -> None:

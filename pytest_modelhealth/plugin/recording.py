@@ -133,9 +133,6 @@ class _Tests:
             yield {**test, "outcome": outcome, "seconds": seconds, "results": results}
 
 
-_PHASES = ("setup", "call", "teardown")
-
-
 class _Collector:
     """Puts together what all tests left, and hands it on when the run ends."""
 
@@ -150,7 +147,8 @@ class _Collector:
         node.workerinput[_FOLDER] = str(self._folder)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when not in _PHASES:  # xdist's own, of a test that took its worker along
+        if report.when not in ("setup", "call", "teardown"):
+            # xdist's own, of a test that took its worker along
             self._notes.append(f"{report.nodeid} ended its process: what it inspected is lost")
             return
         if report.when == "setup":

@@ -198,12 +198,10 @@ def tensor_data(role: str, name: str, seen: TensorStatistics) -> dict[str, Any]:
 
 # Who feeds whom
 
-_ALL = 1 << 30
-
 
 def flow_data(report: HealthReport) -> dict[str, Any] | None:
     """Return a report's flow; ``None`` where none was recorded."""
-    drawn = diagram(report, most_boxes=_ALL)
+    drawn = diagram(report, most_boxes=1 << 30)
     if drawn is None or report.flow is None:
         return None
     names = {

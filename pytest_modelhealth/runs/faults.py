@@ -49,14 +49,12 @@ class Fault:
         """
         from pytest_modelhealth.rendering.places import is_of_a_library
 
+        root = root.resolve()
         for place in self.places:
             path, _, line = place.rpartition(":")
-            file = rootdir / path
-            if not file.is_file() or is_of_a_library(place):
-                continue
-            if file.resolve().is_relative_to(root.resolve()):
-                relative = file.resolve().relative_to(root.resolve())
-                return relative.as_posix(), max(1, int(line))
+            file = (rootdir / path).resolve()
+            if file.is_file() and file.is_relative_to(root) and not is_of_a_library(place):
+                return file.relative_to(root).as_posix(), max(1, int(line))
         return None
 
 

@@ -27,9 +27,6 @@ _ORDER = [Grade.WORSE, Grade.CHANGED, Grade.BETTER, Grade.SAME]
 _FAR, _NEAR = 0.5, 0.8
 """A margin is told that was under `_FAR` of its limit and is over `_NEAR` of it."""
 
-_INTERRUPTED = (2, 3)
-"""Exit statuses with which pytest ends before its last test."""
-
 
 def compare(base: Run, head: Run) -> Difference:
     """Return what changed from `base` to `head`.
@@ -109,7 +106,7 @@ def _remarks(base: Data, head: Data) -> Iterator[str]:
     if others:
         yield f"another environment: {', '.join(others)}"
     for which, run in (("base", base), ("head", head)):
-        if run["exit_status"] in _INTERRUPTED:
+        if run["exit_status"] in (2, 3):  # pytest ended before its last test
             yield f"the run of the {which} was broken off, so tests may be missing"
         yield from (f"of the {which}: {note}" for note in run["notes"])
 

@@ -43,8 +43,6 @@ _STAGES = {
 }
 """What is computed, from causes to effects, and the roles that belong to each."""
 
-_NOT_WATCHED = "its batch or its weights were not watched: what is computed is not compared"
-
 
 def moved(pair: SnapshotPair, samples: tuple[int, int]) -> tuple[list[Change], str, list[str]]:
     """Return which statistics moved, what began it, and what was not compared and why.
@@ -63,7 +61,8 @@ def moved(pair: SnapshotPair, samples: tuple[int, int]) -> tuple[list[Change], s
     ]
     batch = next((one for one in differing if one.role == "inputs" and not one.layer), None)
     if batch is None and not all(map(_is_watched, (pair.old, pair.new))):
-        return [], "", [_NOT_WATCHED]
+        unseen = "its batch or its weights were not watched: what is computed is not compared"
+        return [], "", [unseen]
     weights = [one for one in differing if one.role == "parameters"]
     every = sum(
         role == "parameters" for line in pair.new.layers.values() for role, _ in line.tensors
