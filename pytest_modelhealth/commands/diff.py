@@ -45,29 +45,18 @@ def run(arguments: argparse.Namespace) -> int:
     from pytest_modelhealth.runs.reading import read
 
     difference = compare(read(arguments.base), read(arguments.head))
-    shows = arguments.output is None
-    text = render(difference, arguments.format, colour=shows and _shows_colour())
-    if shows:
-        _print(text)
+    if arguments.output is None:
+        colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        text = render(difference, arguments.format, colour=colour)
+        encoding = sys.stdout.encoding or "utf-8"
+        # a terminal that cannot show a letter shows its escape
+        print(text.encode(encoding, "backslashreplace").decode(encoding), end="")  # noqa: T201
     else:
-        _write(Path(arguments.output), text)
+        path, text = Path(arguments.output), render(difference, arguments.format)
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise InspectionError(f"--output: cannot write {path}: {error.strerror}") from None
     grades = {test.grade for test in difference.tests} - {Grade.SAME}
     failing = {"worse": {Grade.WORSE}, "any": grades, "never": set[Grade]()}[arguments.fail_on]
     return 1 if grades & failing else 0
-
-
-def _shows_colour() -> bool:
-    return sys.stdout.isatty() and "NO_COLOR" not in os.environ
-
-
-def _print(text: str) -> None:
-    encoding = sys.stdout.encoding or "utf-8"
-    # a terminal that cannot show a letter shows its escape
-    print(text.encode(encoding, "backslashreplace").decode(encoding), end="")  # noqa: T201
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InspectionError(f"--output: cannot write {path}: {error.strerror}") from None

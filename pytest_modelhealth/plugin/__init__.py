@@ -19,25 +19,16 @@ _FOLDER = Path(__file__).parent
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     """Register every part."""
-    _leave_asserts_alone(pluginmanager)
+    # pytest rewrites the asserts of whatever comes with a plugin, keeps the result apart and reads
+    # that ten times slower than Python its own bytecode; where none may be written, as in many
+    # containers, it does so at every start. No public name switches it off.
+    rewritten: set[str] = getattr(pluginmanager.rewrite_hook, "_must_rewrite", set())
+    rewritten.discard("pytest_modelhealth")
     from pytest_modelhealth.plugin import attachments
-    from pytest_modelhealth.plugin.options import HookSpecifications
 
     pluginmanager.add_hookspecs(attachments)
-    pluginmanager.add_hookspecs(HookSpecifications)
     for package, folder in ((__name__, _FOLDER), (attachments.__name__, _FOLDER / "attachments")):
         for name in sorted(path.stem for path in folder.glob("[!_]*.py")):
             part = importlib.import_module(f"{package}.{name}")
             # a file of the run is an object; any other part is its module
             pluginmanager.register(getattr(part, "DESTINATION", part), f"modelhealth.{name}")
-
-
-def _leave_asserts_alone(pluginmanager: pytest.PytestPluginManager) -> None:
-    """Have Python load this package from its own bytecode, as it does any library.
-
-    pytest rewrites the asserts of whatever comes with a plugin, keeps the result apart and reads
-    that ten times slower; where no bytecode may be written, as in many containers, it rewrites
-    every module at every start. No public name switches it off: without this one we are slower.
-    """
-    rewritten: set[str] = getattr(pluginmanager.rewrite_hook, "_must_rewrite", set())
-    rewritten.discard("pytest_modelhealth")

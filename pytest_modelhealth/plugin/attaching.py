@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_modelhealth.errors import InspectionError, ModelHealthError, SettingsError
-from pytest_modelhealth.plugin.attachments import EVIDENCE, ComparisonEvidence, Evidence
+from pytest_modelhealth.plugin.attachments import EVIDENCE, Evidence
 from pytest_modelhealth.plugin.inspections import INSPECTOR, is_report
 from pytest_modelhealth.plugin.snapshots import SNAPSHOT_CHECKS
 
@@ -36,15 +37,15 @@ def pytest_runtest_makereport(
 
 
 def _attach(item: pytest.Item, report: pytest.TestReport, error: BaseException) -> None:
-    judged = error.report if isinstance(error, ModelHealthError) else None
-    if judged is not None and not is_report(judged):
-        evidence: Evidence = ComparisonEvidence(judged, explains_failure=True)
-    else:
-        health = _first_unhealthy(item) if judged is None else judged
-        if health is None or not health._judgement.violations:
+    judged: Any = error.report if isinstance(error, ModelHealthError) else None
+    found = _first_unhealthy(item) if judged is None else judged
+    if found is None:
+        return
+    if is_report(found):
+        if not found._judgement.violations:
             return
-        item.stash.setdefault(_SHOWN, []).append(health)
-        evidence = Evidence(health, explains_failure=health is judged)
+        item.stash.setdefault(_SHOWN, []).append(found)
+    evidence = Evidence(found, explains_failure=found is judged)
     item.stash.setdefault(EVIDENCE, (evidence, report.when))
     item.ihook.pytest_modelhealth_attach(item=item, report=report, evidence=evidence)
 
@@ -69,14 +70,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def _first_unhealthy(item: pytest.Item) -> HealthReport | None:
     fixture = item.stash.get(INSPECTOR, None)
-    reports = fixture.reports if fixture is not None else []
     shown = [id(report) for report in item.stash.get(_SHOWN, [])]  # below an earlier subtest
-    checked = (r for r in reports if r._settings["auto_check"].value and id(r) not in shown)
-    return next((report for report in checked if _is_unhealthy(report)), None)
-
-
-def _is_unhealthy(report: HealthReport) -> bool:
-    try:
-        return report._judgement.verdict == "unhealthy"
-    except (InspectionError, SettingsError):  # not judged, which the test says where it asks
-        return False
+    for report in fixture.reports if fixture is not None else ():
+        if report._settings["auto_check"].value and id(report) not in shown:
+            # one that cannot be judged says so where the test asks
+            with suppress(InspectionError, SettingsError):
+                if report._judgement.verdict == "unhealthy":
+                    return report
+    return None

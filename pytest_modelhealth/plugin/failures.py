@@ -26,7 +26,6 @@ from pytest_modelhealth.plugin.inspections import UNASKED_FAILURE, UnaskedFailur
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
-    from pathlib import Path
     from types import TracebackType
 
     from pytest_modelhealth.report.verdict import Denied
@@ -108,13 +107,18 @@ def _hide_frames_between(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
     elif isinstance(excinfo.value, _OWN_ERRORS):
         excinfo._striptext = f"{_PACKAGE}."
     entries = list(_entries(excinfo.tb))
-    if _is_defect(entries[-1], excinfo.value):
-        return  # our frames are what a bug report needs
+    innermost = entries[-1].tb_frame.f_code.co_name
+    is_own = _package(entries[-1]) == _PACKAGE and not isinstance(excinfo.value, _OWN_ERRORS)
+    if is_own and innermost not in _MAKES_CALLS_OF_THE_MODEL:
+        return  # a defect: our frames are what a bug report needs
     backwards = dropwhile(_RUN_TESTS.__contains__, map(_package, reversed(entries)))
     if _PACKAGE in takewhile(lambda package: package not in _RUN_TESTS, backwards):
-        _hide_between(excinfo.tb)
-        for cause in _causes(excinfo.value):
-            _hide_between(cause.__traceback__)
+        error: BaseException | None = excinfo.value
+        seen = set[int]()  # one may be its own cause
+        while error is not None and id(error) not in seen:
+            _hide_between(excinfo.tb if not seen else error.__traceback__)
+            seen.add(id(error))
+            error = error.__cause__ or error.__context__
 
 
 _RUN_TESTS = frozenset({"_pytest", "pluggy"})
@@ -131,23 +135,10 @@ def _hide_between(traceback: TracebackType | None) -> None:
         entry.tb_next = following
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    seen = {id(error)}  # one may be its own cause
-    while (cause := error.__cause__ or error.__context__) and id(cause) not in seen:
-        seen.add(id(error := cause))
-        yield cause
-
-
 def _entries(traceback: TracebackType | None) -> Iterator[TracebackType]:
     while traceback is not None:
         yield traceback
         traceback = traceback.tb_next
-
-
-def _is_defect(innermost: TracebackType, error: BaseException) -> bool:
-    passed_through = innermost.tb_frame.f_code.co_name in _MAKES_CALLS_OF_THE_MODEL
-    is_own = _package(innermost) == _PACKAGE
-    return is_own and not passed_through and not isinstance(error, _OWN_ERRORS)
 
 
 _MAKES_CALLS_OF_THE_MODEL = frozenset({"__torch_function__", "_function", "run_function"})
@@ -163,6 +154,9 @@ def _representation(unasked: UnaskedFailure, item: pytest.Item) -> ExceptionChai
     (_, path, line, _), error = unasked
     text = "\n".join([str(error), *getattr(error, "__notes__", ())])
     short = item.config.getoption("tbstyle", "auto") == "short"
+    here = item.config.invocation_params.dir
+    shown = str(path.relative_to(here) if path.is_relative_to(here) else path)
+    where = f"in {item.name}" if short else type(error).__name__
     entry = ReprEntry(
         lines=[
             ("    " if short else ">   ") + linecache.getline(str(path), line).strip(),
@@ -170,15 +164,8 @@ def _representation(unasked: UnaskedFailure, item: pytest.Item) -> ExceptionChai
         ],
         reprfuncargs=None,
         reprlocals=None,
-        reprfileloc=ReprFileLocation(
-            _shown_path(path, item), line, f"in {item.name}" if short else type(error).__name__
-        ),
+        reprfileloc=ReprFileLocation(shown, line, where),
         style="short" if short else "long",
     )
     crash = ReprFileLocation(str(path), line, headline(error))
     return ExceptionChainRepr([(ReprTraceback([entry], None, style="long"), crash, None)])
-
-
-def _shown_path(path: Path, item: pytest.Item) -> str:
-    here = item.config.invocation_params.dir
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)

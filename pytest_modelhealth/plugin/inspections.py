@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Never, TypeGuard
@@ -68,8 +68,7 @@ class InspectorFixture(NamesItsAttributes):
         self._settings = settings
         self._maker = maker
         self._inspections: list[MadeResult] = []
-        self._never_run: dict[int, tuple[Path, int]] = {}
-        self._made = 0
+        self._never_run: dict[object, tuple[Path, int]] = {}
         self._checked: int | None = None
 
     def __call__(
@@ -101,9 +100,8 @@ class InspectorFixture(NamesItsAttributes):
             ranks=ranks,
             **settings,
         )
-        self._made += 1
-        self._never_run[self._made] = calling_line()
-        made._on_run = partial(self._never_run.pop, self._made, None)
+        self._never_run[key := object()] = calling_line()
+        made._on_run = partial(self._never_run.pop, key, None)
         return made
 
     @checked_call()
@@ -173,11 +171,6 @@ class InspectorFixture(NamesItsAttributes):
         auto_check = settings["auto_check"].value
         self._inspections.append(MadeResult(report, *calling_line(), auto_check))
 
-    def _take_unasked(self) -> list[MadeResult]:
-        made = self._inspections[self._checked or 0 :]
-        self._checked = len(self._inspections)
-        return [i for i in made if i.auto_check and not i.report._verdict_asked]
-
 
 INSPECTOR = pytest.StashKey[InspectorFixture]()
 MAKER = pytest.StashKey["Callable[..., Inspector]"]()
@@ -200,7 +193,11 @@ def inspector(request: pytest.FixtureRequest) -> Iterator[InspectorFixture]:
     if fixture._checked is not None:  # the body passed; what other fixtures' teardown inspected
         _check_unasked(fixture, request.node)
         for path, line in fixture._never_run.values():
-            warn(request.node, f"{path.name}:{line}: {_NEVER_RUN}")
+            warn(
+                request.node,
+                f"{path.name}:{line}: this inspector was made and never run, so nothing was "
+                "inspected: call .run_inspection(batch)",
+            )
 
 
 @pytest.hookimpl(wrapper=True)
@@ -286,14 +283,11 @@ def _checked_by_example(fixture: InspectorFixture | None, item: pytest.Item) -> 
     del made[finished:]
 
 
-_NEVER_RUN = (
-    "this inspector was made and never run, so nothing was inspected: call .run_inspection(batch)"
-)
-
-
 def _check_unasked(fixture: InspectorFixture, item: pytest.Item) -> None:
     failures = []
-    unasked = fixture._take_unasked()
+    made = fixture._inspections[fixture._checked or 0 :]
+    fixture._checked = len(fixture._inspections)
+    unasked = [one for one in made if one.auto_check and not one.report._verdict_asked]
     for inspection in unasked:
         try:
             error: Exception | None = inspection.report._failure()
@@ -304,7 +298,13 @@ def _check_unasked(fixture: InspectorFixture, item: pytest.Item) -> None:
     if failures:
         first, *others = failures
         if others:
-            first.error.add_note(_note_on(others))
+            noun = "inspection" if len(others) == 1 else "inspections"
+            lines = [f"{len(others)} more {noun} of this test failed:"]
+            for (_, path, line, _), error in others[:_NOTED]:
+                lines.append(f"  {path.name}:{line}: {headline(error)}")
+            if len(others) > _NOTED:
+                lines.append(f"  ... and {len(others) - _NOTED} more")
+            first.error.add_note("\n".join(lines))
         first.error.add_note(
             "The test did not ask for this report's verdict, so it was checked when the test ended;"
             "\nfor numbers alone: @pytest.mark.modelhealth(auto_check=False)"
@@ -318,14 +318,18 @@ def _check_unasked(fixture: InspectorFixture, item: pytest.Item) -> None:
 
 def warn(item: pytest.Item, text: str) -> None:
     """Warn of something in a test, which fails it where warnings are errors."""
-    try:
+    is_error = True
+    with suppress(ModelHealthWarning):  # under -W error; its traceback would lead through pytest
         item.warn(ModelHealthWarning(text))
-    except ModelHealthWarning:  # under -W error; its own traceback would lead through pytest
-        is_error = True
-    else:
         is_error = False
     if is_error:
         pytest.fail(text, pytrace=False)
+
+
+def left_on_reports(terminalreporter: pytest.TerminalReporter, name: str) -> list[Any]:
+    """Return what the lists of a name on tests' reports hold, also from xdist's workers."""
+    reports = (report for reports in terminalreporter.stats.values() for report in reports)
+    return [one for report in reports for one in getattr(report, name, ())]
 
 
 def is_report(made: object) -> TypeGuard[HealthReport]:
@@ -333,16 +337,6 @@ def is_report(made: object) -> TypeGuard[HealthReport]:
     from pytest_modelhealth.report import HealthReport  # not loaded by a run without reports
 
     return isinstance(made, HealthReport)
-
-
-def _note_on(others: list[UnaskedFailure]) -> str:
-    noun = "inspection" if len(others) == 1 else "inspections"
-    lines = [f"{len(others)} more {noun} of this test failed:"]
-    for (_, path, line, _), error in others[:_NOTED]:
-        lines.append(f"  {path.name}:{line}: {headline(error)}")
-    if len(others) > _NOTED:
-        lines.append(f"  ... and {len(others) - _NOTED} more")
-    return "\n".join(lines)
 
 
 def headline(error: BaseException) -> str:

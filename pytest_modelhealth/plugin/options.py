@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from _pytest.nodes import Node
 
-    from pytest_modelhealth.checks import Check
     from pytest_modelhealth.settings import Setting, Settings
     from pytest_modelhealth.settings.setting import Waiver
 
@@ -27,7 +26,7 @@ _DECLARED = pytest.StashKey["Settings"]()
 _SETTINGS = pytest.StashKey["Settings"]()
 
 
-_OPTION = "--modelhealth-set"
+_OPTION, _INI = "--modelhealth-set", "modelhealth_"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,8 +49,14 @@ def pytest_load_initial_conftests(
     if _is_asked_for(early_config, args):
         settings = settings_with_own_checks(early_config)
         for name, setting in _declared(settings).items():
-            text = f"as {_OPTION} {name}"
-            parser.addini(_ini(setting), text, type=_ini_type(setting), default=None)
+            kind: Any = str | setting.type
+            if setting.takes_lines:
+                kind = "linelist"
+            elif pytest.version_tuple < (9, 2) or setting.type is str:
+                # Text first, so that `parse` reads what ini files hold; from 9.2 on, [tool.pytest]
+                # in TOML may hold the number itself.
+                kind = "string"
+            parser.addini(_INI + name, f"as {_OPTION} {name}", type=kind, default=None)
         early_config.stash[_DECLARED] = settings
     return result
 
@@ -62,7 +67,7 @@ def _is_asked_for(config: pytest.Config, args: Iterable[str]) -> bool:
     # An xdist worker gets the controller's options as values, not as arguments.
     given = (name for name, value in vars(config.option).items() if value is not None)
     ini = config.inipath.read_bytes() if config.inipath else b""
-    named = b"modelhealth_" in ini or any("modelhealth" in text for text in (*args, *given))
+    named = _INI.encode() in ini or any("modelhealth" in text for text in (*args, *given))
     return named or bool(implementors(config))
 
 
@@ -111,24 +116,14 @@ def session_settings(config: pytest.Config) -> Settings:
     return config.stash[_SETTINGS]
 
 
-def _ini(setting: Setting) -> str:
-    return f"modelhealth_{setting.name}"
-
-
-def _ini_type(setting: Setting) -> Any:
-    if setting.takes_lines:
-        return "linelist"
-    # Text first, so that `parse` reads what ini files hold; from 9.2 on, [tool.pytest] in TOML may
-    # hold the number itself.
-    if pytest.version_tuple < (9, 2) or setting.type is str:
-        return "string"
-    return str | setting.type
-
-
 def _with_ini_value(settings: Settings, setting: Setting, config: pytest.Config) -> Settings:
-    origin = _ini_origin(setting, config)
+    name = _INI + setting.name
+    overridden = [text.partition("=")[0] for text in config.getoption("override_ini") or ()]
+    origin = f"--override-ini {name}"
+    if config.inipath is not None and name not in overridden:
+        origin = f"{config.inipath.name}: {name}"
     try:
-        value = config.getini(_ini(setting))
+        value = config.getini(name)
     except (TypeError, ValueError) as error:  # before 9.2, a number in [tool.pytest]
         spelling = "as a list of strings" if setting.takes_lines else "in quotes"
         raise SettingsError(f"{origin}: write the value {spelling}; {error}") from None
@@ -137,13 +132,6 @@ def _with_ini_value(settings: Settings, setting: Setting, config: pytest.Config)
     if isinstance(value, str | list):
         return _read(settings, setting, value, origin)
     return settings.override({setting.name: value}, origin)
-
-
-def _ini_origin(setting: Setting, config: pytest.Config) -> str:
-    overridden = [text.partition("=")[0] for text in config.getoption("override_ini") or ()]
-    if config.inipath is None or _ini(setting) in overridden:
-        return f"--override-ini {_ini(setting)}"
-    return f"{config.inipath.name}: {_ini(setting)}"
 
 
 def _given(texts: Iterable[str], declared: dict[str, Setting]) -> dict[str, list[str]]:
@@ -180,20 +168,6 @@ def _read(settings: Settings, setting: Setting, value: str | list[str], origin: 
 
 HOOK = "pytest_modelhealth_checks"
 _ASKED = pytest.StashKey[list[object]]()
-
-
-class HookSpecifications:
-    """The specification of the hook."""
-
-    @pytest.hookspec
-    def pytest_modelhealth_checks(self) -> list[type[Check]]:
-        """Return a project's own checks: subclasses of `pytest_modelhealth.Check`.
-
-        It is called once, before options are parsed, so that each setting of these checks can
-        be set too: in a plugin, in the root folder's ``conftest.py``, or in that of a folder which
-        pytest is started on.
-        """
-        raise NotImplementedError
 
 
 def settings_with_own_checks(config: pytest.Config) -> Settings:
@@ -281,12 +255,9 @@ def settings_for(item: pytest.Item) -> Settings:
                 f"not {', '.join(map(repr, marker.args))}"
             )
         settings = settings.override(marker.kwargs, origin)
-    return settings.waive(*_waivers(item))
-
-
-def _waivers(item: pytest.Item) -> Iterable[Waiver]:
     for node, marker in item.iter_markers_with_node(name=WAIVER_MARKER):
-        yield from _parse_waiver(marker, _origin(node, marker))
+        settings = settings.waive(*_parse_waiver(marker, _origin(node, marker)))
+    return settings
 
 
 def _parse_waiver(marker: pytest.Mark, origin: str) -> list[Waiver]:

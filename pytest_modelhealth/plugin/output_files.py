@@ -9,6 +9,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _LONGEST_NAME = 100
 
 
+@dataclass(frozen=True, eq=False)
 class OutputFile:
     """The file that an option names: a destination that writes one of the whole run.
 
@@ -32,20 +34,16 @@ class OutputFile:
         write: writes a run of this configuration to the file, opened for ASCII text.
     """
 
-    def __init__(
-        self,
-        option: str,
-        what: str,
-        help: str,  # noqa: A002 - as `argparse`
-        write: Callable[[Run, TextIO, pytest.Config], None],
-    ) -> None:
-        self._option, self._what, self._help, self._write = option, what, help, write
-        self._path = pytest.StashKey[Path]()
+    option: str
+    what: str
+    help: str
+    write: Callable[[Run, TextIO, pytest.Config], None]
+    _path: pytest.StashKey[Path] = field(default_factory=pytest.StashKey)
 
     def pytest_addoption(self, parser: pytest.Parser) -> None:
         """Declare the option."""
         group = parser.getgroup("modelhealth")
-        group.addoption(self._option, metavar="PATH", default=None, help=self._help)
+        group.addoption(self.option, metavar="PATH", default=None, help=self.help)
 
     def pytest_configure(self, config: pytest.Config) -> None:
         """Look at the path now, so that a long run does not end without its file.
@@ -55,13 +53,13 @@ class OutputFile:
         Raises:
             pytest.UsageError: it is a directory, or cannot be written.
         """
-        given = config.getoption(self._option)
+        given = config.getoption(self.option)
         if given is None or config.option.collectonly or hasattr(config, "workerinput"):
             return
         try:
             config.stash[self._path] = _prepared(config.invocation_params.dir / given)
         except OSError as error:
-            raise _cannot_write(self._option, given, error, "file in a directory") from None
+            raise _cannot_write(self.option, given, error, "file in a directory") from None
 
     def pytest_modelhealth_wants_run(self, config: pytest.Config) -> bool:
         """Return whether the option was given, where a file is written."""
@@ -78,11 +76,11 @@ class OutputFile:
             return
         try:
             with _replacing(path) as file:
-                self._write(run, file, config)
+                self.write(run, file, config)
         except OSError as error:  # a full disk costs the file, not the result of the run
-            line = f"{self._what} could not be written to {path}: {error.strerror or error}"
+            line = f"{self.what} could not be written to {path}: {error.strerror or error}"
         else:
-            line = f"{self._what} in {path}"
+            line = f"{self.what} in {path}"
         terminalreporter.write_line(f"modelhealth: {printable(line)}")
 
 
@@ -106,8 +104,8 @@ def _prepared(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    _try_to_replace(path)
-    return path
+    with tempfile.NamedTemporaryFile(dir=path.parent):
+        return path
 
 
 @contextlib.contextmanager
@@ -120,7 +118,7 @@ def _replacing(path: Path) -> Iterator[TextIO]:
         with path.open("w", encoding="ascii") as file:
             yield file
         return
-    temporary = _beside(path)
+    temporary = path.with_name(f".modelhealth-{os.getpid()}-{os.urandom(4).hex()}.tmp")
     try:
         with temporary.open("x", encoding="ascii") as file:
             yield file
@@ -128,16 +126,6 @@ def _replacing(path: Path) -> Iterator[TextIO]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def _try_to_replace(path: Path) -> None:
-    temporary = _beside(path)
-    temporary.open("x").close()
-    temporary.unlink()
-
-
-def _beside(path: Path) -> Path:
-    return path.with_name(f".modelhealth-{os.getpid()}-{os.urandom(4).hex()}.tmp")
 
 
 def _is_special(path: Path) -> bool:

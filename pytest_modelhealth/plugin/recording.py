@@ -6,16 +6,17 @@ read from there one by one at the end: neither memory nor xdist's channel holds 
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Generator, Iterator
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -23,8 +24,6 @@ from pytest_modelhealth.plugin.inspections import INSPECTOR, headline
 from pytest_modelhealth.plugin.snapshots import SNAPSHOT_CHECKS
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from pytest_modelhealth.runs.run import Run
 
 _FOLDER = "modelhealth_results"
@@ -84,14 +83,13 @@ class _Recorder:
         try:
             # a test may have emptied the folder for temporary files
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            results = [_recorded(*one, item.config) for one in made]
             path, line, _ = item.location
             test = {
                 "id": item.nodeid,
                 "file": path,
                 "line": (line or 0) + 1,
                 "message": item.stash.get(_MESSAGE, ""),
-                "results": results,
+                "results": [_recorded(*one, item.config.rootpath) for one in made],
             }
             with tempfile.NamedTemporaryFile(
                 "w", encoding="ascii", dir=self._folder, suffix=".json", delete=False
@@ -102,34 +100,24 @@ class _Recorder:
         return {"file": Path(file.name).name}
 
 
-def _recorded(result: Any, path: Path, line: int, config: pytest.Config) -> dict[str, Any]:
+def _recorded(result: Any, path: Path, line: int, root: Path) -> dict[str, Any]:
+    """Return a result with its places as pytest shows them: from the run's folder, if in it."""
     from pytest_modelhealth.rendering.recorded import record
 
-    made = record(result, f"{_shown(path, config)}:{line}")
+    def shown(place: str) -> str:
+        name, _, line = place.rpartition(":")
+        is_inside = name and Path(name).is_relative_to(root)
+        return f"{Path(name).relative_to(root).as_posix()}:{line}" if is_inside else place
+
+    made = record(result, shown(f"{path}:{line}"))
     if made["kind"] == "inspection":
         for found in (*made["violations"], *made["warnings"], *made["layers"]):
-            for key in ("defined_at", "called_at"):
-                found[key] = _shown_place(found[key], config)
+            found |= {key: shown(found[key]) for key in ("defined_at", "called_at")}
     return made
 
 
-def _shown_place(place: str, config: pytest.Config) -> str:
-    path, _, line = place.rpartition(":")
-    return f"{_shown(Path(path), config)}:{line}" if path else ""
-
-
-def _shown(path: Path, config: pytest.Config) -> str:
-    """Return a path as pytest shows it: from the folder of the run, where it lies in it."""
-    root = config.rootpath
-    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
-
-
-class _Ended(NamedTuple):
-    """A test that has ended, and the file with its results."""
-
-    outcome: str
-    seconds: float
-    file: Path
+_Ended = tuple[str, float, Path]
+"""Outcome and seconds of a test that has ended, and the file with its results."""
 
 
 class _Tests:
@@ -139,13 +127,10 @@ class _Tests:
         self._ended = ended
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for ended in self._ended.values():
-            test = json.loads(ended.file.read_text(encoding="ascii"))
+        for outcome, seconds, file in self._ended.values():
+            test = json.loads(file.read_text(encoding="ascii"))
             results = test.pop("results")
-            yield {**test, "outcome": ended.outcome, "seconds": ended.seconds, "results": results}
-
-
-_PHASES = ("setup", "call", "teardown")
+            yield {**test, "outcome": outcome, "seconds": seconds, "results": results}
 
 
 class _Collector:
@@ -162,7 +147,8 @@ class _Collector:
         node.workerinput[_FOLDER] = str(self._folder)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when not in _PHASES:  # xdist's own, of a test that took its worker along
+        if report.when not in ("setup", "call", "teardown"):
+            # xdist's own, of a test that took its worker along
             self._notes.append(f"{report.nodeid} ended its process: what it inspected is lost")
             return
         if report.when == "setup":
@@ -181,7 +167,7 @@ class _Collector:
             self._notes.append(f"{report.nodeid} could not be recorded: {written['problem']}")
         else:
             self._ended.pop(report.nodeid, None)  # a test that ran again stands where it ended
-            self._ended[report.nodeid] = _Ended(outcome, seconds, self._folder / written["file"])
+            self._ended[report.nodeid] = outcome, seconds, self._folder / written["file"]
 
     def pytest_terminal_summary(
         self,
@@ -206,10 +192,13 @@ class _Collector:
         config: pytest.Config,
     ) -> None:
         """Hand the run to each destination; what one raises costs a line."""
-        run = self._run(exitstatus)
+        given = {
+            "config": config,
+            "run": self._run(exitstatus),
+            "terminalreporter": terminalreporter,
+        }
         for note in self._notes:
             terminalreporter.write_line(f"modelhealth: {note}")
-        given = {"config": config, "run": run, "terminalreporter": terminalreporter}
         for implementation in config.hook.pytest_modelhealth_run_ended.get_hookimpls():
             try:
                 implementation.function(*(given[name] for name in implementation.argnames))
@@ -223,15 +212,17 @@ class _Collector:
         from pytest_modelhealth import __version__
         from pytest_modelhealth.runs.run import FORMAT, FORMAT_VERSION, Run
 
-        self._forget_deleted()
-        torch = sys.modules.get("torch")
+        for name in [name for name, ended in self._ended.items() if not ended[2].is_file()]:
+            del self._ended[name]
+            lost = f"during the run {self._folder} was deleted, where its results were"
+            self._notes.append(f"{name} is missing: {lost}")
         head = {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "environment": {
                 "pytest_modelhealth": __version__,
-                "torch": _torch_version(torch),
+                "torch": _torch_version(),
                 "python": platform.python_version(),
                 "platform": platform.platform(),
             },
@@ -239,15 +230,6 @@ class _Collector:
             "notes": self._notes,
         }
         return Run(head, _Tests(self._ended))
-
-    def _forget_deleted(self) -> None:
-        deleted = [name for name, ended in self._ended.items() if not ended.file.is_file()]
-        for name in deleted:
-            del self._ended[name]
-            self._notes.append(
-                f"{name} is missing: during the run {self._folder} was deleted, where its results "
-                "were"
-            )
 
 
 class _StandardError:
@@ -261,21 +243,16 @@ class _StandardError:
             print(line.encode("ascii", "backslashreplace").decode("ascii"), file=sys.stderr)  # noqa: T201
 
 
-def _torch_version(torch: Any) -> str:
+def _torch_version() -> str:
     """Return torch's version; under xdist the process that reports has not loaded it."""
-    if torch is not None:
-        return str(torch.__version__)
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("torch")
-    except PackageNotFoundError:
-        return ""
+    if "torch" in sys.modules:
+        return str(sys.modules["torch"].__version__)
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version("torch")
+    return ""
 
 
 def _outcome(report: pytest.TestReport) -> str:
     if hasattr(report, "wasxfail"):
         return "xfailed" if report.skipped else "xpassed"
-    if report.failed:
-        return "failed" if report.when == "call" else "error"
-    return report.outcome
+    return "error" if report.failed and report.when != "call" else report.outcome

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_modelhealth.plugin.inspections import calling_line
+from pytest_modelhealth.plugin.inspections import calling_line, left_on_reports
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -49,23 +49,12 @@ def health_snapshot(request: pytest.FixtureRequest) -> HealthSnapshot:
             "installed: remove -p no:syrupy, or install syrupy",
             pytrace=False,
         )
+    from syrupy.assertion import SnapshotAssertion
+
     from pytest_modelhealth.snapshot import HealthSnapshot, HealthSnapshotExtension
 
     # Asked for here rather than as an argument: without syrupy there is no such fixture.
     snapshot = request.getfixturevalue("snapshot")
-    _require_syrupys(snapshot)
-    settings = {f.name: getattr(snapshot, f.name) for f in dataclasses.fields(snapshot) if f.init}
-    ours = HealthSnapshot(**settings | {"extension_class": HealthSnapshotExtension})
-    ours.strict_names = request.config.getini(_STRICT_NAMES)
-    request.node.stash[_WRITTEN] = ours.written
-    checks = request.node.stash.setdefault(SNAPSHOT_CHECKS, [])
-    ours.on_check = lambda check: checks.append((check, *calling_line()))
-    return ours
-
-
-def _require_syrupys(snapshot: object) -> None:
-    from syrupy.assertion import SnapshotAssertion
-
     if not isinstance(snapshot, SnapshotAssertion):
         kind = f"{type(snapshot).__module__}.{type(snapshot).__qualname__}"
         pytest.fail(
@@ -74,6 +63,13 @@ def _require_syrupys(snapshot: object) -> None:
             "its plugin off with -p no:NAME",
             pytrace=False,
         )
+    settings = {f.name: getattr(snapshot, f.name) for f in dataclasses.fields(snapshot) if f.init}
+    ours = HealthSnapshot(**settings | {"extension_class": HealthSnapshotExtension})
+    ours.strict_names = request.config.getini(_STRICT_NAMES)
+    request.node.stash[_WRITTEN] = ours.written
+    checks = request.node.stash.setdefault(SNAPSHOT_CHECKS, [])
+    ours.on_check = lambda check: checks.append((check, *calling_line()))
+    return ours
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -130,37 +126,29 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """Say what was recorded and what had drifted, file by file, and which files no test used."""
-    written = [
-        one
-        for reports in terminalreporter.stats.values()
-        for report in reports
-        for one in getattr(report, "modelhealth_snapshots", ())
-    ]
+    written = left_on_reports(terminalreporter, "modelhealth_snapshots")
     lines = [f"{one['file']}: {one['change']}" for one in sorted(written, key=lambda o: o["file"])]
-    lines += [f"{path}: unused, its test is gone or was renamed" for path in _unused(config)]
+    # ours that syrupy counts as unused and does not name
+    option = config.option
+    named = ("update_snapshots", "include_snapshot_details")
+    found = getattr(getattr(config, "_syrupy", None), "report", None)
+    if found and not found.disable_unused_snapshots and not _any_of(option, *named):
+        unused = (file.location for file in found.unused if file.location.endswith(".health"))
+        paths = sorted(map(os.path.relpath, unused))
+        lines += [f"{path}: unused, its test is gone or was renamed" for path in paths]
     for line in lines:
         terminalreporter.write_line(f"modelhealth: snapshot {line}")
 
 
-def _unused(config: pytest.Config) -> list[str]:
-    """Return our snapshots that syrupy counts as unused and does not name."""
-    option = config.option
-    if getattr(option, "update_snapshots", False) or getattr(
-        option, "include_snapshot_details", False
-    ):
-        return []
-    found = getattr(getattr(config, "_syrupy", None), "report", None)
-    if found is None or found.disable_unused_snapshots:
-        return []
-    return sorted(
-        os.path.relpath(file.location) for file in found.unused if file.location.endswith(".health")
-    )
+def _any_of(option: object, *names: str) -> bool:
+    return any(getattr(option, name, False) for name in names)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     """Let the inspectors of a test that records a snapshot measure the noise of what they see."""
-    if not _records(item):
+    updates = _any_of(item.config.option, "update_snapshots", "update_new_snapshots_only")
+    if not updates or "health_snapshot" not in getattr(item, "fixturenames", ()):
         return (yield)
     from pytest_modelhealth.tolerance import RECORDING
 
@@ -169,10 +157,3 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
         return (yield)
     finally:
         RECORDING.reset(token)
-
-
-def _records(item: pytest.Item) -> bool:
-    option = item.config.option
-    updates = ("update_snapshots", "update_new_snapshots_only")
-    uses = "health_snapshot" in getattr(item, "fixturenames", ())
-    return uses and any(getattr(option, name, False) for name in updates)

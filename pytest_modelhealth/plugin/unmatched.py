@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_modelhealth.plugin.inspections import INSPECTOR
+from pytest_modelhealth.plugin.inspections import INSPECTOR, left_on_reports
 from pytest_modelhealth.plugin.options import session_settings
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ def pytest_runtest_makereport(
     fixture = item.stash.get(INSPECTOR, None)
     if fixture is not None and call.when == "call":
         judged = [health for health in fixture.reports if health._judgements]
-        if judged and any(_shared(session_settings(item.config))):
+        if judged and _shared(session_settings(item.config)):
             met = {text for health in judged for text in _met(health)}
-            report.modelhealth_met = sorted(met)  # type: ignore[attr-defined]
+            report.modelhealth_met = [sorted(met)]  # type: ignore[attr-defined]
     return report
 
 
@@ -41,41 +41,38 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """Name what met nothing; what the ini file says only where the whole suite ran."""
-    reports = [report for reports in terminalreporter.stats.values() for report in reports]
-    judged = [report.modelhealth_met for report in reports if hasattr(report, "modelhealth_met")]
+    judged = left_on_reports(terminalreporter, "modelhealth_met")
     if not judged or config.get_verbosity() < 0:
         return
+    # Under xdist the workers deselect, and the controller does not know.
+    selected = any(config.getoption(name, None) for name in _SELECTING)
+    is_part = config.args_source is pytest.Config.ArgsSource.ARGS
+    whole = not (selected or is_part or terminalreporter.stats.get("deselected"))
     met = {text for texts in judged for text in texts}
-    whole = _is_whole_suite(terminalreporter, config)
-    for shared in _shared(session_settings(config)):
-        text = _describe(shared)
+    for text in _shared(session_settings(config)):
         if text not in met and (whole or text.startswith("--")):
             terminalreporter.write_line(f"modelhealth: {text}: nothing in this run needed it")
 
 
-def _is_whole_suite(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> bool:
-    # Under xdist the workers deselect, and the controller does not know.
-    selected = any(config.getoption(name, None) for name in _SELECTING)
-    is_part = config.args_source is pytest.Config.ArgsSource.ARGS
-    return not (selected or is_part or terminalreporter.stats.get("deselected"))
-
-
-def _shared(settings: Settings) -> Iterator[Waiver | LayerLimit]:
-    yield from (waiver for waiver in settings.waivers if waiver.shared)
-    yield from (limit for limit in settings.layer_limits if limit.shared)
+def _shared(settings: Settings) -> list[str]:
+    """Return the waivers and limits of the whole run, as the summary names them."""
+    return [
+        *(_waiver(waiver) for waiver in settings.waivers if waiver.shared),
+        *(_limit(limit) for limit in settings.layer_limits if limit.shared),
+    ]
 
 
 def _met(health: HealthReport) -> Iterator[str]:
     for judgement in health._judgements:
-        yield from (_describe(waiver) for _, waiver in judgement.waived)
+        yield from (_waiver(waiver) for _, waiver in judgement.waived)
     for limit in health._settings.layer_limits:
         if any(fnmatchcase(name, limit.layers) for name in health.observation.layers):
-            yield _describe(limit)
+            yield _limit(limit)
 
 
-def _describe(shared: Waiver | LayerLimit) -> str:
-    from pytest_modelhealth.settings.setting import Waiver
+def _waiver(waiver: Waiver) -> str:
+    return f"{waiver.origin}: the waiver of {waiver}"
 
-    if isinstance(shared, Waiver):
-        return f"{shared.origin}: the waiver of {shared}"
-    return f"{shared.limit.origin}: {shared.setting}={shared.limit.value}"
+
+def _limit(limit: LayerLimit) -> str:
+    return f"{limit.limit.origin}: {limit.setting}={limit.limit.value}"

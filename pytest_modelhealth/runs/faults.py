@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pytest_modelhealth.runs.run import FAILED, Test
@@ -39,56 +40,66 @@ class Fault:
         """Who and by which check: ``"encoder.1 (dead_units)"``."""
         return f"{self.label} ({self.check})" if self.label else self.check
 
+    def place_in(self, root: Path, rootdir: Path) -> tuple[str, int] | None:
+        """Return the first place in a checkout: path in it, with forward slashes, and line.
+
+        Args:
+            root: that of the checkout. Libraries that are installed in it are no files of it.
+            rootdir: that of the run, which places are relative to.
+        """
+        from pytest_modelhealth.rendering.places import is_of_a_library
+
+        root = root.resolve()
+        for place in self.places:
+            path, _, line = place.rpartition(":")
+            file = (rootdir / path).resolve()
+            if file.is_file() and file.is_relative_to(root) and not is_of_a_library(place):
+                return file.relative_to(root).as_posix(), max(1, int(line))
+        return None
+
 
 def faults(test: Test) -> Iterator[Fault]:
     """Yield what fails a test, the gravest of each result first, then what only warns."""
-    found = list(_found(test)) if test["outcome"] in FAILED else []
-    yield from found
+    if test["outcome"] in FAILED:
+        for result in test["results"]:
+            yield from (_fault(test, result, one, fails=True) for one in _findings(test, result))
     if test["outcome"] in (*FAILED, "passed"):
-        for result in _inspections(test):
-            yield from (_of_finding(test, result, one, False) for one in result["warnings"])
+        for result in test["results"]:
+            if result["kind"] == "inspection":
+                yield from (_fault(test, result, one, fails=False) for one in result["warnings"])
 
 
-def _found(test: Test) -> Iterator[Fault]:
-    for result in test["results"]:
-        if result["verdict"] == "unhealthy":
-            yield from (_of_finding(test, result, one, True) for one in result["violations"])
-        elif result["verdict"] == "inconclusive" and "inconclusive: " in test["message"]:
-            for one in result["inconclusive"]:
-                yield _fault(test, result, one["label"], one["check"], one["reason"])
-        elif result["verdict"] == "different":
-            parted = result["divergence"] or {"label": "", "story": result["headline"], "cause": ""}
-            what = ": ".join(filter(None, (parted["story"], parted["cause"])))
-            yield _fault(test, result, parted["label"], "comparison", what)
-        elif result["verdict"] in ("drifted", "missing"):
-            label = next((one["layer"] or result["model"] for one in result["drifts"]), "")
-            yield _fault(test, result, label, "drift", result["story"] or result["headline"])
-
-
-def _inspections(test: Test) -> Iterable[Mapping[str, Any]]:
-    return (result for result in test["results"] if result["kind"] == "inspection")
-
-
-def _of_finding(
-    test: Test, result: Mapping[str, Any], finding: Mapping[str, Any], fails: bool
-) -> Fault:
-    is_of_the_batch = finding["layer"] == "" and finding["role"] == "inputs"
-    places = () if is_of_the_batch else (finding["called_at"], finding["defined_at"])
-    said = (finding["label"], finding["check"], finding["message"], finding["cause"])
-    return _fault(test, result, *said, places=places, fails=fails)
+def _findings(test: Test, result: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return what fails the test, by the keys of a finding; one for a result of another kind."""
+    verdict = result["verdict"]
+    if verdict == "unhealthy":
+        findings: Sequence[Mapping[str, Any]] = result["violations"]
+        return findings
+    if verdict == "inconclusive" and "inconclusive: " in test["message"]:
+        return [{**one, "message": one["reason"]} for one in result["inconclusive"]]
+    if verdict == "different":
+        parted = result["divergence"] or {"label": "", "story": result["headline"], "cause": ""}
+        what = ": ".join(filter(None, (parted["story"], parted["cause"])))
+        return [{"check": "comparison", "label": parted["label"], "message": what}]
+    if verdict in ("drifted", "missing"):
+        label = next((one["layer"] or result["model"] for one in result["drifts"]), "")
+        return [
+            {"check": "drift", "label": label, "message": result["story"] or result["headline"]}
+        ]
+    return []
 
 
 def _fault(
-    test: Test,
-    result: Mapping[str, Any],
-    label: str,
-    check: str,
-    message: str,
-    cause: str = "",
-    *,
-    places: tuple[str, ...] = (),
-    fails: bool = True,
+    test: Test, result: Mapping[str, Any], finding: Mapping[str, Any], *, fails: bool
 ) -> Fault:
-    here = (*places, result["place"], f"{test['file']}:{test['line']}")
-    known = tuple(place for place in here if place)
-    return Fault(result["verdict"], label, check, message, cause, result["text"], fails, known)
+    is_of_the_batch = finding.get("layer") == "" and finding.get("role") == "inputs"
+    own = () if is_of_the_batch else (finding.get("called_at"), finding.get("defined_at"))
+    places = (*own, result["place"], f"{test['file']}:{test['line']}")
+    return Fault(
+        verdict=result["verdict"],
+        **{key: finding[key] for key in ("label", "check", "message")},
+        cause=finding.get("cause", ""),
+        text=result["text"],
+        fails=fails,
+        places=tuple(place for place in places if place),
+    )

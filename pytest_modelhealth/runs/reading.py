@@ -4,192 +4,94 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.runs.run import FORMAT, FORMAT_VERSION, Run
 
-# Whether parsed JSON has the shape that is read of it, told by the first place that has not
+_OBJECTS = {
+    "run": "created:str environment:{str} exit_status:number tests:[test] notes:[str]",
+    "test": "id:str file?:str outcome:str message:str results:[result]",
+    "result": "kind:str verdict:str headline:str model:str text?:str place?:str",
+    "inspection": "of:str loss:number? samples:number? batches?:number? violations:[finding] "
+    "warnings:[finding] inconclusive:[doubt] waived:[waived] margins:[margin] totals:{number?} "
+    "layers:[layer] flow?:flow? course?:course?",
+    "comparison": "candidate:str divergence?:divergence? layers?:[compared]",
+    "drift": "story:str drifts?:[drifted]",
+    "finding": "check:str layer:str label:str message:str affected?:[str] consequences?:[effect]",
+    "effect": "check:str layer:str",
+    "doubt": "check:str layer:str label:str reason:str",
+    "waived": "check:str layer:str label:str message:str reason:str",
+    "margin": "check:str layer:str label:str value:number? limit:number? used:number? setting?:str",
+    "layer": "name:str label:str type:str status:str dtype:str device:str calls:int parameters:int "
+    "trainable:int activation_bytes:number? multiply_adds:number? saved_bytes:number? "
+    "parameter_bytes:number? shape:[int]? tied:{str} tensors:[tensor]",
+    "tensor": "role:str name:str dtype:str shape:[int] count:int nan:int inf:int zeros:int "
+    "dead:number? mean:number? std:number? min:number? max:number? norm?:number? bins?:bins?",
+    "bins": "lowest:int negative:[int] positive:[int]",
+    "flow": "edges:[list] way:[str]",
+    "course": "steps:[int] loss:[number?] layers:{{[number?]}}",
+    "divergence": "layer:str label:str story:str candidate:str?",
+    "compared": "reference:str? candidate:str? label:str diverged:bool tensors:[compared_tensor]",
+    "compared_tensor": "role:str problem:str error:number? noise:number? ratio:number? "
+    "limit:number? diverged:bool",
+    "drifted": "layer:str label:str role:str statistic:str distance:number?",
+}
+"""What is read of a file; ``docs/reference/run-format.md`` has all that is in one.
 
-Shape = Any
-"""A type, a tuple of types, a list of one shape that every item has, a `Nullable`, a `Named`, or a
-dictionary of keys and their shapes, which have to be there unless `Optional`; others may be."""
+A cell is a key, which may be missing where it ends in ``?``, and its shape: a type, an object here,
+``[shape]`` for a list or ``{shape}`` for an object with any keys; ``?`` behind it admits null.
+"""
 
+_KEYS = {name: [cell.partition(":")[::2] for cell in row.split()] for name, row in _OBJECTS.items()}
+_KINDS = ("inspection", "comparison", "drift")
+"""Results that have keys of their own; what another kind has is not read."""
 
-@dataclass(frozen=True)
-class Nullable:
-    """What is ``null`` or of a shape."""
-
-    inner: Shape
-
-
-@dataclass(frozen=True)
-class Named:
-    """An object under whose keys, whichever they are, everything is of a shape."""
-
-    inner: Shape
-
-
-@dataclass(frozen=True)
-class Optional:
-    """What may be missing from an object, and else is of a shape."""
-
-    inner: Shape
-
-
-NUMBER = (int, float)
-OPTIONAL_NUMBER = Nullable(NUMBER)
-OPTIONAL_SIZES = Nullable([int])
-
-_WORDS = {
-    dict: "an object",
-    list: "a list",
-    str: "a string",
-    int: "an integer",
-    float: "a number",
-    bool: "true or false",
-    type(None): "null",
+_TYPES: dict[str, tuple[Any, str]] = {
+    "str": (str, "a string"),
+    "int": (int, "an integer"),
+    "number": ((int, float), "a number"),
+    "bool": (bool, "true or false"),
+    "list": (list, "a list"),
+    "object": (dict, "an object"),
+    "null": (type(None), "null"),
 }
 
 
-def problem(data: Any, shape: Shape, where: str = "") -> str | None:
+def problem(data: Any, shape: str, where: str = "") -> str | None:
     """Return what is wrong with `data` and where, or ``None``.
 
     Args:
         data: parsed JSON.
-        shape: what it has to be.
+        shape: what it has to be, as the cells of `_OBJECTS` say.
         where: the path to it: ``"tests[3].results[0]"``.
     """
-    if isinstance(shape, Nullable):
-        return None if data is None else problem(data, shape.inner, where)
-    if isinstance(shape, Named):
-        shape = dict.fromkeys(data, shape.inner) if isinstance(data, dict) else {}
-    if isinstance(shape, dict):
-        return _problem_of_object(data, shape, where)
-    if isinstance(shape, list):
-        return _problem_of_list(data, shape[0], where)
-    kinds = shape if isinstance(shape, tuple) else (shape,)
-    if isinstance(data, kinds) and (not isinstance(data, bool) or bool in kinds):
-        return None
-    return _wrong(data, where, "a number" if kinds == NUMBER else _WORDS[kinds[0]])
-
-
-def _problem_of_object(data: Any, shape: dict[str, Shape], where: str) -> str | None:
-    if not isinstance(data, dict):
-        return _wrong(data, where, "an object")
-    for key, inner in shape.items():
-        path = f"{where}.{key}" if where else key
-        if isinstance(inner, Optional):
-            if key not in data:
-                continue
-            inner = inner.inner
-        if key not in data:
-            return f"{path} is missing"
-        found = problem(data[key], inner, path)
-        if found is not None:
-            return found
-    return None
-
-
-def _problem_of_list(data: Any, inner: Shape, where: str) -> str | None:
-    if not isinstance(data, list):
-        return _wrong(data, where, "a list")
-    for index, item in enumerate(data):
-        found = problem(item, inner, f"{where}[{index}]")
-        if found is not None:
-            return found
-    return None
-
-
-def _wrong(data: Any, where: str, expected: str) -> str:
-    return f"{where or 'the file'} is {_WORDS[type(data)]}, and has to be {expected}"
-
-
-# What is read
-
-
-def _each(names: str, shape: Shape) -> dict[str, Shape]:
-    return dict.fromkeys(names.split(), shape)
-
-
-_TENSOR = {
-    **_each("role name dtype", str),
-    **_each("count nan inf zeros", int),
-    **_each("dead mean std min max", OPTIONAL_NUMBER),
-    "shape": [int],
-    "norm": Optional(OPTIONAL_NUMBER),
-    "bins": Optional(Nullable({"lowest": int, "negative": [int], "positive": [int]})),
-}
-_LAYER = {
-    **_each("name label type status dtype device", str),
-    **_each("calls parameters trainable", int),
-    **_each("activation_bytes multiply_adds saved_bytes parameter_bytes", OPTIONAL_NUMBER),
-    "shape": OPTIONAL_SIZES,
-    "tied": Named(str),
-    "tensors": [_TENSOR],
-}
-_FINDING = {
-    **_each("check layer label message", str),
-    "affected": Optional([str]),
-    "consequences": Optional([_each("check layer", str)]),
-}
-_MARGIN = {
-    "check": str,
-    "layer": str,
-    "label": str,
-    "value": OPTIONAL_NUMBER,
-    "limit": OPTIONAL_NUMBER,
-    "used": OPTIONAL_NUMBER,
-    "setting": Optional(str),
-}
-_FLOW = {"edges": [list], "way": [str]}
-_COURSE = {"steps": [int], "loss": [OPTIONAL_NUMBER], "layers": Named(Named([OPTIONAL_NUMBER]))}
-_COMPARED_TENSOR = {
-    **_each("role problem", str),
-    **_each("error noise ratio limit", OPTIONAL_NUMBER),
-    "diverged": bool,
-}
-_COMPARED = {
-    **_each("reference candidate", Nullable(str)),
-    "label": str,
-    "diverged": bool,
-    "tensors": [_COMPARED_TENSOR],
-}
-_DIVERGENCE = {**_each("layer label story", str), "candidate": Nullable(str)}
-_DRIFT = {**_each("layer label role statistic", str), "distance": OPTIONAL_NUMBER}
-_COMMON = {**_each("kind verdict headline model", str), **_each("text place", Optional(str))}
-_KINDS: dict[str, dict[str, Any]] = {
-    "inspection": {
-        "of": str,
-        **_each("loss samples", OPTIONAL_NUMBER),
-        "batches": Optional(OPTIONAL_NUMBER),
-        **_each("violations warnings", [_FINDING]),
-        "inconclusive": [_each("check layer label reason", str)],
-        "waived": [{**_FINDING, "reason": str}],
-        "margins": [_MARGIN],
-        "totals": Named(OPTIONAL_NUMBER),
-        "layers": [_LAYER],
-        "flow": Optional(Nullable(_FLOW)),
-        "course": Optional(Nullable(_COURSE)),
-    },
-    "comparison": {
-        "candidate": str,
-        "divergence": Optional(Nullable(_DIVERGENCE)),
-        "layers": Optional([_COMPARED]),
-    },
-    "drift": {"story": str, "drifts": Optional([_DRIFT])},
-}
-_TEST = {"id": str, "file": Optional(str), "outcome": str, "message": str, "results": [_COMMON]}
-_RUN = {
-    "created": str,
-    "environment": Named(str),
-    "exit_status": NUMBER,
-    "tests": [_TEST],
-    "notes": [str],
-}
-"""What is read of a file; ``docs/reference/run-format.md`` has all that is in one."""
+    if shape[-1] == "?":
+        return None if data is None else problem(data, shape[:-1], where)
+    outer = {"[": "list", "{": "object"}.get(shape[0], "object" if shape in _KEYS else shape)
+    types, expected = _TYPES[outer]
+    if not isinstance(data, types) or (isinstance(data, bool) and outer != "bool"):
+        found = {**dict(_TYPES.values()), float: "a number"}[type(data)]
+        return f"{where or 'the file'} is {found}, and has to be {expected}"
+    inner = shape[1:-1]
+    if shape[0] == "[":
+        parts = [(item, inner, f"{where}[{index}]") for index, item in enumerate(data)]
+    elif shape[0] == "{":
+        parts = [(item, inner, f"{where}.{key}") for key, item in data.items()]
+    else:
+        parts = []
+        keys = _KEYS.get(shape, [])
+        if shape == "result" and data.get("kind") in _KINDS:
+            keys = [*keys, *_KEYS[data["kind"]]]
+        for key, inner in keys:
+            name = key.removesuffix("?")
+            path = f"{where}.{name}".lstrip(".")
+            if name in data:
+                parts.append((data[name], inner, path))
+            elif name == key:
+                return f"{path} is missing"
+    return next(filter(None, (problem(*part) for part in parts)), None)
 
 
 def read(path: str | os.PathLike[str]) -> Run:
@@ -200,24 +102,13 @@ def read(path: str | os.PathLike[str]) -> Run:
     """
     data = _parsed(Path(path))
     _require_format(data, path)
-    wrong = problem(data, _RUN)
-    if wrong is None:
-        wrong = next(filter(None, map(_problem_of, enumerate(data["tests"]))), None)
+    wrong = problem(data, "run")
     if wrong is not None:
         raise InspectionError(f"{path}: {wrong}; write the file anew: {_WRITE}")
     return Run({key: value for key, value in data.items() if key != "tests"}, data["tests"])
 
 
 _WRITE = "pytest --modelhealth-json=PATH"
-
-
-def _problem_of(numbered: tuple[int, Any]) -> str | None:
-    place, test = numbered
-    for index, result in enumerate(test["results"]):
-        wrong = problem(result, _KINDS.get(result["kind"], {}), f"tests[{place}].results[{index}]")
-        if wrong is not None:
-            return wrong
-    return None
 
 
 def _parsed(path: Path) -> Any:

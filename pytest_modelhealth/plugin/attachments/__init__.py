@@ -11,8 +11,7 @@ from __future__ import annotations
 import io
 import warnings
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -21,10 +20,7 @@ from pytest_modelhealth.plugin.inspections import INSPECTOR, is_report
 from pytest_modelhealth.plugin.snapshots import SNAPSHOT_CHECKS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from matplotlib.figure import Figure
-
+    from pytest_modelhealth.checks import Check
     from pytest_modelhealth.runs.run import Run
 
 
@@ -32,78 +28,97 @@ class Evidence:
     """What the destinations share: each part is rendered when one asks, and once.
 
     Args:
-        report: the unhealthy report.
-        explains_failure: whether the test failed because of this report; else its own exception
+        report: the unhealthy report, or the comparison that failed.
+        explains_failure: whether the test failed because of it; else the test's own exception
             stands, and this is what else was wrong.
     """
 
     def __init__(self, report: Any, *, explains_failure: bool) -> None:
         self.report = report
         self.explains_failure = explains_failure
+        self._is_report = is_report(report)
 
     @cached_property
     def verdict(self) -> str:
-        """``"unhealthy"``, ``"inconclusive"`` or ``"healthy"``."""
-        return str(self.report._judgement.verdict.value)
+        """That of the report; of a comparison ``"different"`` or ``"equivalent"``."""
+        if self._is_report:
+            return str(self.report._judgement.verdict.value)
+        from pytest_modelhealth.comparison.comparison import differs
+
+        return "different" if differs(self.report) else "equivalent"
 
     @cached_property
-    def culprit(self) -> str:
-        """The layer that is worst, for people; empty where none is at fault."""
-        found = self._worst
-        return "" if found is None else str(self._rendered("summary", "label", found.layer))
-
-    @cached_property
-    def check(self) -> str:
-        """The check that found it."""
-        return "" if self._worst is None else str(self._worst.check)
-
-    @cached_property
-    def place(self) -> str:
-        """``path:line`` of the culprit's call, else of its class; empty where neither is known."""
-        if self._worst is None:
-            return ""
-        places = (self._rendered("places", f"{at}_at", self._worst.layer) for at in _PLACES)
-        return next(filter(None, places), "")
-
-    @property
     def _worst(self) -> Any:
+        if not self._is_report:
+            return self.report.first_divergence
         judgement = self.report._judgement
         return next(iter((*judgement.violations, *judgement.inconclusive)), None)
 
     @cached_property
+    def culprit(self) -> str:
+        """The layer that is worst, or where two models part; empty where none is at fault."""
+        if self._worst is None:
+            return ""
+        if self._is_report:
+            return str(self._rendered("summary", "label", self._worst.layer))
+        return _printable(self._worst.label)
+
+    @cached_property
+    def check(self) -> str:
+        """The check that found it, or ``"comparison"``; empty where nothing is wrong."""
+        if self._is_report:
+            return "" if self._worst is None else str(self._worst.check)
+        return "comparison" if self.verdict == "different" else ""
+
+    @cached_property
+    def place(self) -> str:
+        """``path:line`` of the culprit's call, else of its class; empty where neither is known."""
+        if self._worst is None or not self._is_report:
+            return ""
+        at = (self._rendered("places", name, self._worst.layer) for name in _PLACES)
+        return next(filter(None, at), "")
+
+    @cached_property
     def failure_text(self) -> str:
         """What a failure says, whether the test failed by it or not."""
-        return str(self._rendered("failure", "render"))
+        form = ("failure", "render") if self._is_report else ("comparison", "failure")
+        return str(self._rendered(*form))
 
     @cached_property
     def json(self) -> str:
         """All numbers, as strict JSON."""
-        return str(self._rendered("json", "render"))
+        form = ("json", "render") if self._is_report else ("comparison", "to_json")
+        return str(self._rendered(*form))
 
     @cached_property
     def title(self) -> str:
-        """The culprit and the layer before it: ``"conv2 beside conv1"``."""
+        """Of `text`: ``"conv2 beside conv1"``, ``"conv2 through depth"``."""
+        if not self._is_report:
+            return f"{self.culprit} through depth" if self.culprit else "names changed"
         found = self._rendered("evidence", "culprit_and_predecessor")
         records = (found.culprit, found.predecessor) if found else ()
-        return (
-            " beside ".join(_printable(record.label) for record in records if record) or "evidence"
-        )
+        labels = [_printable(record.label) for record in records if record]
+        return " beside ".join(labels) or "evidence"
 
     @cached_property
     def text(self) -> str:
-        """Text histograms of the culprit beside its predecessor; empty where there are none."""
+        """Text histograms, or more layers around the culprit; empty where there is nothing more."""
+        if not self._is_report:
+            return str(self._rendered("comparison", "further", max_rows=40))
         if self._rendered("evidence", "culprit_and_predecessor") is None:
             return ""
-        text: str = self._rendered("evidence", "render")
-        return text
+        return str(self._rendered("evidence", "render"))
 
     @cached_property
     def figures(self) -> dict[str, bytes]:
         """PNG files by name, such as ``"culprit"`` and ``"gradient_flow"``; what exists."""
+        pictures = {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            figures = self._rendered("figures", "figures")  # brings matplotlib
-            return {name: _png(figure) for name, figure in figures.items()}
+            for name, figure in self._rendered("figures", "figures").items():  # brings matplotlib
+                figure.savefig(buffer := io.BytesIO(), format="png")
+                pictures[name] = buffer.getvalue()
+        return pictures
 
     def _rendered(self, form: str, function: str, *arguments: Any, **options: Any) -> Any:
         with warnings.catch_warnings():  # under -W error, one would cost the user the evidence
@@ -111,56 +126,7 @@ class Evidence:
             return self.report._renderer(form, function)(self.report, *arguments, **options)
 
 
-class ComparisonEvidence(Evidence):
-    """The same of a comparison that failed: its `report` is the `Comparison`."""
-
-    @cached_property
-    def verdict(self) -> str:
-        """``"different"`` or ``"equivalent"``."""
-        from pytest_modelhealth.comparison.comparison import differs
-
-        return "different" if differs(self.report) else "equivalent"
-
-    @cached_property
-    def culprit(self) -> str:
-        """The layer where the two models part."""
-        found = self.report.first_divergence
-        return "" if found is None else _printable(found.label)
-
-    @cached_property
-    def check(self) -> str:
-        """The word for this kind of result, as no check is behind it; empty where none is wrong."""
-        return "" if self.verdict == "equivalent" else "comparison"
-
-    @cached_property
-    def place(self) -> str:
-        """Not known: two models are at fault."""
-        return ""
-
-    @cached_property
-    def failure_text(self) -> str:
-        """What a failure says."""
-        return str(self._rendered("comparison", "failure"))
-
-    @cached_property
-    def json(self) -> str:
-        """All numbers, as strict JSON."""
-        return str(self._rendered("comparison", "to_json"))
-
-    @cached_property
-    def title(self) -> str:
-        """The layer where the two models part."""
-        found = self.report.first_divergence
-        return "names changed" if found is None else f"{_printable(found.label)} through depth"
-
-    @cached_property
-    def text(self) -> str:
-        """The table of more layers around that one than the failure has; empty where it has all."""
-        text: str = self._rendered("comparison", "further", max_rows=40)
-        return text
-
-
-_PLACES = ("called", "defined")
+_PLACES = ("called_at", "defined_at")
 _FAULTY = ("unhealthy", "different")
 _RANKS = (*_FAULTY, "inconclusive")
 
@@ -181,79 +147,36 @@ def told_at_end(item: pytest.Item, report: pytest.TestReport) -> dict[str, str] 
     if report.when not in ("call", phase):
         return None
     found = evidence or _gravest(item)
-    said = {}
-    if found is not None:
-        said = {"verdict": found.verdict, "culprit": found.culprit, "check": found.check}
-    if said.get("verdict") not in _FAULTY:
-        said = _drift(item) or said
-    return {name: text for name, text in said.items() if text}
+    if found is None or found.verdict not in _FAULTY:
+        for check, *_ in item.stash.get(SNAPSHOT_CHECKS, []):
+            if check.outcome in ("drifted", "missing"):
+                drifts = check.found.drifts if check.found is not None else ()
+                culprit = _printable(drifts[0].layer or check.now.model) if drifts else ""
+                return _told(str(check.outcome.value), culprit, "drift")
+    return {} if found is None else _told(found.verdict, found.culprit, found.check)
 
 
-def _drift(item: pytest.Item) -> dict[str, str]:
-    for check, *_ in item.stash.get(SNAPSHOT_CHECKS, []):
-        if check.outcome in ("drifted", "missing"):
-            drifts = check.found.drifts if check.found is not None else ()
-            layer = _printable(drifts[0].layer or check.now.model) if drifts else ""
-            return {"verdict": str(check.outcome.value), "culprit": layer, "check": "drift"}
-    return {}
+def _told(verdict: str, culprit: str, check: str) -> dict[str, str]:
+    told = {"verdict": verdict, "culprit": culprit, "check": check}
+    return {name: text for name, text in told.items() if text}
 
 
 def _gravest(item: pytest.Item) -> Evidence | None:
     fixture = item.stash.get(INSPECTOR, None)
     judged: dict[str, Evidence] = {}
-    for result in (made.report for made in fixture.made) if fixture is not None else ():
-        kind = Evidence if is_report(result) else ComparisonEvidence
-        evidence = kind(result, explains_failure=False)
+    for made in fixture.made if fixture is not None else ():
+        evidence = Evidence(made.report, explains_failure=False)
         try:
             judged.setdefault(evidence.verdict, evidence)
         except (InspectionError, SettingsError):  # not judged, which the test says where it asks
             continue
-    return next((judged[v] for v in (*_RANKS, *judged) if v in judged), None)
-
-
-class SourcePlace(NamedTuple):
-    """A line of a file in a checkout.
-
-    Args:
-        path: relative to the checkout, with forward slashes.
-        line: from 1.
-    """
-
-    path: str
-    line: int
-
-
-def source_place(places: Iterable[str], rootdir: Path, root: Path) -> SourcePlace | None:
-    """Return the first place that is a file of a checkout; ``None`` where none is.
-
-    Args:
-        places: ``path:line``, relative to `rootdir` where they lie in it.
-        rootdir: that of the run.
-        root: that of the checkout. Libraries that are installed in it are no files of it.
-    """
-    from pytest_modelhealth.rendering.places import is_of_a_library
-
-    for place in places:
-        path, _, line = place.rpartition(":")
-        file = rootdir / path
-        if is_of_a_library(place) or not file.is_file():
-            continue
-        if file.resolve().is_relative_to(root.resolve()):
-            relative = file.resolve().relative_to(root.resolve())
-            return SourcePlace(relative.as_posix(), max(1, int(line)))
-    return None
+    return next((judged[verdict] for verdict in (*_RANKS, *judged) if verdict in judged), None)
 
 
 def _printable(text: str) -> str:
     from pytest_modelhealth.rendering.notation import printable
 
     return printable(text)
-
-
-def _png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()
 
 
 @pytest.hookspec
@@ -281,4 +204,14 @@ def pytest_modelhealth_run_ended(
     `run` has what ``docs/reference/run-format.md`` says. Its tests are read from disk one by one,
     so iterate over them and keep none. What is raised costs a line of the summary, and neither the
     result of the run nor the other destinations.
+    """
+
+
+@pytest.hookspec
+def pytest_modelhealth_checks() -> list[type[Check]]:  # type: ignore[empty-body]
+    """Return a project's own checks: subclasses of `pytest_modelhealth.Check`.
+
+    It is called once, before options are parsed, so that each setting of these checks can
+    be set too: in a plugin, in the root folder's ``conftest.py``, or in that of a folder which
+    pytest is started on.
     """

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Generator
 
 import pytest
 
-from pytest_modelhealth.plugin.attachments import told_at_end
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from pytest_modelhealth.plugin.attachments import Evidence
+from pytest_modelhealth.plugin.attachments import Evidence, told_at_end
 
 
 def pytest_modelhealth_attach(item: pytest.Item, evidence: Evidence) -> None:

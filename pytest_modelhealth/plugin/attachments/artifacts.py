@@ -6,14 +6,12 @@ Each failing subtest has its own: the second one's name ends in ``-2``.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_modelhealth.plugin.attachments import Evidence
+from pytest_modelhealth.plugin.inspections import left_on_reports
 from pytest_modelhealth.plugin.output_files import folder_name, rank_suffix, warn_once, writable
-
-if TYPE_CHECKING:
-    from pytest_modelhealth.plugin.attachments import Evidence
 
 _OPTION = "--modelhealth-artifacts"
 _WARNED = pytest.StashKey[bool]()
@@ -56,35 +54,26 @@ def pytest_modelhealth_attach(
     nth = item.stash[_FAILURES] = item.stash.get(_FAILURES, 0) + 1
     name = folder_name(item.nodeid) + rank_suffix() + (f"-{nth}" if nth > 1 else "")
     folder = Path(directory) / name
+    text = f"{evidence.failure_text}\n\n{evidence.text}".rstrip() + "\n"
     try:
-        _write(folder, evidence)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "failure.txt").write_text(text, encoding="utf-8", errors="backslashreplace")
+        (folder / "report.json").write_text(evidence.json, encoding="ascii")
+        for name, png in evidence.figures.items():
+            (folder / f"{name}.png").write_bytes(png)
     except OSError as error:
         warn_once(item, _WARNED, f"{_OPTION}: figures could not be written: {error}")
     else:
-        report.modelhealth_artifacts = str(folder)  # type: ignore[attr-defined]
+        report.modelhealth_artifacts = [[item.nodeid, str(folder)]]  # type: ignore[attr-defined]
 
 
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """Say where the figures are."""
-    written = [
-        (report.modelhealth_artifacts, report.nodeid)
-        for reports in terminalreporter.stats.values()
-        for report in reports
-        if hasattr(report, "modelhealth_artifacts")
-    ]
+    written = left_on_reports(terminalreporter, "modelhealth_artifacts")
     if written:
-        where = written[0][0] if len(written) == 1 else config.getoption(_OPTION)
-        count = len({nodeid for _, nodeid in written})
+        where = written[0][1] if len(written) == 1 else config.getoption(_OPTION)
+        count = len({test for test, _ in written})
         tests = "1 test" if count == 1 else f"{count} tests"
         terminalreporter.write_line(f"modelhealth: figures of {tests} in {where}")
-
-
-def _write(folder: Path, evidence: Evidence) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    text = f"{evidence.failure_text}\n\n{evidence.text}".rstrip() + "\n"
-    (folder / "failure.txt").write_text(text, encoding="utf-8", errors="backslashreplace")
-    (folder / "report.json").write_text(evidence.json, encoding="ascii")
-    for name, png in evidence.figures.items():
-        (folder / f"{name}.png").write_bytes(png)

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import html
 import os
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from string import punctuation
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.plugin.attachments import source_place
+import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    import pytest
-
     from pytest_modelhealth.runs.faults import Fault
     from pytest_modelhealth.runs.run import Run, Test
+
 
 MOST_ANNOTATIONS = 10
 """GitHub shows no more errors of a step."""
@@ -69,28 +67,27 @@ def commands(tests: Iterable[Test], rootdir: Path, workspace: Path) -> Iterator[
     """
     failing = 0
     for failing, (test, fault) in enumerate(_failing(tests), 1):
-        if failing <= MOST_ANNOTATIONS:
-            yield _annotation(test, fault, rootdir, workspace)
+        if failing > MOST_ANNOTATIONS:
+            continue
+        place = fault.place_in(workspace, rootdir)
+        where = {} if place is None else {"file": place[0], "line": str(place[1])}
+        properties = where | {"title": f"{test['id']}: {fault.culprit}"}
+        said = ",".join(f"{key}={_property(value)}" for key, value in properties.items())
+        cause = f"\nlikely cause: {fault.cause}" if fault.cause else ""
+        message = f"{fault.verdict}: {fault.culprit}: {fault.message}{cause}"
+        yield f"::error {said}::{_data(message)}"
     if failing > MOST_ANNOTATIONS:
         yield f"modelhealth: annotated {MOST_ANNOTATIONS} of {failing} tests: GitHub shows no more"
 
 
-def _annotation(test: Test, fault: Fault, rootdir: Path, workspace: Path) -> str:
-    properties = {"title": f"{test['id']}: {fault.culprit}"}
-    place = source_place(fault.places, rootdir, workspace)
-    if place is not None:
-        properties = {"file": place.path, "line": str(place.line)} | properties
-    said = ",".join(f"{key}={_property(value)}" for key, value in properties.items())
-    message = f"{fault.verdict}: {fault.culprit}: {fault.message}"
-    if fault.cause:
-        message += f"\nlikely cause: {fault.cause}"
-    return f"::error {said}::{_data(message)}"
-
-
-def _first(test: Test) -> Fault | None:
+def _failing(tests: Iterable[Test]) -> Iterator[tuple[Test, Fault]]:
+    """Yield each failing test with what fails it first."""
     from pytest_modelhealth.runs.faults import faults
 
-    return next((fault for fault in faults(test) if fault.fails), None)
+    for test in tests:
+        first = next((fault for fault in faults(test) if fault.fails), None)
+        if first is not None:
+            yield test, first
 
 
 def _data(text: str) -> str:
@@ -116,67 +113,42 @@ def summary(tests: Iterable[Test], most_bytes: int) -> str:
         tests: those of a run; gone through several times.
         most_bytes: that of the text as UTF-8.
     """
-    count = sum(1 for _ in tests)
-    failing = sum(1 for _ in _failing(tests))
-    if not count:
-        return ""
-    parts = [_heading(count, failing)]
-    left = most_bytes - _size(parts[0]) - _size(_cut(failing))
-    if left < 0:
-        return ""
-    for block in _blocks(tests, failing):
-        left -= _size(block)
-        if left < 0:
-            shown = max(0, len(parts) - 2)  # behind heading and table
-            return "".join([*parts, _cut(failing - shown)])
-        parts.append(block)
-    return "".join(parts)
-
-
-def _size(text: str) -> int:
-    return len(text.encode())
-
-
-def _failing(tests: Iterable[Test]) -> Iterator[tuple[Test, Fault]]:
-    return ((test, fault) for test in tests if (fault := _first(test)) is not None)
-
-
-def _blocks(tests: Iterable[Test], failing: int) -> Iterator[str]:
-    if failing:
-        rows = [_row(test, fault) for test, fault in islice(_failing(tests), _MOST_ROWS)]
-        yield _TABLE + "".join(rows) + "\n"
-    for test, fault in _failing(tests):
-        yield _details(test, fault)
-
-
-def _heading(tests: int, failing: int) -> str:
     from pytest_modelhealth.rendering.notation import plural
 
-    of = plural(tests, "test")
-    if not failing:
-        return f"\n### Model health: no objection\n\n{of} inspected a model.\n\n"
-    return f"\n### Model health: {failing:,} of {of} with a model failed\n\n"
+    count, failing = sum(1 for _ in tests), sum(1 for _ in _failing(tests))
+    of = plural(count, "test")
+    if not count:
+        return ""
+    if failing:
+        text = f"\n### Model health: {failing:,} of {of} with a model failed\n\n"
+    else:
+        text = f"\n### Model health: no objection\n\n{of} inspected a model.\n\n"
+    cut = "\n*The texts of {:,} failing tests are left out: a summary holds no more.*\n\n"
+    left = most_bytes - len((text + cut.format(failing)).encode())
+    if left < 0:
+        return ""
+    for shown, block in enumerate(_blocks(tests) if failing else (), -1):
+        left -= len(block.encode())
+        if left < 0:
+            return text + cut.format(failing - max(0, shown))
+        text += block
+    return text
 
 
-def _cut(count: int) -> str:
-    return f"\n*The texts of {count:,} failing tests are left out: a summary holds no more.*\n\n"
-
-
-_TABLE = "| test | verdict | culprit | check | what |\n| --- | --- | --- | --- | --- |\n"
-
-
-def _row(test: Test, fault: Fault) -> str:
-    said = (test["id"], fault.verdict, fault.label, fault.check, fault.message)
-    return f"| {' | '.join(_code(text) for text in said)} |\n"
-
-
-def _details(test: Test, fault: Fault) -> str:
+def _blocks(tests: Iterable[Test]) -> Iterator[str]:
+    """Yield the table, then the text of each failing test."""
     from pytest_modelhealth.rendering.notation import printable, shorten
 
-    lines = (printable(line) for line in (fault.text or fault.message).splitlines())
-    text = shorten("\n".join(lines), _LONGEST_TEXT)
-    title = f"<details><summary>{_code(test['id'])}</summary>"
-    return f"{title}\n\n<pre>{html.escape(text)}</pre>\n\n</details>\n\n"
+    table = "| test | verdict | culprit | check | what |\n| --- | --- | --- | --- | --- |\n"
+    for test, fault in islice(_failing(tests), _MOST_ROWS):
+        said = (test["id"], fault.verdict, fault.label, fault.check, fault.message)
+        table += f"| {' | '.join(_code(text) for text in said)} |\n"
+    yield f"{table}\n"
+    for test, fault in _failing(tests):
+        lines = (printable(line) for line in (fault.text or fault.message).splitlines())
+        text = html.escape(shorten("\n".join(lines), _LONGEST_TEXT))
+        title = f"<details><summary>{_code(test['id'])}</summary>"
+        yield f"{title}\n\n<pre>{text}</pre>\n\n</details>\n\n"
 
 
 def _code(text: str) -> str:
@@ -184,7 +156,5 @@ def _code(text: str) -> str:
     from pytest_modelhealth.rendering.notation import printable, shorten
 
     shown = shorten(printable(text), 500)
-    if not shown:
-        return ""
     signs = (f"&#{ord(sign)};" if sign in punctuation else sign for sign in shown)
-    return f"<code>{''.join(signs)}</code>"
+    return f"<code>{''.join(signs)}</code>" if shown else ""

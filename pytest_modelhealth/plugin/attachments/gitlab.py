@@ -9,25 +9,23 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from pytest_modelhealth.plugin.attachments import source_place
+import pytest
+
 from pytest_modelhealth.plugin.output_files import OutputFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    import pytest
-
-    from pytest_modelhealth.runs.faults import Fault
-    from pytest_modelhealth.runs.run import Run, Test
+    from pytest_modelhealth.runs.run import Run
 
 
 def _write(run: Run, file: TextIO, config: pytest.Config) -> None:
     """Write the file, without findings too: GitLab then tells which were settled."""
     root = Path(os.environ.get("CI_PROJECT_DIR") or config.rootpath)
-    json.dump(list(_issues(run.tests, config.rootpath, root)), file, indent=1)
+    json.dump(list(_issues(run, config.rootpath, root)), file, indent=1)
     file.write("\n")
 
 
@@ -39,41 +37,22 @@ DESTINATION = OutputFile(
 )
 
 
-def _issues(tests: Iterable[Test], rootdir: Path, root: Path) -> Iterator[dict[str, Any]]:
-    """Yield one issue for each fault of each test; what only warns is ``minor``.
-
-    Args:
-        tests: those of a run.
-        rootdir: the folder that its places are relative to.
-        root: the checkout, which paths are to be relative to.
-    """
+def _issues(run: Run, rootdir: Path, root: Path) -> Iterator[dict[str, Any]]:
+    """Yield one issue for each fault of each test; what only warns is ``minor``."""
+    from pytest_modelhealth.rendering.notation import printable
     from pytest_modelhealth.runs.faults import faults
 
-    seen: dict[tuple[str, ...], int] = {}
-    for test in tests:
-        for fault in faults(test):
-            place = source_place(fault.places, rootdir, root)
-            key = (test["id"], fault.check, fault.label)
-            seen[key] = nth = seen.get(key, 0) + 1
-            yield {
-                "description": _description(test, fault),
-                "check_name": f"modelhealth.{fault.check}",
-                "fingerprint": _fingerprint(*key, str(nth)),
-                "severity": "major" if fault.fails else "minor",
-                "location": {
-                    "path": test["file"] if place is None else place.path,
-                    "lines": {"begin": max(1, test["line"]) if place is None else place.line},
-                },
-            }
-
-
-def _description(test: Test, fault: Fault) -> str:
-    from pytest_modelhealth.rendering.notation import printable
-
-    return printable(f"{fault.culprit}: {fault.message} [{test['id']}]")
-
-
-def _fingerprint(*what: str) -> str:
-    """Return the same digits for the same finding, whatever its line and its numbers."""
-    text = "\0".join(what)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    seen = Counter[tuple[str, ...]]()
+    for test, fault in ((one, fault) for one in run.tests for fault in faults(one)):
+        path, line = fault.place_in(root, rootdir) or (test["file"], max(1, test["line"]))
+        key = (test["id"], fault.check, fault.label)
+        seen[key] += 1
+        # the same digits for the same finding, whatever its line and its numbers
+        text = "\0".join((*key, str(seen[key])))
+        yield {
+            "description": printable(f"{fault.culprit}: {fault.message} [{test['id']}]"),
+            "check_name": f"modelhealth.{fault.check}",
+            "fingerprint": hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(),
+            "severity": "major" if fault.fails else "minor",
+            "location": {"path": path, "lines": {"begin": line}},
+        }

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from pytest_modelhealth.plugin.attachments import Evidence
+from pytest_modelhealth.plugin.attachments import Evidence
 
 _PICTURES = pytest.StashKey[list[list[Any]]]()
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator
+from typing import Any
 
 import pytest
 
 from pytest_modelhealth.plugin.attachments import told_at_end
 
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-_TOLD = pytest.StashKey[list[tuple[str, object]]]()
+_TOLD = pytest.StashKey[dict[str, str]]()
 
 
 # Outside of what attaches the evidence.
@@ -19,17 +17,13 @@ _TOLD = pytest.StashKey[list[tuple[str, object]]]()
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[Any]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add the properties before teardown, whose report pytest writes them from."""
+    """Add the properties to the report of teardown, which pytest writes them from."""
     report = yield
-    if not item.config.getoption("xmlpath", None):
-        return report
-    told = told_at_end(item, report)
-    if told is not None:
-        before = item.stash.get(_TOLD, [])  # of a run of the test that did not count
-        item.user_properties[:] = [one for one in item.user_properties if one not in before]
-        properties: list[tuple[str, object]] = list(told.items())
-        item.stash[_TOLD] = properties
-        item.user_properties += properties
-    if call.when == "teardown":
-        report.user_properties = list(item.user_properties)
+    if item.config.getoption("xmlpath", None):
+        told = told_at_end(item, report)
+        if told is not None:
+            item.stash[_TOLD] = told
+        if call.when == "teardown" and _TOLD in item.stash:
+            report.user_properties = [*item.user_properties, *item.stash[_TOLD].items()]
+            del item.stash[_TOLD]
     return report

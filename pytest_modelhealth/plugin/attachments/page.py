@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TextIO
 
+import pytest
+
 from pytest_modelhealth.plugin.output_files import OutputFile
 
 if TYPE_CHECKING:
-    import pytest
-
     from pytest_modelhealth.runs.run import Run
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_modelhealth.errors import InspectionError, ModelHealthError
-from pytest_modelhealth.plugin.inspections import INSPECTOR, MAKER, is_report
+from pytest_modelhealth.plugin.inspections import INSPECTOR, MAKER, is_report, left_on_reports
 from pytest_modelhealth.plugin.output_files import folder_name, rank_suffix, warn_once, writable
 
 if TYPE_CHECKING:
@@ -352,12 +352,7 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """Say where the bundles are, and how to run the first."""
-    folders = [
-        folder
-        for reports in terminalreporter.stats.values()
-        for report in reports
-        for folder in getattr(report, "modelhealth_replay", ())
-    ]
+    folders = left_on_reports(terminalreporter, "modelhealth_replay")
     if folders:
         count = "1 failing inspection" if len(folders) == 1 else f"{len(folders)} inspections"
         command = _command(Path(folders[0]), config.invocation_params.dir)

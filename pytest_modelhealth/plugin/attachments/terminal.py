@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import pytest
 
-if TYPE_CHECKING:
-    import pytest
-
-    from pytest_modelhealth.plugin.attachments import Evidence
+from pytest_modelhealth.plugin.attachments import Evidence
 
 
 def pytest_modelhealth_attach(report: pytest.TestReport, evidence: Evidence) -> None:

@@ -8,20 +8,12 @@ from enum import StrEnum
 
 
 class Grade(StrEnum):
-    """Whether a change is for the worse; most are neither."""
+    """Whether a change is for the worse; most are neither. The gravest is first."""
 
     WORSE = "worse"
     BETTER = "better"
     CHANGED = "changed"
     SAME = "same"
-
-
-_GRAVEST = tuple(Grade)
-
-
-def gravest(grades: Iterable[Grade]) -> Grade:
-    """Return the first of worse, better, changed and same that is among `grades`."""
-    return min(grades, key=_GRAVEST.index, default=Grade.SAME)
 
 
 @dataclass(frozen=True)
@@ -58,6 +50,10 @@ class Change:
     grade: Grade = Grade.CHANGED
 
 
+def _gravest(changes: Iterable[Change]) -> Grade:
+    return min((change.grade for change in changes), key=[*Grade].index, default=Grade.SAME)
+
+
 @dataclass(frozen=True)
 class ResultDifference:
     """What changed between two results of a test.
@@ -79,7 +75,7 @@ class ResultDifference:
     @property
     def grade(self) -> Grade:
         """The gravest of its changes."""
-        return gravest(change.grade for change in self.changes)
+        return _gravest(self.changes)
 
 
 @dataclass(frozen=True)
@@ -101,10 +97,14 @@ class TestDifference:
     results: tuple[ResultDifference, ...] = ()
 
     @property
+    def every_change(self) -> list[Change]:
+        """Its own changes, then those of its results."""
+        return [*self.changes, *(change for result in self.results for change in result.changes)]
+
+    @property
     def grade(self) -> Grade:
-        """The gravest of its changes and of its results'."""
-        own = (change.grade for change in self.changes)
-        return gravest((*own, *(result.grade for result in self.results)))
+        """The gravest of all its changes."""
+        return _gravest(self.every_change)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,3 @@ class Difference:
     tests: tuple[TestDifference, ...]
     unchanged: int
     remarks: tuple[str, ...] = ()
-
-    def graded(self, grade: Grade) -> list[TestDifference]:
-        """Return the tests of a grade, in order."""
-        return [test for test in self.tests if test.grade is grade]

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
-from itertools import islice
-from typing import Any
 
 from pytest_modelhealth.rendering.notation import plural, printable, shorten, table
 from pytest_modelhealth.runs.difference.result import (
     Change,
     Difference,
     Grade,
-    Place,
     TestDifference,
 )
+
+_MOST_REMARKS = 5
 
 
 def render(difference: Difference, name: str, *, colour: bool = False) -> str:
@@ -35,131 +35,126 @@ def render(difference: Difference, name: str, *, colour: bool = False) -> str:
     return _terminal(difference, colour) if name == "terminal" else FORMATS[name](difference)
 
 
-def headline(difference: Difference) -> str:
+# What is said in all formats
+
+
+def _counts(difference: Difference) -> dict[str, int]:
+    counted = Counter(test.grade for test in difference.tests)
+    return {grade.value: counted[grade] for grade in (Grade.WORSE, Grade.BETTER, Grade.CHANGED)}
+
+
+def _headline(difference: Difference) -> str:
     """Return what became of the tests, in one line: ``"2 tests got worse; 148 unchanged"``."""
     counts = [
-        plural(count, "test") + f" {verb}"
-        for grade, verb in (
-            (Grade.WORSE, "got worse"),
-            (Grade.BETTER, "got better"),
-            (Grade.CHANGED, "changed"),
-        )
-        if (count := len(difference.graded(grade)))
+        f"{plural(count, 'test')} {grade if grade == Grade.CHANGED else f'got {grade}'}"
+        for grade, count in _counts(difference).items()
+        if count
     ]
     if not counts:
         return f"nothing changed in {plural(difference.unchanged, 'test')}"
     return f"{', '.join(counts)}; {difference.unchanged:,} unchanged"
 
 
-def leading(test: TestDifference) -> list[Change]:
-    """Return what changed in a test, the worse first; of statistics the cause without its effects.
+def _changes(test: TestDifference, *, effects: bool = True) -> list[Change]:
+    """Return what changed in a test, the worse first; of statistics perhaps the cause alone.
 
     Where activations moved, the loss and the gradients mostly follow.
     """
-    found = list(test.changes)
-    for result in test.results:
-        statistics = [change for change in result.changes if change.kind == "statistic"]
-        found += [change for change in result.changes if change not in statistics[1:]]
+    left_out: list[Change] = []
+    if not effects:
+        for result in test.results:
+            left_out += [change for change in result.changes if change.kind == "statistic"][1:]
+    found = [change for change in test.every_change if change not in left_out]
     return sorted(found, key=lambda change: change.grade is not Grade.WORSE)
 
 
-def alike(tests: Iterable[TestDifference]) -> list[list[TestDifference]]:
+def _alike(difference: Difference) -> list[list[TestDifference]]:
     """Return the tests in groups in which the same changed, by other numbers at most.
 
     One change of a model mostly shows in every test of it; the first stands for its group.
     """
     groups: dict[object, list[TestDifference]] = {}
-    for test in tests:
-        causes = tuple(result.cause for result in test.results)
-        seen = ((one.grade, one.what, one.places[0].label) for one in leading(test))
-        groups.setdefault((causes, *seen), []).append(test)
+    for test in difference.tests:
+        if test.grade is not Grade.SAME:
+            causes = tuple(result.cause for result in test.results)
+            changes = _changes(test, effects=False)
+            seen = ((one.grade, one.what, one.places[0].label) for one in changes)
+            groups.setdefault((causes, *seen), []).append(test)
     return list(groups.values())
 
 
-def not_compared(difference: Difference) -> dict[str, int]:
-    """Return the remarks on results, each with how many tests it stands at."""
-    found: dict[str, int] = {}
-    for test in difference.tests:
-        for remark in {remark: None for result in test.results for remark in result.remarks}:
-            found[remark] = found.get(remark, 0) + 1
-    return found
+def _rows(
+    changes: Iterable[Change], most: int, shown: Callable[[str], str]
+) -> Iterator[tuple[Change, list[str]]]:
+    """Yield where, before, now and by how much, for `most` places of each change.
+
+    The last of them stands for the others.
+    """
+    for change in changes:
+        for index, place in enumerate(change.places[:most]):
+            rest = len(change.places) - most if index == most - 1 else 0
+            label, *others = map(shown, (place.label, place.before, place.now, place.note))
+            yield change, [f"{label} and {rest:,} more" if rest > 0 else label, *others]
+
+
+def _names(tests: Iterable[TestDifference], most: int, shown: Callable[[str], str]) -> str:
+    names = [shown(test.id) for test in tests]
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _remarks(difference: Difference, shown: Callable[[str], str]) -> list[str]:
+    """Return the remarks on the runs, and those on results with how many tests they stand at."""
+    counted = Counter(
+        remark
+        for test in difference.tests
+        for remark in dict.fromkeys(remark for result in test.results for remark in result.remarks)
+    )
+    return [
+        *map(shown, difference.remarks[:_MOST_REMARKS]),
+        *(
+            f"{plural(count, 'test')}: {shown(remark)}"
+            for remark, count in [*counted.items()][:_MOST_REMARKS]
+        ),
+    ]
 
 
 # For a terminal
-
-_PLACES = 2
-"""So many places of one change are shown."""
-
-_OTHERS = 4
-"""So many tests in which the same changed are named."""
-
-_CELL = 60
-"""Longer cells are cut."""
 
 _COLOURS = {Grade.WORSE: "31", Grade.BETTER: "32", Grade.CHANGED: "33"}
 
 
 def _terminal(difference: Difference, colour: bool = False) -> str:
     """Return the verdict, and below it what changed in each test, the worst first."""
-    lines = [headline(difference), *map(printable, difference.remarks)]
-    for first, *others in alike(test for test in difference.tests if test.grade is not Grade.SAME):
-        lines += ["", *_test(first, others, colour)]
-    remarks = not_compared(difference)
-    lines += [""] if remarks else []
-    lines += [f"{plural(count, 'test')}: {printable(text)}" for text, count in remarks.items()]
-    return "\n".join(lines) + "\n"
+    lines = [_headline(difference)]
+    for test, *others in _alike(difference):
+        grade = f"\033[{_COLOURS[test.grade]}m{test.grade}\033[0m" if colour else test.grade
+        lines += ["", f"{grade}: {printable(test.id)}"]
+        lines += [f"  likewise: {_names(others, 4, _short)}"] if others else []
+        lines += [f"  {printable(result.cause)}" for result in test.results if result.cause]
+        rows: list[list[str]] = []
+        told = None
+        for change, (label, before, now, note) in _rows(_changes(test), 2, _short):
+            grade = "" if change.grade is Grade.CHANGED else change.grade
+            head = ["", ""] if change is told else [grade, change.what]
+            rows.append([*head, label, before, "->" if before and now else "", now, note])
+            told = change
+        lines += [f"  {line}" for line in table(rows, left=range(6))]
+    remarks = _remarks(difference, printable)
+    return "\n".join([*lines, *([""] if remarks else []), *remarks]) + "\n"
 
 
-def _test(test: TestDifference, others: Sequence[TestDifference], colour: bool) -> Iterator[str]:
-    yield f"{_coloured(test.grade, colour)}: {printable(test.id)}"
-    if others:
-        named = [shorten(printable(other.id), _CELL) for other in others[:_OTHERS]]
-        more = f" and {len(others) - _OTHERS:,} more" if len(others) > _OTHERS else ""
-        yield f"  likewise: {', '.join(named)}{more}"
-    yield from _table(test.changes)
-    for result in test.results:
-        if result.cause:
-            yield f"  {printable(result.cause)}"
-        yield from _table(result.changes)
-
-
-def _table(changes: Iterable[Change]) -> Iterator[str]:
-    rows = [row for change in changes for row in _rows(change)]
-    if rows:
-        yield from (f"  {line}" for line in table(rows, left=range(6)))
-
-
-def _rows(change: Change) -> Iterator[list[str]]:
-    grade = "" if change.grade is Grade.CHANGED else change.grade.value
-    for index, place in enumerate(change.places[:_PLACES]):
-        head = ["", ""] if index else [grade, change.what]
-        arrow = "->" if place.before and place.now else ""
-        cells = (place.label, place.before, arrow, place.now, place.note)
-        yield [*head, *(shorten(printable(cell), _CELL) for cell in cells)]
-    if len(change.places) > _PLACES:
-        more = f"... and {len(change.places) - _PLACES:,} more"
-        yield ["", "", more, "", "", "", ""]
-
-
-def _coloured(grade: Grade, colour: bool) -> str:
-    return f"\033[{_COLOURS[grade]}m{grade}\033[0m" if colour else grade.value
+def _short(text: str) -> str:
+    return shorten(printable(text), 60)
 
 
 # Markdown
 
-MOST_CHARACTERS = 30_000
-MOST_ROWS = 15
-"""So many rows stand in the table that is not folded away, of any one test at most a part:"""
+_MOST_CHARACTERS = 30_000
+_MOST_ROWS, _MOST_ROWS_OF_A_TEST = 15, 6
+"""So many rows stand in the table that is not folded away."""
 
-MOST_ROWS_OF_A_TEST = 6
-MOST_PLACES = 3
-"""So many places of one change are shown among the details."""
-
-MOST_OTHERS = 20
-"""So many tests in which the same changed are named there."""
-
-MOST_REMARKS = 5
-WIDEST = 160
+_WIDEST = 160
 """Longer cells are cut."""
 
 MARK = "<!-- pytest-modelhealth diff -->"
@@ -170,115 +165,65 @@ _HEAD = "| | test | where | what | base | head | by |\n|---|---|---|---|---|---|
 
 def _markdown(difference: Difference) -> str:
     """Return the verdict, a table of the worst, and the rest folded away."""
-    changed = [test for test in difference.tests if test.grade is not Grade.SAME]
-    shown = _first_rows(changed)
-    parts = [f"**modelhealth: {headline(difference)}**"]
-    if shown:
-        parts.append("\n".join([_HEAD, *shown]))
-    causes = list(islice(_causes(changed), MOST_REMARKS))
-    parts += ["\n".join(causes)] if causes else []
-    remarks = [f"- {code(remark)}" for remark in difference.remarks[:MOST_REMARKS]]
-    remarks += [
-        f"- {plural(count, 'test')}: {code(remark)}"
-        for remark, count in [*not_compared(difference).items()][:MOST_REMARKS]
-    ]
-    parts += ["\n".join(remarks)] if remarks else []
-    if _has_more(changed, len(shown)):
-        parts.append(_details(changed, MOST_CHARACTERS - sum(map(len, parts))))
+    groups = _alike(difference)
+    shown: list[str] = []
+    for tests in groups:
+        changes = _changes(tests[0], effects=False)
+        most = min(_MOST_ROWS_OF_A_TEST, _MOST_ROWS - len(shown))
+        shown += _markdown_rows(_names(tests, 1, _cell), changes[:most], 1)
+    parts = [f"**modelhealth: {_headline(difference)}**"]
+    parts += ["\n".join([_HEAD, *shown])] if shown else []
+    causes = [result.cause for tests in groups for result in tests[0].results if result.cause]
+    causes = [_code(cause, 2 * _WIDEST) for cause in dict.fromkeys(causes)][:_MOST_REMARKS]
+    for remarks in (causes, _remarks(difference, _code)):
+        parts += ["\n".join(f"- {remark}" for remark in remarks)] if remarks else []
+    parts += _details(groups, shown, _MOST_CHARACTERS - sum(map(len, parts)))
     return "\n\n".join([*parts, MARK]) + "\n"
 
 
-def code(text: str, width: int = WIDEST) -> str:
+def _code(text: str, width: int = _WIDEST) -> str:
     """Return `text` as a code span on one line; a dash for none."""
     if not text:
         return "-"
     shown = shorten(printable(text[: width + 1]), width)
-    longest = max(map(len, re.findall("`+", shown)), default=0)
-    fence = "`" * (longest + 1)
+    fence = "`" * (max(map(len, re.findall("`+", shown)), default=0) + 1)
     pad = " " if shown[0] in "` " or shown[-1] in "` " else ""
     return f"{fence}{pad}{shown}{pad}{fence}"
 
 
-def cell(text: str) -> str:
+def _cell(text: str) -> str:
     """Return the same for a table.
 
     A cell ends at a bar even in a code span. There "\\|" is a bar, and "\\\\|" an end again.
     """
-    return code(text).replace("\\|", "\\¦").replace("|", "\\|")
+    return _code(text).replace("\\|", "\\¦").replace("|", "\\|")
 
 
-def _changes(test: TestDifference) -> list[Change]:
-    """Return all changes of a test, those for the worse first."""
-    every = [*test.changes, *(change for result in test.results for change in result.changes)]
-    return sorted(every, key=lambda change: change.grade is not Grade.WORSE)
+def _markdown_rows(name: str, changes: Iterable[Change], most: int) -> Iterator[str]:
+    for change, (label, *others) in _rows(changes, most, _cell):
+        grade = f"**{change.grade}**" if change.grade is Grade.WORSE else change.grade
+        yield f"| {' | '.join([grade, name, label, change.what, *others])} |"
+        name = ""
 
 
-def _first_rows(tests: Iterable[TestDifference]) -> list[str]:
-    rows: list[str] = []
-    for first, *others in alike(tests):
-        changes = leading(first)[: min(MOST_ROWS_OF_A_TEST, MOST_ROWS - len(rows))]
-        for index, change in enumerate(changes):
-            name = "" if index else _named(first, others)
-            rows.append(_markdown_row(change.grade, name, change.what, change.places))
-    return rows
-
-
-def _named(test: TestDifference, others: Sequence[TestDifference]) -> str:
-    return f"{cell(test.id)}{f' and {len(others):,} more' if others else ''}"
-
-
-def _markdown_row(grade: Grade, test: str, what: str, places: Sequence[Place]) -> str:
-    first = places[0]
-    where = cell(first.label) if first.label else ""
-    if len(places) > 1:
-        where += f" and {len(places) - 1:,} more"
-    mark = f"**{grade}**" if grade is Grade.WORSE else grade.value
-    note = cell(first.note) if first.note else ""
-    cells = (mark, test, where, what, cell(first.before), cell(first.now), note)
-    return f"| {' | '.join(cells)} |"
-
-
-def _causes(tests: Iterable[TestDifference]) -> Iterator[str]:
-    seen = set()
-    for test in tests:
-        for result in test.results:
-            if result.cause and result.cause not in seen:
-                seen.add(result.cause)
-                yield f"- {code(result.cause, 2 * WIDEST)}"
-
-
-def _has_more(tests: Sequence[TestDifference], rows: int) -> bool:
-    """Whether anything is left to tell that so many rows have not."""
-    every = [change for test in tests for change in _changes(test)]
-    return len(every) > rows or any(len(change.places) > 1 for change in every)
-
-
-def _details(tests: Sequence[TestDifference], budget: int) -> str:
+def _details(groups: list[list[TestDifference]], shown: list[str], budget: int) -> list[str]:
+    """Return all changes folded away, as many as the budget holds, unless `shown` has them all."""
+    every = (
+        row
+        for tests in groups
+        for row in _markdown_rows(_names(tests, 21, _cell), _changes(tests[0]), 3)
+    )
     head = f"<details><summary>all changes</summary>\n\n{_HEAD}\n"
     end = "\n\n</details>"
     more = "\n\nThe rest is in the output of `--format terminal` and `--format json`."
-    left = budget - len(head) - len(end) - len(more)
+    left = budget - len(head + more + end)
     rows: list[str] = []
-    for row in _every_row(tests):
+    for row in every:
         left -= len(row) + 1
         if left < 0:
-            return head + "\n".join(rows) + more + end
+            return [head + "\n".join(rows) + more + end]
         rows.append(row)
-    return head + "\n".join(rows) + end
-
-
-def _every_row(tests: Iterable[TestDifference]) -> Iterator[str]:
-    for test, *others in alike(tests):
-        name = ", ".join(cell(one.id) for one in (test, *others[:MOST_OTHERS]))
-        if len(others) > MOST_OTHERS:
-            name += f" and {len(others) - MOST_OTHERS:,} more"
-        for change in _changes(test):
-            places = change.places[:MOST_PLACES]
-            for index, place in enumerate(places):
-                is_last = index == len(places) - 1
-                grouped = change.places[index:] if is_last else (place,)
-                yield _markdown_row(change.grade, name, change.what, grouped)
-                name = ""
+    return [head + "\n".join(rows) + end] if rows != shown else []
 
 
 # JSON
@@ -290,25 +235,21 @@ FORMAT_VERSION = 1
 
 def _json(difference: Difference) -> str:
     """Return everything, with nothing shortened, as strict JSON in ASCII."""
+    tests = [asdict(test) for test in difference.tests]
+    for made, test in zip(tests, difference.tests, strict=True):
+        for inner, result in zip(made["results"], test.results, strict=True):
+            inner["grade"] = result.grade
+        made["grade"] = test.grade
     data = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
-        "headline": headline(difference),
-        **{
-            grade.value: len(difference.graded(grade)) for grade in Grade if grade is not Grade.SAME
-        },
+        "headline": _headline(difference),
+        **_counts(difference),
         "unchanged": difference.unchanged,
         "remarks": difference.remarks,
-        "tests": [_test_data(test) for test in difference.tests],
+        "tests": tests,
     }
     return json.dumps(data, indent=1, allow_nan=False) + "\n"
-
-
-def _test_data(test: TestDifference) -> dict[str, Any]:
-    data = asdict(test)
-    for made, result in zip(data["results"], test.results, strict=True):
-        made["grade"] = result.grade
-    return {**data, "grade": test.grade}
 
 
 FORMATS = {"json": _json, "markdown": _markdown, "terminal": _terminal}

@@ -38,8 +38,18 @@ def write(run: Run, file: TextIO, limit: int = LIMIT) -> None:
         limit: bytes of the page. What tests found is written in any case, numbers of layers where
             there is room: those of failing tests first.
     """
-    shown, script = contents(run), _script()
-    before = _html("before.html", shown, style=_style(), policy=_policy(script))
+    shown = contents(run)
+    paths = [_FOLDER / "scripts" / f"{name}.js" for name in SCRIPTS]
+    script = "\n".join(path.read_text(encoding="utf-8") for path in paths)
+    script = script.encode("ascii", "backslashreplace").decode("ascii")  # of letters in strings
+    digest = base64.b64encode(hashlib.sha256(script.encode("ascii")).digest()).decode("ascii")
+    policy = (  # the browser may run this one script, and reach nothing
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    sheets = (CHARTS, _FOLDER / "page.css")
+    style = "".join(sheet.read_text(encoding="ascii") for sheet in sheets)
+    before = _html("before.html", shown, style=style, policy=policy)
     after = _html("after.html", shown, script=script)
     file.write(before)
     file.writelines(blocks(run, shown, limit - len(before) - len(after)))
@@ -53,22 +63,3 @@ def _html(template: str, shown: Contents, **ours: str) -> str:
         environment(_FOLDER / "templates").get_template(template).render(shown=shown, **parts)
     )
     return html.encode("ascii", "xmlcharrefreplace").decode("ascii")
-
-
-def _style() -> str:
-    return CHARTS.read_text(encoding="ascii") + (_FOLDER / "page.css").read_text(encoding="ascii")
-
-
-def _script() -> str:
-    paths = [_FOLDER / "scripts" / f"{name}.js" for name in SCRIPTS]
-    text = "\n".join(path.read_text(encoding="utf-8") for path in paths)
-    return text.encode("ascii", "backslashreplace").decode("ascii")  # of letters in strings
-
-
-def _policy(script: str) -> str:
-    """Return what the browser may do: run this one script, and reach nothing."""
-    digest = base64.b64encode(hashlib.sha256(script.encode("ascii")).digest()).decode("ascii")
-    return (
-        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
-        "base-uri 'none'; form-action 'none'"
-    )

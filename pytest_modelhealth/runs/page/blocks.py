@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pytest_modelhealth.rendering.notation import printable
-from pytest_modelhealth.runs.page.contents import Contents, anchor, is_bad
+from pytest_modelhealth.runs.page.contents import Contents, anchor, rank
 from pytest_modelhealth.runs.page.panels import drawn
 from pytest_modelhealth.runs.run import Run
 
@@ -56,7 +56,7 @@ def _worst_first(run: Run) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield each result with its id on the page, those of tests that read badly first."""
     for is_first_round in (True, False):
         for index, test in enumerate(run.tests):
-            if is_bad(test) == is_first_round:
+            if (rank(test) < 2) is is_first_round:
                 for nth, result in enumerate(test["results"]):
                     yield anchor(index, nth), result
 
@@ -67,26 +67,25 @@ def _of_result(own: str, result: Mapping[str, Any], *, is_drawn_here: bool) -> I
     layers = result.get("layers", ())
     histograms = [[tensor.get("bins") for tensor in layer["tensors"]] for layer in layers]
     if layers:
-        kept["layers"] = [_without_histograms(layer) for layer in layers]
+        kept["layers"] = [
+            {
+                **layer,
+                "tensors": [
+                    {key: value for key, value in tensor.items() if key != "bins"}
+                    for tensor in layer["tensors"]
+                ],
+            }
+            for layer in layers
+        ]
     digits = DIGITS_OF_A_COMPARISON if result["kind"] == "comparison" else DIGITS
     yield _block(f"data-{own}", _shown(kept, digits))
     if is_drawn_here:
         charts = drawn(result, own)
         yield _block(f"charts-{own}", [charts.evidence, charts.panels])
-    if not any(any(bins) for bins in histograms):
-        return
-    for start in range(0, len(histograms), LAYERS_A_BLOCK):
-        yield _block(
-            f"bins-{own}-{start // LAYERS_A_BLOCK}", histograms[start : start + LAYERS_A_BLOCK]
-        )
-
-
-def _without_histograms(layer: Mapping[str, Any]) -> dict[str, Any]:
-    tensors = [
-        {key: value for key, value in tensor.items() if key != "bins"}
-        for tensor in layer["tensors"]
-    ]
-    return {**layer, "tensors": tensors}
+    if any(any(bins) for bins in histograms):
+        for first in range(0, len(histograms), LAYERS_A_BLOCK):
+            part = histograms[first : first + LAYERS_A_BLOCK]
+            yield _block(f"bins-{own}-{first // LAYERS_A_BLOCK}", part)
 
 
 def _block(own: str, value: object) -> str:

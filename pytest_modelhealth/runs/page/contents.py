@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import itemgetter
 from typing import Any
 
 from pytest_modelhealth.rendering.model_summary_text import in_bytes
@@ -39,65 +39,18 @@ TONES = {
 }
 """How each verdict reads, the gravest first."""
 
+_ORDER = ("bad", "unsure", "good")
+_VERSIONS = {"pytest_modelhealth": "pytest-modelhealth", "torch": "torch", "python": "Python"}
+
 OF = {"step": "a training step", "training": "a training"}
 """What was run, where that is not an inspection."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """What stands on the page of one result."""
-
-    anchor: str
-    kind: str
-    verdict: str
-    reason: str
-    place: str
-    facts: list[str]
-    story: str
-    story_left_out: bool
-    margins: list[dict[str, Any]]
-    drawn: Drawn
-    remarks: list[str]
-
-    @property
-    def tone(self) -> str:
-        """How its verdict reads."""
-        return TONES.get(self.verdict, "unsure")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What stands on the page of one test."""
-
-    index: int
-    id: str
-    file: str
-    outcome: str
-    seconds: str
-    message: str
-    results: list[Result]
-
-    @property
-    def name(self) -> str:
-        """The node id without its file."""
-        return self.id.removeprefix(f"{self.file}::")
-
-    @property
-    def failed(self) -> bool:
-        """Whether pytest counts it as a failure."""
-        return self.outcome in FAILED
-
-    @property
-    def rank(self) -> int:
-        """Where it stands in the list: failures first, then what reads badly."""
-        return rank(self.outcome, (result.verdict for result in self.results))
 
 
 @dataclass(frozen=True)
 class Contents:
     """What stands on the page as text."""
 
-    entries: list[Entry]
+    entries: list[dict[str, Any]]
     fully_told: frozenset[str]
     drawn: frozenset[str]
     verdicts: list[tuple[str, str]]
@@ -111,37 +64,43 @@ def contents(run: Run) -> Contents:
     """Return what of `run` stands on its page as text, the tests that failed first."""
     room = Counter(stories=STORIES, charts=DRAWN_AT_ONCE, tries=TRIES)
     entries = [_entry(index, test, room) for index, test in enumerate(run.tests)]
-    entries.sort(key=attrgetter("rank"))
-    results = [result for entry in entries for result in entry.results]
-    verdicts = Counter(result.verdict for result in results)
+    entries.sort(key=itemgetter("rank"))
+    results = [result for entry in entries for result in entry["results"]]
+    verdicts = Counter(result["verdict"] for result in results)
+    order = [
+        *(one for one in TONES if verdicts[one]),
+        *(one for one in verdicts if one not in TONES),
+    ]
+    outcomes = Counter(entry["outcome"] for entry in entries)
+    counts = ", ".join(f"{count:,} {outcome}" for outcome, count in outcomes.items())
+    created = printable(str(run.head.get("created", "")))
+    environment = run.head.get("environment", {})
+    versions = [
+        f"{name} {environment[key]}" for key, name in _VERSIONS.items() if environment.get(key)
+    ]
+    about = [*versions, environment.get("platform", "")]
     return Contents(
         entries=entries,
-        fully_told=frozenset(result.anchor for result in results[:FULLY_TOLD]),
-        drawn=frozenset(result.anchor for result in results if result.drawn.panels),
-        verdicts=_counted(verdicts),
-        outcomes=f"{plural(len(entries), 'test')}: "
-        + ", ".join(
-            f"{count:,} {what}" for what, count in Counter(e.outcome for e in entries).items()
-        ),
-        created=printable(str(run.head.get("created", "")))
-        .replace("T", " ")
-        .replace("+00:00", " UTC"),
-        about=_about(run.head),
+        fully_told=frozenset(result["anchor"] for result in results[:FULLY_TOLD]),
+        drawn=frozenset(result["anchor"] for result in results if result["drawn"].panels),
+        verdicts=[(f"{verdicts[one]:,} {one}", _tone(one)) for one in order],
+        outcomes=f"{plural(len(entries), 'test')}: {counts}",
+        created=created.replace("T", " ").replace("+00:00", " UTC"),
+        about=[printable(part) for part in about if part],
         notes=[printable(note) for note in run.head.get("notes", ())],
     )
 
 
-def is_bad(test: Test) -> bool:
-    """Return whether a test failed or has a verdict that reads badly."""
-    return rank(test["outcome"], (result["verdict"] for result in test["results"])) < 2
+def _tone(verdict: str) -> str:
+    return TONES.get(verdict, "unsure")
 
 
-def rank(outcome: str, verdicts: Iterable[str]) -> int:
-    """Return 0 for a test that failed, else 1 to 3 by its gravest verdict."""
-    if outcome in FAILED:
+def rank(test: Test) -> int:
+    """Return 0 for a test that failed, 1 for one that reads badly, else 2 or 3."""
+    if test["outcome"] in FAILED:
         return 0
-    order = {"bad": 1, "unsure": 2, "good": 3}
-    return min((order[TONES.get(verdict, "unsure")] for verdict in verdicts), default=3)
+    tones = (_ORDER.index(_tone(result["verdict"])) for result in test["results"])
+    return 1 + min(tones, default=2)
 
 
 def anchor(index: int, nth: int) -> str:
@@ -149,53 +108,33 @@ def anchor(index: int, nth: int) -> str:
     return f"t{index}-{nth}"
 
 
-def _counted(verdicts: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Return how often there is each verdict, and how it reads, the gravest first."""
-    known = [verdict for verdict in TONES if verdicts[verdict]]
-    others = [verdict for verdict in verdicts if verdict not in TONES]
-    return [
-        (f"{verdicts[verdict]:,} {printable(verdict)}", TONES.get(verdict, "unsure"))
-        for verdict in known + others
-    ]
-
-
-def _about(head: Mapping[str, Any]) -> list[str]:
-    environment = head.get("environment", {})
-    versions = [
-        f"{name} {environment[key]}"
-        for key, name in (
-            ("pytest_modelhealth", "pytest-modelhealth"),
-            ("torch", "torch"),
-            ("python", "Python"),
-        )
-        if environment.get(key)
-    ]
-    return [printable(part) for part in (*versions, environment.get("platform", "")) if part]
-
-
-def _entry(index: int, test: Test, room: Counter[str]) -> Entry:
-    results = [
-        _result(anchor(index, nth), result, room, needs_a_look=is_bad(test))
-        for nth, result in enumerate(test["results"])
-    ]
-    message = test["message"]
-    said = any(message in text for r in test["results"] for text in (r["text"], r["headline"]))
-    return Entry(
-        index=index,
-        id=printable(test["id"]),
-        file=printable(test["file"]),
-        outcome=printable(test["outcome"]),
-        seconds=f"{number(test['seconds'])} s" if test["seconds"] is not None else "",
-        message="" if said else printable(message),
-        results=results,
-    )
+def _entry(index: int, test: Test, room: Counter[str]) -> dict[str, Any]:
+    """Return what stands on the page of a test; its rank tells where: failures are first."""
+    results = test["results"]
+    message, file = test["message"], printable(test["file"])
+    said = any(message in text for one in results for text in (one["text"], one["headline"]))
+    return {
+        "index": index,
+        "id": printable(test["id"]),
+        "file": file,
+        "name": printable(test["id"]).removeprefix(f"{file}::"),
+        "outcome": printable(test["outcome"]),
+        "failed": test["outcome"] in FAILED,
+        "rank": rank(test),
+        "seconds": f"{number(test['seconds'])} s" if test["seconds"] is not None else "",
+        "message": "" if said else printable(message),
+        "results": [
+            _result(anchor(index, nth), result, room, needs_a_look=rank(test) < 2)
+            for nth, result in enumerate(results)
+        ],
+    }
 
 
 def _result(
     own: str, result: Mapping[str, Any], room: Counter[str], *, needs_a_look: bool
-) -> Result:
-    verdict = str(result["verdict"])
-    story = _lines(result["text"])
+) -> dict[str, Any]:
+    """Return what stands on the page of a result, with story and charts where there is room."""
+    story = "\n".join(map(printable, result["text"].split("\n")))
     left_out = len(story) > room["stories"]
     room["stories"] -= 0 if left_out else len(story)
     charts = drawn(result, own) if needs_a_look and room["tries"] > 0 else Drawn()
@@ -203,80 +142,56 @@ def _result(
     if charts.size > room["charts"]:
         charts = Drawn()
     room["charts"] -= charts.size
-    margins = result.get("margins") or []
-    headline = printable(result["headline"])
-    return Result(
-        anchor=own,
-        kind=printable(result["kind"]),
-        verdict=printable(verdict),
-        reason=_reason(headline, verdict),
-        place=printable(result["place"]),
-        facts=_facts(result),
-        story="" if left_out else story,
-        story_left_out=left_out,
-        margins=[margin(one) for one in margins[:MOST_MARGINS]],
-        drawn=charts,
-        remarks=_remarks(result),
-    )
-
-
-def _reason(headline: str, verdict: str) -> str:
-    """Return a headline without the verdict that stands before it on the page."""
-    for start in (f"{verdict}: ", "not equivalent: ", "equivalent "):
-        headline = headline.removeprefix(start)
-    return headline
-
-
-def _lines(text: str) -> str:
-    return "\n".join(map(printable, text.split("\n")))
+    verdict = str(result["verdict"])
+    reason = printable(result["headline"])
+    for start in (f"{verdict}: ", "not equivalent: ", "equivalent "):  # the verdict stands there
+        reason = reason.removeprefix(start)
+    return {
+        "anchor": own,
+        "kind": printable(result["kind"]),
+        "verdict": printable(verdict),
+        "tone": _tone(verdict),
+        "reason": reason,
+        "place": printable(result["place"]),
+        "facts": _facts(result),
+        "story": "" if left_out else story,
+        "story_left_out": left_out,
+        "margins": [margin(one) for one in (result.get("margins") or [])[:MOST_MARGINS]],
+        "drawn": charts,
+        "remarks": _remarks(result),
+    }
 
 
 def _facts(result: Mapping[str, Any]) -> list[str]:
     """Return what was run, a phrase each."""
     model = printable(result["model"])
     if result["kind"] == "comparison":
-        return [
-            f"{model} compared with {printable(result['candidate'])}",
-            plural(len(result["layers"]), "layer"),
-        ]
+        sides = f"{model} compared with {printable(result['candidate'])}"
+        return [sides, plural(len(result["layers"]), "layer")]
     if result["kind"] == "drift":
-        return [
-            model,
-            f"{plural(result['tensors'], 'tensor')} against {printable(result['snapshot'])}",
-        ]
+        tensors = plural(result["tensors"], "tensor")
+        return [model, f"{tensors} against {printable(result['snapshot'])}"]
     if result["kind"] != "inspection":
         return [model]
-    totals = result["totals"]
-    loss, samples = result["loss"], result["samples"]
+    totals, loss, samples = result["totals"], result["loss"], result["samples"]
+    part, ranks = result.get("part"), result.get("ranks")
+    batches = f"{result['batches']:,} batches" if result["batches"] != 1 else ""
+    if part is not None:
+        of = "" if part["of"] is None else f" of {part['of']:,}"
+        batches = f"{part['batches']:,}{of} batches ({printable(part['ended_by'])} ended the run)"
     facts = [
         model,
         OF.get(result["of"], ""),
         plural(len(result["layers"]), "layer"),
         plural(totals["parameters"], "parameter") if totals["parameters"] is not None else "",
         plural(samples, "sample") if samples else "",
-        _batches(result),
-        _ranks(result.get("ranks")),
+        batches,
+        f"{plural(len(ranks['ranks']), 'rank')} ({printable(ranks['engine'])})" if ranks else "",
         f"loss {number(loss)}" if isinstance(loss, int | float) else "",
         "" if result["backward"] else "no backward pass",
         f"peak {in_bytes(totals['peak_bytes'])}" if totals["peak_bytes"] else "",
     ]
     return [fact for fact in facts if fact]
-
-
-def _ranks(found: Mapping[str, Any] | None) -> str:
-    """Return how many ranks saw it together, and what distributes the model."""
-    if found is None:
-        return ""
-    return f"{plural(len(found['ranks']), 'rank')} ({printable(found['engine'])})"
-
-
-def _batches(result: Mapping[str, Any]) -> str:
-    """Return how many batches were seen, and of how many, where it was a part of them."""
-    part = result.get("part")
-    if part is None:
-        return f"{result['batches']:,} batches" if result["batches"] != 1 else ""
-    whole = "" if part["of"] is None else f" of {part['of']:,}"
-    return f"{part['batches']:,}{whole} batches ({printable(part['ended_by'])} ended the run)"
 
 
 def _remarks(result: Mapping[str, Any]) -> list[str]:
@@ -285,22 +200,16 @@ def _remarks(result: Mapping[str, Any]) -> list[str]:
     What headline or story says is not said again.
     """
     found = [
-        *(_sentence("warning", item, item["message"]) for item in result.get("warnings", ())),
-        *(
-            _sentence("inconclusive", item, item["reason"])
-            for item in result.get("inconclusive", ())
-        ),
-        *(
-            _sentence("accepted", item, f"{item['message']} (because: {item['reason']})")
-            for item in result.get("waived", ())
-        ),
-        *(result.get("notes") or ()),
-        *([result["basis"]] if result.get("basis") else []),
-        *(result.get("changes") or ()),
+        f"{what}: {one['label']} ({one['check']}): {template.format_map(one)}"
+        for what, key, template in (
+            ("warning", "warnings", "{message}"),
+            ("inconclusive", "inconclusive", "{reason}"),
+            ("accepted", "waived", "{message} (because: {reason})"),
+        )
+        for one in result.get(key, ())
     ]
+    found += map(str, result.get("notes") or ())
+    found += filter(None, [result.get("basis")])
+    found += map(str, result.get("changes") or ())
     said = (result["headline"], result["text"])
-    return [printable(r) for r in map(str, found) if not any(r in text for text in said)]
-
-
-def _sentence(what: str, item: Mapping[str, Any], text: str) -> str:
-    return f"{what}: {item['label']} ({item['check']}): {text}"
+    return [printable(one) for one in found if not any(one in text for text in said)]

@@ -19,6 +19,8 @@ from pytest_modelhealth.rendering.model_summary_text import in_bytes
 from pytest_modelhealth.rendering.notation import plural, printable
 from pytest_modelhealth.rendering.template import environment
 
+_TEMPLATES = Path(__file__).parent / "templates"
+
 FOLDED_FROM = 400
 """Edges of a flow that is shown when asked for."""
 
@@ -60,13 +62,16 @@ class Drawn:
 
 def drawn(result: Mapping[str, Any], anchor: str) -> Drawn:
     """Return a result's charts and tables as markup, with links to the layers of `anchor`."""
-    panels = {"inspection": _inspection, "comparison": _comparison, "drift": _drift}
-    made = panels.get(result["kind"])
-    if made is None:
-        return Drawn()
-    macros = environment(Path(__file__).parent / "templates").get_template("panels.html").module
-    figures = _evidence(result) if result["kind"] == "inspection" else []
-    return Drawn(macros.figures_of(figures), macros.panels_of(list(made(result, anchor))))  # type: ignore[attr-defined]
+    kind, evidence, panels = result["kind"], [], []
+    if kind == "inspection":
+        evidence, panels = _evidence(result), [*_inspection(result, anchor)]
+    elif kind == "comparison":
+        told = f"{result['candidate']} beside {result['model']}"
+        panels = [Panel("Error through depth", told, errors(result, anchor))]
+    elif kind == "drift" and result["drifts"]:
+        panels = [*_drift(result, anchor)]
+    macros: Any = environment(_TEMPLATES).get_template("panels.html").module
+    return Drawn(macros.figures_of(evidence), macros.panels_of(panels))
 
 
 def margin(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,15 +111,8 @@ def _inspection(result: Mapping[str, Any], anchor: str) -> Iterator[Panel]:
         yield Panel("Memory by layer", told, _memory(layers, anchor), "memory", is_open=False)
 
 
-def _comparison(result: Mapping[str, Any], anchor: str) -> Iterator[Panel]:
-    told = f"{result['candidate']} beside {result['model']}"
-    yield Panel("Error through depth", told, errors(result, anchor))
-
-
 def _drift(result: Mapping[str, Any], anchor: str) -> Iterator[Panel]:
     drifts = result["drifts"]
-    if not drifts:
-        return
     told = f"{plural(len(drifts), 'statistic')} that drifted"
     yield Panel("Before and after", told, drift(result, anchor))
     rows = [
@@ -147,20 +145,16 @@ def _evidence(result: Mapping[str, Any]) -> list[tuple[str, str, Markup]]:
     near = nx.single_source_shortest_path_length(feeding, worst["layer"])
     before = next((name for name in near if name in layers and name != worst["layer"]), None)
     figures = []
-    for name in (before, worst["layer"]):
-        tensors = layers[name]["tensors"] if name in layers else []
-        wanted = worst.get("tensor", "") if name == worst["layer"] else ""
-        order = [(worst["role"], wanted), (worst["role"], None), ("activations", None)]
-        found = next(
-            (
-                t
-                for role, own in order
-                for t in tensors
-                if t["role"] == role and own in (None, t["name"])
-            ),
-            None,
-        )
-        if found is not None:
+    for name in filter(layers.__contains__, (before, worst["layer"])):
+        own = worst.get("tensor", "") if name == worst["layer"] else ""
+
+        def rank(tensor: Mapping[str, Any], own: str = own) -> int:
+            if tensor["role"] == worst["role"]:
+                return 0 if tensor["name"] == own else 1
+            return 2 if tensor["role"] == "activations" else 3
+
+        found = min(layers[name]["tensors"], key=rank, default=None)
+        if found is not None and rank(found) < 3:
             label = " ".join(filter(None, (layers[name]["label"], found["name"])))
             figures.append((printable(label), svg.words(found["role"]), histogram(found)))
     return figures
@@ -204,9 +198,8 @@ def _memory(layers: Sequence[Mapping[str, Any]], anchor: str) -> dict[str, Any]:
         for _, layer, sizes in rows[:MOST_ROWS]
     ]
     if rest := rows[MOST_ROWS:]:
-        label = plural(len(rest), "other layer")
         sizes = [(text, 0.0) for text, _ in cells(added(rest), most)]
-        shown.append({"label": label, "link": None, "sizes": sizes})
+        shown.append({"label": plural(len(rest), "other layer"), "link": None, "sizes": sizes})
     totals = [
         "not measured" if total is None else f"{in_bytes(int(total))} in all"
         for total in added(rows)
