@@ -205,8 +205,9 @@ class Prover:
 
     def _mask(self, layer: str, kind: str, unit: Any) -> None:
         """Set to zero what makes a unit; what reads a duplicate reads its twin."""
-        unit, twin = unit if kind == "duplicates" else (unit, None)
-        for part in self.layers[layer].read if twin is not None else ():
+        is_duplicate = kind == "duplicates"
+        unit, twin = unit if is_duplicate else (unit, unit)
+        for part in self.layers[layer].read if is_duplicate else ():
             tensor = parameter_of(part.parameter, self._modules)
             source = tensor.narrow(part.dimension, unit * part.each, part.each)
             tensor.narrow(part.dimension, twin * part.each, part.each).add_(source)

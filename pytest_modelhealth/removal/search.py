@@ -188,6 +188,7 @@ def search(
         if not is_held_out:
             continue
         if prover is None:
+            assert finder.merged is not None
             prover = Prover(beside, modules, coarsest_epsilon(finder.merged))
             for layer, evidence in finder.evidence.items():
                 prover.propose(finder.routes[layer], evidence)
