@@ -374,7 +374,7 @@ class Inspector(NamesItsAttributes):
             Exception: whatever the model or the loss raises, with a note on the batch.
         """
         from pytest_modelhealth.removal.result import RemovableUnits
-        from pytest_modelhealth.removal.search import read, search
+        from pytest_modelhealth.removal.search import search
 
         self._require_module("removable masks the weights of a torch.nn.Module")
         require_batches(batches, "removable")
@@ -383,10 +383,8 @@ class Inspector(NamesItsAttributes):
         require_how_many(max_batches, progress)
         self._begin()
         request = Request(self._model, None, loss=loss, selection=self._selection)
-        has_target, has_held_out = loss is not None, held_out is not None
-        asked = read(batches, held_out, max_batches, with_target=has_target, shown=progress)
         record, observation = search(
-            self._engine, request, self._observe, asked, has_held_out=has_held_out
+            self._engine, request, self._observe, batches, held_out, max_batches, progress
         )
         report = self._reported(observation, self._settings)
         return RemovableUnits(record, report, self._model)

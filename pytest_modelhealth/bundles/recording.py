@@ -1,9 +1,8 @@
-"""An inspector that takes down what its runs are made of, so that one of them can be saved."""
+"""Takes down what the runs of an inspector are made of, so that one of them can be saved."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,33 @@ from pytest_modelhealth.training import every_check
 
 PARTS = ("weights", "inputs")
 """What can be left out of a bundle."""
+
+
+Run = Callable[..., HealthReport]
+
+
+class HookedInspector(Inspector):
+    """Has each run go through `around`, and hands on each request to the engine and each report."""
+
+    around: Callable[[Inspector, str, Run, Any, Any], HealthReport]
+    before: Callable[[Request], object] = staticmethod(lambda _: None)
+    after: Callable[[HealthReport], object] = staticmethod(lambda _: None)
+
+    def run_inspection(self, *args: Any, **options: Any) -> HealthReport:
+        """As in `Inspector`."""
+        return self.around(self, "batch", super().run_inspection, args, options)
+
+    def run_batches(self, *args: Any, **options: Any) -> HealthReport:
+        """As in `Inspector`."""
+        return self.around(self, "batches", super().run_batches, args, options)
+
+    def _observe(self, request: Request, collectors: tuple[Collector, ...] = ()) -> Observation:
+        self.before(request)
+        return super()._observe(request, collectors)
+
+    def _note_report(self, report: HealthReport) -> None:
+        super()._note_report(report)
+        self.after(report)
 
 
 @dataclass
@@ -192,49 +218,45 @@ def _batch(ran: Ran, index: int, packer: Packer, left_out: dict[str, str]) -> di
     return batch | {"random": packer.pack(ran.states[index], f"{before}random")}
 
 
-class RecordingInspector(Inspector):
-    """Hands each report on with what it was made of.
+_OPTIONS = {"batch": ("batch_dim", "time_dim", "causal", "padding"), "batches": ("training",)}
+"""Arguments of `run_inspection` and `run_batches` that a replay gives again."""
 
-    Attributes:
-        count: called when an inspection begins; returns its number.
+
+class Recorder:
+    """Takes down what runs are made of, and hands it on with their reports.
+
+    Args:
         keep: called with each report and what it was made of, ``None`` where that cannot be run
             again.
         limit: the most bytes of batches that are held.
     """
 
-    count: Callable[[], int]
-    keep: Callable[[HealthReport, Ran | None], object]
-    limit: float
-    _ran: Ran | None = None
+    def __init__(self, keep: Callable[[HealthReport, Ran | None], object], limit: float) -> None:
+        self._keep, self._limit = keep, limit
+        self._inspections = 0
+        self._ran: Ran | None = None
 
-    def run_inspection(self, *args: Any, **options: Any) -> HealthReport:
-        """As in `Inspector`."""
-        names = ("batch_dim", "time_dim", "causal", "padding")
-        with self._recording("batch", {name: options.get(name) for name in names}):
-            return super().run_inspection(*args, **options)
-
-    def run_batches(self, *args: Any, **options: Any) -> HealthReport:
-        """As in `Inspector`."""
-        with self._recording("batches", {"training": options.get("training")}):
-            return super().run_batches(*args, **options)
-
-    @contextmanager
-    def _recording(self, of: str, options: dict[str, Any]) -> Iterator[None]:
-        module = self._engine.module(self._model)
-        compiled = "observe" if self._engine.compiled else "eager"
-        self._ran = Ran(of, module, compiled, self.count(), options, self.limit)
+    def run(self, inspector: Inspector, of: str, run: Run, args: Any, options: Any) -> HealthReport:
+        """Run an inspection."""
+        self._inspections += 1
+        engine, given = inspector._engine, {name: options.get(name) for name in _OPTIONS[of]}
+        module, compiled = (
+            engine.module(inspector._model),
+            "observe" if engine.compiled else "eager",
+        )
+        self._ran = Ran(of, module, compiled, self._inspections, given, self._limit)
         try:
-            yield
+            return run(*args, **options)
         finally:
             self._ran = None
 
-    def _observe(self, request: Request, collectors: tuple[Collector, ...] = ()) -> Observation:
+    def before(self, request: Request) -> None:
+        """Take down what is about to run."""
         if self._ran is not None:
             self._ran.add(request)
-        return super()._observe(request, collectors)
 
-    def _note_report(self, report: HealthReport) -> None:
-        super()._note_report(report)
+    def after(self, report: HealthReport) -> None:
+        """Hand a report on."""
         if self._ran is not None:
             self._ran.end()
-        self.keep(report, self._ran)
+        self._keep(report, self._ran)

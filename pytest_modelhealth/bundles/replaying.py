@@ -236,45 +236,6 @@ def _facts(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return facts
 
 
-class SubstitutingInspector(Inspector):
-    """Replays a bundle where its inspection was made, whatever batch it is given.
-
-    Attributes:
-        bundle: what to replay.
-        is_meant: called when an inspection begins; returns whether it is the bundle's.
-        on_replay: called with what the report says of the replay.
-    """
-
-    bundle: Bundle
-    is_meant: Callable[[], bool]
-    on_replay: Callable[[list[str]], object]
-
-    def run_inspection(self, *args: Any, **options: Any) -> HealthReport:
-        """As in `Inspector`, or the bundle's."""
-        if not self.is_meant():
-            return super().run_inspection(*args, **options)
-        return self._replayed(dict(zip(("inputs", "target"), args, strict=False)) | options)
-
-    def run_batches(self, *args: Any, **options: Any) -> HealthReport:
-        """As in `Inspector`, or the bundle's."""
-        if not self.is_meant():
-            return super().run_batches(*args, **options)
-        return self._replayed(options)
-
-    def _replayed(self, given: dict[str, Any]) -> HealthReport:
-        """Return the bundle's report, made with the test's own functions, and what it lacks."""
-        self._begin()
-        given = {
-            name: value
-            for name, value in given.items()
-            if name in ("loss", "backward") or self.bundle.lacks(name)
-        }
-        report, told = replayed(self.bundle, self._model, self._settings, given)
-        self._note_report(report)
-        self.on_replay(told)
-        return report
-
-
 def run_test(path: Path) -> bool:
     """Run the test that made a bundle in a process of its own; return whether it passes.
 

@@ -1,22 +1,17 @@
-"""Runs batches in evaluation mode and looks at every unit: some numbers of each, no tensor."""
+"""What is seen of units while batches pass: some numbers of each, no tensor."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from pytest_modelhealth.capture import Request
-from pytest_modelhealth.capture.step.bare import Beside
-from pytest_modelhealth.capture.step.batch import Inputs, copied_batch
-from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.removal.routes import Place, Route, held, routes
-from pytest_modelhealth.report import Observation
+from pytest_modelhealth.removal.routes import Place
 
 _SEED = 20_241_122
 _PROJECTIONS = 4
@@ -25,8 +20,6 @@ _AT_ONCE = 2**20
 
 _ROUNDINGS = 4
 """Machine epsilons, times the norm of a unit, by which projections of equal units may differ."""
-
-Observe = Callable[[Request], Observation]
 
 
 @dataclass
@@ -129,14 +122,14 @@ class UnitWatch:
         places: the calls, and where the units lie in what they return, counted from the end.
 
     Attributes:
-        sequence: the layers, in the order in which their outputs appeared.
+        sequence: the calls of layers, in the order in which their outputs appeared.
         seen: what was seen, by call.
     """
 
     def __init__(self, places: Mapping[Place, int]) -> None:
         self._places = places
         self._counts: Counter[str] = Counter()
-        self.sequence: list[str] = []
+        self.sequence: list[Place] = []
         self.seen: dict[Place, Evidence] = {}
 
     def see(self, layer: str, role: str, tensor: str, value: Tensor) -> None:
@@ -145,7 +138,7 @@ class UnitWatch:
             return
         place = layer, self._counts[layer]
         self._counts[layer] += 1
-        self.sequence.append(layer)
+        self.sequence.append(place)
         dimension = self._places.get(place)
         is_open = value.layout is torch.strided and not (value.is_nested or value.is_quantized)
         if dimension is None or not is_open or value.is_meta or not value.is_floating_point():
@@ -159,103 +152,3 @@ class UnitWatch:
 
     def forget(self) -> None:
         """Take no tensor for one seen before, as none is known again."""
-
-
-class Finder:
-    """Runs batches and tells what each said.
-
-    Args:
-        request: what is asked of the engine, but for the batch.
-        observe: has it run.
-        beside: the model, to be run again and again.
-        modules: its layers by name.
-
-    Attributes:
-        routes: where the units of each layer went, joined over the batches.
-    """
-
-    def __init__(
-        self, request: Request, observe: Observe, beside: Beside, modules: Mapping[str, nn.Module]
-    ) -> None:
-        self._request, self._observe, self._beside = request, observe, beside
-        self._modules = modules
-        self._routes: dict[str, Route] = {}
-        self._sequence: list[str] | None = None
-        self.routes: dict[str, Route] = {}
-
-    def run(self, inputs: Any, target: Any) -> tuple[Observation, dict[str, Evidence]]:
-        """Return what a batch showed, and what it said of the units of each layer.
-
-        Where units are to be looked at is known once the model has run: the first batch, and one in
-        which the model goes another way, are run twice.
-        """
-        observation, watch = self._run_watched(inputs, target)
-        if watch.sequence != self._sequence:
-            self._sequence = watch.sequence
-            self._routes = {
-                name: route
-                for name, route in routes(observation, self._modules).items()
-                if "activations" in self._request.selection.roles(name, self._modules[name])
-            }
-            observation, watch = self._run_watched(inputs, target)
-        found = {}
-        for name, route in self._routes.items():
-            seen = [watch.seen.get(place) for place in route.places]
-            if all(one is not None and len(one.zero) == route.layer.units for one in seen):
-                joined, *more = (one for one in seen if one is not None)
-                for one in more:
-                    joined = joined.merge(one)
-                found[name] = replace(joined, unread=self._unread(observation, route))
-                known = self.routes.get(name)
-                self.routes[name] = route if known is None else known.joined(route)
-        return observation, found
-
-    def _run_watched(self, inputs: Any, target: Any) -> tuple[Observation, UnitWatch]:
-        watch = UnitWatch({p: r.layer.dimension for r in self._routes.values() for p in r.places})
-        batch = Inputs.of(copied_batch(inputs))
-        request = replace(self._request, inputs=batch, target=copied_batch(target), visitor=watch)
-        given = batch.args, batch.kwargs, request.target
-        # cuDNN differentiates recurrent layers in training alone
-        recurrent = (m for m in self._modules.values() if isinstance(m, nn.RNNBase))
-        is_on_cuda = any(p.is_cuda for module in recurrent for p in module.parameters())
-        with (
-            self._beside.put_back(given, evaluation=True, watched=True),
-            torch.backends.cudnn.flags(enabled=not is_on_cuda),
-        ):
-            for parameter in self._request.model.parameters():
-                if parameter.is_inference():
-                    raise InspectionError(
-                        "parameters were made under torch.inference_mode, and take no gradient, by "
-                        "which units are found that nothing reads: make or load the model outside "
-                        "of it"
-                    )
-                if parameter.is_leaf and parameter.is_floating_point():
-                    parameter.requires_grad_(True)  # a frozen one shows no gradient
-            return self._observe(request), watch
-
-    def _unread(self, observation: Observation, route: Route) -> Tensor:
-        """Return which units no output depended on, as far as the batch shows."""
-        layer, flow = route.layer, observation.flow
-        gradients = observation.layers[layer.name].gradients
-        is_known = gradients is None and flow is not None and flow.is_exact
-        if is_known and flow is not None and layer.name not in flow.used:
-            return torch.ones(layer.units, dtype=torch.bool)
-        unread = torch.zeros(layer.units, dtype=torch.bool)
-        units = None if gradients is None else gradients.units
-        if units is not None and len(units.minimum) == layer.units:
-            unread = torch.from_numpy((units.minimum == 0.0) & (units.maximum == 0.0))
-        if layer.read_by or route.is_output or not layer.read:
-            return unread
-        columns = torch.ones_like(unread)  # that are all zero
-        for part in layer.read:
-            weight = parameter_of(part.parameter, self._modules).movedim(part.dimension, 0)
-            columns &= (weight.reshape(layer.units, -1) == 0).all(1).cpu()
-        return unread | columns
-
-
-def parameter_of(full: str, modules: Mapping[str, nn.Module]) -> Tensor:
-    """Return the values of a parameter, to write to as well: that raises no version."""
-    owner, _, own = full.rpartition(".")
-    found = held(modules[owner], own)
-    assert found is not None
-    return found.data

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.bare import Beside
 from pytest_modelhealth.capture.step.batch import Inputs, copied_batch
-from pytest_modelhealth.removal.evidence import Evidence, parameter_of
-from pytest_modelhealth.removal.routes import Route
+from pytest_modelhealth.removal.evidence import Evidence
+from pytest_modelhealth.removal.routes import Route, parameter_of
 from pytest_modelhealth.report.removable import Proof, RemovableLayer
 from pytest_modelhealth.tolerance import RUNS, perturbed_batch, perturbed_copy
 
@@ -75,18 +75,13 @@ class Prover:
             reason = f"{are}, but {layer.read_by} reads it, and no weight that can be merged"
             self._refuse(layer.name, reason)
             pairs = ()
-        units = {"inactive": found.inactive, "unread": found.unused, "duplicates": pairs}
-        layer = replace(_with(layer, units), samples=found.samples)
-        own = {id(p) for p in self._modules[layer.name]._parameters.values() if p is not None}
-        sharers = [
-            repr(name)
-            for name, module in self._modules.items()
-            if name != layer.name and any(id(p) in own for p in module._parameters.values())
-        ]
-        if layer.removable and sharers:
-            what = f"{len(layer.removable):,} of its units look removable"
-            self._refuse(layer.name, f"{what}, but its weight is that of {', '.join(sharers)}, too")
-        elif layer.removable:
+        units: dict[str, Any] = {
+            "inactive": found.inactive,
+            "unread": found.unused,
+            "duplicates": pairs,
+        }
+        layer = replace(layer, samples=found.samples, **units)
+        if layer.removable:
             self.layers[layer.name] = layer
 
     def add(self, inputs: Any, found: Mapping[str, Evidence], samples: int) -> None:
@@ -126,9 +121,9 @@ class Prover:
     def _take_off(self, name: str, kind: str, units: Iterable[Any], but: str = "") -> None:
         """Take units off the candidates, and keep why: what they did on held-out batches."""
         units, layer = set(units), self.layers[name]
-        left = _with(layer, {kind: tuple(u for u in getattr(layer, kind) if u not in units)})
-        self.layers[name] = left
-        if not left.removable:
+        left: dict[str, Any] = {kind: tuple(u for u in getattr(layer, kind) if u not in units)}
+        self.layers[name] = replace(layer, **left)
+        if not self.layers[name].removable:
             del self.layers[name]
         was, does, do = _SAID[kind]
         what = f"1 unit was {was}" if len(units) == 1 else f"{len(units):,} units were {was}"
@@ -201,61 +196,40 @@ class Prover:
 
     def _outputs(self, inputs: Any, units: Sequence[_Unit]) -> list[Tensor]:
         """Return what the model returns without some units."""
-        layers: dict[str, RemovableLayer] = {}
-        for name in dict.fromkeys(unit.layer for unit in units):
-            here = [unit for unit in units if unit.layer == name]
-            chosen = {kind: tuple(u.unit for u in here if u.kind == kind) for kind in _SAID}
-            layers[name] = _with(self.layers[name], chosen)
         batch = Inputs.of(copied_batch(inputs))
         with self._beside.put_back((batch.args, batch.kwargs), evaluation=True), torch.no_grad():
-            mask(layers, self._modules)
+            for unit in units:
+                self._mask(*unit)
             output = self._beside.model(*batch.args, **batch.kwargs)
             return [tensor.detach().clone() for tensor in find_tensors(output)]
 
-
-def _with(layer: RemovableLayer, units: Mapping[str, tuple[Any, ...]]) -> RemovableLayer:
-    """Return a layer with other units of some kinds."""
-    changes: dict[str, Any] = dict(units)
-    return replace(layer, **changes)
-
-
-def mask(layers: Mapping[str, RemovableLayer], modules: Mapping[str, nn.Module]) -> None:
-    """Set to zero what makes the units of some layers; what reads duplicates reads their twins."""
-    for layer in layers.values():
-        for part in layer.read:
-            tensor = parameter_of(part.parameter, modules)
-            for unit, twin in layer.duplicates:
-                source = tensor.narrow(part.dimension, unit * part.each, part.each)
-                tensor.narrow(part.dimension, twin * part.each, part.each).add_(source)
-                source.zero_()
-        for part in layer.produced:
-            tensor = parameter_of(part.parameter, modules)
-            where = torch.tensor(part.indices(layer.removable), device=tensor.device)
-            tensor.index_fill_(part.dimension, where.long(), 0)
+    def _mask(self, layer: str, kind: str, unit: Any) -> None:
+        """Set to zero what makes a unit; what reads a duplicate reads its twin."""
+        is_duplicate = kind == "duplicates"
+        unit, twin = unit if is_duplicate else (unit, unit)
+        for part in self.layers[layer].read if is_duplicate else ():
+            tensor = parameter_of(part.parameter, self._modules)
+            source = tensor.narrow(part.dimension, unit * part.each, part.each)
+            tensor.narrow(part.dimension, twin * part.each, part.each).add_(source)
+            source.zero_()
+        for part in self.layers[layer].produced:
+            tensor = parameter_of(part.parameter, self._modules)
+            tensor.narrow(part.dimension, unit * part.each, part.each).zero_()
 
 
 def rounding_noise(beside: Beside, inputs: Any, base: Sequence[Tensor], epsilon: float) -> float:
-    """Return how far rounding alone moves an output, of its size: perturbed copies.
-
-    Args:
-        beside: the model.
-        inputs: a batch.
-        base: what the model returns for it.
-        epsilon: machine epsilon of the model.
-    """
-
-    def floating(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Return those that rounding moves by a little: an index may jump. All, without any."""
-        return [t for t in tensors if t.is_floating_point() or t.is_complex()] or tensors
-
+    """Return how far rounding alone moves an output, of its size: perturbed copies."""
     noise = epsilon
     for seed in range(RUNS):
         copy = perturbed_copy(beside.model, epsilon, seed)
         batch = Inputs.of(perturbed_batch(inputs, epsilon, seed))
         with beside.put_back((batch.args, batch.kwargs), evaluation=True), torch.no_grad():
             outputs = find_tensors(copy.eval()(*batch.args, **batch.kwargs))
-        moved = largest_difference(floating(base), floating(outputs), relative=True)
-        noise = max(noise, moved)
+        # rounding moves these by a little, while an index may jump
+        smooth = [t.is_floating_point() or t.is_complex() for t in base]
+        sides = [[t for t, s in zip(side, smooth, strict=False) if s] for side in (base, outputs)]
+        ours, theirs = sides if any(smooth) else (base, outputs)
+        noise = max(noise, largest_difference(ours, theirs, relative=True))
     return noise
 
 

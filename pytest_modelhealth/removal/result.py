@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,12 +40,12 @@ class RemovableUnits:
     @property
     def layers(self) -> Mapping[str, RemovableLayer]:
         """Each layer with units that can go, by name, in execution order."""
-        return MappingProxyType(dict(self.record.layers))
+        return self.record.layers
 
     @property
     def refused(self) -> Mapping[str, str]:
         """By layer, why units that looked removable are not."""
-        return MappingProxyType(dict(self.record.refused))
+        return self.record.refused
 
     @property
     def indices(self) -> dict[str, tuple[int, ...]]:

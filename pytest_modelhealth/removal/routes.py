@@ -7,22 +7,19 @@ time, and is then read, at best by columns of the next weights alone.
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import prod
 
-import networkx as nx
 from torch import Tensor, nn
 
 from pytest_modelhealth.layers import ACTIVATION_MODULES, activation_of
-from pytest_modelhealth.report import Graph, Kind, Observation
+from pytest_modelhealth.report import Graph, Kind, Observation, Vertex
 from pytest_modelhealth.report.flow.graph import MATRIX_PRODUCTS
 from pytest_modelhealth.report.removable import RemovableLayer, UnitSlice
 
-_Means = tuple[int, ...] | None
-"""The sizes beside the units of which a mean was taken on the way; ``None`` without one."""
 Place = tuple[str, int]
 """A call of a layer: its name, and how many calls of it came before."""
 
@@ -32,7 +29,7 @@ _ZERO_AT_ZERO = frozenset(
 )
 """Activations that give zero for zero, as a masked unit is."""
 
-_NOT_ALIKE = frozenset({None, "glu", "log_softmax", "prelu", "softmax", "softmin"})
+_NOT_ALIKE = frozenset({None, "glu", "log_softmax", "softmax", "softmin"})
 """Activations that treat units each in its way, or have them part in each other's values."""
 
 _ALIKE = (
@@ -54,10 +51,13 @@ _POOLINGS = ("adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "max_pool", "
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 """Norms of each unit by itself."""
 
-_FLATTENED = frozenset(
-    {"flatten", "reshape", "reshape_alias", "squeeze", "unsafe_view", "unsqueeze", "view"}
-)
-_UNCHANGED = frozenset({"alias", "clone", "contiguous", "detach"})
+_EFFECTS = {
+    "mean": "mean",
+    **dict.fromkeys(("alias", "clone", "contiguous", "detach"), "activation"),
+    **dict.fromkeys(("flatten", "reshape", "reshape_alias", "squeeze"), "flat"),
+    **dict.fromkeys(("unsafe_view", "unsqueeze", "view"), "flat"),
+}
+"""What operations do to units: a mean, another layout, or each by itself and all alike."""
 
 
 def makes_units(module: nn.Module | None) -> bool:
@@ -89,6 +89,14 @@ def held(module: nn.Module, name: str) -> Tensor | None:
     """Return a parameter; pruned, its original."""
     found = module._parameters.get(name)
     return module._parameters.get(f"{name}_orig") if found is None else found
+
+
+def parameter_of(full: str, modules: Mapping[str, nn.Module]) -> Tensor:
+    """Return the values of a parameter, to write to as well: that raises no version."""
+    owner, _, own = full.rpartition(".")
+    parameter = held(modules[owner], own)
+    assert parameter is not None
+    return parameter.data
 
 
 @dataclass(frozen=True)
@@ -130,10 +138,6 @@ def routes(observation: Observation, modules: Mapping[str, nn.Module]) -> dict[s
     return {name: route for name, route in found.items() if route is not None}
 
 
-_END = -1
-"""A vertex behind all outputs of the model."""
-
-
 class _Ways:
     """The graph of a run, and what lies behind each vertex."""
 
@@ -141,22 +145,26 @@ class _Ways:
         self, graph: Graph, modules: Mapping[str, nn.Module], shapes: Mapping[str, tuple[int, ...]]
     ) -> None:
         self._graph, self._modules, self._shapes = graph, modules, shapes
-        self._takers: nx.DiGraph[int] = nx.DiGraph()
-        self._takers.add_nodes_from(range(len(graph.vertices)))
-        self._takers.add_edges_from(
-            (operand, number)
-            for number, vertex in enumerate(graph.vertices)
-            for operand in vertex.operands
-        )
-        weights = {number for number in self._takers if self._has_weight(number)}
-        ways: nx.DiGraph[int] = nx.DiGraph((output, _END) for output in graph.outputs)
-        ways.add_edges_from(edge for edge in self._takers.edges if edge[1] not in weights)
-        self._before_output = nx.ancestors(ways, _END) if graph.outputs else set()
+        self._takers = defaultdict[int, set[int]](set)
+        self._before_output = set(graph.outputs)
+        for number, vertex in reversed([*enumerate(graph.vertices)]):
+            for operand in vertex.operands:
+                self._takers[operand].add(number)
+            if number in self._before_output and not self._has_weight(vertex):
+                self._before_output.update(vertex.operands)
         counts: Counter[str] = Counter()
         self._places: list[Place] = []
         for call in graph.calls:
             self._places.append((call.layer, counts[call.layer]))
             counts[call.layer] += 1
+
+    def _has_weight(self, vertex: Vertex) -> bool:
+        """Whether a vertex is a sum over units: a product with a matrix."""
+        if vertex.kind is not Kind.CALL:
+            return vertex.function in MATRIX_PRODUCTS or vertex.function == "convolution"
+        module = self._modules.get(vertex.name)
+        owned = () if module is None else module._parameters.values()
+        return any(p is not None and p.ndim > 1 for p in owned)
 
     def route(self, name: str) -> Route | None:
         """Return where the units of a layer go; ``None`` where that was not seen."""
@@ -164,31 +172,27 @@ class _Ways:
         units = _units(module)
         if held(module, "weight") is None or not units:
             return None  # computed from others: parametrised, generated, quantised
-        places: list[Place] = []
+        places, is_output = list[Place](), False
+        made = [(name, "weight", _rows(module)), (name, "bias", 0)]
         norms, readers, others = set[str](), set[tuple[str, int]](), list[str]()
-        is_output = False
-        for number, call in enumerate(self._graph.calls):
+        for place, call in zip(self._places, self._graph.calls, strict=True):
             if call.layer != name:
                 continue
             if len(call.outputs) != 1:
                 return None
-            place, vertex = self._looked_at(name, number, call.outputs[0], norms)
-            places.append(place)
-            is_output = is_output or vertex in self._before_output
+            is_output = is_output or call.outputs[0] in self._before_output
+            seen_at, vertex = self._looked_at(name, place, call.outputs[0], norms)
+            places.append(seen_at)
             for reader in self._readers(name, vertex):
                 readers.add(reader) if isinstance(reader, tuple) else others.append(reader)
-        made = [(name, "weight", _rows(module)), (name, "bias", 0)]
         made += [(norm, own, 0) for norm in sorted(norms) for own in ("weight", "bias")]
+        read = [(n, "weight", 1 - _rows(self._modules[n]), each) for n, each in sorted(readers)]
         layer = RemovableLayer(
             name,
             units,
             self._dimension(name),
-            produced=tuple(slice_ for one in made for slice_ in self._slices(*one)),
-            read=tuple(
-                slice_
-                for reader, each in sorted(readers)
-                for slice_ in self._slices(reader, "weight", 1 - _rows(self._modules[reader]), each)
-            ),
+            produced=tuple(part for one in made for part in self._slices(*one)),
+            read=tuple(part for one in read for part in self._slices(*one)),
             read_by=others[0] if others else "",
         )
         return Route(layer, tuple(places), is_output)
@@ -204,94 +208,82 @@ class _Ways:
         module = self._modules[layer]
         return -1 - len(module.kernel_size) if isinstance(module, nn.modules.conv._ConvNd) else -1
 
+    def _effect(self, layer: str, vertex: int) -> str:
+        """Return what a vertex does to the units of a layer; ``"other"``: a value needs several."""
+        found = self._graph.vertices[vertex]
+        if found.kind is not Kind.CALL:
+            is_pooling = found.function.startswith(_POOLINGS)
+            return "alike" if is_pooling else _EFFECTS.get(found.function, "other")
+        module, maker = self._modules.get(found.name), self._modules[layer]
+        if makes_units(module):
+            return "weight"
+        if isinstance(module, nn.Flatten):
+            return "flat"
+        if isinstance(module, _ALIKE):
+            return "alike"
+        if isinstance(module, _NORMS) and module.num_features == _units(maker):
+            is_image = isinstance(maker, nn.modules.conv._ConvNd)
+            return "norm" if is_image or len(self._shapes.get(found.name, ())) == 2 else "other"
+        if module is not None:
+            activation = activation_of(module)
+        else:
+            function = self._graph.calls[found.call].type_name
+            activation = function if function in ACTIVATION_MODULES.values() else None
+        if activation in _ZERO_AT_ZERO:
+            return "zero at zero"
+        return "other" if activation in _NOT_ALIKE else "activation"
+
     def _looked_at(
-        self, layer: str, number: int, vertex: int, norms: set[str]
+        self, layer: str, place: Place, vertex: int, norms: set[str]
     ) -> tuple[Place, int]:
         """Return the call behind which units are looked at and its vertex; add norms on the way.
 
         That is the first activation, or the last call that takes nothing but the units.
         """
-        place = self._places[number]
-        while len(self._takers[vertex]) == 1 and vertex not in self._graph.outputs:
+        effect = ""
+        while (
+            effect != "zero at zero"
+            and len(self._takers[vertex]) == 1
+            and vertex not in self._graph.outputs
+        ):
             (taker,) = self._takers[vertex]
-            found = self._graph.vertices[taker]
-            is_activation = self._activation(taker) in _ZERO_AT_ZERO
-            is_norm = found.kind is Kind.CALL and self._is_norm_of(layer, found.name)
-            if not (is_activation or is_norm or self._is_alike(taker)):
+            effect, found = self._effect(layer, taker), self._graph.vertices[taker]
+            if effect not in ("zero at zero", "norm", "alike"):
                 break
             vertex = taker
             if found.kind is Kind.CALL:
                 place = self._places[found.call]
-            if is_norm:
+            if effect == "norm":
                 norms.add(found.name)
-            if is_activation:
-                break
         return place, vertex
-
-    def _is_alike(self, vertex: int) -> bool:
-        """Whether every unit is treated by itself, and all alike."""
-        found = self._graph.vertices[vertex]
-        if found.kind is not Kind.CALL:
-            return found.function.startswith(_POOLINGS)
-        return isinstance(self._modules.get(found.name), _ALIKE)
-
-    def _is_norm_of(self, layer: str, name: str) -> bool:
-        module = self._modules.get(name)
-        if not isinstance(module, _NORMS) or module.num_features != _units(self._modules[layer]):
-            return False
-        is_image = isinstance(self._modules[layer], nn.modules.conv._ConvNd)
-        return is_image or len(self._shapes.get(name, ())) == 2
-
-    def _activation(self, vertex: int) -> str | None:
-        found = self._graph.vertices[vertex]
-        if found.kind is not Kind.CALL:
-            return None
-        module = self._modules.get(found.name)
-        if module is not None:
-            return activation_of(module)
-        function = self._graph.calls[found.call].type_name
-        return function if function in ACTIVATION_MODULES.values() else None
 
     def _readers(self, layer: str, start: int) -> Iterator[tuple[str, int] | str]:
         """Yield each layer whose weight reads the units, with the columns of one, or what else."""
-        todo: list[tuple[int, bool, _Means]] = [(start, False, None)]
+        # a vertex, whether units were flattened before it, and what a mean may have run over
+        todo: list[tuple[int, bool, tuple[int, ...] | None]] = [(start, False, None)]
         met = set[int]()
         while todo:
             vertex, is_flat, means = todo.pop()
-            for taker in self._takers[vertex]:
-                if taker in met:
-                    continue
+            for taker in sorted(self._takers[vertex] - met):
                 met.add(taker)
-                found = self._graph.vertices[taker]
-                is_call = found.kind is Kind.CALL
-                module = self._modules.get(found.name) if is_call else None
-                operation = "" if is_call else found.function
-                if makes_units(module):
-                    yield self._columns(layer, found.name, is_flat=is_flat, means=means)
-                elif operation == "mean":
-                    todo.append((taker, True, self._beside(layer, vertex)))
-                elif isinstance(module, nn.Flatten) or operation in _FLATTENED:
-                    todo.append((taker, True, means))
-                elif (
-                    self._is_alike(taker)
-                    or self._activation(taker) not in _NOT_ALIKE
-                    or operation in _UNCHANGED
-                ):
-                    todo.append((taker, is_flat, means))
-                elif is_call:
+                effect, found = self._effect(layer, taker), self._graph.vertices[taker]
+                if effect == "weight":
+                    yield self._columns(layer, found.name, is_flat, means)
+                elif effect == "mean":
+                    before = self._graph.vertices[vertex]
+                    shape = self._shapes.get(before.name, ()) if before.kind is Kind.CALL else ()
+                    here = (0, len(shape) + self._dimension(layer))
+                    beside = tuple(size for at, size in enumerate(shape) if at not in here)
+                    todo.append((taker, True, beside))
+                elif effect not in ("norm", "other"):
+                    todo.append((taker, is_flat or effect == "flat", means))
+                elif found.kind is Kind.CALL:
                     yield found.name
                 elif found.call >= 0:  # else the run itself made it, of what the model returned
                     yield f"`{found.function}`"
 
-    def _beside(self, layer: str, vertex: int) -> tuple[int, ...]:
-        """Return the sizes of what a layer gave but for samples and units; none if not known."""
-        found = self._graph.vertices[vertex]
-        shape = self._shapes.get(found.name, ()) if found.kind is Kind.CALL else ()
-        units = len(shape) + self._dimension(layer)
-        return tuple(size for place, size in enumerate(shape) if place not in (0, units))
-
     def _columns(
-        self, layer: str, name: str, *, is_flat: bool, means: _Means
+        self, layer: str, name: str, is_flat: bool, means: tuple[int, ...] | None
     ) -> tuple[str, int] | str:
         """Return a reader with the columns of one unit, or say why that is not known."""
         module, units = self._modules[name], _units(self._modules[layer])
@@ -311,12 +303,3 @@ class _Ways:
         if is_flat and is_image and not isinstance(module, convolution) and width % units == 0:
             return name, width // units
         return f"{name}, in another layout"
-
-    def _has_weight(self, vertex: int) -> bool:
-        """Whether a vertex is a sum over units: a product with a matrix."""
-        found = self._graph.vertices[vertex]
-        if found.kind is not Kind.CALL:
-            return found.function in MATRIX_PRODUCTS or found.function == "convolution"
-        module = self._modules.get(found.name)
-        owned = () if module is None else module._parameters.values()
-        return any(p is not None and p.ndim > 1 for p in owned)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from math import prod
 from operator import length_hint
-from typing import Any, NamedTuple
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from pytest_modelhealth.capture import Engine, Request
 from pytest_modelhealth.capture.costing.measure import measured_forward
@@ -17,90 +20,143 @@ from pytest_modelhealth.data_sets.running import noted, opened, pair
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import named_modules
 from pytest_modelhealth.progress import track
-from pytest_modelhealth.removal.evidence import Evidence, Finder, Observe
+from pytest_modelhealth.removal.evidence import Evidence, UnitWatch
 from pytest_modelhealth.removal.proving import Prover
+from pytest_modelhealth.removal.routes import Place, Route, parameter_of, routes
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.report.removable import Removable, RemovableLayer
 from pytest_modelhealth.tolerance import coarsest_epsilon
 
-
-class Batch(NamedTuple):
-    """One batch of a search.
-
-    Args:
-        name: what it is called, for messages.
-        inputs: what the model is called with.
-        target: what the loss compares with; ``None`` without a loss.
-        is_held_out: whether units are proven on it.
-    """
-
-    name: str
-    inputs: Any
-    target: Any
-    is_held_out: bool
+Observe = Callable[[Request], Observation]
+Batch = tuple[str, Any, Any, bool]
+"""A name for messages, inputs, target, and whether units are proven on it."""
 
 
-def read(
-    found: Iterable[Any],
-    held_out: Iterable[Any] | None,
-    most: int | None,
-    *,
-    with_target: bool,
-    shown: bool | None,
-) -> Iterator[Batch]:
-    """Yield the batches of a search that have samples; those held out come last.
+class Finder:
+    """Runs batches and tells what each said of the units of each layer.
 
     Args:
-        found: those on which units are found, and proven where `held_out` is ``None``.
-        held_out: those on which they are proven.
-        most: take so many of the first at most.
-        with_target: whether they are pairs of inputs and target.
-        shown: whether it is shown how far it is.
+        request: what is asked of the engine, but for the batch.
+        observe: has it run.
+        beside: the model, to be run again and again.
+        modules: its layers by name.
+
+    Attributes:
+        routes: where the units of each layer went, joined over the batches.
+        evidence: what was seen of them, joined over the batches that `find` ran.
+        merged: what those batches showed.
     """
-    said = "with a loss batches are pairs; leave loss out where they are inputs alone"
-    for name, batch, is_held_out in _named(found, held_out, most, shown):
-        inputs, target = pair(batch, name, said) if with_target else (batch, None)
-        tensors = find_tensors(inputs)
-        if not tensors:
-            raise InspectionError(
-                f"{name} is a {type(inputs).__name__} without any tensor: batches are what the "
-                "model is called with, such as those of a DataLoader"
-            )
-        if any(tensor.numel() for tensor in tensors):  # of no sample, it would prove anything
-            yield Batch(name, inputs, target, is_held_out)
 
+    def __init__(
+        self, request: Request, observe: Observe, beside: Beside, modules: Mapping[str, nn.Module]
+    ) -> None:
+        self._request, self._observe, self._beside = request, observe, beside
+        self._modules = modules
+        self._routes: dict[str, Route] = {}
+        self._sequence: list[Place] | None = None
+        self.routes: dict[str, Route] = {}
+        self.evidence: dict[str, Evidence] = {}
+        self.merged: Observation | None = None
 
-def _named(
-    found: Iterable[Any], held_out: Iterable[Any] | None, most: int | None, shown: bool | None
-) -> Iterator[tuple[str, Any, bool]]:
-    with opened(found) as own:
-        tracked = enumerate(track(own, "looking for removable units", most=most, shown=shown))
-        is_parted = held_out is None
-        parts = parted(tracked, count(found, most)) if is_parted else ((b, False) for b in tracked)
-        for (index, batch), is_held_out in parts:
-            yield f"batch {index}", batch, is_held_out
-    if held_out is not None:
-        with opened(held_out) as own:
-            for index, batch in enumerate(track(own, "proving that they can go", shown=shown)):
-                yield f"batch {index} of held_out", batch, True
+    def find(self, inputs: Any, target: Any) -> tuple[Observation, dict[str, Evidence]]:
+        """As `run`, and add what the batch says to what others said."""
+        observation, said = self.run(inputs, target)
+        self.merged = observation if self.merged is None else self.merged.merge(observation)
+        for name, one in said.items():
+            known = self.evidence.get(name)
+            self.evidence[name] = one if known is None else known.merge(one)
+        return observation, said
+
+    def run(self, inputs: Any, target: Any) -> tuple[Observation, dict[str, Evidence]]:
+        """Return what a batch showed, and what it said of the units of each layer.
+
+        Where units are to be looked at is known once the model has run: the first batch, and one in
+        which the model goes another way, are run twice.
+        """
+        observation, watch = self._run_watched(inputs, target)
+        if watch.sequence != self._sequence:
+            self._sequence = watch.sequence
+            self._routes = {
+                name: route
+                for name, route in routes(observation, self._modules).items()
+                if "activations" in self._request.selection.roles(name, self._modules[name])
+            }
+            observation, watch = self._run_watched(inputs, target)
+        said = {}
+        for name, route in self._routes.items():
+            seen = [watch.seen[place] for place in route.places if place in watch.seen]
+            units = [len(one.zero) for one in seen]
+            if units != [route.layer.units] * len(route.places):
+                continue  # a call of it returned something else
+            joined = seen[0]
+            for one in seen[1:]:
+                joined = joined.merge(one)
+            said[name] = replace(joined, unread=self._unread(observation, route))
+            known = self.routes.get(name)
+            self.routes[name] = route if known is None else known.joined(route)
+        return observation, said
+
+    def _run_watched(self, inputs: Any, target: Any) -> tuple[Observation, UnitWatch]:
+        watch = UnitWatch({p: r.layer.dimension for r in self._routes.values() for p in r.places})
+        batch = Inputs.of(copied_batch(inputs))
+        request = replace(self._request, inputs=batch, target=copied_batch(target), visitor=watch)
+        given = batch.args, batch.kwargs, request.target
+        # cuDNN differentiates recurrent layers in training alone
+        recurrent = (m for m in self._modules.values() if isinstance(m, nn.RNNBase))
+        is_on_cuda = any(p.is_cuda for module in recurrent for p in module.parameters())
+        with (
+            self._beside.put_back(given, evaluation=True, watched=True),
+            torch.backends.cudnn.flags(enabled=not is_on_cuda),
+        ):
+            for parameter in self._request.model.parameters():
+                if parameter.is_inference():
+                    raise InspectionError(
+                        "parameters were made under torch.inference_mode, and take no gradient, by "
+                        "which units are found that nothing reads: make or load the model outside "
+                        "of it"
+                    )
+                if parameter.is_leaf and parameter.is_floating_point():
+                    parameter.requires_grad_(True)  # a frozen one shows no gradient
+            return self._observe(request), watch
+
+    def _unread(self, observation: Observation, route: Route) -> Tensor:
+        """Return which units no output depended on, as far as the batch shows."""
+        layer, flow = route.layer, observation.flow
+        gradients = observation.layers[layer.name].gradients
+        if gradients is None and flow is not None and flow.is_exact and layer.name not in flow.used:
+            return torch.ones(layer.units, dtype=torch.bool)
+        unread = torch.zeros(layer.units, dtype=torch.bool)
+        units = None if gradients is None else gradients.units
+        if units is not None and len(units.minimum) == layer.units:
+            unread = torch.from_numpy((units.minimum == 0.0) & (units.maximum == 0.0))
+        if layer.read_by or route.is_output or not layer.read:
+            return unread
+        columns = torch.ones_like(unread)  # that are all zero
+        for part in layer.read:
+            weight = parameter_of(part.parameter, self._modules).movedim(part.dimension, 0)
+            columns &= (weight.reshape(layer.units, -1) == 0).all(1).cpu()
+        return unread | columns
 
 
 def search(
     engine: Engine,
     request: Request,
     observe: Observe,
-    batches: Iterable[Batch],
-    *,
-    has_held_out: bool,
+    batches: Iterable[Any],
+    held_out: Iterable[Any] | None,
+    most: int | None,
+    shown: bool | None,
 ) -> tuple[Removable, Observation]:
     """Return the units of a model that can go, and what the batches they were found on showed.
 
     Args:
         engine: runs the model.
-        request: what is asked of it, but for the batch.
+        request: what is asked of it, but for the batch; with a loss batches are pairs.
         observe: has a request run.
-        batches: the batches, those held out at the end.
-        has_held_out: whether these were given by themselves.
+        batches: those on which units are found, and proven where `held_out` is ``None``.
+        held_out: those on which they are proven.
+        most: take so many of the first at most.
+        shown: whether it is shown how far it is.
 
     Raises:
         InspectionError: there is no batch, or none for the proof, or the model cannot be run again.
@@ -113,55 +169,81 @@ def search(
         )
     modules = {named.name: named.module for named in named_modules(beside.model)}
     finder = Finder(request, observe, beside, modules)
-    found: dict[str, Evidence] = {}
-    merged: Observation | None = None
     prover: Prover | None = None
-    costs, is_empty = None, True
-    for batch in batches:
-        is_empty = False
-        if batch.is_held_out and merged is None:
+    costs: _Costs = None
+    few = "units are proven on batches that were not used to find them"
+    lacking = "there was no batch to run: batches is empty or without samples, or max_batches=0"
+    named = _named(batches, held_out, most, shown)
+    for name, inputs, target, is_held_out in _read(named, with_target=request.loss is not None):
+        lacking = f"there is one batch only, and {few}: give two at least, or others as held_out="
+        if held_out is not None:
+            lacking = f"held_out has no batch with samples: {few}"
+        is_first = finder.merged is None
+        if is_first and is_held_out:
             break
-        with noted(batch.name, "removable"):
-            observation, said = finder.run(batch.inputs, batch.target)
-        if batch.is_held_out and merged is not None:
-            if prover is None:
-                prover = Prover(beside, modules, coarsest_epsilon(merged))
-                for name, evidence in found.items():
-                    prover.propose(finder.routes[name], evidence)
-            prover.add(batch.inputs, said, observation.samples)
+        with noted(name, "removable"):
+            observation, said = (finder.run if is_held_out else finder.find)(inputs, target)
+        if is_first:
+            costs = _multiply_adds(engine, request, beside, inputs)
+        if not is_held_out:
             continue
-        if merged is None:
-            costs = _multiply_adds(engine, request, beside, batch.inputs)
-        merged = observation if merged is None else merged.merge(observation)
-        for name, evidence in said.items():
-            found[name] = found[name].merge(evidence) if name in found else evidence
-    if merged is None or prover is None:
-        raise InspectionError(_why_too_few(is_empty=is_empty, has_held_out=has_held_out))
+        if prover is None:
+            assert finder.merged is not None
+            prover = Prover(beside, modules, coarsest_epsilon(finder.merged))
+            for layer, evidence in finder.evidence.items():
+                prover.propose(finder.routes[layer], evidence)
+        prover.add(inputs, said, observation.samples)
+    if finder.merged is None or prover is None:
+        raise InspectionError(lacking)
     kept, reasons = prover.layers, prover.refused
-    layers = {name: _priced(kept[name], costs) for name in found if name in kept}
+    layers = {name: _priced(kept[name], costs) for name in finder.evidence if name in kept}
     going = _gone([layer for layer in layers.values() if not layer.read_by], costs)
-    sizes = {name: finder.routes[name] for name in found if not finder.routes[name].is_output}
+    sizes = {
+        name: finder.routes[name] for name in finder.evidence if not finder.routes[name].is_output
+    }
     record = Removable(
         layers=layers,
-        refused={name: "; ".join(reasons[name]) for name in found if name in reasons},
+        refused={name: "; ".join(reasons[name]) for name in finder.evidence if name in reasons},
         sizes={name: route.layer.units for name, route in sizes.items()},
-        samples=merged.samples,
+        samples=finder.merged.samples,
         proof=prover.proof,
         parameters=sum(parameter.numel() for parameter in beside.model.parameters()),
         multiply_adds=None if costs is None else costs[_WHOLE],
         removable_parameters=going[0],
         removable_multiply_adds=going[1],
     )
-    return record, replace(merged, removable=record)
+    return record, replace(finder.merged, removable=record)
 
 
-def _why_too_few(*, is_empty: bool, has_held_out: bool) -> str:
-    if is_empty:
-        return "there was no batch to run: batches is empty or without samples, or max_batches=0"
-    few = "units are proven on batches that were not used to find them"
-    if has_held_out:
-        return f"held_out has no batch with samples: {few}"
-    return f"there is one batch only, and {few}: give two at least, or others as held_out="
+def _read(named: Iterable[tuple[str, Any, bool]], *, with_target: bool) -> Iterator[Batch]:
+    """Yield the batches of a search that have samples."""
+    why = "with a loss batches are pairs; leave loss out where they are inputs alone"
+    for name, batch, is_held_out in named:
+        inputs, target = pair(batch, name, why) if with_target else (batch, None)
+        tensors = find_tensors(inputs)
+        if not tensors:
+            raise InspectionError(
+                f"{name} is a {type(inputs).__name__} without any tensor: batches are what the "
+                "model is called with, such as those of a DataLoader"
+            )
+        if any(tensor.numel() for tensor in tensors):  # of no sample, it would prove anything
+            yield name, inputs, target, is_held_out
+
+
+def _named(
+    found: Iterable[Any], held_out: Iterable[Any] | None, most: int | None, shown: bool | None
+) -> Iterator[tuple[str, Any, bool]]:
+    """Yield batches with their names for messages, and whether they are held out: the last."""
+    with opened(found) as own:
+        tracked = enumerate(track(own, "looking for removable units", most=most, shown=shown))
+        is_parted = held_out is None
+        parts = parted(tracked, count(found, most)) if is_parted else ((b, False) for b in tracked)
+        for (index, batch), is_held_out in parts:
+            yield f"batch {index}", batch, is_held_out
+    if held_out is not None:
+        with opened(held_out) as own:
+            for index, batch in enumerate(track(own, "proving that they can go", shown=shown)):
+                yield f"batch {index} of held_out", batch, True
 
 
 _WHOLE = None

@@ -21,7 +21,7 @@ from pytest_modelhealth.rendering.notation import (
 from pytest_modelhealth.rendering.template import template
 from pytest_modelhealth.report.removable import RemovableLayer
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raised when a key changes its name or meaning."""
 
 COLUMNS = (
@@ -48,33 +48,28 @@ _NAME, _INDICES = 34, 28
 def line(result: RemovableUnits) -> str:
     """Return how many units can go and what that saves, in one line."""
     record = result.record
-    name, units = printable(result.report.observation.model_type), sum(record.sizes.values())
+    name = printable(result.report.observation.model_type)
     if not record.sizes:
         return (
             f"{name}: no units to look at, as no linear layer or convolution ran but those that "
             "give outputs"
         )
-    found = record.layers.values()
-    going = sum(len(layer.removable) for layer in found if not layer.read_by)
-    idle = sum(len(layer.removable) for layer in found if layer.read_by)
+    of, layers = plural(sum(record.sizes.values()), "unit"), record.layers.values()
+    going = sum(len(layer.removable) for layer in layers if not layer.read_by)
+    idle = sum(len(layer.removable) for layer in layers if layer.read_by)
+    told = f"{'has' if idle == 1 else 'have'} no effect, to be masked"
     if not going:
-        if idle:
-            of = plural(units, "unit")
-            return f"{name}: {idle:,} of {of} {_HAVE[idle != 1]} no effect, to be masked"
-        return f"{name}: none of {plural(units, 'unit')} can go"
-    saved = _part(record.removable_parameters, record.parameters, "parameters")
-    if record.multiply_adds is not None:
-        saved += f", {_part(record.removable_multiply_adds, record.multiply_adds, 'multiply-adds')}"
-    if idle:
-        saved += f"; {idle:,} more {_HAVE[idle != 1]} no effect, to be masked"
-    return f"{name}: {going:,} of {plural(units, 'unit')} can go: {saved}"
-
-
-_HAVE = ("has", "have")
-
-
-def _part(going: int | None, of: int, what: str) -> str:
-    return f"{percent((going or 0) / of if of else 0.0)} of its {scaled(of).strip()} {what}"
+        return f"{name}: {f'{idle:,} of {of} {told}' if idle else f'none of {of} can go'}"
+    saved = []
+    for part, whole_, what in (
+        (record.removable_parameters, record.parameters, "parameters"),
+        (record.removable_multiply_adds, record.multiply_adds, "multiply-adds"),
+    ):
+        if whole_ is not None:
+            share = percent((part or 0) / whole_ if whole_ else 0.0)
+            saved.append(f"{share} of its {scaled(whole_).strip()} {what}")
+    more = f"; {idle:,} more {told}" if idle else ""
+    return f"{name}: {going:,} of {of} can go: {', '.join(saved)}{more}"
 
 
 def text(result: RemovableUnits) -> str:
@@ -86,8 +81,10 @@ def text(result: RemovableUnits) -> str:
     if short:
         body += [*table([COLUMNS, *short], left=TEXTS), ""]
     body += remarks(result)
-    refused = [f"  {_label(name)}: {printable(why)}" for name, why in record.refused.items()]
-    return "\n".join([*body, *(["looked removable, and is not:", *refused] if refused else [])])
+    if record.refused:
+        body.append("looked removable, and is not:")
+    body += [f"  {_label(name)}: {printable(why)}" for name, why in record.refused.items()]
+    return "\n".join(body)
 
 
 def remarks(result: RemovableUnits) -> list[str]:
@@ -109,8 +106,8 @@ def remarks(result: RemovableUnits) -> list[str]:
         if layer.read_by:
             count = len(layer.removable)
             told.append(
-                f"{_label(layer.name)}: {plural(count, 'unit')} {_HAVE[count != 1]} no effect; to "
-                f"be masked, not cut: read by {printable(layer.read_by)}"
+                f"{_label(layer.name)}: {plural(count, 'unit')} {'has' if count == 1 else 'have'} "
+                f"no effect; to be masked, not cut: read by {printable(layer.read_by)}"
             )
     if record.samples < _FEW:
         told.append(f"{plural(record.samples, 'sample')} are few: over more, more units fire")

@@ -85,14 +85,12 @@ class Proof:
 
     Args:
         samples: of these batches.
-        masked: largest difference of an output with inactive and unread units masked; 0 is exact.
-        merged: the same with duplicates merged into their twins besides, relative to the largest
-            magnitude of the output.
+        merged: largest difference of an output with duplicates merged into their twins, relative to
+            the largest magnitude of the output; all other units go without any.
         limit: up to which rounding explains `merged`: measured.
     """
 
     samples: int = 0
-    masked: float = 0.0
     merged: float = 0.0
     limit: float = 0.0
 

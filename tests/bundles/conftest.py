@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from pytest_modelhealth.bundles.recording import Ran, RecordingInspector, save
+from pytest_modelhealth.bundles.recording import HookedInspector, Ran, Recorder, save
 from pytest_modelhealth.report import HealthReport
 
 Save = Callable[..., tuple[HealthReport, Path]]
@@ -31,10 +31,10 @@ def saved(tmp_path: Path) -> Save:
         **options: Any,
     ) -> tuple[HealthReport, Path]:
         kept: list[tuple[HealthReport, Ran | None]] = []
-        inspector = RecordingInspector(model, compiled=compiled, **(settings or {}))
-        inspector.count = lambda: 1
-        inspector.keep = lambda report, ran: kept.append((report, ran))
-        inspector.limit = limit
+        inspector = HookedInspector(model, compiled=compiled, **(settings or {}))
+        recorder = Recorder(lambda report, ran: kept.append((report, ran)), limit)
+        inspector.around = recorder.run
+        inspector.before, inspector.after = recorder.before, recorder.after
         if watch is not None:
             inspector.watch(**watch)
         run = inspector.run_batches if batches else inspector.run_inspection

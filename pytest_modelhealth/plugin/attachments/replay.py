@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from pytest_modelhealth.bundles.file import Bundle, Saved
-    from pytest_modelhealth.bundles.recording import Ran, RecordingInspector
-    from pytest_modelhealth.bundles.replaying import SubstitutingInspector
+    from pytest_modelhealth.bundles.recording import HookedInspector, Ran, Recorder, Run
+    from pytest_modelhealth.inspector import Inspector
     from pytest_modelhealth.report import HealthReport
 
 OPTION = "--modelhealth-replay"
@@ -52,23 +52,23 @@ class Keeper:
     """
 
     def __init__(
-        self, item: pytest.Item, directory: Path, limit: float, without: tuple[str, ...]
+        self, item: pytest.Item, directory: Path, limit: float, without: list[str]
     ) -> None:
         self._item, self._directory = item, directory
         self._limit, self._without = limit, without
         self._staged: list[tuple[HealthReport, Saved]] = []  # bundles that wait for the test's end
         self._latest: tuple[HealthReport, Ran, dict[str, Any]] | None = None
         self._reasons: dict[int, str] = {}  # by the observation's id, why it is not saved
-        self._inspections = count(1)
+        self._recorder: Recorder | None = None  # which brings torch
         self._placed = 0
 
-    def make(self, *args: Any, **options: Any) -> RecordingInspector:
+    def make(self, *args: Any, **options: Any) -> HookedInspector:
         """Return an inspector whose failing inspections are kept."""
-        from pytest_modelhealth.bundles.recording import RecordingInspector
+        from pytest_modelhealth.bundles.recording import HookedInspector, Recorder
 
-        made = RecordingInspector(*args, **options)
-        made.keep, made.limit = self._keep, self._limit
-        made.count = self._inspections.__next__
+        made = HookedInspector(*args, **options)
+        recorder = self._recorder = self._recorder or Recorder(self._keep, self._limit)
+        made.around, made.before, made.after = recorder.run, recorder.before, recorder.after
         return made
 
     def place(self, error: BaseException) -> tuple[list[Saved], str]:
@@ -81,17 +81,15 @@ class Keeper:
             The bundles, that of `error` first, and why there is none of `error`, a phrase.
         """
         judged = error.report if isinstance(error, ModelHealthError) else None
-        why, seen = "", None
+        why = ""
         if judged is not None and not is_report(judged):
             why = "a comparison of two models is not saved; replay runs one model again"
         elif judged is not None:
             self._save_judged(judged)
             seen = judged.observation
             self._staged.sort(key=lambda staged: staged[0].observation is not seen)
-            if not self._staged or self._staged[0][0].observation is not seen:
-                earlier = (
-                    "another inspection followed it before the limits that it broke were named"
-                )
+            if all(report.observation is not seen for report, _ in self._staged):
+                earlier = "another inspection followed it before its limits were named"
                 why = self._reasons.get(id(seen), earlier)
         kept = []
         try:
@@ -115,23 +113,19 @@ class Keeper:
 
     def _keep(self, report: HealthReport, ran: Ran | None) -> None:
         """Save a failing inspection; whatever happens, the test's own result stands."""
-        self._latest = None
+        self._latest, why = None, ""
         if ran is None:
-            self._reasons[id(report.observation)] = (
-                "run_step, monitors and removable run more than an inspection; those of "
-                "run_inspection and run_batches are saved"
-            )
+            why = "run_step, monitors and removable run more than an inspection"
         elif ran.too_large:
-            self._reasons[id(report.observation)] = (
-                f"its batches are over the limit of {self._limit / 1e6:,.0f} MB ({OPTION}-limit)"
-            )
+            why = f"its batches are over the limit of {self._limit / 1e6:,.0f} MB ({OPTION}-limit)"
         else:
             fixture = self._item.stash.get(INSPECTOR, None)
-            made = fixture.made[-1] if fixture is not None else None
-            place = "" if made is None else f"{made.path.name}:{made.line}"
+            place = "" if fixture is None else "{0.path.name}:{0.line}".format(fixture.made[-1])
             test = {"id": self._item.nodeid, "number": ran.number, "place": place}
             self._latest = report, ran, test
             self._stage(report, unless_healthy=True)
+        if why:
+            self._reasons[id(report.observation)] = why
 
     def _stage(self, report: HealthReport, *, unless_healthy: bool = False) -> None:
         """Write a bundle of the latest inspection to a folder apart.
@@ -203,6 +197,23 @@ class Keeper:
 _KEEPER = pytest.StashKey[Keeper]()
 
 
+def _megabytes(given: str) -> float:
+    limit = float(given)
+    if not (limit > 0 and math.isfinite(limit)):
+        what = f"must be a number of megabytes above 0, not {limit:g}"
+        raise pytest.UsageError(f"{OPTION}-limit: {what}")
+    return limit
+
+
+def _parts(given: str) -> list[str]:
+    parts = [part.strip() for part in given.split(",") if part.strip()]
+    for part in parts:
+        if part not in _PARTS:
+            what = f"no such part {part!r}; there are {' and '.join(_PARTS)}"
+            raise pytest.UsageError(f"{OPTION}-without: {what}")
+    return parts
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the options."""
     group = parser.getgroup("modelhealth")
@@ -216,7 +227,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         f"{OPTION}-limit",
         metavar="MB",
-        type=float,
+        type=_megabytes,
         default=_DEFAULT_LIMIT,
         help="the most megabytes of tensors in one of them: over it the weights are left out, then "
         f"the inputs (default: {_DEFAULT_LIMIT:g})",
@@ -224,8 +235,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         f"{OPTION}-without",
         metavar="weights|inputs",
-        action="append",
-        default=None,
+        action="extend",
+        type=_parts,
+        default=[],
         help="what to leave out of them: weights, inputs or both",
     )
     group.addoption(_FROM, default=None, help=argparse.SUPPRESS)  # the command ``replay`` sets it
@@ -242,8 +254,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Make the directory now, so that a long run does not end without its bundles.
 
     Raises:
-        pytest.UsageError: it cannot be made or written to, an option has a wrong value, or the
-            bundle to run cannot be read.
+        pytest.UsageError: it cannot be made or written to, or the bundle to run cannot be read.
     """
     if (path := config.getoption(_FROM)) is not None:
         from pytest_modelhealth.bundles.file import read
@@ -256,29 +267,7 @@ def pytest_configure(config: pytest.Config) -> None:
     given = config.getoption(OPTION)
     if given is None:
         return
-    limit = config.getoption(f"{OPTION}-limit")
-    if not (limit > 0 and math.isfinite(limit)):
-        raise pytest.UsageError(
-            f"{OPTION}-limit: must be a number of megabytes above 0, not {limit:g}"
-        )
-    _without(config)
     config.option.modelhealth_replay = str(writable(config, OPTION, given))
-
-
-def _without(config: pytest.Config) -> tuple[str, ...]:
-    """Return the parts to leave out.
-
-    Raises:
-        pytest.UsageError: there is no such part.
-    """
-    given = ",".join(config.getoption(f"{OPTION}-without") or ())
-    parts = tuple(dict.fromkeys(part.strip() for part in given.split(",") if part.strip()))
-    for part in parts:
-        if part not in _PARTS:
-            raise pytest.UsageError(
-                f"{OPTION}-without: no such part {part!r}; there are {' and '.join(_PARTS)}"
-            )
-    return parts
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -287,7 +276,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     directory = item.config.getoption(OPTION)
     if directory is not None and item.config.getoption(_FROM) is None:
         limit = item.config.getoption(f"{OPTION}-limit") * _MEGABYTE
-        keeper = Keeper(item, Path(directory), limit, _without(item.config))
+        without = item.config.getoption(f"{OPTION}-without")
+        keeper = Keeper(item, Path(directory), limit, without)
         item.stash[_KEEPER] = keeper
         item.stash[MAKER] = keeper.make
 
@@ -373,20 +363,34 @@ class _Replay:
         self._inspections = 0
         item.stash[MAKER] = self._make
 
-    def _make(self, *args: Any, **options: Any) -> SubstitutingInspector:
-        from pytest_modelhealth.bundles.replaying import SubstitutingInspector
+    def _make(self, *args: Any, **options: Any) -> HookedInspector:
+        from pytest_modelhealth.bundles.recording import HookedInspector
 
-        made = SubstitutingInspector(*args, **options)
-        made.bundle, made.is_meant, made.on_replay = self._bundle, self._is_meant, self._note
+        made = HookedInspector(*args, **options)
+        made.around = self._run
         return made
 
-    def _is_meant(self) -> bool:
+    def _run(
+        self, inspector: Inspector, of: str, run: Run, args: Any, options: Any
+    ) -> HealthReport:
+        """Return the bundle's report, made with the test's own functions and what it lacks."""
+        from pytest_modelhealth.bundles.replaying import replayed
+
         self._inspections += 1
         test = self._bundle.content["test"]
-        return test is not None and self._inspections == test["number"]
-
-    def _note(self, told: list[str]) -> None:
-        self._told = told
+        if test is None or self._inspections != test["number"]:
+            return run(*args, **options)
+        inspector._begin()
+        batch = dict(zip(("inputs", "target"), args, strict=False)) if of == "batch" else {}
+        given = {
+            name: value
+            for name, value in (batch | options).items()
+            if name in ("loss", "backward") or self._bundle.lacks(name)
+        }
+        model, settings = inspector._model, inspector._settings
+        report, self._told = replayed(self._bundle, model, settings, given)
+        inspector._note_report(report)
+        return report
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
