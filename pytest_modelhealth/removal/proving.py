@@ -81,7 +81,16 @@ class Prover:
             "duplicates": pairs,
         }
         layer = replace(layer, samples=found.samples, **units)
-        if layer.removable:
+        own = {id(p) for p in self._modules[layer.name]._parameters.values() if p is not None}
+        sharers = [
+            repr(name)
+            for name, module in self._modules.items()
+            if name != layer.name and any(id(p) in own for p in module._parameters.values())
+        ]
+        if layer.removable and sharers:
+            what = f"{len(layer.removable):,} of its units look removable"
+            self._refuse(layer.name, f"{what}, but its weight is that of {', '.join(sharers)}, too")
+        elif layer.removable:
             self.layers[layer.name] = layer
 
     def add(self, inputs: Any, found: Mapping[str, Evidence], samples: int) -> None:
