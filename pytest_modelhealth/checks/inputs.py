@@ -238,7 +238,7 @@ def _ids(observation: Observation) -> Iterator[Violation]:
     """Yield tables that the batch asks for one row only, and not for positions.
 
     Segments and languages may be: it has the most rows of those whose vectors come together. Of ids
-    that the model computed `wiring` tells.
+    that the model computed from some that are known to differ `wiring` tells.
     """
     flow = flow_of(observation)
     inputs = set(flow.inputs)
@@ -247,7 +247,7 @@ def _ids(observation: Observation) -> Iterator[Violation]:
         for record in called(observation)
         if isinstance(size := record.options.get("num_embeddings"), int)
         and not ((ids := record.inputs) and ids.shape and ids.max - ids.min == ids.shape[-1] - 1)
-        and not (flow.is_exact and inputs.isdisjoint(flow.producers(record.name, as_it_is=True)))
+        and not (flow.is_exact and inputs.isdisjoint(flow.producers(record.name)))
     }
     takers = {name: set(flow.consumers(name)) for name in rows}
     for name, size in rows.items():
@@ -258,8 +258,13 @@ def _ids(observation: Observation) -> Iterator[Violation]:
             continue
         if any(size < rows[other] and takers[name] & takers[other] for other in rows):
             continue
-        cause = "a placeholder, or a tokeniser that knows none of the words"
-        if given.mean == record.options.get("padding_idx"):
+        cause, severity = "a placeholder, or a tokeniser that knows none of the words", "fail"
+        if flow.is_exact and inputs.isdisjoint(flow.producers(name, as_it_is=True)):
+            if any(as_given(observation, n) for n in inputs.intersection(flow.producers(name))):
+                continue
+            cause = "the model made them so of what it was given: by a mask on purpose, or lost"
+            severity = "warn"
+        elif given.mean == record.options.get("padding_idx"):
             cause = "every token is padding: the tokeniser or the collation lost the text"
         message = f"all {given.count} ids are {given.mean:.0f}: it is asked for one row only"
-        yield Inputs.fault(record, message, value=given.mean, cause=cause)
+        yield Inputs.fault(record, message, value=given.mean, cause=cause, severity=severity)
