@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.facts import called, flow_of, innermost, is_fresh, linear_maps
 from pytest_modelhealth.checks.loss_terms import summed_over_batch, weightless_terms
-from pytest_modelhealth.checks.paths import is_floating
+from pytest_modelhealth.checks.paths import SOFTMAXES, is_floating
 from pytest_modelhealth.checks.zero_gradients import UNDERFLOW
 from pytest_modelhealth.settings import Factor, Settings, Severity
 
@@ -33,7 +33,6 @@ _ONE_SIDED = frozenset({"relu", "threshold"})
 """What never goes below zero and is flat there: of logits, a whole side is lost."""
 _BENDS = frozenset({"celu", "elu", "gelu", "hardswish", "log_sigmoid", "mish", "silu", "softplus"})
 """What flattens one side of the logits and leaves a gradient nearly everywhere."""
-_SOFTMAX = frozenset({"softmax", "log_softmax", "softmin"})
 _ELEMENTWISE = frozenset({"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"})
 _TAKES_LOG_PROBABILITIES = frozenset({"nll_loss", "ctc_loss", "kl_div"})
 _NEVER_NEGATIVE = _ELEMENTWISE | {
@@ -349,7 +348,7 @@ def _batch_softmax(observation: Observation) -> Iterator[Finding]:
         return
     for record in called(observation):
         shape = () if record.activations is None else record.activations.shape
-        if record.activation not in _SOFTMAX or len(shape) < 2 or shape[0] != samples:
+        if record.activation not in SOFTMAXES or len(shape) < 2 or shape[0] != samples:
             continue
         dimension = record.options.get("dim")
         if not isinstance(dimension, int) or dimension % len(shape) != 0:
@@ -438,9 +437,15 @@ def _initial(observation: Observation, settings: Settings) -> Iterator[Finding]:
             continue
         culprit = _culprit(call, observation)
         limit = settings.limit("max_initial_loss", culprit.name)
-        if not call.value > limit.value * guess or not _magnifies(culprit):
+        given, out = culprit.inputs, culprit.activations
+        if call.value <= limit.value * guess or not is_fresh(observation):
             continue
-        if not is_fresh(observation):
+        # logits that are large by its inputs are not its doing; ids are no scale, as models that
+        # are given them start from tables, whose values are about one
+        usual = math.inf if given is None or not given.finite_count else 1.0
+        if given is not None and is_floating(given):
+            usual *= given.rms
+        if out is None or not out.rms > _MAGNIFIES * usual:
             continue
         if call.cosines and call.input.abs_max <= _LARGEST_COSINE:
             continue  # a scale that losses with a margin have
@@ -483,17 +488,6 @@ def _what_is_large(head: LayerRecord, call: LossCall, observation: Observation) 
     if scale > _MAGNIFIES / 2.0:
         return f"the weights of {label!r} are too large (a scale of {scale:.3g})"
     return "its forward multiplies what its layers give, or sums it up"
-
-
-def _magnifies(head: LayerRecord) -> bool:
-    """Whether the logits are large by this layer's own doing, not by its inputs'.
-
-    Ids are no scale: a model that is given them starts from tables, whose values are about one.
-    """
-    if head.inputs is None or head.activations is None or not head.inputs.finite_count:
-        return False
-    usual = head.inputs.rms if is_floating(head.inputs) else 1.0
-    return head.activations.rms > _MAGNIFIES * usual
 
 
 def _uniform_guess(call: LossCall) -> float | None:

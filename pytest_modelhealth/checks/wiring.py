@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check
+from pytest_modelhealth.checks.designs import LOOK_UPS
 from pytest_modelhealth.checks.facts import at
 from pytest_modelhealth.checks.paths import as_given, is_floating
 from pytest_modelhealth.checks.recurrences import lost_states
@@ -159,7 +160,6 @@ def _residuals(
 # ---- tables asked for one row -------------------------------------------------------------------
 
 
-_LOOK_UPS = frozenset({"embedding", "index", "index_select", "getitem"})
 _COMPARISONS = frozenset({"eq", "ne", "lt", "gt", "le", "ge", "isin", "bool", "logical_not"})
 _COARSE = frozenset(
     {"and", "bitwise_and", "bitwise_right_shift", "bucketize", "div", "floor_divide", "floordiv"}
@@ -293,7 +293,7 @@ def _constant_rows(observation: Observation, flow: Flow) -> Iterator[Violation]:
     from pytest_modelhealth.report.flow import FILLED
 
     for vertex in flow.graph.vertices:
-        if vertex.function not in _LOOK_UPS or len(vertex.operands) != 2:
+        if vertex.function not in LOOK_UPS or len(vertex.operands) != 2:
             continue
         table, made = (_made_of(flow, operand) for operand in vertex.operands)
         if {one.kind for one in table} != {"parameter"} or not made:
@@ -326,11 +326,10 @@ def _unread(observation: Observation, flow: Flow, groups: Siblings) -> Iterator[
     inner = [] if names else _unread_inside(observation, flow)
     if not names and not inner:
         return
-    is_, it = ("are", "them") if len(names or inner) > 1 else ("is", "it")
-    where = " inside an object" if inner else ""
+    count, where = len(names or inner), " inside an object" if inner else ""
+    is_, it = ("are", "them") if count > 1 else ("is", "it")
     message = f"{_listed(names or inner)} {is_} given{where} and nothing reads {it}"
-    towers = None if inner else next(_towers_on_one(flow, groups), None)
-    value = float(len(names or inner))
+    towers, value = None if inner else next(_towers_on_one(flow, groups), None), float(count)
     if not inner and len(unread) == len(given):
         message += ": the output is the same whatever the batch"
         cause = "the model computes from its own tensors alone"
@@ -347,10 +346,8 @@ def _unread(observation: Observation, flow: Flow, groups: Siblings) -> Iterator[
             independent=True,
         )
     else:
-        cause = "an argument that is not passed on, or that this model has no use for: leave it "
-        cause += "out of the batch"
-        if inner:
-            cause = "a key that is not asked for, or one that only others read: a loss, a metric"
+        cause = "an argument or key that is not passed on, that this model has no use for, or that "
+        cause += "only others read, as a loss or a metric: leave it out of the batch"
         yield Wiring.violation(
             root, message, value=value, role="inputs", cause=cause, severity="warn"
         )
