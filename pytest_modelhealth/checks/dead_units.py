@@ -232,7 +232,10 @@ def _cause(record: LayerRecord, before: LayerRecord | None) -> str:
 
 def _why_low(given: TensorStatistics, before: LayerRecord | None) -> str:
     """Say what holds the inputs of an activation below zero."""
-    weight = None if before is None else before.parameters.get("weight")
+    parameters = {} if before is None else before.parameters
+    weight, bias = parameters.get("weight"), parameters.get("bias")
+    if bias is not None and given.min < 0.0 and bias.min <= 0.5 * given.min:
+        return f"its bias (mean {bias.mean:.3g}) holds them on the flat side"
     if weight is not None and weight.mean < -0.5 * weight.std:
         return f"its weights are mostly negative (mean {weight.mean:.3g})"
     return held_by(before, given) or "a learning rate too high, or a bias that was shifted"
