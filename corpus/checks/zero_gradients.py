@@ -767,7 +767,7 @@ FAULTS = {
         for affine in (True, False)
     },
     "queries and keys that are both zero": (
-        lambda: zeroed(Scored(), "q", "k"), "fail", "k", "so are those of 'q'"
+        lambda: zeroed(Scored(), "q", "k"), "fail", "k", "made of 'q', zero too"
     ),
     "two factors of zero": (
         lambda: nn.Sequential(LowRank(16, 0.0), nn.Linear(16, 4)),

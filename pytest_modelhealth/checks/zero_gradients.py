@@ -155,9 +155,9 @@ class _Verdict:
             others = dict.fromkeys([*stops.stuck[edge], *names])
             named = ", ".join(repr(name) for name in others if name != culprit.name)
             cause = (
-                f"its weights are all zero, and what it gives is multiplied{where} by what is "
-                f"{f'made of {named}, zero too' if named else 'made of it'}: no gradient comes "
-                "back, and all stay zero; initialise one at random, or take a detach away"
+                "its weights are all zero, and what it gives is multiplied by what is made of "
+                f"{f'{named}, zero too,' if named else 'it'}{where}: no gradient comes back, and "
+                "all stay zero; initialise one at random, or take a detach away"
             )
         yield self._finding(culprit, cause, affected, [] if layers else parameters)
 
