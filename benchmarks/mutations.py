@@ -204,8 +204,8 @@ MUTATIONS = [
     ),
     Mutation(
         "probabilities before cross-entropy pass",
-        'if call.function != "cross_entropy" or call.rows != "probabilities":',
-        'if call.rows != "log probabilities":',
+        'if is_softmax and call.rows == "probabilities":',
+        'if is_softmax and call.rows == "log probabilities":',
         "tests/checks/test_tables.py tests/checks/test_loss.py",
     ),
     Mutation(

@@ -767,11 +767,11 @@ FAULTS = {
         for affine in (True, False)
     },
     "queries and keys that are both zero": (
-        lambda: zeroed(Scored(), "q", "k"), "fail", "k", "so are those of 'q'"
+        lambda: zeroed(Scored(), "q", "k"), "fail", "k", "made of 'q', zero too"
     ),
     "two factors of zero": (
         lambda: nn.Sequential(LowRank(16, 0.0), nn.Linear(16, 4)),
-        "fail", "0", "the gradients of 'a' and 'b' are exactly zero",
+        "fail", "0", "the gradient of its a and b is exactly zero",
     ),
     **{
         f"a weight that its {place} rounds by {name}": (

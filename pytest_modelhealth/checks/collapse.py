@@ -34,10 +34,6 @@ _FEWEST_PREDICTIONS = 3
 _DROWNED = 10.0
 """The range of a unit over the samples is up to ten times its root mean square."""
 _COMPARISONS = frozenset({"sub", "subtract", "rsub", "isub"}) | QUOTIENTS
-_CANCELS = (
-    "it has no parameters: what samples differ by before it cancels out in it, or lies where it "
-    "does not look (a mean, a maximum, a slice, one sample)"
-)
 
 
 class Collapse(Check):
@@ -126,7 +122,8 @@ def _equal_outputs(
         beside = flow.feeding("output") - flow.branch(culprit.name) - flow.reach(culprit.name)
         sources = {vertex.name for vertex in flow.graph.vertices if vertex.kind == "parameter"}
         if any(n in sources or (n in layers and trainable(layers[n])) for n in beside):
-            cause, severity = f"{cause}; {_LEARNT}", "warn"
+            severity = "warn"
+            cause += "; where it is added to what is learnt for all samples alike, it may be meant"
     yield Collapse.fault(culprit, message, cause=cause, severity=severity)
 
 
@@ -205,11 +202,6 @@ def _starts_at_zero(record: LayerRecord) -> bool:
     return any(s.abs_max == 0.0 for n, s in trainable(record).items() if "bias" not in n)
 
 
-_LEARNT = (
-    "where it is added to what is learnt for all samples alike, as to latents, it may be meant"
-)
-
-
 def _is_another_checks(record: LayerRecord) -> bool:
     """Whether `finite` or `dead_units` says why all samples are equal."""
     out = record.activations
@@ -226,16 +218,20 @@ def _cause(record: LayerRecord, observation: Observation) -> str:
         )
     if out is not None and out.abs_max == 0.0:
         return "its output is zero for every sample: a dead layer, or a product with zero"
-    for found in linear_maps(record):
-        if found.weights.std == 0.0:
-            return f"its {found.tensor} is constant ({found.weights.mean:.3g})"
-    if record.parameters.get("weight") is not None and record.parameters["weight"].std == 0.0:
-        return "its weight is constant: it tells its inputs apart no more"
+    for name, values in record.parameters.items():
+        if len(values.shape) > 1 and values.std == 0.0:
+            return f"its {name} is constant ({values.mean:.3g}): it tells its inputs apart no more"
     if not record.parameters:
-        return _CANCELS
+        return (
+            "it has no parameters: what samples differ by before it cancels out in it, or lies "
+            "where it does not look (a mean, a maximum, a slice, one sample)"
+        )
+    bias = record.parameters.get("bias")
+    if bias is not None and out is not None and bias.abs_max > 0.5 * out.abs_max:
+        return f"its bias (up to {bias.abs_max:.3g}) drowns what it computes from its inputs"
     return (
-        "it drops its input, takes one sample or a mean over the batch dimension, or its bias "
-        "drowns what it computes"
+        "it drops its input, takes one sample or a mean over the batch dimension, or its weights "
+        "are far too small for what it adds"
     )
 
 
@@ -270,7 +266,7 @@ def _lost_spread(observation: Observation, settings: Settings) -> Iterator[Findi
                 f"of {before.label!r} before it by {spread_of(before.activations):.2g}",
                 value=spread,
                 limit=limits[name],
-                cause=_drowned(culprit),
+                cause=_cause(culprit, observation),
             )
 
 
@@ -298,15 +294,6 @@ def _drowned_inputs(
             "unit, or scaled twice; normalise it to mean 0 and variance 1"
         )
         yield Collapse.violation(record, message, value=spread, limit=limit, cause=cause)
-
-
-def _drowned(record: LayerRecord) -> str:
-    bias, out = record.parameters.get("bias"), record.activations
-    if bias is not None and out is not None and bias.abs_max > 0.5 * out.abs_max:
-        return f"its bias (up to {bias.abs_max:.3g}) drowns what it computes from its inputs"
-    if record.parameters:
-        return "what it adds is far larger than its signal, or its weights are far too small"
-    return _CANCELS
 
 
 def _equal_units(observation: Observation) -> Iterator[Violation]:

@@ -16,7 +16,7 @@ from pytest_modelhealth.checks.facts import (
     linear_maps,
 )
 from pytest_modelhealth.checks.normalization import draws
-from pytest_modelhealth.checks.paths import maker
+from pytest_modelhealth.checks.paths import held_by, maker
 from pytest_modelhealth.settings import Count, Limit, Settings, Share
 from pytest_modelhealth.settings.setting import is_inside
 
@@ -42,7 +42,6 @@ _SLOPED_AT_ZERO = frozenset({"gelu", "hardswish", "mish", "silu"})
 _LIMITS = ("max_dead_fraction", "max_held_fraction")
 _NEGLIGIBLE = 2.0**-20
 _NEARLY = 1.0 - 2.0**-10
-_LARGE_INPUTS = 10.0
 _MANY_UNITS = 16
 _FEW_SAMPLES = 8
 """Enough for a layer of many units none of which is active: one by chance would be."""
@@ -233,16 +232,10 @@ def _cause(record: LayerRecord, before: LayerRecord | None) -> str:
 
 def _why_low(given: TensorStatistics, before: LayerRecord | None) -> str:
     """Say what holds the inputs of an activation below zero."""
-    if before is None or not before.parameters:
-        return "what is computed before it never turns positive: an offset, a sign, or a scale"
-    bias, weight = before.parameters.get("bias"), before.parameters.get("weight")
+    parameters = {} if before is None else before.parameters
+    weight, bias = parameters.get("weight"), parameters.get("bias")
     if bias is not None and given.min < 0.0 and bias.min <= 0.5 * given.min:
         return f"its bias (mean {bias.mean:.3g}) holds them on the flat side"
-    if before.inputs is not None and before.inputs.rms > _LARGE_INPUTS:
-        return (
-            f"the inputs of {before.label!r} are large (rms {before.inputs.rms:.3g}): normalise "
-            "them; a step on such inputs throws units to one side"
-        )
     if weight is not None and weight.mean < -0.5 * weight.std:
         return f"its weights are mostly negative (mean {weight.mean:.3g})"
-    return "a learning rate too high, a shifted bias or unnormalised inputs"
+    return held_by(before, given) or "a learning rate too high, or a bias that was shifted"

@@ -22,6 +22,7 @@ from pytest_modelhealth.checks.facts import (
     trainable,
 )
 from pytest_modelhealth.checks.gradient_scale import (
+    BOUNDED,
     STEEPEST,
     contracting_chains,
     gradient_norm,
@@ -47,9 +48,6 @@ _LARGE_AT_THE_OUTPUT = 100.0
 """A mean of errors around one sends less than one."""
 _GREAT = 10.0
 """The gain of weights that magnify; He et al. (2015) start at 1.41."""
-_FLAT = frozenset({"sigmoid", "hardsigmoid", "tanh", "hardtanh", "softsign", "logsigmoid"})
-
-
 _WEIGHING = frozenset({"baddbmm", "bmm", "einsum", "matmul", "mm", "mul"})
 _VALUES = 2
 """The place of the values among the operands of fused attention."""
@@ -150,7 +148,7 @@ def _vanishing_cause(records: list[LayerRecord], observation: Observation) -> st
     ran = called(observation)
     scales = [m.scale for record in records for m in linear_maps(record)]
     found = {
-        "saturated activations": any(record.activation in _FLAT for record in ran),
+        "saturated activations": any(record.activation in BOUNDED for record in ran),
         "weights too small": 2 * sum(scale < 1.0 for scale in scales) > len(scales),
         "no normalisation": not any(map(is_normalization, ran)),
     }
@@ -158,12 +156,15 @@ def _vanishing_cause(records: list[LayerRecord], observation: Observation) -> st
     return f"the layers after it shrink what comes back: {named or 'no residual path'}"
 
 
+def _sent(observation: Observation) -> float:
+    """Return the root mean square of the gradient that the loss sends back to the output."""
+    root = observation.layers.get("")
+    return 0.0 if root is None or root.gradients is None else root.gradients.rms
+
+
 def _small_cause(record: LayerRecord, observation: Observation) -> str:
     """Say why a norm is under the bound that the user set."""
-    root = observation.layers.get("")
-    if record.gradients is None or root is None or root.gradients is None:
-        return "the gradient that reaches it is small"
-    if record.gradients.rms < _CLEARLY * root.gradients.rms:
+    if record.gradients is not None and record.gradients.rms < _CLEARLY * _sent(observation):
         return _vanishing_cause([record], observation)
     return (
         "the loss sends a small gradient back to the output, or what this layer is given is small"
@@ -171,13 +172,12 @@ def _small_cause(record: LayerRecord, observation: Observation) -> str:
 
 
 def _exploding_cause(record: LayerRecord, observation: Observation) -> str:
-    given, root = record.inputs, observation.layers.get("")
-    arrived, sent = record.gradients, None if root is None else root.gradients
+    given, arrived, sent = record.inputs, record.gradients, _sent(observation)
     if given is not None and given.finite_count and given.rms > 100.0:
         return f"its inputs are large (rms {given.rms:.3g}): normalise them or the layer before"
-    if arrived is not None and sent is not None and _CLEARLY * arrived.rms <= sent.rms:
+    if arrived is not None and sent and _CLEARLY * arrived.rms <= sent:
         return (
-            f"the loss sends a gradient of root mean square {sent.rms:.3g} back to the output: it "
+            f"the loss sends a gradient of root mean square {sent:.3g} back to the output: it "
             "is multiplied by too much, summed instead of averaged, or its targets are far off"
         )
     return "the layers after it magnify what comes back: weights too large, or no normalisation"
@@ -357,20 +357,17 @@ def _where_it_vanished(
     """
     if found := _dominant_gain(way, grows=False):
         gain, before, culprit = found
-        message = f"the gradient shrinks to {gain:.2g} of itself on its way back through it"
         weight = culprit.parameters.get("weight")
         if weight is not None and weight.rms * math.sqrt(math.prod(weight.shape[1:])) < 0.01:
             cause = f"its weights are too small (root mean square {weight.rms:.3g}) to pass it on"
-            return culprit, message, cause
-        return (
-            culprit,
-            message,
-            (
+        else:
+            cause = (
                 "the activation or arithmetic before it is flat for its inputs (saturated or "
                 "clamped), or it multiplies by a factor near zero"
                 f"{factors(observation, [before.name], culprit.name)}"
-            ),
-        )
+            )
+        message = f"the gradient shrinks to {gain:.2g} of itself on its way back through it"
+        return culprit, message, cause
     message = f"its gradient is {part:.2g} of that in the layers after it: it vanished"
     cause, gains = _vanishing_cause(way, observation), _gains(way)
     if gains:
@@ -476,8 +473,7 @@ def _gates(observation: Observation, healthy: set[str]) -> dict[str, float]:
             continue
         sources = flow_of(observation).producers(record.name, as_it_is=True)
         branches = inner or [layers[source] for source in sources if source in layers]
-        for name in trainable(record):
-            scale = record.parameters[name]
+        for scale in trainable(record).values():
             is_small = is_scale(scale.shape) and 0.0 < scale.rms < _SMALLEST_WEIGHT_RMS
             if is_small and any(_closes(record, scale.rms, b, joined) for b in branches):
                 gates[record.name] = scale.rms
@@ -532,7 +528,7 @@ def _dominant_gain(
 
 def _has_scale(record: LayerRecord) -> bool:
     """Whether weights of a layer are more than a start next to zero, and no scales of others."""
-    weights = (record.parameters[name] for name in trainable(record))
+    weights = trainable(record).values()
     return any(s.rms > _NEXT_TO_ZERO and not is_scale(s.shape) for s in weights)
 
 

@@ -68,20 +68,12 @@ def contracting_chains(observation: Observation) -> list[Chain]:
     bounded = (r.calls for r in observation.layers.values() if r.activation in BOUNDED)
     if sum(bounded) < FEWEST_GAINS:
         return []
-    before = {}
-    for record in observation.layers.values():
-        step = _step_before(observation, record) if linear_maps(record) else None
-        if step is not None:
-            before[record.name] = step
+    weighted = (r for r in observation.layers.values() if linear_maps(r))
+    steps = {record.name: _step_before(observation, record) for record in weighted}
+    before = {name: step for name, step in steps.items() if step is not None}
     taken = {step[0].name for step in before.values()}
-    chains = []
-    for name in before:
-        if name in taken:
-            continue
-        chain = _chain(before, name)
-        if chain is not None:
-            chains.append(chain)
-    return chains
+    chains = (_chain(before, name) for name in before if name not in taken)
+    return [chain for chain in chains if chain is not None]
 
 
 def _chain(before: dict[str, tuple[LayerRecord, str]], last: str) -> Chain | None:

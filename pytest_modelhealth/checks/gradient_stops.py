@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pytest_modelhealth.checks.facts import called, flow_of, gives_nothing, learns
 from pytest_modelhealth.checks.normalization import DRAWS, draws
@@ -38,6 +38,7 @@ _JOIN = frozenset(
 _MASK = frozenset({"masked_fill", "masked_scatter", "where"})
 
 _BATCH = frozenset({"input", "target"})
+_OF_LAYERS = frozenset({"call", "parameter", "buffer"})
 _REDUCTIONS = frozenset({"mean", "sum"})
 _OFFSETS = ("bias", "beta", "shift")
 _PARTLY = 0.5
@@ -168,7 +169,9 @@ class GradientStops:
         ]
         ways = self._flow.stopped(partners).names
         kinds = {name: "call" if name in self._leaves else "parameter" for name in ways}
-        alive = {ways[name][0] for name, kind in kinds.items() if self._opens(kind, name)}
+        alive = {
+            ways[name][0] for name, kind in kinds.items() if self._outlook(kind, name) == "opens"
+        }
         for factor in factors:
             ((kind, name),) = factor.by
             number, position = factor.edge
@@ -203,9 +206,10 @@ class GradientStops:
         operand = self._flow.graph.vertices[vertex.operands[position]]
         names = tuple(name for _, name in factor.by)
         kinds = {kind for kind, _ in factor.by}
-        if any(self._opens(kind, name) for kind, name in factor.by):
+        outlooks = {self._outlook(kind, name) for kind, name in factor.by}
+        if "opens" in outlooks:
             self.designs[factor.edge] = ""
-        elif any(self._could_learn(kind, name) for kind, name in factor.by):
+        elif "could learn" in outlooks:
             self.stuck[factor.edge] = names
         elif any(kind == "call" and draws(self._observation, layers[n]) for kind, n in factor.by):
             self.drawn.add(factor.edge)
@@ -232,32 +236,22 @@ class GradientStops:
                 "batch of more steps"
             )
 
-    def _owner(self, kind: str, name: str) -> tuple[LayerRecord | None, str]:
-        """Return the layer that something is of, and the own name of a parameter or a buffer."""
-        if kind == "call":
-            return self._observation.layers[name], ""
-        if kind in ("parameter", "buffer"):
-            return self._observation.layers.get(parent(name)), name.rpartition(".")[2]
-        return None, ""
+    def _outlook(self, kind: str, name: str) -> Literal["opens", "could learn", "stays"]:
+        """Return what becomes of zeros: they open at the first step, or another check tells.
 
-    def _could_learn(self, kind: str, name: str) -> bool:
-        record, tensor = self._owner(kind, name)
+        Others could learn but for what they are multiplied with, or stay as they are.
+        """
+        layer, tensor = (name, "") if kind == "call" else (parent(name), name.rpartition(".")[2])
+        record = self._observation.layers.get(layer) if kind in _OF_LAYERS else None
         if record is None:
-            return False
-        gradients = record.parameter_gradients
-        return any(
-            n in gradients and n not in record.frozen for n in ([tensor] if tensor else gradients)
-        )
-
-    def _opens(self, kind: str, name: str) -> bool:
-        """Whether zeros change at the first step, or another check tells of them."""
-        record, tensor = self._owner(kind, name)
-        if record is None:
-            return False
-        if tensor:
-            gradient = record.parameter_gradients.get(tensor)
-            return gradient is not None and gradient.abs_max > 0.0
-        return learns(record) or (record.activation is not None and not _is_zero(record.inputs))
+            return "stays"
+        gradients = {n: s for n, s in record.parameter_gradients.items() if tensor in ("", n)}
+        is_activation = kind == "call" and record.activation is not None
+        if (is_activation and not _is_zero(record.inputs)) or any(
+            s.abs_max > 0.0 for s in gradients.values()
+        ):
+            return "opens"
+        return "could learn" if gradients.keys() - record.frozen else "stays"
 
     # What a layer that is one vertex lets through.
 

@@ -136,7 +136,10 @@ def _underflow(role: str, judged: list[_Tensor], settings: Settings) -> Iterator
         if dtype.startswith("float8"):
             bound *= statistics.abs_max / _RANGES[dtype].largest
             scaled = " with a scale for the tensor"
-        lost = _part_below(statistics, bound)
+        counts = exponents.counts.sum(axis=1)  # of non-zero values by powers of two, from `lowest`
+        ends = (2.0 ** (exponents.lowest + row + 1) for row in range(len(counts)))
+        below = sum(int(n) for n, end in zip(counts, ends, strict=True) if end <= bound)
+        lost = below / max(1, int(counts.sum()))
         if lost <= limit.value:
             continue  # also where no value is finite
         cause = "weights this small lose their precision: keep them in float32 or bfloat16"
@@ -154,15 +157,3 @@ def _underflow(role: str, judged: list[_Tensor], settings: Settings) -> Iterator
         yield Headroom.violation(
             record, message, value=lost, limit=limit, role=role, tensor=tensor, cause=cause
         )
-
-
-def _part_below(statistics: TensorStatistics, bound: float) -> float:
-    """Return the part of the non-zero values in the powers of two that end at or below `bound`."""
-    exponents = statistics.exponents
-    counts = exponents.counts.sum(axis=1)
-    below = sum(
-        int(count)
-        for row, count in enumerate(counts)
-        if 2.0 ** (exponents.lowest + row + 1) <= bound
-    )
-    return below / max(1, int(counts.sum()))

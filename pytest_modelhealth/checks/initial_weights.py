@@ -178,7 +178,9 @@ def _large(
     bound = limit.value * (_TRAINED_FACTOR if trained else 1.0)
     if found.scale <= bound or found.scale_by_fan_out <= bound / 2.0:
         return None
-    is_inner, grows, given, out = _is_inner(found), gain(record), record.inputs, record.activations
+    grows, given, out = gain(record), record.inputs, record.activations
+    # gates or a softmax come behind it inside its own layer, and saturate
+    is_inner = _is_recurrent(found) or found.tensor == IN_PROJECTION
     if not is_inner:
         if given is None or out is None or not given.finite_count:
             return None
@@ -189,16 +191,12 @@ def _large(
     room = _HEAD_FACTOR if is_end and not trained else 1.0
     if found.scale <= bound * (room if norm is None else _NORMALISED_FACTOR):
         return None
-    message = (
-        f"its {found.tensor} has a scale of {found.scale:.3g}: standard deviation "
-        f"{found.weights.std:.3g} at a fan-in of {found.fan_in}"
-    )
-    advice = f"a standard deviation near {1.0 / math.sqrt(found.fan_in):.2g}"
+    message, advice = _measured(found)
     if norm is not None:
         cause = (
             f"initial weights too large: {norm.label!r} takes their scale away and divides their "
             f"gradient by it, so that a step of SGD changes them {found.scale**2:.2g} times less "
-            f"than at a scale of 1; use {advice}"
+            f"than at a scale of 1; {advice}"
         )
     elif trained:
         cause = "weights grew or were rescaled: a learning rate too high, or a wrong checkpoint"
@@ -213,6 +211,14 @@ def _large(
     return InitialWeights.violation(
         record, message, value=found.scale, limit=limit, tensor=found.tensor, cause=cause
     )
+
+
+def _measured(found: LinearMap) -> tuple[str, str]:
+    """Return the scale of weights in words, and which is usual."""
+    return (
+        f"its {found.tensor} has a scale of {found.scale:.3g}: standard deviation "
+        f"{found.weights.std:.3g} at a fan-in of {found.fan_in}"
+    ), f"use a standard deviation near {1.0 / math.sqrt(found.fan_in):.2g}"
 
 
 def _one_sided(
@@ -244,11 +250,6 @@ def _is_recurrent(found: LinearMap) -> bool:
     return found.tensor.startswith(("weight_ih", "weight_hh"))
 
 
-def _is_inner(found: LinearMap) -> bool:
-    """Whether gates or a softmax come behind a weight inside its own layer, and saturate."""
-    return _is_recurrent(found) or found.tensor == IN_PROJECTION
-
-
 def _small(
     observation: Observation,
     record: LayerRecord,
@@ -267,15 +268,9 @@ def _small(
     shift = 0.0 if bias is None else 2.0 * bias.rms
     if given and returned and returned.rms - shift > _UNLIKE * found.scale * given.rms:
         return  # it multiplies by more than these weights, which it standardises first
-    message = (
-        f"its {found.tensor} has a scale of {found.scale:.2g}: standard deviation "
-        f"{found.weights.std:.2g} at a fan-in of {found.fan_in} (the median of the model's layers "
-        f"is {usual:.2g})"
-    )
-    cause = (
-        "initial weights too small: signal and gradient shrink here by that factor; use a standard "
-        f"deviation near {1.0 / math.sqrt(found.fan_in):.2g}"
-    )
+    message, advice = _measured(found)
+    message += f" (the median of the model's layers is {usual:.3g})"
+    cause = f"initial weights too small: signal and gradient shrink here by that factor; {advice}"
     yield InitialWeights.violation(
         record, message, value=found.scale, limit=limit, tensor=found.tensor, cause=cause
     )

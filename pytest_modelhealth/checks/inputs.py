@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
 from pytest_modelhealth.checks.facts import called, flow_of, largest_at, linear_maps
@@ -12,90 +12,8 @@ from pytest_modelhealth.checks.paths import HAS_WEIGHTS, as_given, is_floating, 
 from pytest_modelhealth.settings import Limit, Ratio, Settings
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
-    from pytest_modelhealth.report.flow import Vertex
+    from pytest_modelhealth.report import LayerRecord, Observation, Violation
     from pytest_modelhealth.statistics import TensorStatistics
-
-
-FEWEST = 8
-"""Rows of a table, and ids, of fewer of which nothing is said: kinds of tokens are few."""
-
-_NOT_LAYERS = frozenset({"input", "constant", "buffer"})
-_COMPARISONS = frozenset({"eq", "ne", "lt", "gt", "le", "ge", "isin", "bool", "logical_not"})
-_COARSE = frozenset(
-    {"and", "bitwise_and", "bitwise_right_shift", "bucketize", "div", "floor_divide", "floordiv"}
-    | {"fmod", "mod", "remainder", "rshift", "truediv", "rrshift", "true_divide"}
-)
-"""Operations that make kinds of ids, of which a batch may well hold one only."""
-_FILLING = frozenset({"where", "masked_fill"})
-"""Operations that put another id in the place of some, which a mask may choose to be all."""
-
-
-class Destroyed(NamedTuple):
-    """Ids that were computed from others that differ, and are all equal.
-
-    Args:
-        record: the table.
-        source: the tensor of the batch that they are computed from.
-        operations: those that compute them, in order.
-        may_be_meant: whether a design computes such ids, and may look the same.
-    """
-
-    record: LayerRecord
-    source: str
-    operations: tuple[Vertex, ...]
-    may_be_meant: bool
-
-
-def destroyed(observation: Observation, flow: Flow) -> Iterator[Destroyed]:
-    """Yield the tables that are asked for one row by ids that the model computed from the batch.
-
-    The ids have the shape of ids in the batch that differ, or are positions: without a batch
-    dimension, of a table that is as long as the sequence. What layers choose (codes, experts) is
-    not judged, nor what the caller gave and the model laid out anew.
-    """
-    from pytest_modelhealth.report.flow import AS_IT_IS
-
-    whole = [as_given(observation, name) for name in flow.inputs] if flow.is_exact else []
-    of_tokens = {w.shape for w in whole if w is not None and _differs(w) and not is_floating(w)}
-    for record in observation.layers.values() if flow.is_exact else ():
-        rows, given = record.options.get("num_embeddings"), record.inputs
-        if record.name not in flow or not isinstance(rows, int) or rows < FEWEST:
-            continue
-        if given is None or is_floating(given) or given.count < FEWEST or given.min != given.max:
-            continue
-        numbers = [call.inputs[0] for call in flow.calls(record.name) if call.inputs]
-        made = [flow.graph.vertices[number] for number in flow.origins(*numbers)]
-        if any(str(one.kind) not in _NOT_LAYERS for one in made):
-            continue
-        sources = list(dict.fromkeys(one.name for one in made if one.kind == "input"))
-        source = next((name for name in sources if _differs(as_given(observation, name))), None)
-        shape = given.shape
-        has_no_batch = len(shape) == 1 or (len(shape) == 2 and shape[0] == 1)
-        are_tokens = has_no_batch and rows == shape[-1]
-        if shape in of_tokens:
-            are_tokens = len(shape) > 1 and shape[-1] > 1
-        if source is None or not are_tokens:
-            continue
-        operations = flow.operations(source, record.name)
-        functions = {one.function for one in operations}
-        if not functions - AS_IT_IS - {"long", "int"}:
-            continue
-        beside = [r for r in observation.layers.values() if r is not record and r.name in flow]
-        is_second = any(
-            "num_embeddings" in taker.options and source in flow.feeding(taker.name)
-            for taker in beside
-            if _differs(taker.inputs)
-        )
-        # ids may be kinds (segments, pages of characters) rather than ids or positions
-        is_kind = bool(functions & _COARSE) and is_second
-        if functions & _COMPARISONS:
-            is_kind = rows < shape[-1]
-        yield Destroyed(record, source, operations, is_kind or bool(functions & _FILLING))
-
-
-def _differs(given: TensorStatistics | None) -> bool:
-    return given is not None and given.finite_count > 0 and given.min != given.max
 
 
 _FEWEST_VALUES = 16
@@ -319,7 +237,8 @@ def _is_image(given: TensorStatistics) -> bool:
 def _ids(observation: Observation) -> Iterator[Violation]:
     """Yield tables that the batch asks for one row only, and not for positions.
 
-    Segments and languages may be: it has the most rows of those whose vectors come together.
+    Segments and languages may be: it has the most rows of those whose vectors come together. Of ids
+    that the model computed from some that are known to differ `wiring` tells.
     """
     flow = flow_of(observation)
     inputs = set(flow.inputs)
@@ -331,21 +250,21 @@ def _ids(observation: Observation) -> Iterator[Violation]:
         and not (flow.is_exact and inputs.isdisjoint(flow.producers(record.name)))
     }
     takers = {name: set(flow.consumers(name)) for name in rows}
-    computed = {found.record.name for found in destroyed(observation, flow)}  # `wiring` tells
     for name, size in rows.items():
         record, given = observation.layers[name], observation.layers[name].inputs
-        if given is None or is_floating(given) or size < _FEWEST_ROWS or name in computed:
+        if given is None or is_floating(given) or size < _FEWEST_ROWS or len(given.shape) < 2:
             continue
-        is_one_row = given.count >= _FEWEST_VALUES and given.std == 0.0 and len(given.shape) > 1
-        if not is_one_row or given.shape[-1] == 1:
+        if given.count < _FEWEST_VALUES or given.std != 0.0 or given.shape[-1] == 1:
             continue
         if any(size < rows[other] and takers[name] & takers[other] for other in rows):
             continue
         cause, severity = "a placeholder, or a tokeniser that knows none of the words", "fail"
-        if given.mean == record.options.get("padding_idx"):
-            cause = "every token is padding: the tokeniser or the collation lost the text"
         if flow.is_exact and inputs.isdisjoint(flow.producers(name, as_it_is=True)):
+            if any(as_given(observation, n) for n in inputs.intersection(flow.producers(name))):
+                continue
             cause = "the model made them so of what it was given: by a mask on purpose, or lost"
             severity = "warn"
+        elif given.mean == record.options.get("padding_idx"):
+            cause = "every token is padding: the tokeniser or the collation lost the text"
         message = f"all {given.count} ids are {given.mean:.0f}: it is asked for one row only"
         yield Inputs.fault(record, message, value=given.mean, cause=cause, severity=severity)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.facts import called, flow_of, innermost, is_fresh, linear_maps
 from pytest_modelhealth.checks.loss_terms import summed_over_batch, weightless_terms
-from pytest_modelhealth.checks.paths import is_floating
+from pytest_modelhealth.checks.paths import SOFTMAXES, is_floating
 from pytest_modelhealth.checks.zero_gradients import UNDERFLOW
 from pytest_modelhealth.settings import Factor, Settings, Severity
 
@@ -33,7 +33,6 @@ _ONE_SIDED = frozenset({"relu", "threshold"})
 """What never goes below zero and is flat there: of logits, a whole side is lost."""
 _BENDS = frozenset({"celu", "elu", "gelu", "hardswish", "log_sigmoid", "mish", "silu", "softplus"})
 """What flattens one side of the logits and leaves a gradient nearly everywhere."""
-_SOFTMAX = frozenset({"softmax", "log_softmax", "softmin"})
 _ELEMENTWISE = frozenset({"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"})
 _TAKES_LOG_PROBABILITIES = frozenset({"nll_loss", "ctc_loss", "kl_div"})
 _NEVER_NEGATIVE = _ELEMENTWISE | {
@@ -120,49 +119,52 @@ def _violation(culprit: LayerRecord, fault: _Fault, role: str | None = None) -> 
 
 
 def _of_call(call: LossCall, observation: Observation) -> Iterator[Finding]:
-    """Yield the first fault of one call: a later one would only follow from it.
-
-    A judge returns the fault, or a text where too little was seen to tell.
-    """
-    judged: Iterator[_Fault | str | None] = (judge(call, observation) for judge in _JUDGES)
-    found: _Fault | str | None = next((one for one in judged if one is not None), None)
+    """Yield the first fault of one call: a later one would only follow from it."""
+    families = (_of_classes, _of_logits, _cut_off, _of_log_probabilities, _of_targets)
+    found = next((one for family in families for one in family(call, observation)), None)
     if found is not None:
         culprit = _culprit(call, observation)
-        if isinstance(found, _Fault):
-            yield _violation(culprit, found)
-        else:
-            yield Loss.inconclusive(culprit, found)
+        is_fault = isinstance(found, _Fault)
+        yield _violation(culprit, found) if is_fault else Loss.inconclusive(culprit, found)
 
 
-def _ignored(call: LossCall, _: Observation) -> _Fault | None:
-    targets = call.targets
-    if targets is None or targets.ignored < targets.count:
-        return None
+def _of_classes(call: LossCall, observation: Observation) -> Iterator[_Fault]:
+    """Yield what is wrong with class indices, or with what is taken for classes."""
+    function, targets, samples = call.function, call.targets, _samples(observation)
     ignore = call.options.get("ignore_index", -100)
-    return _Fault(
-        f"{call.function} ignores all of its {targets.count} targets (ignore_index={ignore})",
-        float(targets.ignored),
-        "the targets are masked or padded everywhere: look at how they are built",
-    )
-
-
-def _padding(call: LossCall, observation: Observation) -> _Fault | None:
-    targets = call.targets
-    if targets is None or targets.tail is None or targets.tail_share < _PADDED:
-        return None
-    if targets.tail == call.options.get("ignore_index", -100):
-        return None
-    if call.options.get("reduction") == "none":
-        return None  # whoever takes the loss of each token may mask it afterwards
-    padding = next(filter(None, (_pads(r, call, targets) for r in called(observation))), None)
-    if padding is None:
-        return None
-    return _Fault(
-        f"{targets.tail_share:.0%} of the targets of {call.function} are padding: they end in "
-        f"{targets.tail}, {padding}, and are not ignored",
-        targets.tail_share,
-        f"pass ignore_index={targets.tail}, or replace padded targets by -100",
-    )
+    if targets is not None and targets.ignored >= targets.count:
+        yield _Fault(
+            f"{function} ignores all of its {targets.count} targets (ignore_index={ignore})",
+            float(targets.ignored),
+            "the targets are masked or padded everywhere: look at how they are built",
+        )
+    # whoever takes the loss of each token may mask it afterwards
+    is_averaged = call.options.get("reduction") != "none"
+    if targets is not None and is_averaged and targets.tail not in (None, ignore):
+        padding = next(filter(None, (_pads(r, call, targets) for r in called(observation))), None)
+        if padding is not None and targets.tail_share >= _PADDED:
+            yield _Fault(
+                f"{targets.tail_share:.0%} of the targets of {function} are padding: they end in "
+                f"{targets.tail}, {padding}, and are not ignored",
+                targets.tail_share,
+                f"pass ignore_index={targets.tail}, or replace padded targets by -100",
+            )
+    if function != "cross_entropy" or call.input is None or not call.input.count:
+        return
+    if call.classes == 1:
+        yield _Fault(
+            "cross_entropy over a single class is zero whatever the output",
+            1.0,
+            "one output for a yes or no: use binary_cross_entropy_with_logits",
+        )
+    elif call.input.shape == (samples,) and targets is None and samples > 1:
+        yield _Fault(
+            f"cross_entropy takes the {samples} samples of the batch for classes: its input has "
+            f"shape {call.input.shape}",
+            float(samples),
+            "an output of shape (N,) or a squeeze too many; for one number a sample use "
+            "binary_cross_entropy_with_logits or mse_loss",
+        )
 
 
 def _pads(record: LayerRecord, call: LossCall, targets: ClassTargets) -> str | None:
@@ -183,197 +185,143 @@ def _pads(record: LayerRecord, call: LossCall, targets: ClassTargets) -> str | N
     return f"where the ids of {record.label!r} end in its padding_idx"
 
 
-def _single_class(call: LossCall, observation: Observation) -> _Fault | None:
-    if call.function != "cross_entropy" or call.input is None or not call.input.count:
-        return None
-    if call.classes == 1:
-        return _Fault(
-            "cross_entropy over a single class is zero whatever the output",
-            1.0,
-            "one output for a yes or no: use binary_cross_entropy_with_logits",
-        )
-    samples = _samples(observation)
-    if call.input.shape == (samples,) and call.targets is None and samples > 1:
-        return _Fault(
-            f"cross_entropy takes the {samples} samples of the batch for classes: its input has "
-            f"shape {call.input.shape}",
-            float(samples),
-            "an output of shape (N,) or a squeeze too many; for one number a sample use "
-            "binary_cross_entropy_with_logits or mse_loss",
-        )
-    return None
+def _of_logits(call: LossCall, observation: Observation) -> Iterator[_Fault | str]:
+    """Yield what is given in the place of logits.
 
-
-def _probabilities(call: LossCall, _: Observation) -> _Fault | str | None:
-    if call.over_batch:
-        what = f"the input of {call.function} sums to one over the batch, not over its "
-        cause = "a softmax along dimension 0, where the samples lie: use dim=1, or dim=-1"
-        return _Fault(f"{what}{call.classes} classes", 1.0, cause)
-    if call.function != "cross_entropy" or call.rows != "probabilities":
-        return None
-    rows = call.input.count // call.classes if call.input is not None else 0
-    if rows < _FEWEST_ROWS and call.made_by != "softmax":
-        return f"its {rows} row sums to one; give at least {_FEWEST_ROWS} samples"
-    return _Fault(
-        "cross_entropy is given probabilities: every row of its input sums to one",
-        1.0,
-        "a softmax before cross_entropy, which applies one itself: pass it the logits",
-    )
-
-
-def _activated(call: LossCall, observation: Observation) -> _Fault | None:
-    """Judge logits by the activation that made them: small ones may lie in [0, 1] by chance.
-
-    Soft caps and distances are made by arithmetic.
+    They are judged by the activation that made them: small ones may lie in [0, 1] by chance.
     """
-    function, made_by = call.function, call.made_by
+    function, made_by, given = call.function, call.made_by, call.input
+    if call.over_batch:
+        what = f"the input of {function} sums to one over the batch, not over its "
+        cause = "a softmax along dimension 0, where the samples lie: use dim=1, or dim=-1"
+        yield _Fault(f"{what}{call.classes} classes", 1.0, cause)
+    is_softmax = function == "cross_entropy"
+    if is_softmax and call.rows == "probabilities":
+        rows = given.count // call.classes if given is not None else 0
+        if rows < _FEWEST_ROWS and made_by != "softmax":
+            yield f"its {rows} row sums to one; give at least {_FEWEST_ROWS} samples"
+        yield _Fault(
+            "cross_entropy is given probabilities: every row of its input sums to one",
+            1.0,
+            "a softmax before cross_entropy, which applies one itself: pass it the logits",
+        )
     if function not in _SQUASHING:
-        return None
-    severity: Severity = "fail"
+        return
+    message = f"{function} takes logits and is given"
     by_layer = made_by or _culprit(call, observation).activation
     if by_layer in _SQUASHING[function]:
         cause = f"the {by_layer} before it is one too many: it is part of the loss"
-        if function == "cross_entropy":
+        if is_softmax:
             cause = f"the {by_layer} before it holds the logits between 0 and 1: leave it out"
-        given = f"the output of a {by_layer}"
+        yield _Fault(f"{message} the output of a {by_layer}", 1.0, cause)
     elif made_by in _BENDS:
-        given, severity = f"what {made_by} returns", "warn"
         cause = "it flattens one side of the logits: leave it out, unless they are meant so"
-    else:
-        return None
-    return _Fault(f"{function} takes logits and is given {given}", 1.0, cause, severity)
+        yield _Fault(f"{message} what {made_by} returns", 1.0, cause, "warn")
 
 
-def _cut_off(call: LossCall, _: Observation) -> _Fault | None:
-    """Judge logits of which an activation took a side, or what lies beyond a near bound."""
+def _cut_off(call: LossCall, _: Observation) -> Iterator[_Fault]:
+    """Yield logits of which an activation took a side, or what lies beyond a near bound."""
     function, given, is_tanh = call.function, call.input, call.made_by == "tanh"
     if function not in _SQUASHING or given is None or not given.finite_count:
-        return None
-    message = f"{function} takes logits and is given"
+        return
+    message, is_softmax = f"{function} takes logits and is given", function == "cross_entropy"
     low, high = (-1.0, 1.0) if is_tanh else call.clamped or (None, None)
     if low is not None and high is not None:
         reach = high - low  # the least loss of a target for logits that differ by it at most
         least = math.log1p(math.exp(-reach / 2.0))
-        if function == "cross_entropy":
+        if is_softmax:
             least = math.log1p((call.classes - 1) * math.exp(-reach))
         if least > _REACHABLE:
-            what = "tanh" if is_tanh else "clamp"
-            cause = f"no class can get more than {math.exp(-least):.0%}: leave out the {what} "
-            message += f" some that are held between {low:g} and {high:g}"
-            return _Fault(message, least, f"{cause}before it")
+            yield _Fault(
+                f"{message} some that are held between {low:g} and {high:g}",
+                least,
+                f"no class can get more than {math.exp(-least):.0%}: leave out the "
+                f"{'tanh' if is_tanh else 'clamp'} before it",
+            )
     met = {low: given.min, high: given.max}
     near = [f"{end:g}" for end, seen in met.items() if end == seen and abs(seen) < _FAR_BOUND]
+    cause = "no probability can leave its side of a half, or of that bound"
+    if is_softmax:
+        cause = "what lies on the flat side gets no gradient, and all logits there are one"
     if call.made_by in _ONE_SIDED:
-        message += f" the output of a {call.made_by}"
+        yield _Fault(f"{message} the output of a {call.made_by}", 1.0, f"{cause}: leave it out")
     elif near and not is_tanh:
         message += f" logits that are clamped at {' and at '.join(near)}"
-    else:
-        return None
-    cause = "no probability can leave its side of a half, or of that bound"
-    if function == "cross_entropy":
-        cause = "what lies on the flat side gets no gradient, and all logits there are one"
-    return _Fault(message, 1.0, f"{cause}: leave it out")
+        yield _Fault(message, 1.0, f"{cause}: leave it out")
 
 
-def _one_class(call: LossCall, observation: Observation) -> _Fault | None:
-    """Judge class indices that are all one, where there are several classes to learn.
-
-    A class has a row of weights, or a column. Where none has, an index is a place among candidates,
-    of which the right one may stand first (He et al. 2020, MoCo).
-    """
-    targets = call.targets
-    if targets is None or targets.only is None or call.classes < _FEWEST_ROWS:
-        return None
-    held = (s for record in called(observation) for s in record.parameters.values())
-    if not any(call.classes in s.shape[:2] for s in held):
-        return None
-    count = targets.count - targets.ignored
-    if count < _FEWEST_OF_ONE_CLASS:
-        return None
-    return _Fault(
-        f"all {count} targets of {call.function} are class {targets.only}, of {call.classes} "
-        "classes",
-        float(count),
-        "a placeholder, labels that did not load, or data sorted by class and not shuffled; a "
-        "batch of one class may be meant, too",
-        "warn",
-    )
-
-
-def _no_log_probabilities(call: LossCall, _: Observation) -> _Fault | None:
-    if call.function not in _TAKES_LOG_PROBABILITIES or call.log_normalizer is None:
-        return None
-    probabilities = call.rows == "probabilities"
-    known = call.rows == "log_probabilities" or call.function == "kl_div"
-    if not probabilities and (known or call.log_normalizer <= _UNNORMALISED):
-        return None
-    if probabilities:
+def _of_log_probabilities(call: LossCall, _: Observation) -> Iterator[_Fault]:
+    """Yield what is given in the place of log-probabilities."""
+    function = call.function
+    if function not in _TAKES_LOG_PROBABILITIES or call.log_normalizer is None:
+        return
+    is_known = call.rows == "log_probabilities" or function == "kl_div"
+    if call.rows == "probabilities":
         given, cause = "probabilities", "the logarithm is missing: use log_softmax, not softmax"
+    elif is_known or call.log_normalizer <= _UNNORMALISED:
+        return
     elif call.made_by == "log_softmax":
         given = f"what does not sum to one over its {call.classes} classes"
         cause = "log_softmax runs along another dimension than that of the classes: check its dim"
     else:
         given, cause = "logits", "log_softmax before it is missing"
-        if call.function == "nll_loss":
+        if function == "nll_loss":
             cause += ": use cross_entropy on logits"
-    message = f"{call.function} takes log-probabilities and is given {given}"
-    return _Fault(message, call.log_normalizer, cause)
+    message = f"{function} takes log-probabilities and is given {given}"
+    yield _Fault(message, call.log_normalizer, cause)
 
 
-def _no_distribution(call: LossCall, _: Observation) -> _Fault | None:
-    """Judge targets of cross_entropy that are probabilities of each class."""
-    given, targets = call.input, call.target
-    if call.function != "cross_entropy" or call.targets is not None or call.classes < _FEWEST_ROWS:
-        return None
-    if given is None or targets is None or given.shape != targets.shape:
-        return None
-    total = targets.mean * call.classes
-    if targets.nonfinite_count or targets.min < 0.0 or targets.max > 1.0 or total <= _SEVERAL:
-        return None
-    return _Fault(
-        f"cross_entropy takes targets that sum to one over the {call.classes} classes; these sum "
-        f"to {total:.3g}",
-        total,
-        "several labels at once: use binary_cross_entropy_with_logits, or divide each row of "
-        "the targets by its sum",
-    )
+def _of_targets(call: LossCall, observation: Observation) -> Iterator[_Fault]:
+    """Yield what is wrong with targets that are numbers, and with class indices that are all one.
 
-
-def _no_log_rate(call: LossCall, _: Observation) -> _Fault | None:
-    if call.function != "poisson_nll_loss" or call.options.get("log_input", True) is not True:
-        return None
-    if call.made_by not in _POSITIVE:
-        return None
-    return _Fault(
-        f"poisson_nll_loss takes the logarithm of a rate and is given the output of {call.made_by}",
-        1.0,
-        f"a rate has no logarithm taken: pass log_input=False, or what comes before {call.made_by}",
-    )
-
-
-def _out_of_range(call: LossCall, _: Observation) -> _Fault | None:
-    """Judge targets of binary cross-entropy, which are probabilities."""
-    targets = call.target
-    if not call.function.startswith("binary_cross_entropy") or targets is None:
-        return None
-    if not targets.finite_count or (targets.min >= 0.0 and targets.max <= 1.0 + _TARGET_ROUNDING):
-        return None
-    ends = (targets.min, targets.max)
-    return _Fault(
-        f"{call.function} takes targets from 0 to 1 and is given [{ends[0]:.4g}, {ends[1]:.4g}]",
-        targets.max if targets.max > 1.0 else targets.min,
-        _RANGES.get(ends, "class indices, or values in another unit: bring the targets to [0, 1]"),
-    )
-
-
-def _widened(call: LossCall, _: Observation) -> _Fault | None:
-    if call.function not in _ELEMENTWISE or call.input is None or call.target is None:
-        return None
-    output, target = call.input.shape, call.target.shape
-    sizes = [max(pair) for pair in zip_longest(output[::-1], target[::-1], fillvalue=1)]
-    if math.prod(sizes) <= max(math.prod(output), math.prod(target)):
-        return None
-    return _broadcast(call.function, output, target)
+    A class has a row of weights, or a column. Where none has, an index is a place among candidates,
+    of which the right one may stand first (He et al. 2020, MoCo).
+    """
+    function, given, target, classes = call.function, call.input, call.target, call.classes
+    is_finite = target is not None and not target.nonfinite_count
+    if function == "cross_entropy" and call.targets is None and given and target and is_finite:
+        total = target.mean * classes
+        is_share = given.shape == target.shape and target.min >= 0.0 and target.max <= 1.0
+        if is_share and classes >= _FEWEST_ROWS and total > _SEVERAL:
+            yield _Fault(
+                f"cross_entropy takes targets that sum to one over the {classes} classes; these "
+                f"sum to {total:.3g}",
+                total,
+                "several labels at once: use binary_cross_entropy_with_logits, or divide each row "
+                "of the targets by its sum",
+            )
+    takes_log = function == "poisson_nll_loss" and call.options.get("log_input", True) is True
+    if takes_log and call.made_by in _POSITIVE:
+        yield _Fault(
+            f"{function} takes the logarithm of a rate and is given the output of {call.made_by}",
+            1.0,
+            "a rate has no logarithm taken: pass log_input=False, or what comes before "
+            f"{call.made_by}",
+        )
+    if function.startswith("binary_cross_entropy") and target and target.finite_count:
+        ends, cause = (target.min, target.max), "class indices, or values in another unit"
+        if target.min < 0.0 or target.max > 1.0 + _TARGET_ROUNDING:
+            yield _Fault(
+                f"{function} takes targets from 0 to 1 and is given [{ends[0]:.4g}, {ends[1]:.4g}]",
+                target.max if target.max > 1.0 else target.min,
+                _RANGES.get(ends, f"{cause}: bring the targets to [0, 1]"),
+            )
+    if function in _ELEMENTWISE and given and target:
+        pairs = zip_longest(given.shape[::-1], target.shape[::-1], fillvalue=1)
+        if math.prod(map(max, pairs)) > max(math.prod(given.shape), math.prod(target.shape)):
+            yield _broadcast(function, given.shape, target.shape)
+    if call.targets is not None and call.targets.only is not None and classes >= _FEWEST_ROWS:
+        held = (s for record in called(observation) for s in record.parameters.values())
+        count = call.targets.count - call.targets.ignored
+        if count >= _FEWEST_OF_ONE_CLASS and any(classes in s.shape[:2] for s in held):
+            yield _Fault(
+                f"all {count} targets of {function} are class {call.targets.only}, of {classes} "
+                "classes",
+                float(count),
+                "a placeholder, labels that did not load, or data sorted by class and not "
+                "shuffled; a batch of one class may be meant, too",
+                "warn",
+            )
 
 
 def _broadcast(what: str, output: tuple[int, ...], target: tuple[int, ...]) -> _Fault:
@@ -384,23 +332,6 @@ def _broadcast(what: str, output: tuple[int, ...], target: tuple[int, ...]) -> _
         "one of the two has a dimension too many: squeeze(1) the output, or unsqueeze(1) the "
         "target",
     )
-
-
-_JUDGES = (
-    _ignored,
-    _padding,
-    _single_class,
-    _probabilities,
-    _activated,
-    _cut_off,
-    _no_log_probabilities,
-    _no_distribution,
-    _no_log_rate,
-    _out_of_range,
-    _widened,
-    _one_class,
-)
-"""In the order in which one explains the next."""
 
 
 def _batch_softmax(observation: Observation) -> Iterator[Finding]:
@@ -417,7 +348,7 @@ def _batch_softmax(observation: Observation) -> Iterator[Finding]:
         return
     for record in called(observation):
         shape = () if record.activations is None else record.activations.shape
-        if record.activation not in _SOFTMAX or len(shape) < 2 or shape[0] != samples:
+        if record.activation not in SOFTMAXES or len(shape) < 2 or shape[0] != samples:
             continue
         dimension = record.options.get("dim")
         if not isinstance(dimension, int) or dimension % len(shape) != 0:
@@ -506,9 +437,15 @@ def _initial(observation: Observation, settings: Settings) -> Iterator[Finding]:
             continue
         culprit = _culprit(call, observation)
         limit = settings.limit("max_initial_loss", culprit.name)
-        if not call.value > limit.value * guess or not _magnifies(culprit):
+        given, out = culprit.inputs, culprit.activations
+        if call.value <= limit.value * guess or not is_fresh(observation):
             continue
-        if not is_fresh(observation):
+        # logits that are large by its inputs are not its doing; ids are no scale, as models that
+        # are given them start from tables, whose values are about one
+        usual = math.inf if given is None or not given.finite_count else 1.0
+        if given is not None and is_floating(given):
+            usual *= given.rms
+        if out is None or not out.rms > _MAGNIFIES * usual:
             continue
         if call.cosines and call.input.abs_max <= _LARGEST_COSINE:
             continue  # a scale that losses with a margin have
@@ -551,17 +488,6 @@ def _what_is_large(head: LayerRecord, call: LossCall, observation: Observation) 
     if scale > _MAGNIFIES / 2.0:
         return f"the weights of {label!r} are too large (a scale of {scale:.3g})"
     return "its forward multiplies what its layers give, or sums it up"
-
-
-def _magnifies(head: LayerRecord) -> bool:
-    """Whether the logits are large by this layer's own doing, not by its inputs'.
-
-    Ids are no scale: a model that is given them starts from tables, whose values are about one.
-    """
-    if head.inputs is None or head.activations is None or not head.inputs.finite_count:
-        return False
-    usual = head.inputs.rms if is_floating(head.inputs) else 1.0
-    return head.activations.rms > _MAGNIFIES * usual
 
 
 def _uniform_guess(call: LossCall) -> float | None:

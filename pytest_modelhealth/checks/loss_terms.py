@@ -12,13 +12,7 @@ from pytest_modelhealth.checks.facts import at, completed
 from pytest_modelhealth.settings import Factor, Settings
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.report import (
-        Flow,
-        LossCall,
-        Observation,
-        Vertex,
-        Violation,
-    )
+    from pytest_modelhealth.report import Flow, LossCall, Observation, Vertex, Violation
 
 
 _OUTSIDE = -1
@@ -123,7 +117,8 @@ _NODES = {
 def summed_over_batch(check: type[Check], observation: Observation) -> Iterator[Violation]:
     """Yield, as a violation of a check, that the loss is a sum over the samples of the batch.
 
-    Every term that is computed from the output must be one, with nothing after it that may divide.
+    Every term that is computed from the output must be one, with nothing after it that may divide;
+    or some are sums of a loss function, and all others means.
     """
     flow, root = _known(observation), observation.layers[""]
     samples = observation.samples // max(observation.batches, 1)
@@ -131,9 +126,7 @@ def summed_over_batch(check: type[Check], observation: Observation) -> Iterator[
         return
     if root.activations.shape[:1] != (samples,):
         return
-    sums = _sums(observation, flow)
-    beside = "" if sums else ", beside a mean"
-    sums = sums or _sums_beside_means(observation, flow, samples)
+    sums, beside = _sums(observation, flow, samples)
     if sums:
         yield check.fault(
             root,
@@ -148,37 +141,45 @@ def summed_over_batch(check: type[Check], observation: Observation) -> Iterator[
         )
 
 
-def _sums(observation: Observation, flow: Flow) -> list[Vertex]:
-    """Return the sums that all terms of the loss end in, ``[]`` where one does not.
+def _sums(observation: Observation, flow: Flow, samples: int) -> tuple[list[Vertex], str]:
+    """Return the sums that terms of the loss end in, and what to say where others are means.
 
     They sum over samples by hand, or as a loss function is told to. What only sums the output, and
-    compares it with nothing, stands for no loss.
+    compares it with nothing, stands for no loss. Means may be weighted; of a sum, a weight may
+    divide by the size of the batch.
     """
-    made, met, path = flow.graph.vertices, set[int](), observation.loss_path
+    vertices, met, path = flow.graph.vertices, set[int](), observation.loss_path
     compares = path is not None and path.uses_target is True
     compares = compares or any(call.target is not None for call in observation.loss_calls)
-    found: list[Vertex] = []
-    todo = [] if flow.graph.loss is None else [flow.graph.loss]
+    sums: list[Vertex] = []
+    is_plain, has_mean = True, False  # whether no sum but those of functions over samples is met
+    todo = [] if flow.graph.loss is None else [(flow.graph.loss, False)]
     while todo:
-        number = todo.pop()
+        number, is_weighted = todo.pop()
         if number in met or not _is_of_the_output(flow, number):
             continue
         met.add(number)
-        vertex = made[number]
+        vertex, calls = vertices[number], _reduced(observation, vertices[number])
+        is_by_hand = not calls and vertex.function == "sum" and compares and not is_weighted
+        reductions = {call.options.get("reduction", "mean") for call in calls}
         if vertex.call != _OUTSIDE:
-            return []
-        if calls := _reduced(observation, vertex):
-            is_summed = all(map(_is_sum, calls))
+            return [], ""
+        if is_by_hand and _keeps_samples(flow, vertex.operands):
+            sums.append(vertex)
+            is_plain = False
+        elif calls and all(map(_is_sum, calls)) and not is_weighted:
+            sums.append(vertex)
+            is_plain &= all(c.input and c.input.shape[:1] == (samples,) for c in calls)
+        elif vertex.function == "mean" or (reductions == {"mean"} and not any(map(_is_sum, calls))):
+            has_mean = True
+        elif vertex.function in {*_KEEPS, "mul", "div"}:
+            is_weighted |= vertex.function not in _KEEPS
+            todo.extend((operand, is_weighted) for operand in vertex.operands)
         else:
-            is_by_hand = vertex.function == "sum" and compares
-            is_summed = is_by_hand and _keeps_samples(flow, vertex.operands)
-        if is_summed:
-            found.append(vertex)
-        elif vertex.function in _KEEPS:
-            todo.extend(vertex.operands)
-        else:
-            return []
-    return found
+            return [], ""
+    if not has_mean:
+        return sums, ""
+    return (sums if is_plain else []), ", beside a mean"
 
 
 def _keeps_samples(flow: Flow, operands: tuple[int, ...]) -> bool:
@@ -202,46 +203,6 @@ def _keeps_samples(flow: Flow, operands: tuple[int, ...]) -> bool:
             return False
         todo.extend(vertex.operands)
     return True
-
-
-def _sums_beside_means(observation: Observation, flow: Flow, samples: int) -> list[Vertex]:
-    """Return the terms that a loss function sums over samples, where all others are means.
-
-    These may be weighted; of a sum, a weight may divide by the size of the batch.
-    """
-    made = flow.graph.vertices
-    sums: list[Vertex] = []
-    has_mean = False
-    todo = [] if flow.graph.loss is None else [(flow.graph.loss, False)]
-    while todo:
-        number, is_weighted = todo.pop()
-        vertex = made[number]
-        if not _is_of_the_output(flow, number):
-            continue
-        calls = _reduced(observation, vertex)
-        if vertex.call != _OUTSIDE:
-            return []
-        if vertex.function == "mean" or (
-            calls
-            and not any(_is_sum(c) or c.options.get("reduction", "mean") != "mean" for c in calls)
-        ):
-            has_mean = True
-        elif (
-            calls
-            and not is_weighted
-            and all(
-                _is_sum(c) and c.input is not None and c.input.shape[:1] == (samples,)
-                for c in calls
-            )
-        ):
-            sums.append(vertex)
-        elif vertex.function in _KEEPS:
-            todo.extend((operand, is_weighted) for operand in vertex.operands)
-        elif vertex.function in ("mul", "div"):
-            todo.extend((operand, True) for operand in vertex.operands)
-        else:
-            return []
-    return sums if has_mean else []
 
 
 _FEWEST_SAMPLES = 2

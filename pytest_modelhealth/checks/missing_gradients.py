@@ -17,13 +17,7 @@ from pytest_modelhealth.settings import Settings, Share
 from pytest_modelhealth.settings.setting import is_inside
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.report import (
-        Cut,
-        Flow,
-        LayerRecord,
-        Observation,
-        Violation,
-    )
+    from pytest_modelhealth.report import Cut, Flow, LayerRecord, Observation, Violation
     from pytest_modelhealth.report.flow import Recurrence
 
 

@@ -165,9 +165,7 @@ class Normalization(Check):
                 wrong = list(_running_variance(record))
                 yield from wrong or _mismatch(record, settings, trained=trained)
             if record.type_name in NORMALIZATIONS:
-                yield from _large_eps(record, settings)
-                yield from _zero_scale(observation, record)
-                yield from _single_value(record)
+                yield from _of_torch(observation, record, settings)
 
 
 def _left_in_training(record: LayerRecord) -> Iterator[Violation]:
@@ -259,26 +257,23 @@ def _expected_rms(record: LayerRecord) -> float:
     return math.hypot(1.0 if scale is None else scale.rms, 0.0 if shift is None else shift.rms)
 
 
-def _large_eps(record: LayerRecord, settings: Settings) -> Iterator[Violation]:
+def _of_torch(
+    observation: Observation, record: LayerRecord, settings: Settings
+) -> Iterator[Violation]:
+    """Yield normalisations of torch that flatten what they are given."""
     eps, out = record.options.get("eps"), record.activations
-    limit = settings.limit("max_norm_eps", record.name)
-    if not isinstance(eps, float) or eps <= limit.value or out is None or not out.finite_count:
-        return
-    factor = out.rms / (_expected_rms(record) or 1.0)
-    if factor < 0.9:
-        message = f"its eps of {eps:g} flattens its output to {factor:.2g} of what it should be"
-        cause = "eps is added to the variance, to divide by no zero: 1e-5 is usual"
-        yield Normalization.violation(
-            record, message, value=eps, limit=limit, cause=cause, independent=True
-        )
-
-
-def _zero_scale(observation: Observation, record: LayerRecord) -> Iterator[Violation]:
-    """Yield scales that stop the signal; the last one of a residual branch may start at zero."""
-    scale, out = record.parameters.get("weight"), record.activations
-    if scale is None or scale.abs_max != 0.0 or out is None or out.units is None:
-        return
-    if path := way_to_weights(observation, record):
+    limit, scale = settings.limit("max_norm_eps", record.name), record.parameters.get("weight")
+    if isinstance(eps, float) and eps > limit.value and out is not None and out.finite_count:
+        factor = out.rms / (_expected_rms(record) or 1.0)
+        if factor < 0.9:
+            message = f"its eps of {eps:g} flattens its output to {factor:.2g} of what it should be"
+            cause = "eps is added to the variance, to divide by no zero: 1e-5 is usual"
+            yield Normalization.violation(
+                record, message, value=eps, limit=limit, cause=cause, independent=True
+            )
+    # the last one of a residual branch may start at zero
+    is_zero = scale is not None and scale.abs_max == 0.0 and out is not None and out.units
+    if scale is not None and is_zero and (path := way_to_weights(observation, record)):
         message = f"all {scale.count} values of its scale are zero: what it gives out is constant"
         cause = (
             f"its scale starts or ended at zero, yet {path[-1].label!r} takes its output; zero "
@@ -286,17 +281,11 @@ def _zero_scale(observation: Observation, record: LayerRecord) -> Iterator[Viola
         )
         place = {"role": "parameters", "tensor": "weight", "independent": True}
         yield Normalization.fault(record, message, cause=cause, **place)
-
-
-def _single_value(record: LayerRecord) -> Iterator[Violation]:
-    """Yield normalisations over one value, which is its own mean."""
     if _is_over_one_value(record):
         message = "it normalises over a single value: what it gives out is constant"
         cause = (
-            "normalized_shape is 1: each value is its own mean, so that all become its shift"
-            if record.type_name == "LayerNorm"
-            else "a group holds one channel of one pixel, its own mean: use fewer groups, or "
-            "normalise before the map has shrunk to a pixel"
+            "each value is its own mean: a normalized_shape of 1, or a group of one channel of one "
+            "pixel; use fewer groups, or normalise before the map has shrunk to a pixel"
         )
         yield Normalization.fault(record, message, cause=cause, independent=True)
 

@@ -67,7 +67,7 @@ own scale and shift."""
 HAS_WEIGHTS = frozenset({"in_features", "in_channels", "input_size"})
 """Options of layers whose weights may be tied, so that another layer lists them."""
 
-_SQUASHING = frozenset({"softmax", "log_softmax", "softmin"})
+SOFTMAXES = frozenset({"softmax", "log_softmax", "softmin"})
 
 
 def way_to_weights(observation: Observation, record: LayerRecord) -> list[LayerRecord]:
@@ -85,7 +85,7 @@ def way_to_weights(observation: Observation, record: LayerRecord) -> list[LayerR
             return []
         here = following[0]
         way.append(here)
-        if here.activation in _SQUASHING:
+        if here.activation in SOFTMAXES:
             return []
         if linear_maps(here) or not HAS_WEIGHTS.isdisjoint(here.options):
             return way
@@ -160,6 +160,21 @@ def maker(observation: Observation, record: LayerRecord) -> LayerRecord | None:
     flow = flow_of(observation)
     names = flow.producers(record.name, as_it_is=True) if record.name in flow else ()
     return next((observation.layers[name] for name in names if name in observation.layers), None)
+
+
+def held_by(before: LayerRecord | None, given: TensorStatistics) -> str:
+    """Say what holds the outputs of a layer far from zero: its bias, or its inputs, if one does."""
+    bias = None if before is None else before.parameters.get("bias")
+    if before is None or before.inputs is None:
+        return "what is computed before it is far off: weights, inputs, an offset or a scale"
+    if bias is not None and bias.abs_max >= 0.5 * given.abs_max:
+        return f"the bias of {before.label!r} (mean {bias.mean:.3g}) holds it there"
+    if before.inputs.rms > _LARGE_INPUTS:
+        return f"the inputs of {before.label!r} are large (rms {before.inputs.rms:.3g}): normalise"
+    return ""
+
+
+_LARGE_INPUTS = 10.0
 
 
 def is_normalization(record: LayerRecord) -> bool:

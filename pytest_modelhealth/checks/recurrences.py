@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_modelhealth.checks.check import Check, Finding
@@ -33,7 +33,7 @@ def lost_states(observation: Observation, flow: Flow, check: type[Check]) -> Ite
 
     Of layers that have no weights for a state of their own, those that are given a constant for it.
     """
-    by_hand: dict[frozenset[int], list[tuple[LayerRecord, list[Call]]]] = {}
+    stories: dict[object, list[tuple[LayerRecord, list[Call], str, Severity]]] = {}
     for record in observation.layers.values():
         if record.name not in flow or record.functional:
             continue
@@ -44,8 +44,7 @@ def lost_states(observation: Observation, flow: Flow, check: type[Check]) -> Ite
         steps: Steps = [(call.inputs[:1], call.inputs[1:]) for call in calls]
         if _starts_anew(flow, calls, steps, is_recurrent):
             given = "a state that no step made" if calls[0].inputs[1:] else "no state"
-            severity: Severity = "fail" if is_recurrent else "warn"
-            yield _never_carried(check, record, calls, given, severity)
+            stories[record.name] = [(record, calls, given, "fail" if is_recurrent else "warn")]
         elif is_recurrent and _starts_partly_anew(flow, calls):
             yield check.fault(
                 record,
@@ -57,33 +56,20 @@ def lost_states(observation: Observation, flow: Flow, check: type[Check]) -> Ite
                 independent=True,
             )
         elif zeros := _zeros_joined(observation, flow, record, calls):
-            by_hand.setdefault(zeros, []).append((record, calls))
-    for found in by_hand.values():
-        record, calls = found[0]
-        inner = [r.name for r, _ in found[1:] if not is_inside(r.name, record.name)]
-        given = "zeros joined to the step as its state"
-        yield _never_carried(check, record, calls, given, "warn", inner)
-
-
-def _never_carried(
-    check: type[Check],
-    record: LayerRecord,
-    calls: list[Call],
-    given: str,
-    severity: Severity,
-    affected: Collection[str] = (),
-) -> Violation:
-    return check.fault(
-        record,
-        f"it is called {len(calls)} times{at(calls[0].line)}, once a step, with {given}: "
-        "nothing of what it returns comes back to it",
-        value=float(len(calls)),
-        cause="the state is not carried from step to step, so that nothing is remembered and "
-        "the weights of the state learn nothing: assign what it returns and pass it on",
-        independent=True,
-        affected=affected,
-        severity=severity,
-    )
+            given = "zeros joined to the step as its state"
+            stories.setdefault(zeros, []).append((record, calls, given, "warn"))
+    for (record, calls, given, severity), *others in stories.values():
+        yield check.fault(
+            record,
+            f"it is called {len(calls)} times{at(calls[0].line)}, once a step, with {given}: "
+            "nothing of what it returns comes back to it",
+            value=float(len(calls)),
+            cause="the state is not carried from step to step, so that nothing is remembered and "
+            "the weights of the state learn nothing: assign what it returns and pass it on",
+            independent=True,
+            affected=[one[0].name for one in others if not is_inside(one[0].name, record.name)],
+            severity=severity,
+        )
 
 
 def _starts_anew(flow: Flow, calls: list[Call], steps: Steps, is_recurrent: bool) -> bool:
@@ -158,18 +144,15 @@ def _made_of(flow: Flow, *numbers: int) -> set[str]:
 
 def _is_recurrent(record: LayerRecord) -> bool:
     """Whether a layer has weights for its own state and takes one step at a time, as cells do."""
-    shape, is_batch_first = _shape(record), record.options.get("batch_first")
+    shape = () if record.inputs is None else record.inputs.shape
+    is_batch_first = record.options.get("batch_first")
     if not any(name.startswith("weight_hh") for name in record.parameters):
         return False
     return is_batch_first is None or (len(shape) == _SEQUENCES and shape[bool(is_batch_first)] == 1)
 
 
-def _shape(record: LayerRecord) -> tuple[int, ...]:
-    return () if record.inputs is None else record.inputs.shape
-
-
 _INPUT, _STATE, _REVERSE = "weight_ih", "weight_hh", "_reverse"
-_RECURRENT_GRADIENTS_FEWEST_STEPS = 2
+_STEPS_TO_REMEMBER = 2
 _PICKS = frozenset({"getitem", "select", "narrow", "slice", "unbind", "split", "chunk"})
 _CHOOSES = frozenset({"gather", "index", "index_select", "take_along_dim", "masked_select"})
 
@@ -230,7 +213,7 @@ def recurrent_gradients(check: type[Check], observation: Observation) -> Iterato
             yield _unread(check, record, idle, learning, picks)
         steps = _steps(record, observation)
         forgetful = [part for part in learning if not part.remembers]
-        if forgetful and steps is not None and steps >= _RECURRENT_GRADIENTS_FEWEST_STEPS:
+        if forgetful and steps is not None and steps >= _STEPS_TO_REMEMBER:
             yield _one_step(check, record, forgetful, found, steps, picks)
 
 
@@ -311,7 +294,7 @@ def _steps(record: LayerRecord, observation: Observation) -> int | None:
     if "batch_first" not in record.options:
         flow = flow_of(observation)
         calls = flow.calls(record.name) if record.name in flow else ()
-        if len(calls) < _RECURRENT_GRADIENTS_FEWEST_STEPS:
+        if len(calls) < _STEPS_TO_REMEMBER:
             return None
         is_carried = not flow.after(*calls[0].outputs).isdisjoint(calls[1].inputs)
         return len(calls) if is_carried else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.facts import called, flow_of, gain, linear_maps, trainable
-from pytest_modelhealth.checks.paths import maker
+from pytest_modelhealth.checks.paths import held_by, maker
 from pytest_modelhealth.checks.recurrences import parts
 from pytest_modelhealth.settings import Limit, Settings, Share
 
@@ -97,7 +97,13 @@ def _bounded(record: LayerRecord, observation: Observation, settings: Settings) 
         low = float(record.options.get("min_val") or -1.0)
         high = float(record.options.get("max_val") or 1.0)
         below, above = -low if low < 0 else math.inf, high if high > 0 else math.inf
-    fraction = _flat_fraction(given, below, above)
+    signed, lowest = given.exponents.counts, given.exponents.lowest
+    flat = sum(  # bounds count from the next power of two on
+        int(negative) * (math.ldexp(1.0, exponent) >= below)
+        + int(positive) * (math.ldexp(1.0, exponent) >= above)
+        for exponent, (negative, positive) in enumerate(signed, lowest)
+    )
+    fraction = flat / given.finite_count
     if fraction <= limit.value:
         return None
     units = record.activations.units if record.activations is not None else None
@@ -133,12 +139,8 @@ def _softmax(record: LayerRecord, observation: Observation, settings: Settings) 
     one_hot, size = out.norm**2 / rows, math.sqrt(squares / total) if total else 0.0
     if total / rows < _FEWEST_CHOICES or one_hot <= limit.value or size < _FINAL_SCORE:
         return None
-    before = maker(observation, record)
-    why = (
-        "what they are computed from is too large (queries and keys), or a scale (1/sqrt(d)) is "
-        "missing or turned round"
-    )
-    if before is not None:
+    why = "queries and keys are too large, or a scale (1/sqrt(d)) is missing or turned round"
+    if before := maker(observation, record):
         why = _why_large(given, before)
     what = f"its rows are one-hot: their mean sum of squares is {one_hot:.3g}"
     cause = f"its scores are about {size:.3g}: {why}"
@@ -216,38 +218,18 @@ def _gates(record: LayerRecord, observation: Observation, settings: Settings) ->
         return
 
 
-def _flat_fraction(given: TensorStatistics, below: float, above: float) -> float:
-    """Return the part of the finite values at most ``-below`` or at least `above`.
-
-    Bounds count from the next power of two on.
-    """
-    flat = 0
-    for exponent, (negative, positive) in enumerate(given.exponents.counts, given.exponents.lowest):
-        magnitude = math.ldexp(1.0, exponent)
-        flat += int(negative) * (magnitude >= below) + int(positive) * (magnitude >= above)
-    return flat / given.finite_count
-
-
 _MASK_EXPONENT = 13  # masks add -1e4 or less, or -inf
 
 
 def _why_large(given: TensorStatistics, before: LayerRecord | None) -> str:
     """Say which part of the layer before makes its outputs so large."""
-    if before is None or before.inputs is None or before.activations is None:
-        return "what is computed before it is too large: weights, inputs or a missing scale"
-    name = before.label
-    bias = before.parameters.get("bias")
-    if bias is not None and bias.abs_max >= 0.5 * given.abs_max:
-        return f"the bias of {name!r} (up to {bias.abs_max:.3g}) holds it there"
-    if before.inputs.rms > _LARGE_INPUTS:
-        return f"the inputs of {name!r} are large (rms {before.inputs.rms:.3g}): normalise them"
+    held = held_by(before, given)
+    if before is None or held:
+        return held
     grows = gain(before)
     if not linear_maps(before) or (grows is not None and grows <= 1.0):
-        return f"{name!r} gives out that much: a scale, or a normalisation, is missing or misplaced"
+        return f"{before.label!r} gives out that much: a scale or a normalisation is missing"
     return (
-        f"the weights of {name!r} magnify its inputs {grows or math.inf:.3g} times: initialised on "
-        "too large a scale, or grown in training"
+        f"the weights of {before.label!r} magnify its inputs {grows or math.inf:.3g} times: "
+        "initialised on too large a scale, or grown in training"
     )
-
-
-_LARGE_INPUTS = 10.0

@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check
+from pytest_modelhealth.checks.designs import LOOK_UPS
 from pytest_modelhealth.checks.facts import at
-from pytest_modelhealth.checks.inputs import destroyed
+from pytest_modelhealth.checks.paths import as_given, is_floating
 from pytest_modelhealth.checks.recurrences import lost_states
 from pytest_modelhealth.checks.siblings import (
     Siblings,
@@ -23,6 +24,7 @@ from pytest_modelhealth.settings.setting import is_inside, parent
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
     from pytest_modelhealth.report.flow import Vertex
+    from pytest_modelhealth.statistics import TensorStatistics
 
 _SUM = "add"
 _DOUBLED = {
@@ -44,7 +46,6 @@ _PURE = frozenset({"mul", "rsub", "sub", "add", "neg", "eq", "ne", "lt", "gt", "
     "bitwise_not", "invert", "logical_not", "bool", "long", "int", "type", "cpu", "cuda", "div",
 }  # fmt: skip
 """Operations that change nothing but what they return, where they have one operand."""
-_LOOK_UPS = frozenset({"embedding", "index", "index_select", "getitem"})
 
 
 class Wiring(Check):
@@ -64,7 +65,7 @@ class Wiring(Check):
         groups = Siblings(observation, flow)
         standing = list(standing_in(observation, flow, groups))
         yield from _stand_ins(observation, flow, standing)
-        yield from _constant_look_ups(observation, flow)
+        yield from _one_row(observation, flow)
         yield from lost_states(observation, flow, Wiring)
         if flow.is_exact:
             if flow.graph.outputs:
@@ -159,52 +160,104 @@ def _residuals(
 # ---- tables asked for one row -------------------------------------------------------------------
 
 
-def _constant_look_ups(observation: Observation, flow: Flow) -> Iterator[Violation]:
-    """Yield the tables whose indices are one constant, where nothing else tells positions.
+_COMPARISONS = frozenset({"eq", "ne", "lt", "gt", "le", "ge", "isin", "bool", "logical_not"})
+_COARSE = frozenset(
+    {"and", "bitwise_and", "bitwise_right_shift", "bucketize", "div", "floor_divide", "floordiv"}
+    | {"fmod", "mod", "remainder", "rshift", "truediv", "rrshift", "true_divide"}
+)
+"""Operations that make kinds of ids, of which a batch may well hold one only."""
+_FILLING = frozenset({"where", "masked_fill"})
+_FEWEST_IDS = 8
+_FEWEST_ROWS = 4
+_DO_NOT_COUNT = (
+    "positions that do not count, so that every token gets the same row: "
+    "torch.arange(length) counts"
+)
 
-    Where another table is asked for several rows that no batch named, as positions are, one asked
-    for a single row may be of something else, whose ids were not given.
+
+def _one_row(observation: Observation, flow: Flow) -> Iterator[Violation]:
+    """Yield the tables that are asked for one row by indices that the model made.
+
+    They are constants, where nothing else tells positions, or were computed from ids in the batch
+    that differ. Of ids that it was given `inputs` tells.
     """
-    layers = observation.layers
-    constant = {
-        record.name: made
-        for record in layers.values()
-        if record.name in flow and _is_asked_for_one_row(record, observation.samples)
-        for made in [_made_of(flow, *(n for c in flow.calls(record.name) for n in c.inputs))]
-        if made and {one.kind for one in made} <= {"constant", "buffer"}
-    }
-    counts = bool(constant) and any(
-        "num_embeddings" in record.options
-        and (given := record.inputs) is not None
-        and given.min != given.max
-        and flow.feeding(record.name).isdisjoint(flow.inputs)
-        for record in layers.values()
-        if record.name in flow and record.name not in constant
+    sources, constants = {}, set[str]()
+    for record in observation.layers.values():
+        rows, given = record.options.get("num_embeddings"), record.inputs
+        if record.name not in flow or not isinstance(rows, int) or given is None:
+            continue
+        if is_floating(given) or given.count < 2 or given.min != given.max:
+            continue
+        made = _made_of(flow, *(n for c in flow.calls(record.name) for n in c.inputs))
+        kinds = {one.kind for one in made}
+        if made and kinds <= {"constant", "buffer"}:
+            # indices for each sample are kinds of it, a table of fewer rows has kinds of tokens
+            length = 0 if given.shape in ((), (observation.samples,)) else given.shape[-1]
+            if rows >= length > 1:
+                sources[record.name] = made
+        elif flow.is_exact and kinds <= {"input", "constant", "buffer"}:
+            yield from _computed(observation, flow, record, made)
+    constants.update(sources, (one.name for made in sources.values() for one in made))
+    # another table that no batch asks for several rows may be the one that tells positions
+    counts = any(
+        _differs(r.inputs) and flow.feeding(r.name).isdisjoint(flow.inputs)
+        for r in observation.layers.values()
+        if "num_embeddings" in r.options and r.name in flow and sources
     )
-    for layer, made in constant.items():
-        if not _has_positions(flow, layer, {*constant, *(one.name for one in made)}):
+    for layer, made in sources.items():
+        if not _has_positions(flow, layer, constants):
+            why = f": they come from `{made[0].name}`{at(made[0].line)}, not from the batch"
             is_sure = made[0].kind == "constant" and not counts
-            why = f"they come from `{made[0].name}`{at(made[0].line)}, not from the batch"
-            severity = "fail" if is_sure else "warn"
-            yield _one_row(layers[layer], f": {why}", _DO_NOT_COUNT, severity)
+            yield _all_indices(observation.layers[layer], why, _DO_NOT_COUNT, is_sure=is_sure)
     yield from _constant_rows(observation, flow)
-    for found in destroyed(observation, flow):  # ids that the model itself made equal
-        lines = [one for one in found.operations if one.line] or list(found.operations)
-        names = ", ".join(dict.fromkeys(f"`{one.function}`" for one in found.operations))
-        why = f"and {found.source!r}, which they are computed from, differs{at(lines[-1].line)}"
-        cause = (
-            f"ids or positions are destroyed on the way from {found.source!r} ({names}), so that "
-            "every token gets the same row"
+
+
+def _computed(
+    observation: Observation, flow: Flow, record: LayerRecord, made: list[Vertex]
+) -> Iterator[Violation]:
+    """Yield that ids, all equal, were computed from some that differ.
+
+    They have the shape of ids in the batch, or are positions: without a batch dimension, of a table
+    that is as long as the sequence.
+    """
+    from pytest_modelhealth.report.flow import AS_IT_IS
+
+    given, rows = record.inputs, record.options["num_embeddings"]
+    assert given is not None
+    differing = {n: w for n in flow.inputs if _differs(w := as_given(observation, n)) and w}
+    of_tokens = {w.shape for w in differing.values() if not is_floating(w)}
+    shape = given.shape
+    are_tokens = len(shape) > 1 and shape[-1] > 1
+    if shape not in of_tokens:
+        are_tokens = rows == shape[-1] and len(shape) == 1 + (shape[0] == 1 < len(shape))
+    source = next((o.name for o in made if o.kind == "input" and o.name in differing), None)
+    if source is None or not are_tokens or min(rows, given.count) < _FEWEST_IDS:
+        return
+    operations = flow.operations(source, record.name)
+    functions = dict.fromkeys(one.function for one in operations)
+    if not functions.keys() - AS_IT_IS - {"long", "int"}:
+        return
+    line = ([one.line for one in operations if one.line] or [""])[-1]
+    may_be_meant = not _FILLING.isdisjoint(functions)
+    if not _COMPARISONS.isdisjoint(functions):
+        may_be_meant |= rows < shape[-1]
+    elif not _COARSE.isdisjoint(functions):  # kinds, beside the ids themselves
+        may_be_meant |= any(
+            "num_embeddings" in r.options and source in flow.feeding(r.name)
+            for r in observation.layers.values()
+            if r.name in flow and _differs(r.inputs)
         )
-        if found.may_be_meant:
-            yield _one_row(
-                found.record, f", {why}", f"{cause}; one kind for all may be meant, too", "warn"
-            )
-        else:
-            yield _one_row(found.record, f", {why}", cause, "fail")
+    yield _all_indices(
+        record,
+        f", and {source!r}, which they are computed from, differs{at(line)}",
+        f"ids or positions are destroyed on the way from {source!r} "
+        f"({', '.join(f'`{name}`' for name in functions)}), so that every token gets the same row"
+        + ("; one kind for all may be meant, too" if may_be_meant else ""),
+        is_sure=not may_be_meant,
+    )
 
 
-def _one_row(record: LayerRecord, why: str, cause: str, severity: str) -> Violation:
+def _all_indices(record: LayerRecord, why: str, cause: str, *, is_sure: bool) -> Violation:
     given = record.inputs
     assert given is not None
     return Wiring.fault(
@@ -213,25 +266,17 @@ def _one_row(record: LayerRecord, why: str, cause: str, severity: str) -> Violat
         value=given.min,
         cause=cause,
         role="inputs",
-        severity=severity,
+        severity="fail" if is_sure else "warn",
     )
+
+
+def _differs(given: TensorStatistics | None) -> bool:
+    return given is not None and given.finite_count > 0 and given.min != given.max
 
 
 def _made_of(flow: Flow, *numbers: int) -> list[Vertex]:
     """Return the layers and sources that vertices are made of, in order."""
     return [flow.graph.vertices[number] for number in sorted(flow.origins(*numbers))]
-
-
-def _is_asked_for_one_row(record: LayerRecord, samples: int) -> bool:
-    """Whether a table of as many rows as a sequence has tokens is asked for one of them only.
-
-    Indices for each sample are kinds of it, a table of fewer rows has kinds of tokens.
-    """
-    rows, given = record.options.get("num_embeddings"), record.inputs
-    if not isinstance(rows, int) or given is None or given.dtype.startswith("float"):
-        return False
-    length = 0 if given.shape in ((), (samples,)) else given.shape[-1]
-    return given.count > 1 and given.min == given.max and rows >= length > 1
 
 
 def _has_positions(flow: Flow, table: str, constants: set[str]) -> bool:
@@ -248,7 +293,7 @@ def _constant_rows(observation: Observation, flow: Flow) -> Iterator[Violation]:
     from pytest_modelhealth.report.flow import FILLED
 
     for vertex in flow.graph.vertices:
-        if vertex.function not in _LOOK_UPS or len(vertex.operands) != 2:
+        if vertex.function not in LOOK_UPS or len(vertex.operands) != 2:
             continue
         table, made = (_made_of(flow, operand) for operand in vertex.operands)
         if {one.kind for one in table} != {"parameter"} or not made:
@@ -256,27 +301,18 @@ def _constant_rows(observation: Observation, flow: Flow) -> Iterator[Violation]:
         if any(one.name not in FILLED or one.kind != "constant" for one in made):
             continue
         layer, _, own = table[0].name.rpartition(".")
-        shape = observation.layers[layer].parameters[own].shape
+        rows = observation.layers[layer].parameters[own].shape[0]
         beside = {table[0].name, *(one.name for one in made)}
-        if shape[0] < _FEWEST_ROWS or _has_positions(flow, table[0].name, beside):
-            continue
-        yield Wiring.violation(
-            observation.layers[layer],
-            f"{own!r} is asked for one of its {shape[0]} rows only: the indices come from "
-            f"`{made[0].name}`{at(made[0].line)}, not from the batch",
-            value=0.0,
-            cause=f"{_DO_NOT_COUNT}; a row for all may be meant, too",
-            role="parameters",
-            tensor=own,
-            severity="warn",
-        )
-
-
-_DO_NOT_COUNT = (
-    "positions that do not count, so that every token gets the same row: "
-    "torch.arange(length) counts"
-)
-_FEWEST_ROWS = 4
+        if rows >= _FEWEST_ROWS and not _has_positions(flow, table[0].name, beside):
+            yield Wiring.fault(
+                observation.layers[layer],
+                f"{own!r} is asked for one of its {rows} rows only: the indices come from "
+                f"`{made[0].name}`{at(made[0].line)}, not from the batch",
+                cause=f"{_DO_NOT_COUNT}; a row for all may be meant, too",
+                role="parameters",
+                tensor=own,
+                severity="warn",
+            )
 
 
 # ---- inputs that nothing reads ------------------------------------------------------------------
@@ -290,11 +326,10 @@ def _unread(observation: Observation, flow: Flow, groups: Siblings) -> Iterator[
     inner = [] if names else _unread_inside(observation, flow)
     if not names and not inner:
         return
-    is_, it = ("are", "them") if len(names or inner) > 1 else ("is", "it")
-    where = " inside an object" if inner else ""
+    count, where = len(names or inner), " inside an object" if inner else ""
+    is_, it = ("are", "them") if count > 1 else ("is", "it")
     message = f"{_listed(names or inner)} {is_} given{where} and nothing reads {it}"
-    towers = None if inner else next(_towers_on_one(flow, groups), None)
-    value = float(len(names or inner))
+    towers, value = None if inner else next(_towers_on_one(flow, groups), None), float(count)
     if not inner and len(unread) == len(given):
         message += ": the output is the same whatever the batch"
         cause = "the model computes from its own tensors alone"
@@ -311,10 +346,8 @@ def _unread(observation: Observation, flow: Flow, groups: Siblings) -> Iterator[
             independent=True,
         )
     else:
-        cause = "an argument that is not passed on, or that this model has no use for: leave it "
-        cause += "out of the batch"
-        if inner:
-            cause = "a key that is not asked for, or one that only others read: a loss, a metric"
+        cause = "an argument or key that is not passed on, that this model has no use for, or that "
+        cause += "only others read, as a loss or a metric: leave it out of the batch"
         yield Wiring.violation(
             root, message, value=value, role="inputs", cause=cause, severity="warn"
         )

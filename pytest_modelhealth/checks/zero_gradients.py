@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
@@ -151,26 +152,13 @@ class _Verdict:
                 advice += "pass straight through, as in x + (f(x) - x).detach()"
             cause = f"{stops.for_good[edge]}{where}: {advice}"
         else:
-            others = dict.fromkeys([*stops.stuck[edge], *names]) if layers else names
+            others = dict.fromkeys([*stops.stuck[edge], *names])
             named = ", ".join(repr(name) for name in others if name != culprit.name)
-            if not named:
-                cause = (
-                    "its weights are all zero, and what it gives is multiplied by what is made of "
-                    f"it{where}: detached on one side, or the same value twice, so that no "
-                    "gradient comes back by either; initialise it at random, or take the detach "
-                    "away"
-                )
-            elif layers:
-                cause = (
-                    f"its weights are all zero, and so are those of {named}: multiplied with each "
-                    f"other{where} neither gets a gradient, and both stay zero; initialise them at "
-                    "random"
-                )
-            else:
-                cause = (
-                    f"{named} are all zero and are multiplied with each other{where}, so that none "
-                    "gets a gradient and all stay zero: initialise one of them at random"
-                )
+            cause = (
+                "its weights are all zero, and what it gives is multiplied by what is made of "
+                f"{f'{named}, zero too,' if named else 'it'}{where}: no gradient comes back, and "
+                "all stay zero; initialise one at random, or take a detach away"
+            )
         yield self._finding(culprit, cause, affected, [] if layers else parameters)
 
     def _feeding(self, names: Iterable[str]) -> list[str]:
@@ -189,14 +177,12 @@ class _Verdict:
         if self._observation.loss == 0.0:  # `loss` names one that is switched off
             return self._check.inconclusive(record, _NOTHING_TO_LEARN)
         tensors = [name.rpartition(".")[2] for name in parameters]
-        message = "the gradient that reaches it is exactly zero"
-        if len(tensors) > 1:
-            named = " and ".join(map(repr, tensors))
-            message = f"the gradients of {named} are exactly zero"
-        elif tensors:
-            message = f"the gradient of its {tensors[0]} is exactly zero"
-        elif record.name in self.layers:
-            message = "the gradient of its trainable parameters is exactly zero"
+        what = " and ".join(tensors)
+        if not tensors and record.name in self.layers:
+            what = "trainable parameters"
+        message = f"the gradient of its {what} is exactly zero"
+        if not what:
+            message = "the gradient that reaches it is exactly zero"
         is_layer = record.name in self.layers or bool(tensors)
         return self._check.fault(
             record,
@@ -217,16 +203,15 @@ class _Verdict:
         suspects = stops.stopped(stops.suspects, *certain).names
         perhaps = stops.stopped(stops.perhaps, *certain).names
         drawn = stops.stopped(stops.drawn, *certain).names
-        drawn = {name: edge for name, edge in drawn.items() if edge in stops.drawn}
-        unread = self._unread_parameters(suspects)
-        yield from self._unread_stories({n: e for n, e in unread.items() if n in names})
+        cut_off = stops.stopped(stops.unread).names
+        flat = {n: e for n, e in suspects.items() if e < cut_off.get(n, (math.inf, 0))}
+        yield from self._unread_stories({n: cut_off[n] for n in names if n in cut_off}, flat)
         layers = [n for n in names if n in self.silent]
         overtaken = {n for n in layers if self._goes_on_in_vain(n)}
         layers = [n for n in layers if n in doubts or n in overtaken or not self._is_left_out(n)]
         if not any(map(learns, called(self._observation))):
             layers = layers[-1:]
-        weights = [n for n in names if n in suspects.keys() - unread.keys()]
-        weights = [n for n in weights if self._is_flat(n, suspects[n])]
+        weights = [n for n in names if n in flat and self._is_flat(n, suspects[n])]
         for name in self._flow.last_of(*layers, *weights, by="gradient")[:_MOST]:
             if name in weights:
                 cause = f"{_named(self._flow.cut_at(suspects[name]))}, which it goes through, "
@@ -235,10 +220,11 @@ class _Verdict:
                 continue
             affected = [other for other in self._feeding([name]) if other in layers]
             factor = stops.perhaps.get(perhaps.get(name, _NONE))
-            if not affected or (factor == "" and name not in {*suspects, *drawn}):
+            is_drawn = drawn.get(name) in stops.drawn
+            if not affected or (factor == "" and not is_drawn and name not in suspects):
                 continue
             record = self.silent[name]
-            if name in drawn:
+            if is_drawn:
                 where = at(self._flow.cut_at(drawn[name]).line)
                 cause = f"it is multiplied by what is drawn at random{where}, {_DROPPED}"
                 is_chance = self._observation.samples < FEWEST_SAMPLES
@@ -259,23 +245,18 @@ class _Verdict:
             else:
                 yield self._finding(record, self._cause(record, suspects.get(name)), affected, [])
 
-    def _unread_parameters(self, suspects: Mapping[str, Edge]) -> Mapping[str, Edge]:
-        """Return matrices of which all that they are for is left out after it was put together."""
-        unread = self._stops.stopped(self._stops.unread).names
-        return {
-            name: edge
-            for name, record in self.parameters.items()
-            if (edge := unread.get(name)) is not None
-            and not (name in suspects and suspects[name] < edge)
-            and len(record.parameters[name.rpartition(".")[2]].shape) >= _MATRIX
-        }
-
-    def _unread_stories(self, unread: Mapping[str, Edge]) -> Iterator[Finding]:
+    def _unread_stories(
+        self, cut_off: Mapping[str, Edge], flat: Collection[str]
+    ) -> Iterator[Finding]:
+        """Yield matrices all of whose product is left out after it was put together."""
         by_place: dict[tuple[str, int], list[str]] = defaultdict(list)
-        for name, edge in unread.items():
-            by_place[self.parameters[name].name, edge[0]].append(name)
+        for name, edge in cut_off.items():
+            record = self.parameters.get(name)
+            is_matrix = record and len(record.parameters[name.rpartition(".")[2]].shape) >= _MATRIX
+            if record and is_matrix and name not in flat:
+                by_place[record.name, edge[0]].append(name)
         for found in by_place.values():
-            cause = f"of what {_named(self._flow.cut_at(unread[found[0]]))} {_NO_EFFECT}"
+            cause = f"of what {_named(self._flow.cut_at(cut_off[found[0]]))} {_NO_EFFECT}"
             yield self._finding(self.parameters[found[0]], cause, [], found, severity="warn")
 
     def _is_flat(self, name: str, stop: Edge) -> bool:
@@ -303,7 +284,7 @@ class _Verdict:
         flow = self._flow
         if flow.is_exact and name not in self._picked:
             return False
-        is_picked = self._picked.get(name) in self._unread
+        is_picked = self._picked.get(name) in self._stops.unread
         for around in filter(flow.__contains__, enclosing(name)):
             given = flow.producers(around, as_it_is=True)
             for sibling in flow.siblings(around):
@@ -322,7 +303,7 @@ class _Verdict:
         Of levels that are stacked an early one is read: most of what is joined is not taken.
         """
         edge = self._picked.get(name, _NONE)
-        if edge not in self._unread:
+        if edge not in self._stops.unread:
             return False
         unread = filter(None, map(self._picked.get, self.layers))
         idle = {position for number, position in unread if number == edge[0]}
@@ -342,15 +323,11 @@ class _Verdict:
         stops = self._stops
         return stops.stopped(stops.for_good, stops.stuck).names
 
-    @cached_property
-    def _unread(self) -> frozenset[Edge]:
-        return frozenset(self._stops.unread)
-
     def _doubt(self, record: LayerRecord) -> str:
         """Return what in this batch alone may explain a zero, and what to give instead."""
         if self._observation.loss == 0.0:
             return _NOTHING_TO_LEARN
-        if self._picked.get(record.name) in self._unread:
+        if self._picked.get(record.name) in self._stops.unread:
             join = _named(self._flow.cut_at(self._picked[record.name]))
             return (
                 f"of what {join} puts together only a part is taken later: it may be for the rest"
