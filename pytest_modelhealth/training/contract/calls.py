@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from pytest_modelhealth.checks import Finding
-from pytest_modelhealth.settings import Factor, Severity
+from pytest_modelhealth.report import HalfInfluence, LayerMode, Stepped
+from pytest_modelhealth.settings import Factor, Settings, Severity
 from pytest_modelhealth.training.contract.step_check import StepCheck, listed
-
-if TYPE_CHECKING:
-    from pytest_modelhealth.report import HalfInfluence, LayerMode, Stepped
-    from pytest_modelhealth.settings import Settings
 
 
 class TrainingMode(StepCheck):
@@ -128,24 +125,24 @@ class _Odd(NamedTuple):
 
 _ODD = (
     _Odd(
-        lambda mode: mode.still and mode.trainable,
+        lambda mode: "still" in mode.traits and mode.trainable,
         "do not move in training, so that evaluation normalises by what they were at the start",
         "momentum=0 (torch's momentum is the share of the new batch: 0.1 is usual), or buffers "
         "that are written back",
         "fail",
     ),
     _Odd(
-        lambda mode: mode.drifts,
+        lambda mode: "drifts" in mode.traits,
         "move, although their normalisations are frozen",
         "requires_grad_(False) leaves statistics alone: call eval() on the frozen part too",
     ),
     _Odd(
-        lambda mode: mode.unseen and mode.kind == "batch_norm",
+        lambda mode: "unseen" in mode.traits and mode.kind == "batch_norm",
         "also move in a forward without gradients, which runs in training mode",
         "a forward for logging, counting or a look ahead: call eval() around it",
     ),
     _Odd(
-        lambda mode: mode.hasty and mode.trainable,
+        lambda mode: "hasty" in mode.traits and mode.trainable,
         "are made of the latest batch by more than half",
         "torch's momentum is the share of the new batch, 0.1 as a rule: 0.9 or 0.99 is how other "
         "frameworks write 0.1 or 0.01",
@@ -280,7 +277,6 @@ class Resumption(StepCheck):
     name = "resumption"
     summary = "After loading the saved state, the next step is the same, bit for bit."
     rank = 76
-    minimum_evidence = "run_step(..., resume=True)"
     role = "parameters"
 
     def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:

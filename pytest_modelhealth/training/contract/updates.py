@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks import Finding
-from pytest_modelhealth.settings import Ratio, Share
+from pytest_modelhealth.report import Stepped, SteppedOptimizer, SteppedParameter
+from pytest_modelhealth.settings import Limit, Ratio, Settings, Share
 from pytest_modelhealth.training.contract.step_check import StepCheck
-
-if TYPE_CHECKING:
-    from pytest_modelhealth.report import Stepped, SteppedOptimizer, SteppedParameter
-    from pytest_modelhealth.settings import Limit, Settings
-
 
 _UP = 0.1
 _OUTSIDE = 0.3
@@ -58,7 +53,7 @@ class UpdateDirection(StepCheck):
             what = (
                 f"{optimizer.type_name} climbs its own gradient (cosine {cosine:.2f}), and {rise}"
             )
-            if cosine > _UP and optimizer.maximizes and not stepped.is_loss:
+            if cosine > _UP and "maximizes" in optimizer.traits and not stepped.is_loss:
                 yield self.untold(f"{what}: it is told to maximize: right for a reward, not a loss")
             elif cosine > _UP:
                 cause = "a negative learning rate, or an update that is added, not subtracted"
@@ -119,7 +114,7 @@ class UpdateSize(StepCheck):
 
     def _large(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:
         limit = settings["max_step_ratio"]
-        if any(optimizer.closure for optimizer in stepped.optimizers):
+        if any("closure" in optimizer.traits for optimizer in stepped.optimizers):
             return
         matrices = [p for p in stepped.parameters if p.dimensions > 1 and any(p.updates)]
         for call in range(len(stepped.losses)):
@@ -252,7 +247,6 @@ class Overfitting(StepCheck):
     name = "overfitting"
     summary = "Called again and again on one batch, a step lowers its loss."
     rank = 75
-    minimum_evidence = "run_step(..., overfit=120)"
     role = "activations"
     settings = (
         Share(

@@ -113,7 +113,6 @@ class Rule(Check):
     kinds: ClassVar[tuple[Kind, ...]] = ()
     """What it objects to."""
     judges_steps = True
-    minimum_evidence = "a monitored training"
     occasion = "A whole training: inspector(model).monitor()"
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:

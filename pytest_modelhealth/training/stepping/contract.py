@@ -14,7 +14,6 @@ from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection
 from pytest_modelhealth.report import Observation, Stepped
 from pytest_modelhealth.training.stepping.calls import (
-    Lists,
     call_step,
     layer_modes,
     overfitted,
@@ -87,15 +86,14 @@ def run_contract(
     session = Session(model, given, selection)
     with session.open():
         untied, copied = untied_weights(model), copies(model)
-        lists = Lists(model, given.step)
-        made = call_step(session, asked.calls, lists)
+        made = call_step(session, asked.calls)
         first = made.seen[0]
         optimizers = list(stepped_optimizers(session, made))
         parameters = tuple(stepped_parameters(session, made))
         modes = tuple(layer_modes(session, made))
         left = left_over(session, first) if any(seen.left_over for seen in made.seen[:2]) else None
         slope = loss_slope(session, first)
-        unlearned = slope_without_gradient(session, made.seen, made.changes)
+        unlearned = slope_without_gradient(session, made.seen)
         halves, why_no_halves = half_influence(session, first, len(made.seen))
         seeds = _sets_a_seed(session, made.ends_at)
         best = None if asked.overfit is None else overfitted(session, asked.overfit)
@@ -115,22 +113,16 @@ def run_contract(
         mixed=mixed(session, first),
         climbs=climbs(session, made),
         switched=switches_on_purpose(first),
-        advances=made.advances,
         seeds=seeds,
-        sign=made.sign,
-        is_loss=made.is_loss,
         strays=tuple(strays(session, made)),
         switches=tuple(frozen_in_vain(model)),
-        idle_schedules=made.idle_schedules,
-        raised=made.raised,
-        raised_at=len(made.seen) + 1 if made.raised else 0,
-        growing=tuple(lists.growing),
         untied=untied,
         copies=moved_copies(copied, model, made.seen),
         overfit=best,
         resumed=differs,
         calls=session.called,
         seconds=time.perf_counter() - start,
+        **made.facts,
     )
     assert made.observation is not None
     notes = (*made.observation.notes, *_notes(session))

@@ -56,7 +56,7 @@ def _why_no_slope(first: Watched) -> str:
     held = _stepped_on(first)
     if not held:
         return "no optimizer stepped on a gradient in the first call"
-    if any(steps.count > 1 or steps.closure for steps in stepped):
+    if any(steps.count > 1 or "closure" in steps.traits for steps in stepped):
         return "an optimizer steps several times in a call, or by a closure"
     if len({frozenset(steps.passes) for steps in stepped}) > 1:
         return "several optimizers descend losses of their own"
@@ -69,7 +69,7 @@ def _why_no_slope(first: Watched) -> str:
 
 def _stepped_on(first: Watched) -> set[int]:
     """Return what an optimizer steps on: gradients of this call, or of it as the next begins."""
-    leading = [first.optimizers[key] for key, steps in first.steps.items() if steps.leads]
+    leading = [first.optimizers[key] for key, one in first.steps.items() if "leads" in one.traits]
     waiting = {id(p) for optimizer in leading for p in parameters_of(optimizer)}
     return first.at_step or waiting & first.gradients.keys()
 
@@ -215,7 +215,7 @@ def left_over(session: Session, first: Watched) -> LeftOver | None:
     Two calls are made either way, three where the first has nothing to step on yet. What differs is
     held against what they moved.
     """
-    calls = 2 + any(steps.leads for steps in first.steps.values())
+    calls = 2 + any("leads" in steps.traits for steps in first.steps.values())
     try:
         start, moved = session.after(0), session.after(calls, watch=session.watch())
         cleared = session.after(calls, watch=session.watch(clears=True))
@@ -234,16 +234,14 @@ def left_over(session: Session, first: Watched) -> LeftOver | None:
 # ---- parameters without gradient
 
 
-def slope_without_gradient(
-    session: Session, seen: list[Watched], changes: list[dict[int, float]]
-) -> tuple[tuple[str, ...], float]:
+def slope_without_gradient(session: Session, seen: list[Watched]) -> tuple[tuple[str, ...], float]:
     """Return trainable parameters without gradient that the returned loss depends on, and how.
 
     They ran, an optimizer that stepped holds them, and they are moved together along one random
     direction.
     """
     reached = {key for one in seen for key in (*one.added, *one.gradients)}
-    reached |= {key for moved in changes for key, size in moved.items() if size}
+    reached |= {key for one in seen for key, size in one.changes.items() if size}
     stepped = {
         id(p) for one in seen for optimizer in one.optimizers.values()
         for p in parameters_of(optimizer)

@@ -30,31 +30,22 @@ class Steps:
     Args:
         count: how many.
         rate: its largest learning rate at the first.
-        closure: whether it was given one.
-        repeated: whether it stepped again with the very gradient of the step before.
         evaluations: what its closure returned, each time.
-        piled: whether the closure added to the gradient of its evaluation before.
         passes: the backward passes that are in the gradients of its first step.
         early: forwards of modules before its step, where no backward pass of this call had reached
             it by then; -1 where one had.
-        empty: whether there was no gradient at such a step.
-        leads: whether it stepped so, and a backward pass reached it later in the call.
-        stale: whether that was the pass of a forward from before the step.
         along: inner product of the first update and the gradient, and both squared norms.
+        traits: as of a `SteppedOptimizer`, with ``leads`` (a backward pass reached it later in the
+            call, none before) and ``empty`` (it had no gradient when none had reached it).
     """
 
     count: int = 0
     rate: float = 0.0
-    closure: bool = False
-    repeated: bool = False
     evaluations: list[float] = field(default_factory=list)
-    piled: bool = False
     passes: set[int] = field(default_factory=set)
     early: int = -1
-    empty: bool = False
-    leads: bool = False
-    stale: bool = False
     along: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    traits: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -70,8 +61,11 @@ class Watched:
         at_step: which of these were taken at a step.
         added: largest absolute value of what backward passes left.
         raw: L2 norm of the same.
-        updated: L2 norm of what optimizers changed.
+        updated: L2 norm of what optimizers changed; by that of the values before, once the call is
+            over that `call_step` made.
+        changes: the same of the whole call.
         rates: learning rate at the first step.
+        at_end: learning rate of each optimizer that was given when the call is over, by its `id`.
         left_over: whether a gradient from before an optimizer's step was still there.
         erased: parameters whose gradient was all zero at the step, and not as it was left.
         at_first: copies of parameters before their optimizer's first step.
@@ -90,7 +84,9 @@ class Watched:
     added: dict[int, float] = field(default_factory=dict)
     raw: dict[int, float] = field(default_factory=dict)
     updated: dict[int, float] = field(default_factory=dict)
+    changes: dict[int, float] = field(default_factory=dict)
     rates: dict[int, float] = field(default_factory=dict)
+    at_end: dict[int, float] = field(default_factory=dict)
     left_over: set[int] = field(default_factory=set)
     erased: set[int] = field(default_factory=set)
     at_first: dict[int, Tensor] = field(default_factory=dict)
@@ -99,11 +95,6 @@ class Watched:
     began: bool = True
     runs: list[tuple[bool, bool]] = field(default_factory=list)
     rows: list[tuple[float, float]] = field(default_factory=list)
-
-    @property
-    def steps_in_all(self) -> int:
-        """How often any optimizer stepped."""
-        return sum(steps.count for steps in self.steps.values())
 
 
 class Watch:
@@ -154,9 +145,9 @@ class Watch:
             yield seen
         for key, steps in seen.steps.items():
             held = parameters_of(seen.optimizers[key])
-            steps.leads = steps.early >= 0 and any(id(p) in self._reached for p in held)
-            if steps.leads:
-                steps.stale = 0 < steps.early == self._forwards
+            if steps.early >= 0 and any(id(p) in self._reached for p in held):
+                is_stale = 0 < steps.early == self._forwards
+                steps.traits |= {"leads", "stale"} if is_stale else {"leads"}
                 steps.passes.update(*(self._within.get(id(p), ()) for p in held))
         for key, parameter in self._parameters.items():
             gradient = parameter.grad
@@ -197,7 +188,8 @@ class Watch:
                 self._evaluating.discard(key)
                 if parameter.grad is not None and is_nonzero(parameter.grad):
                     for steps in self.seen.steps.values():
-                        steps.piled |= steps.closure
+                        if "closure" in steps.traits:
+                            steps.traits.add("piled")
             if key in self._stepped:
                 self._stepped.discard(key)
                 if parameter.grad is not None and is_nonzero(parameter.grad):
@@ -229,37 +221,39 @@ class Watch:
         if not steps.count:
             steps.rate = rate_of(optimizer)
             steps.passes.update(*(self._within.get(id(p), ()) for p in held))
-        else:
-            steps.repeated |= self._is_repeated(held)
+        elif self._is_repeated(held):
+            steps.traits.add("repeated")
         steps.count += 1
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                seen.rates.setdefault(id(parameter), float(group.get("lr") or 0.0))
+        groups = optimizer.param_groups
+        rates = {id(p): float(group.get("lr") or 0.0) for group in groups for p in group["params"]}
+        seen.rates = rates | seen.rates
         within = bool(self._before)  # another one's, which may have taken back a look ahead
         self._before.append({id(p): p.detach().clone() for p in held})
         for key, value in self._before[-1].items():
             if within and steps.count == 1:
                 seen.at_first[key] = value
             seen.at_first.setdefault(key, value)
-        if closure is None:
-            if not any(id(p) in self._reached for p in held):
-                steps.early = self._forwards
-                steps.empty |= not any(p.grad is not None and is_nonzero(p.grad) for p in held)
-            self._take(held)
-            return None
-        steps.closure = True
-        return self._with_closure(closure, held, args, kwargs)
+        if closure is not None:
+            return self._with_closure(steps, closure, held, args, kwargs)
+        if not any(id(p) in self._reached for p in held):
+            steps.early = self._forwards
+            is_empty = not any(p.grad is not None and is_nonzero(p.grad) for p in held)
+            steps.traits |= {"empty"} if is_empty else set()
+        self._take(held)
+        return None
 
-    def _with_closure(self, closure: Any, held: list[Tensor], args: Any, kwargs: Any) -> Any:
-        """Take the gradient after the closure first ran, where the optimizer has one."""
-
-        steps = self.seen.steps[id(args[0])]
+    def _with_closure(
+        self, steps: Steps, closure: Any, held: list[Tensor], args: Any, kwargs: Any
+    ) -> Any:
+        """Take the gradient after the closure first ran."""
+        steps.traits.add("closure")
 
         def evaluated() -> Any:
             if steps.evaluations:
                 self._evaluating = {id(p) for p in held}
             value = closure()
-            steps.evaluations.append(_number(value))
+            number = value.detach() if isinstance(value, Tensor) else value
+            steps.evaluations.append(math.nan if number is None else float(number))
             self._take(held)
             return value
 
@@ -375,11 +369,6 @@ def _uncompiled(hook: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
     """Return a hook that a compiled step does not trace."""
     dynamo: Any = sys.modules.get("torch._dynamo")
     return hook if dynamo is None else dynamo.disable(hook)
-
-
-def _number(value: Any) -> float:
-    value = value.detach() if isinstance(value, Tensor) else value
-    return math.nan if value is None else float(value)
 
 
 def _unhooked(bare: list[tuple[Tensor, Any, Any]]) -> None:
