@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from pytest_modelhealth.checks import Finding
-from pytest_modelhealth.report import HalfInfluence, LayerMode, Stepped
+from pytest_modelhealth.report import LayerMode, Stepped
 from pytest_modelhealth.settings import Factor, Settings, Severity
 from pytest_modelhealth.training.contract.step_check import StepCheck, listed
 
@@ -51,8 +51,7 @@ class TrainingMode(StepCheck):
                 "again, or freeze it",
                 layer=part[0].layer,
                 value=float(len(part)),
-                severity="warn",
-                independent=False,
+                warns=True,
             )
 
 
@@ -160,10 +159,18 @@ class BatchInfluence(StepCheck):
 
     def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:
         """Yield the half that is dropped."""
-        idle = [half for half in stepped.halves if not half.effect and not _is_masked(half)]
+        idle = [half for half in stepped.halves if not half.effect]
+        # where no gradient comes to the samples, wherever they stand, it is them that are masked
+        idle = [half for half in idle if not half.rows == half.moved_rows == 1.0]
         moves = any(any(p.changes) for p in stepped.parameters)
         if moves and stepped.halves and not any(half.effect for half in stepped.halves):
-            yield self._none(stepped)
+            yield self.broken(
+                f"none of the {sum(half.samples for half in stepped.halves)} samples of the batch "
+                "has an influence on what the step does: replaced by one another, they leave every "
+                "parameter as it was",
+                "the step reads another batch, from around it, or writes over the gradient; a "
+                "step that needs no data takes None for a batch",
+            )
         if len(idle) != 1:
             return
         half = idle[0]
@@ -174,20 +181,6 @@ class BatchInfluence(StepCheck):
             "whose backward pass is missing, or a mask over places instead of samples",
             severity="warn" if half.rows == 1.0 else "fail",
         )
-
-    def _none(self, stepped: Stepped) -> Finding:
-        samples = sum(half.samples for half in stepped.halves)
-        return self.broken(
-            f"none of the {samples} samples of the batch has an influence on what the step does: "
-            "replaced by one another, they leave every parameter as it was",
-            "the step reads another batch, from around it, or writes over the gradient; a "
-            "step that needs no data takes None for a batch",
-        )
-
-
-def _is_masked(half: HalfInfluence) -> bool:
-    """Whether it is the samples that have no gradient, not their places in the batch."""
-    return half.rows == 1.0 and half.moved_rows == 1.0
 
 
 _LARGE = 0.05

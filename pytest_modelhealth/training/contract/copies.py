@@ -52,9 +52,7 @@ class LearningCopies(StepCheck):
                 "a slow copy is updated from the other's weights under no_grad: freeze it by "
                 "requires_grad_(False) and leave it out of the optimizer",
                 layer=name,
-                value=1.0,
-                severity="warn",
-                independent=False,
+                warns=True,
             )
 
 

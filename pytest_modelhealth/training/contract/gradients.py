@@ -277,8 +277,7 @@ class LeftOverGradients(StepCheck):
                 "both losses go backward before either optimizer steps: clear or detach in "
                 "between, unless both are meant for this part",
                 value=1.0,
-                severity="warn",
-                independent=False,
+                warns=True,
             )
         elif found is not None and found.effect > limit.value:
             yield self.broken(

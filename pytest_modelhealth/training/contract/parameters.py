@@ -169,8 +169,7 @@ class ParameterUpdates(StepCheck):
                 "copied into the model in place of the other way round",
                 found=mostly[:1],
                 value=_UNDONE,
-                severity="warn",
-                independent=False,
+                warns=True,
             )
         back = [p for p in stepped.parameters if any(p.updates) and not any(p.changes)]
         if back:
@@ -190,8 +189,7 @@ class ParameterUpdates(StepCheck):
                 "a schedule, or a group without its rate; what should not learn is frozen "
                 "by requires_grad_(False)",
                 found=still,
-                severity="warn",
-                independent=False,
+                warns=True,
             )
 
 

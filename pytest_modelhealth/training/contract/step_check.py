@@ -51,10 +51,13 @@ class StepCheck(Check):
             what: what is wrong, one sentence that stands alone.
             cause: the likely cause, one sentence.
             found: the parameters, if it is about some.
-            more: what a `Violation` holds beside them.
+            more: what a `Violation` holds beside them; ``warns=True`` is one that only warns, and
+                that a fault may be the cause of.
         """
         layers = list(dict.fromkeys(p.layer for p in found)) or [""]
         own = found[0].own if found else ""
+        if more.pop("warns", False):
+            more |= {"severity": "warn", "independent": False}
         limit: Limit | None = more.pop("limit", None)
         made = {"value": 0.0, "tensor": own, "affected": layers[1:], "independent": True, **more}
         return Violation(

@@ -128,11 +128,9 @@ class UpdateSize(StepCheck):
                 f"{worst.updates[call]:.2g}",
                 "the learning rate is too large for these weights, or a scale of the "
                 "gradient is never removed",
-                layer=worst.layer,
+                found=[worst, *matrices],
                 value=statistics.median(ratios),
                 limit=limit,
-                tensor=worst.own,
-                affected=[p.layer for p in matrices if p.layer != worst.layer],
             )
             return
 
@@ -221,11 +219,9 @@ class UpdatePrecision(StepCheck):
             f"the same, bit for bit, while others move ({len(still)} such matrices)",
             "the learning rate of its group is below the precision of the weights: a decay "
             "by layer that is applied to each parameter, say",
-            layer=still[0].layer,
+            found=still,
             value=still[0].swallowed,
             limit=limit,
-            tensor=still[0].own,
-            affected=[p.layer for p in still[1:] if p.layer != still[0].layer],
             independent=False,
         )
 

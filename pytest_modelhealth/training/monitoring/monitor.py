@@ -28,8 +28,8 @@ from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.training.bridges import callback_of
 from pytest_modelhealth.training.monitoring.history import History
 from pytest_modelhealth.training.monitoring.judging import Reaction, TrainingJudge
-from pytest_modelhealth.training.monitoring.lines import CsvLines, JsonLines, Lines
 from pytest_modelhealth.training.monitoring.row import Event, StepRow, require_statistic, row_of
+from pytest_modelhealth.training.monitoring.writing import CsvLines, JsonLines, Lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

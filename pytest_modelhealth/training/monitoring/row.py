@@ -292,31 +292,33 @@ def row_of(
     """
     layers = [layer for layer in seen.layers.values() if layer.roles]
     rows = []
-    weights: dict[tuple[str, str], Norm] = {}  # of the parameters that an optimizer changed
-    gradients: list[Norm] = []
+    weights: dict[
+        tuple[str, str], TensorStatistics
+    ] = {}  # of the parameters that an optimizer changed
+    gradients: list[TensorStatistics] = []
     for layer in layers:
-        own, own_gradients = _norms(layer, "parameters"), _norms(layer, "parameter_gradients")
+        own, own_gradients = _held(layer, "parameters"), _held(layer, "parameter_gradients")
         gradients += own_gradients.values()
         changed = {
-            (layer.name, name): norm
-            for name, norm in own.items()
+            (layer.name, name): held
+            for name, held in own.items()
             if (layer.name, name) in seen.updates
         }
         weights |= changed
-        change = _joined([_norm_of(seen.updates[key]) for key in changed])
+        change = _joined([seen.updates[key] for key in changed])
         rows.append(
             (
                 *_activations(seen.statistics(layer, "activations")),
                 *_gradients(seen.statistics(layer, "gradients")),
-                *_held(own.values()),
-                *_held(own_gradients.values()),
+                *_together(own.values()),
+                *_together(own_gradients.values()),
                 change,
                 _ratio(change, changed.values()),
                 *_evidence(layer, seen),
             )
         )
     table = np.array(rows, dtype=np.float64).reshape(len(rows), len(STATISTICS)).T
-    changes = {key: _norm_of(seen.updates[key]) for key in weights}
+    changes = {key: seen.updates[key] for key in weights}
     return StepRow(
         step=step,
         loss=seen.observation.loss,
@@ -343,20 +345,8 @@ def _binned(layers: Sequence[Layer], role: str, seen: WatchedStep) -> Fractions:
     return np.array(filled, dtype=np.float16).reshape(len(layers), BINS)
 
 
-class Norm(NamedTuple):
-    """The norm of the finite values of a tensor, and how many others it has."""
-
-    value: float
-    nans: int
-    infinities: int
-
-
-def _norm_of(seen: TensorStatistics) -> Norm:
-    return Norm(seen.norm, seen.nan_count, seen.positive_inf_count + seen.negative_inf_count)
-
-
-def _norms(layer: Layer, role: str) -> dict[str, Norm]:
-    return {name: _norm_of(entry.statistics) for name, entry in layer.own.get(role, {}).items()}
+def _held(layer: Layer, role: str) -> dict[str, TensorStatistics]:
+    return {name: entry.statistics for name, entry in layer.own.get(role, {}).items()}
 
 
 def _activations(seen: TensorStatistics | None) -> tuple[float, ...]:
@@ -371,23 +361,22 @@ def _gradients(seen: TensorStatistics | None) -> tuple[float, ...]:
     return (math.nan,) * 3 if seen is None else (seen.rms, seen.norm, seen.nonfinite_count)
 
 
-def _held(norms: Collection[Norm]) -> tuple[float, float]:
+def _together(held: Collection[TensorStatistics]) -> tuple[float, float]:
     """Return the norm of tensors together, of finite values, and how many others they have."""
-    others = sum(norm.nans + norm.infinities for norm in norms)
-    return (math.hypot(*(n.value for n in norms)), others) if norms else (math.nan, math.nan)
+    others = sum(one.nonfinite_count for one in held)
+    return (math.hypot(*(one.norm for one in held)), others) if held else (math.nan, math.nan)
 
 
-def _joined(norms: Collection[Norm]) -> float:
+def _joined(held: Collection[TensorStatistics]) -> float:
     """Return the norm of tensors together, NaN or infinity if one is in them; NaN of none."""
-    if not norms or any(norm.nans for norm in norms):
-        return math.nan
-    if any(norm.infinities for norm in norms):
-        return math.inf
-    return math.hypot(*(norm.value for norm in norms))
+    norm, others = _together(held)
+    if not (held and others):
+        return norm
+    return math.nan if any(one.nan_count for one in held) else math.inf
 
 
-def _ratio(change: float, before: Iterable[Norm]) -> float:
-    size = math.hypot(*(norm.value for norm in before))
+def _ratio(change: float, before: Iterable[TensorStatistics]) -> float:
+    size = math.hypot(*(one.norm for one in before))
     return change / size if size else math.nan
 
 

@@ -53,7 +53,7 @@ class Calls:
 def call_step(session: Session, calls: int) -> Calls:
     """Call the step several times from the beginning."""
     made, watch = Calls(), session.watch()
-    lists, counting = _Lists(session.model, session.given.step), _Swallowed(session)
+    lists, asked = _Lists(session.model, session.given.step), dict[int, Tensor]()
     named = () if session.given.has_schedules else session.given.restore
     given, reached = _schedules(named), _schedules(session.snapshot.found)
     starts, ends = list[Tensor](), list[Tensor]()
@@ -72,6 +72,7 @@ def call_step(session: Session, calls: int) -> Calls:
             made.facts |= {"raised": said(error), "raised_at": number + 1}
             break
         if not number:
+            start = before
             _take_first(session, made, seen, before)
         sizes = {key: norm(value) or 1.0 for key, value in before.items()}
         made.seen.append(seen)
@@ -82,13 +83,16 @@ def call_step(session: Session, calls: int) -> Calls:
         seen.updated = {key: size / sizes[key] for key, size in seen.updated.items()}
         seen.at_end = {id(one): rate_of(one) for one in session.given.optimizers}
         ends.append(torch.get_rng_state())
-        counting.add(seen)
+        for key in seen.at_step:  # of which elements there ever was a gradient
+            asked[key] = (seen.gradients[key] != 0) | asked.get(key, False)
         lists.look()
         # keep no graph of a call, and gradients only of those that others are held against
         seen.result, seen.at_first = loss_in(seen.result), {}
         if number >= _COMPARED:
             seen.gradients = {key: g.new_zeros(()) for key, g in seen.gradients.items()}
-    made.swallowed = counting.shares()
+    for key, elements in asked.items():
+        still = elements & (session.parameters[key].detach() == start[key])
+        made.swallowed[key] = float(still.sum()) / max(int(elements.sum()), 1)
     made.facts |= {
         "advances": any(_state(one) != state for one, state in reached),
         "growing": lists.growing,
@@ -148,28 +152,6 @@ def _state(schedule: LRScheduler) -> str:
     return repr(schedule.state_dict())
 
 
-class _Swallowed:
-    """Counts the weights that have a gradient and do not move."""
-
-    def __init__(self, session: Session) -> None:
-        self._parameters = {k: p for k, p in session.parameters.items() if p.is_floating_point()}
-        self._before = {k: p.detach().clone() for k, p in self._parameters.items()}
-        self._asked = {k: torch.zeros_like(p, dtype=torch.bool) for k, p in self._before.items()}
-
-    def add(self, seen: Watched) -> None:
-        """Take in one call."""
-        for key in seen.at_step & self._parameters.keys():
-            self._asked[key] |= seen.gradients[key] != 0
-
-    def shares(self) -> dict[int, float]:
-        """Return the share of each parameter."""
-        found = {}
-        for key, asked in self._asked.items():
-            still = asked & (self._parameters[key].detach() == self._before[key])
-            found[key] = float(still.sum()) / max(int(asked.sum()), 1)
-        return found
-
-
 def overfitted(session: Session, calls: int) -> tuple[float, float, int]:
     """Call the step on the one batch again and again; return the first and least loss, and when."""
     session.rewind()
@@ -195,44 +177,32 @@ def resumed(session: Session) -> str:
     session.rewind()
     session.call()
     try:
-        saved = [copy.deepcopy(one.state_dict()) for one in _stateful(session)]
+        stateful = (session.model, *session.given.optimizers, *session.given.restore)
+        saved = [copy.deepcopy(one.state_dict()) for one in stateful]
         once = _next(session)
         session.rewind()
-        for one, state in zip(_stateful(session), saved, strict=True):
+        for one, state in zip(stateful, saved, strict=True):
             one.load_state_dict(state)
         again = _next(session)
     except Exception as error:  # noqa: BLE001 - the user's, in an order that we chose
         return f"the step cannot be resumed: {said(error)}"
     for name, value in once.items():
         other = again.get(name)
-        if other is None or not _equal(value, other):
+        if other is None or other.shape != value.shape:
+            return name
+        if not torch.allclose(value, other.to(value), rtol=0.0, atol=0.0, equal_nan=True):
             return name
     return ""
 
 
-def _stateful(session: Session) -> list[Any]:
-    return [session.model, *session.given.optimizers, *session.given.restore]
-
-
-def _next(session: Session) -> dict[str, Any]:
+def _next(session: Session) -> dict[str, Tensor]:
     """Make a call, and return all that it leaves."""
     session.snapshot.restore_random_numbers()
-    session.clear_gradients()
+    session.snapshot.clear_gradients()
     loss = loss_in(session.call())
-    left: dict[str, Any] = {"the loss": math.nan if loss is None else loss}
-    for name, tensor in session.model.state_dict(keep_vars=True).items():
-        if isinstance(tensor, Tensor):
-            left[name] = tensor.detach().clone()
-    return left
-
-
-def _equal(value: Any, other: Any) -> bool:
-    if isinstance(value, Tensor):
-        return isinstance(other, Tensor) and torch.equal(
-            value.nan_to_num() if value.is_floating_point() else value,
-            other.nan_to_num() if other.is_floating_point() else other,
-        )
-    return bool(value == other or (math.isnan(value) and math.isnan(other)))
+    state = session.model.state_dict().items()
+    left = {name: tensor.clone() for name, tensor in state if isinstance(tensor, Tensor)}
+    return {"the loss": torch.tensor(math.nan if loss is None else loss), **left}
 
 
 class _Lists:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -88,7 +87,7 @@ def run_contract(
         untied, copied = untied_weights(model), copies(model)
         made = call_step(session, asked.calls)
         first = made.seen[0]
-        optimizers = list(stepped_optimizers(session, made))
+        optimizers = tuple(stepped_optimizers(session, made))
         parameters = tuple(stepped_parameters(session, made))
         modes = tuple(layer_modes(session, made))
         left = left_over(session, first) if any(seen.left_over for seen in made.seen[:2]) else None
@@ -102,7 +101,7 @@ def run_contract(
         step=given.name,
         losses=tuple(loss_in(seen.result) for seen in made.seen),
         parameters=parameters,
-        optimizers=tuple(optimizers),
+        optimizers=optimizers,
         modes=modes,
         slope=slope,
         halves=halves,
@@ -125,16 +124,12 @@ def run_contract(
         **made.facts,
     )
     assert made.observation is not None
-    notes = (*made.observation.notes, *_notes(session))
-    return replace(made.observation, stepped=stepped, notes=notes)
-
-
-def _notes(session: Session) -> Iterator[str]:
-    for kind in dict.fromkeys(session.snapshot.iterators):
-        yield (
-            f"the step reads an iterator from around it ({kind}), which cannot be put back: it has "
-            f"moved on by what {session.called} calls take; give the batch as an argument"
-        )
+    notes = (
+        f"the step reads an iterator from around it ({kind}), which cannot be put back: it has "
+        f"moved on by what {session.called} calls take; give the batch as an argument"
+        for kind in dict.fromkeys(session.snapshot.iterators)
+    )
+    return replace(made.observation, stepped=stepped, notes=(*made.observation.notes, *notes))
 
 
 def _sets_a_seed(session: Session, end: Tensor | None) -> bool:

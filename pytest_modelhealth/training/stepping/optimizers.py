@@ -181,7 +181,9 @@ def stepped_optimizers(session: Session, made: Calls) -> Iterator[SteppedOptimiz
     """Yield what each optimizer did."""
     known = {id(p) for p in session.model.parameters()}
     given = {id(optimizer) for optimizer in session.given.optimizers}
-    given |= {id(one) for optimizer in session.given.optimizers for one in _wrapped(optimizer)}
+    for optimizer in session.given.optimizers:  # those of accelerate step one that they hold
+        held = getattr(optimizer, "__dict__", {}).values()
+        given |= {id(one) for one in held if isinstance(one, torch.optim.Optimizer)}
     reached = {key for seen in made.seen for key in (*seen.added, *seen.gradients)}
     for optimizer in all_optimizers(session, made):
         key, held = id(optimizer), parameters_of(optimizer)
@@ -227,12 +229,6 @@ def stepped_optimizers(session: Session, made: Calls) -> Iterator[SteppedOptimiz
             direction=_cosine(*ran[0].along) if ran else None,
             traits=frozenset(traits),
         )
-
-
-def _wrapped(optimizer: Any) -> list[Any]:
-    """Return the optimizers that one steps in its place, as those of accelerate do."""
-    held = getattr(optimizer, "__dict__", {}).values()
-    return [one for one in held if isinstance(one, torch.optim.Optimizer)]
 
 
 def _number(group: dict[str, Any], name: str) -> float:

@@ -151,7 +151,7 @@ class Watch:
                 steps.passes.update(*(self._within.get(id(p), ()) for p in held))
         for key, parameter in self._parameters.items():
             gradient = parameter.grad
-            if key in self._left and (gradient is None or not is_nonzero(gradient)):
+            if key in self._left and not is_nonzero(gradient):
                 gradient = self._left[key]  # cleared since
             if key not in seen.gradients and gradient is not None:
                 seen.gradients[key] = dense(gradient).clone()
@@ -181,19 +181,16 @@ class Watch:
 
         def see(_: Tensor) -> None:
             self._reached.add(key)
-            if parameter.grad is None or not is_nonzero(parameter.grad):
+            if not is_nonzero(parameter.grad):
                 self._within[key] = set()
             self._within.setdefault(key, set()).add(torch._C._current_graph_task_id())
-            if key in self._evaluating:
-                self._evaluating.discard(key)
-                if parameter.grad is not None and is_nonzero(parameter.grad):
-                    for steps in self.seen.steps.values():
-                        if "closure" in steps.traits:
-                            steps.traits.add("piled")
-            if key in self._stepped:
-                self._stepped.discard(key)
-                if parameter.grad is not None and is_nonzero(parameter.grad):
-                    self.seen.left_over.add(key)
+            if key in self._evaluating and is_nonzero(parameter.grad):
+                for steps in self.seen.steps.values():
+                    steps.traits |= {"piled"} if "closure" in steps.traits else set()
+            if key in self._stepped and is_nonzero(parameter.grad):
+                self.seen.left_over.add(key)
+            self._evaluating.discard(key)
+            self._stepped.discard(key)
 
         return see
 
@@ -237,7 +234,7 @@ class Watch:
             return self._with_closure(steps, closure, held, args, kwargs)
         if not any(id(p) in self._reached for p in held):
             steps.early = self._forwards
-            is_empty = not any(p.grad is not None and is_nonzero(p.grad) for p in held)
+            is_empty = not any(is_nonzero(p.grad) for p in held)
             steps.traits |= {"empty"} if is_empty else set()
         self._take(held)
         return None
@@ -264,7 +261,7 @@ class Watch:
     def _take(self, held: list[Tensor]) -> None:
         for parameter in held:
             key = id(parameter)
-            if key in self._stepped and parameter.grad is not None and is_nonzero(parameter.grad):
+            if key in self._stepped and is_nonzero(parameter.grad):
                 self.seen.left_over.add(key)
             if key not in self.seen.at_step and parameter.grad is not None:
                 self.seen.gradients[key] = dense(parameter.grad).clone()
@@ -435,6 +432,6 @@ def largest(tensor: Tensor) -> float:
     return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
-def is_nonzero(gradient: Tensor) -> bool:
-    """Whether any number of a gradient is not zero."""
-    return bool(dense(gradient).any())
+def is_nonzero(gradient: Tensor | None) -> bool:
+    """Whether there is a gradient, and any number of it is not zero."""
+    return gradient is not None and bool(dense(gradient).any())
