@@ -47,12 +47,12 @@ class Follower:
             self._monitor.start()
             self._is_ours = True
         if scaler is not None:
-            self._monitor._use_scaler(scaler)
+            self._monitor._watch.use_scaler(scaler)
         self._is_on = True
 
     def when_closed(self, call: Callable[[], object]) -> None:
         """Have a function called when the monitor is closed, by whom it may be."""
-        self._monitor._when_closed(call)
+        self._monitor._on_close.append(call)
 
     def step_end(self, number: int, loss: Any = None) -> None:
         """Say that an optimizer's step is over; numbers that do not rise are replaced."""

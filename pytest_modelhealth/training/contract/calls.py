@@ -233,21 +233,17 @@ class LaterCalls(StepCheck):
                 value=losses[bad],
             )
         elif grown is not None:
-            ratio = losses[grown] / losses[0]
+            # by small updates, a loss may grow that starts at next to nothing
+            sizes = [size for p in stepped.parameters for size in p.updates if p.dimensions > 1]
             yield self.broken(
                 f"on one batch the loss grows from {losses[0]:.4g} to {losses[grown]:.4g} by call "
                 f"{grown + 1}",
                 "the learning rate is too large, the gradient is not what it should be, or "
                 "the update has the wrong sign",
-                value=ratio,
+                value=losses[grown] / losses[0],
                 limit=limit,
-                severity="fail" if _is_large(stepped) else "warn",
+                severity="fail" if max(sizes, default=0.0) > _LARGE else "warn",
             )
-
-
-def _is_large(stepped: Stepped) -> bool:
-    """Whether an update was large: a loss that starts at next to nothing may grow by little."""
-    return any(size > _LARGE for p in stepped.parameters for size in p.updates if p.dimensions > 1)
 
 
 def _why_raised(text: str) -> str:

@@ -184,10 +184,6 @@ class TrainingMonitor(NamesItsAttributes):
         """Whether it watches: it was started, and not closed yet."""
         return self._state == "started"
 
-    def _use_scaler(self, scaler: Any) -> None:
-        """Report gradients without the scale of a `torch.amp.GradScaler`, from this step on."""
-        self._watch.use_scaler(scaler)
-
     def callback(self, library: str) -> Any:
         """Return a callback for the trainer of another library, which then ends the steps.
 
@@ -214,10 +210,6 @@ class TrainingMonitor(NamesItsAttributes):
         self._state = "closed"
         while self._on_close:
             self._on_close.pop()()
-
-    def _when_closed(self, call: Callable[[], object]) -> None:
-        """Have a function called when the monitor is closed."""
-        self._on_close.append(call)
 
     # Steps.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -155,17 +156,13 @@ def _state(schedule: LRScheduler) -> str:
 def overfitted(session: Session, calls: int) -> tuple[float, float, int]:
     """Call the step on the one batch again and again; return the first and least loss, and when."""
     session.rewind()
-    losses = [_number(session) for _ in track(range(calls), "overfitting")]
+    losses = [math.nan] * calls
+    with suppress(Exception):  # a later call, of which another check says that it raises
+        for number in track(range(calls), "overfitting"):
+            loss = loss_in(session.call())
+            losses[number] = math.nan if loss is None else loss
     best = min(range(calls), key=lambda n: losses[n] if math.isfinite(losses[n]) else math.inf)
     return losses[0], losses[best], best + 1
-
-
-def _number(session: Session) -> float:
-    try:
-        loss = loss_in(session.call())
-    except Exception:  # noqa: BLE001 - a later call, of which another check says that it raises
-        return math.nan
-    return math.nan if loss is None else loss
 
 
 def resumed(session: Session) -> str:
@@ -281,10 +278,4 @@ def _kind(module: nn.Module) -> str:
 
 def switches_on_purpose(first: Watched) -> bool:
     """Whether the step itself brings the model to evaluation mode, and not for a validation."""
-    runs = first.runs
-    return (
-        first.began
-        and bool(runs)
-        and not any(training for training, _ in runs)
-        and all(enabled for _, enabled in runs)
-    )
+    return first.began and set(first.runs) == {(False, True)}

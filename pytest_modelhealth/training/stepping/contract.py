@@ -58,16 +58,14 @@ class Asked(NamedTuple):
         Raises:
             InspectionError: something is not; the message says what is expected.
         """
-        _require_number(self.calls, "calls", 1)
-        if self.overfit is not None:
-            _require_number(self.overfit, "overfit", 2)
+        overfit = 2 if self.overfit is None else self.overfit
+        for name, value, least in (("calls", self.calls, 1), ("overfit", overfit, 2)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise InspectionError(
+                    f"{name} must be a whole number from {least} on, not {value!r}"
+                )
         if not isinstance(self.resume, bool):
             raise InspectionError(f"resume must be True or False, not {self.resume!r}")
-
-
-def _require_number(value: object, name: str, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InspectionError(f"{name} must be a whole number from {least} on, not {value!r}")
 
 
 def run_contract(

@@ -136,9 +136,7 @@ class Watch:
         self._left.clear()
         self._forwards = 0
         start = {k: p.detach().clone() for k, p in self._parameters.items() if self._by_hand}
-        bare = [(p, p._backward_hooks, p._post_accumulate_grad_hooks) for p in self._leaves()]
         with ExitStack() as stack:
-            stack.callback(_unhooked, bare)
             stack.callback(self._forget_rows)
             for hook in self._hooks():
                 stack.callback(hook.remove)
@@ -162,7 +160,8 @@ class Watch:
     def _hooks(self) -> Iterator[Any]:
         yield register_optimizer_step_pre_hook(self._before_step)
         yield register_optimizer_step_post_hook(self._after_step)
-        for parameter in self._leaves():
+        leaves = [p for p in self._parameters.values() if p.requires_grad and p.is_leaf]
+        for parameter in leaves:  # the dictionaries of hooks that this leaves go by the snapshot
             seeing, summing = self._seeing(id(parameter)), self._summing(id(parameter))
             yield parameter.register_hook(_uncompiled(seeing))
             yield parameter.register_post_accumulate_grad_hook(_uncompiled(summing))
@@ -170,9 +169,6 @@ class Watch:
             yield module.register_forward_pre_hook(_ModuleHook(self._entering(inside)))
         if self._samples:
             yield self._model.register_forward_hook(_ModuleHook(self._returning))
-
-    def _leaves(self) -> list[Tensor]:
-        return [p for p in self._parameters.values() if p.requires_grad and p.is_leaf]
 
     # ---- gradients
 
@@ -200,7 +196,7 @@ class Watch:
             self.seen.passes.setdefault(task, set()).add(key)
             if parameter.grad is not None:
                 gradient = dense(parameter.grad)
-                self.seen.added[key] = largest(gradient)
+                self.seen.added[key] = float(gradient.abs().max()) if gradient.numel() else 0.0
                 self.seen.raw[key] = norm(gradient)
                 if self._by_hand:
                     self._left[key] = gradient.clone()
@@ -368,15 +364,6 @@ def _uncompiled(hook: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
     return hook if dynamo is None else dynamo.disable(hook)
 
 
-def _unhooked(bare: list[tuple[Tensor, Any, Any]]) -> None:
-    """Leave no empty dictionary of hooks where there was none."""
-    for parameter, before, after in bare:
-        if before is None and not parameter._backward_hooks:
-            parameter._backward_hooks = None
-        if after is None and not parameter._post_accumulate_grad_hooks:
-            parameter._post_accumulate_grad_hooks = None  # type: ignore[assignment]
-
-
 def _open_modules(model: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Module]]]:
     """Yield each module whose hooks are called, with those that it runs unseen, itself first.
 
@@ -425,11 +412,6 @@ def inner(a: Tensor, b: Tensor) -> float:
     """Return the inner product of two tensors, its real part, added up in double precision."""
     wide = torch.complex128 if a.is_complex() else torch.float64
     return float((a * b.conj()).sum(dtype=wide).real)
-
-
-def largest(tensor: Tensor) -> float:
-    """Return the largest absolute value; 0 of an empty tensor."""
-    return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
 def is_nonzero(gradient: Tensor | None) -> bool:
