@@ -294,4 +294,8 @@ class PassiveHooks(Hooks):
         self.saw_backward = True
         if self._on_backward is not None:
             engine: Any = Variable._execution_engine
-            engine.queue_callback(lambda: self._on_backward and self._on_backward())
+            engine.queue_callback(self._end_backward)
+
+    def _end_backward(self) -> None:
+        if self._on_backward is not None:
+            self._on_backward()

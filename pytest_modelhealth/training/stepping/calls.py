@@ -243,7 +243,7 @@ def layer_modes(session: Session, made: Calls) -> Iterator[LayerMode]:
         own = list(module.parameters(recurse=False))
         kind, before = _kind(module), session.first_statistics.get(module)
         # of the running mean; None where there is none
-        moved = None if before is None else not torch.equal(before, module.running_mean)  # type: ignore[arg-type]
+        moved = None if before is None else not torch.equal(before, module.running_mean)
         is_trainable = any(p.requires_grad for p in own)
         is_written = any(id(p) in made.moved for p in own)
         traits = {
