@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -59,8 +59,10 @@ class Asked(NamedTuple):
             InspectionError: something is not; the message says what is expected.
         """
         overfit = 2 if self.overfit is None else self.overfit
-        numbers: tuple[tuple[str, Any, int], ...]
-        numbers = ("calls", self.calls, 1), ("overfit", overfit, 2)
+        numbers: list[tuple[str, object, int]] = [
+            ("calls", self.calls, 1),
+            ("overfit", overfit, 2),
+        ]
         for name, value, least in numbers:
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise InspectionError(
