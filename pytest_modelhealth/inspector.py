@@ -42,7 +42,7 @@ from pytest_modelhealth.tolerance import RECORDING, Calibration, observed
 from pytest_modelhealth.training import default_settings
 from pytest_modelhealth.training.monitoring.judging import Reaction
 from pytest_modelhealth.training.monitoring.monitor import TrainingMonitor
-from pytest_modelhealth.training.monitoring.scalars import Scalars, writers_of
+from pytest_modelhealth.training.monitoring.writing import Scalars, writers_of
 from pytest_modelhealth.training.stepping.contract import Asked, run_contract
 from pytest_modelhealth.training.stepping.givers import Given, step_of
 

@@ -72,21 +72,18 @@ class SteppedOptimizer:
         eps: largest ``eps`` of a group; ``None`` where it has none.
         second_moment: root mean square of its estimates of the gradient's second moment, the
             median over parameters, after the last call; ``None`` where it keeps none.
-        maximizes: whether a group maximizes.
-        reached: whether any parameter that it holds ever got a gradient that is not zero.
-        anew: whether it was not given, and stepped in one call only.
         layer: the layer of the first parameter that it holds.
-        closure: whether it was given a closure.
-        piled: whether its closure added to the gradient of the evaluation before.
-        constant: whether its closure returned the very same number three times or more.
         betas: decay rates of its averages; empty where it has none.
         frozen_groups: how many groups hold nothing but frozen parameters, of several.
         spread: least positive learning rate of its groups, by the largest.
-        repeated: whether it stepped twice with the same gradient, of a call in which it did.
-        stale: whether it stepped in a call before any backward pass of that call reached it, and on
-            no gradient, or between a forward and its backward pass.
         direction: cosine between its first update and the gradient that it was made from; ``None``
             where there was none.
+        traits: what is true of it, of these: ``maximizes`` (a group does), ``reached`` (a gradient
+            came to what it holds), ``anew`` (it was not given, and stepped in one call only),
+            ``closure`` (it was given one), ``piled`` (which added to the gradient of the evaluation
+            before), ``constant`` (which returned the very same number each time), ``repeated`` (it
+            stepped twice in a call on the same gradient), ``stale`` (it stepped before any backward
+            pass of the call, on no gradient or between a forward and its backward pass).
     """
 
     type_name: str
@@ -99,19 +96,12 @@ class SteppedOptimizer:
     decay: float = 0.0
     eps: float | None = None
     second_moment: float | None = None
-    maximizes: bool = False
-    reached: bool = True
-    anew: bool = False
     layer: str = ""
-    closure: bool = False
-    piled: bool = False
-    constant: bool = False
     betas: tuple[float, ...] = ()
     spread: float = 1.0
     frozen_groups: int = 0
-    repeated: bool = False
-    stale: bool = False
     direction: float | None = None
+    traits: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -125,10 +115,10 @@ class LayerMode:
         without_gradient: whether it ran, and always with gradients off.
         trainable: whether it has a parameter that requires a gradient.
         kind: ``"dropout"``, ``"batch_norm"`` or ``""``.
-        unseen: whether, in training mode, it ran both with and without gradients in a call.
-        drifts: whether it is a frozen normalisation whose running statistics move.
-        hasty: whether it keeps running statistics whose momentum is more than 0.5.
-        still: whether it keeps running statistics, ran in training mode, and they never moved.
+        traits: what is true of it, of these: ``unseen`` (in training mode, it ran both with and
+            without gradients in a call), ``drifts`` (it is frozen, and its running statistics
+            move), ``hasty`` (their momentum is more than 0.5), ``still`` (they never moved,
+            although it ran in training mode).
     """
 
     layer: str
@@ -136,10 +126,7 @@ class LayerMode:
     without_gradient: bool = False
     trainable: bool = False
     kind: str = ""
-    still: bool = False
-    hasty: bool = False
-    unseen: bool = False
-    drifts: bool = False
+    traits: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

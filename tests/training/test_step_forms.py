@@ -68,7 +68,7 @@ def test_closures() -> None:
     report = ran(step, model, optimizer)
     assert report.healthy, str(report)
     (seen,) = report.observation.stepped.optimizers
-    assert (seen.closure, seen.piled, seen.steps) == (True, False, (1, 1, 1))
+    assert (seen.traits, seen.steps) == ({"closure", "reached"}, (1, 1, 1))
     assert "closure" in report.observation.stepped.slope.why_not
     weight = model.into.weight
     (expected,) = torch.autograd.grad(entropy(model, (X, Y)), [weight])

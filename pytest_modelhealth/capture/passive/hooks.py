@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -44,6 +45,7 @@ class CompiledObjects:
     Attributes:
         function: name of a compiled function that may run inside the model; ``""`` if none may. A
             function mode would have it compiled anew.
+        inside: modules of the model that compiled functions run.
         runs_optimizer: whether an optimizer's step is compiled, which hooks would break up.
     """
 
@@ -52,7 +54,7 @@ class CompiledObjects:
         self.runs_optimizer = False
         self._own = set(model.modules())
         self._wrappers: list[weakref.ref[nn.Module]] = []
-        self._inside: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self.inside: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         for thing in compiled_things():
             if type(thing) is FunctionType:
                 self._add_function(vars(thing)["_torchdynamo_orig_callable"])
@@ -64,10 +66,6 @@ class CompiledObjects:
         """Yield what `torch.compile` put around the model, or a module in it."""
         yield from (wrapper for ref in self._wrappers if (wrapper := ref()) is not None)
 
-    def inside(self) -> Iterator[nn.Module]:
-        """Yield modules of the model that compiled functions run."""
-        yield from self._inside
-
     def _add_function(self, function: Any) -> None:
         owner = getattr(function, "__self__", getattr(function, "__wrapped__", None))
         if isinstance(owner, Optimizer):
@@ -75,10 +73,10 @@ class CompiledObjects:
         elif not isinstance(owner, nn.Module):
             self.function = getattr(function, "__qualname__", type(function).__name__)
             for module in _modules_in(function):
-                self._inside.update(self._own.intersection(module.modules()))
+                self.inside.update(self._own.intersection(module.modules()))
         elif owner in self._own and getattr(function, "__name__", "") not in _CALLS:
             # a method of a module, whose own hooks lie around it
-            self._inside.update(child for child in owner._modules.values() if child is not None)
+            self.inside.update(child for child in owner._modules.values() if child is not None)
 
 
 def compiled_things() -> list[Any]:
@@ -103,21 +101,14 @@ _CALLS = frozenset({"__call__", "_call_impl", "_wrapped_call_impl", "inner"})
 """How a whole module is compiled, which shows at the module or at what is around it."""
 
 
-def _modules_in(function: Any) -> Iterator[nn.Module]:
-    """Yield the modules that a function has in its closure, or knows as global names."""
-    if not isinstance(function, FunctionType):
-        return
-    for cell in function.__closure__ or ():
-        try:
-            held = cell.cell_contents
-        except ValueError:  # not filled yet
-            continue
-        if isinstance(held, nn.Module):
-            yield held
-    for name in function.__code__.co_names:
-        held = function.__globals__.get(name)
-        if isinstance(held, nn.Module):
-            yield held
+def _modules_in(function: Any) -> list[nn.Module]:
+    """Return the modules that a function has in its closure, or knows as global names."""
+    try:
+        scope = inspect.getclosurevars(function)
+    except (TypeError, ValueError):  # no function, or a variable that has no value yet
+        return []
+    held = (*scope.nonlocals.values(), *scope.globals.values())
+    return [one for one in held if isinstance(one, nn.Module)]
 
 
 @dataclass
@@ -137,18 +128,15 @@ class Compiled:
     def of(cls, model: nn.Module, others: CompiledObjects) -> Compiled:
         """Return what of `model` is compiled, in itself or by others."""
         found = cls()
-        for module in others.inside():
+        for module in others.inside:
             found.inside.update(module.modules())
         for module in (*others.wrappers(), *model.modules()):
             if is_compiled(module):
-                found._add(module)
+                inside = unwrapped(module)
+                if is_wrapper(module) and module not in found.inside:
+                    found.wrappers[module] = inside
+                found.inside.update(inside.modules())
         return found
-
-    def _add(self, module: nn.Module) -> None:
-        inside = unwrapped(module)
-        if is_wrapper(module) and module not in self.inside:
-            self.wrappers[module] = inside
-        self.inside.update(inside.modules())
 
     @property
     def hidden(self) -> set[nn.Module]:

@@ -232,23 +232,20 @@ class PassiveStep:
         recorder.let_go()
         recorder.loss_calls.settle()
         updates = {self._held[n][:2]: entry for n, entry in self._steps.updates.items()}
+        rates: dict[str, float] = {}
+        for number, rate in self._steps.rates.items():
+            name = self._held[number][0].name
+            rates[name] = max(rate, rates.get(name, rate))
         return WatchedStep(
             self._observation(records, loss),
             {(layer.name, name): entry.statistics for (layer, name), entry in updates.items()},
-            self._rates(),
+            rates,
             self.passes,
             self._steps.count,
             self._modes,
             self._hook_counts,
             layers,
         )
-
-    def _rates(self) -> dict[str, float]:
-        rates: dict[str, float] = {}
-        for number, rate in self._steps.rates.items():
-            name = self._held[number][0].name
-            rates[name] = max(rate, rates.get(name, rate))
-        return rates
 
     def _notes(self) -> list[str]:
         """Return what compiled code kept from being seen, and that there are other ranks."""

@@ -95,7 +95,10 @@ class OptimizerSteps:
             return
         begun = self._open[id(optimizer)] = _Begun(held)
         self.count += 1
-        self._note_rates(optimizer)
+        for group in optimizer.param_groups:
+            for key in map(id, group["params"] if group.get("lr") is not None else ()):
+                if key in self._parameters:
+                    self.rates[key] = max(float(group["lr"]), self.rates.get(key, 0.0))
         if self._on_step is not None:
             self._on_step(held, optimizer, False)
         for number in held:
@@ -103,14 +106,6 @@ class OptimizerSteps:
             if is_wanted and _can_be_copied(parameter):
                 begun.copied.append(number)
                 begun.copies.append(parameter.detach().clone())
-
-    def _note_rates(self, optimizer: Optimizer) -> None:
-        for group in optimizer.param_groups:
-            if (rate := group.get("lr")) is None:
-                continue
-            for key in map(id, group["params"]):
-                if key in self._parameters:
-                    self.rates[key] = max(float(rate), self.rates.get(key, 0.0))
 
     def _end(self, optimizer: Optimizer, begun: _Begun) -> None:
         if self._on_step is not None:

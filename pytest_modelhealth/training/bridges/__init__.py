@@ -1,17 +1,70 @@
-"""The shelf of callbacks for trainers of other libraries: one a file, found by itself.
+"""Callbacks for trainers of other libraries.
 
-A file is called as its library is imported, and has ``callback(follower)``. The library is imported
-when a callback is asked for, never before.
+A file has its ``Hooks``. The library is imported when a callback is asked for, never before.
 """
 
 from __future__ import annotations
 
 import importlib
-import pkgutil
+from collections.abc import Callable
 from typing import Any
 
 from pytest_modelhealth.errors import InspectionError, suggest
-from pytest_modelhealth.training.bridges.following import Follower
+
+_LIBRARIES = {
+    "lightning": ("lightning", "lightning.pytorch", "Callback"),
+    "pytorch_lightning": ("lightning", "pytorch_lightning", "Callback"),
+    "transformers": ("transformers", "transformers", "TrainerCallback"),
+}
+"""By library: our file, and where the class is from which its callbacks derive."""
+
+
+class Follower:
+    """Follows a training, in its main process.
+
+    Args:
+        monitor: a `TrainingMonitor`; one that runs already is not started, nor closed.
+    """
+
+    def __init__(self, monitor: Any) -> None:
+        self._monitor = monitor
+        self._is_ours = self._is_on = False
+        self._last = -1
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the monitor is told of steps."""
+        return self._is_on and bool(self._monitor._is_started)
+
+    def begin(self, *, is_main: bool, scaler: Any = None) -> None:
+        """Start the monitor, unless this is not the main process.
+
+        A trainer may begin again after it failed, as those do that look for a batch size.
+        """
+        if not is_main:
+            return
+        if not self._monitor._is_started:
+            self._monitor.start()
+            self._is_ours = True
+        if scaler is not None:
+            self._monitor._watch.use_scaler(scaler)
+        self._is_on = True
+
+    def when_closed(self, call: Callable[[], object]) -> None:
+        """Have a function called when the monitor is closed, by whom it may be."""
+        self._monitor._on_close.append(call)
+
+    def step_end(self, number: int, loss: Any = None) -> None:
+        """Say that an optimizer's step is over; numbers that do not rise are replaced."""
+        if self.is_on:
+            self._last = max(number, self._last + 1)
+            self._monitor.step_end(self._last, loss)
+
+    def end(self) -> None:
+        """Close the monitor, if it was started here."""
+        self._is_on = False
+        if self._is_ours:
+            self._monitor.close()
 
 
 def callback_of(monitor: Any, library: str) -> Any:
@@ -24,20 +77,18 @@ def callback_of(monitor: Any, library: str) -> Any:
     Raises:
         InspectionError: there is none for it, or it is not installed.
     """
-    files = [module.name for module in pkgutil.iter_modules(__path__)]
-    libraries = [name for name in files if hasattr(_load(name), "callback")]
-    if library not in libraries:
+    if library not in _LIBRARIES:
         raise InspectionError(
-            f"unknown library {library!r}{suggest(library, libraries)} There are callbacks for "
-            f"{', '.join(libraries)}; any other loop calls monitor.step_end(step, loss=loss)."
+            f"unknown library {library!r}{suggest(library, _LIBRARIES)} There are callbacks for "
+            f"{', '.join(_LIBRARIES)}; any other loop calls monitor.step_end(step, loss=loss)."
         )
+    file, module, base = _LIBRARIES[library]
+    hooks = importlib.import_module(f"{__name__}.{file}").Hooks
     try:
-        return _load(library).callback(Follower(monitor))
+        bases = hooks, getattr(importlib.import_module(module), base)
+        derived = type("ModelHealthCallback", bases, {})
     except ImportError as error:
         raise InspectionError(
             f"callback({library!r}) needs {library}, which cannot be imported: {error}"
         ) from error
-
-
-def _load(name: str) -> Any:
-    return importlib.import_module(f"{__name__}.{name}")
+    return derived(Follower(monitor))

@@ -1,4 +1,4 @@
-"""The callback for `lightning.pytorch.Trainer`."""
+"""The callback for the `Trainer` of Lightning, in either of its packages."""
 
 from __future__ import annotations
 
@@ -6,22 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from pytest_modelhealth.training.bridges.following import Follower
+from pytest_modelhealth.training.bridges import Follower
 
 
-def callback(follower: Follower) -> Any:
-    """Return a `lightning.pytorch.Callback`."""
-    from lightning.pytorch import Callback
-
-    return made(Callback, follower)
-
-
-def made(base: Any, follower: Follower) -> Any:
-    """Return a callback that derives from `base`, which either package of Lightning defines."""
-    return type("ModelHealthCallback", (_Hooks, base), {})(follower)
-
-
-class _Hooks:
+class Hooks:
     """The hooks of a callback.
 
     A step is over when the batch is that the optimizer stepped at, so that batches whose gradients

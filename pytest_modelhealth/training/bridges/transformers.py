@@ -6,17 +6,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pytest_modelhealth.training.bridges.following import Follower
+from pytest_modelhealth.training.bridges import Follower
 
 
-def callback(follower: Follower) -> Any:
-    """Return a `transformers.TrainerCallback`."""
-    from transformers import TrainerCallback
-
-    return type("ModelHealthCallback", (_Hooks, TrainerCallback), {})(follower)
-
-
-class _Hooks:
+class Hooks:
     """The hooks of a callback.
 
     Steps bear the numbers of ``state.global_step``. The trainer tells no callback the loss: it is

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from pytest_modelhealth.checks import Finding
-from pytest_modelhealth.settings import Factor, Severity
+from pytest_modelhealth.report import LayerMode, Stepped
+from pytest_modelhealth.settings import Factor, Settings, Severity
 from pytest_modelhealth.training.contract.step_check import StepCheck, listed
-
-if TYPE_CHECKING:
-    from pytest_modelhealth.report import HalfInfluence, LayerMode, Stepped
-    from pytest_modelhealth.settings import Settings
 
 
 class TrainingMode(StepCheck):
@@ -54,8 +51,7 @@ class TrainingMode(StepCheck):
                 "again, or freeze it",
                 layer=part[0].layer,
                 value=float(len(part)),
-                severity="warn",
-                independent=False,
+                warns=True,
             )
 
 
@@ -128,24 +124,24 @@ class _Odd(NamedTuple):
 
 _ODD = (
     _Odd(
-        lambda mode: mode.still and mode.trainable,
+        lambda mode: "still" in mode.traits and mode.trainable,
         "do not move in training, so that evaluation normalises by what they were at the start",
         "momentum=0 (torch's momentum is the share of the new batch: 0.1 is usual), or buffers "
         "that are written back",
         "fail",
     ),
     _Odd(
-        lambda mode: mode.drifts,
+        lambda mode: "drifts" in mode.traits,
         "move, although their normalisations are frozen",
         "requires_grad_(False) leaves statistics alone: call eval() on the frozen part too",
     ),
     _Odd(
-        lambda mode: mode.unseen and mode.kind == "batch_norm",
+        lambda mode: "unseen" in mode.traits and mode.kind == "batch_norm",
         "also move in a forward without gradients, which runs in training mode",
         "a forward for logging, counting or a look ahead: call eval() around it",
     ),
     _Odd(
-        lambda mode: mode.hasty and mode.trainable,
+        lambda mode: "hasty" in mode.traits and mode.trainable,
         "are made of the latest batch by more than half",
         "torch's momentum is the share of the new batch, 0.1 as a rule: 0.9 or 0.99 is how other "
         "frameworks write 0.1 or 0.01",
@@ -163,10 +159,18 @@ class BatchInfluence(StepCheck):
 
     def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:
         """Yield the half that is dropped."""
-        idle = [half for half in stepped.halves if not half.effect and not _is_masked(half)]
+        idle = [half for half in stepped.halves if not half.effect]
+        # where no gradient comes to the samples, wherever they stand, it is them that are masked
+        idle = [half for half in idle if not half.rows == half.moved_rows == 1.0]
         moves = any(any(p.changes) for p in stepped.parameters)
         if moves and stepped.halves and not any(half.effect for half in stepped.halves):
-            yield self._none(stepped)
+            yield self.broken(
+                f"none of the {sum(half.samples for half in stepped.halves)} samples of the batch "
+                "has an influence on what the step does: replaced by one another, they leave every "
+                "parameter as it was",
+                "the step reads another batch, from around it, or writes over the gradient; a "
+                "step that needs no data takes None for a batch",
+            )
         if len(idle) != 1:
             return
         half = idle[0]
@@ -177,20 +181,6 @@ class BatchInfluence(StepCheck):
             "whose backward pass is missing, or a mask over places instead of samples",
             severity="warn" if half.rows == 1.0 else "fail",
         )
-
-    def _none(self, stepped: Stepped) -> Finding:
-        samples = sum(half.samples for half in stepped.halves)
-        return self.broken(
-            f"none of the {samples} samples of the batch has an influence on what the step does: "
-            "replaced by one another, they leave every parameter as it was",
-            "the step reads another batch, from around it, or writes over the gradient; a "
-            "step that needs no data takes None for a batch",
-        )
-
-
-def _is_masked(half: HalfInfluence) -> bool:
-    """Whether it is the samples that have no gradient, not their places in the batch."""
-    return half.rows == 1.0 and half.moved_rows == 1.0
 
 
 _LARGE = 0.05
@@ -243,21 +233,17 @@ class LaterCalls(StepCheck):
                 value=losses[bad],
             )
         elif grown is not None:
-            ratio = losses[grown] / losses[0]
+            # by small updates, a loss may grow that starts at next to nothing
+            sizes = [size for p in stepped.parameters for size in p.updates if p.dimensions > 1]
             yield self.broken(
                 f"on one batch the loss grows from {losses[0]:.4g} to {losses[grown]:.4g} by call "
                 f"{grown + 1}",
                 "the learning rate is too large, the gradient is not what it should be, or "
                 "the update has the wrong sign",
-                value=ratio,
+                value=losses[grown] / losses[0],
                 limit=limit,
-                severity="fail" if _is_large(stepped) else "warn",
+                severity="fail" if max(sizes, default=0.0) > _LARGE else "warn",
             )
-
-
-def _is_large(stepped: Stepped) -> bool:
-    """Whether an update was large: a loss that starts at next to nothing may grow by little."""
-    return any(size > _LARGE for p in stepped.parameters for size in p.updates if p.dimensions > 1)
 
 
 def _why_raised(text: str) -> str:
@@ -280,7 +266,6 @@ class Resumption(StepCheck):
     name = "resumption"
     summary = "After loading the saved state, the next step is the same, bit for bit."
     rank = 76
-    minimum_evidence = "run_step(..., resume=True)"
     role = "parameters"
 
     def judge(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from pytest_modelhealth.checks import Finding
-from pytest_modelhealth.settings import Severity
+from pytest_modelhealth.report import Stepped, SteppedOptimizer
+from pytest_modelhealth.settings import Settings, Severity
 from pytest_modelhealth.training.contract.step_check import StepCheck, listed
-
-if TYPE_CHECKING:
-    from pytest_modelhealth.report import Stepped, SteppedOptimizer
-    from pytest_modelhealth.settings import Settings
 
 
 class WeightTies(StepCheck):
@@ -55,9 +52,7 @@ class LearningCopies(StepCheck):
                 "a slow copy is updated from the other's weights under no_grad: freeze it by "
                 "requires_grad_(False) and leave it out of the optimizer",
                 layer=name,
-                value=1.0,
-                severity="warn",
-                independent=False,
+                warns=True,
             )
 
 
@@ -88,7 +83,7 @@ def _of_optimizer(optimizer: SteppedOptimizer) -> Iterator[_Odd]:
         what = f"the betas of {kind} are {betas[0]:g} and {betas[1]:g}: the average of the "
         what += "gradient is slower than that of its square"
         yield True, what, "the two are the wrong way round"
-    if optimizer.constant:
+    if "constant" in optimizer.traits:
         what = f"the closure of {kind} returns the very same loss at every evaluation"
         yield True, what, "the loss is computed once, outside of the closure"
     if optimizer.spread < _SPREAD:

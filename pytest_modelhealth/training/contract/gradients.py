@@ -5,16 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks import Finding
-from pytest_modelhealth.settings import Factor, Ratio
+from pytest_modelhealth.report import LossSlope, Stepped, SteppedParameter
+from pytest_modelhealth.settings import Factor, Ratio, Settings
 from pytest_modelhealth.training.contract.step_check import StepCheck, listed
-
-if TYPE_CHECKING:
-    from pytest_modelhealth.report import LossSlope, Stepped, SteppedParameter
-    from pytest_modelhealth.settings import Settings
-
 
 _MIN_SLOPE = 1e-6
 _LEAST = 1e-6
@@ -271,7 +266,7 @@ class LeftOverGradients(StepCheck):
         """Yield what is stepped on twice."""
         limit, found, mixed = settings["max_left_over"], stepped.left_over, stepped.mixed
         for own, what, cause in _TWICE:
-            kind = next((o.type_name for o in stepped.optimizers if getattr(o, own)), None)
+            kind = next((o.type_name for o in stepped.optimizers if own in o.traits), None)
             if kind is not None:
                 yield self.broken(what.format(kind), cause, value=1.0)
                 return
@@ -282,8 +277,7 @@ class LeftOverGradients(StepCheck):
                 "both losses go backward before either optimizer steps: clear or detach in "
                 "between, unless both are meant for this part",
                 value=1.0,
-                severity="warn",
-                independent=False,
+                warns=True,
             )
         elif found is not None and found.effect > limit.value:
             yield self.broken(
@@ -315,4 +309,4 @@ _TWICE = (
         "zero_grad() stands before optimizer.step(closure) and not in the closure",
     ),
 )
-"""What an optimizer that notes it stepped on: its attribute, what is wrong, the likely cause."""
+"""What an optimizer that notes it stepped on: its trait, what is wrong, the likely cause."""

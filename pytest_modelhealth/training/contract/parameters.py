@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks import Finding
+from pytest_modelhealth.report import Stepped, SteppedParameter, Violation
+from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.training.contract.step_check import StepCheck, listed
-
-if TYPE_CHECKING:
-    from pytest_modelhealth.report import Stepped, SteppedParameter, Violation
-    from pytest_modelhealth.settings import Settings
 
 
 class TrainedParameters(StepCheck):
@@ -145,7 +142,7 @@ class ParameterUpdates(StepCheck):
             if not optimizer.given:
                 continue
             which = f"{optimizer.type_name}, optimizer {number} of {len(stepped.optimizers)},"
-            others = [o for o in stepped.optimizers if o.anew]
+            others = [o for o in stepped.optimizers if "anew" in o.traits]
             if not any(optimizer.steps) and others:
                 yield self.broken(
                     f"{optimizer.type_name}, which was given, never steps; "
@@ -153,7 +150,7 @@ class ParameterUpdates(StepCheck):
                     "an optimizer is made anew in each step, and forgets its momentum, or "
                     "the step reads another one from around it",
                 )
-            elif any(optimizer.steps) and not optimizer.reached and optimizer.holds:
+            elif any(optimizer.steps) and "reached" not in optimizer.traits and optimizer.holds:
                 yield self.broken(
                     f"{which} steps, and none of the {optimizer.holds} parameters that it holds "
                     "ever gets a gradient",
@@ -172,8 +169,7 @@ class ParameterUpdates(StepCheck):
                 "copied into the model in place of the other way round",
                 found=mostly[:1],
                 value=_UNDONE,
-                severity="warn",
-                independent=False,
+                warns=True,
             )
         back = [p for p in stepped.parameters if any(p.updates) and not any(p.changes)]
         if back:
@@ -193,8 +189,7 @@ class ParameterUpdates(StepCheck):
                 "a schedule, or a group without its rate; what should not learn is frozen "
                 "by requires_grad_(False)",
                 found=still,
-                severity="warn",
-                independent=False,
+                warns=True,
             )
 
 

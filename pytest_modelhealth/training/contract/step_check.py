@@ -5,20 +5,18 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_modelhealth.checks import Check, Finding
 from pytest_modelhealth.checks.facts import place
-
-if TYPE_CHECKING:
-    from pytest_modelhealth.report import (
-        Inconclusive,
-        Observation,
-        Stepped,
-        SteppedParameter,
-        Violation,
-    )
-    from pytest_modelhealth.settings import Limit, Settings
+from pytest_modelhealth.report import (
+    Inconclusive,
+    Observation,
+    Stepped,
+    SteppedParameter,
+    Violation,
+)
+from pytest_modelhealth.settings import Limit, Settings
 
 
 class StepCheck(Check):
@@ -28,7 +26,6 @@ class StepCheck(Check):
     """
 
     judges_steps = True
-    minimum_evidence = "run_step: three calls of the step"
     occasion = "A training step: inspector(model).run_step(...)"
     role = "parameters"
 
@@ -54,12 +51,13 @@ class StepCheck(Check):
             what: what is wrong, one sentence that stands alone.
             cause: the likely cause, one sentence.
             found: the parameters, if it is about some.
-            more: what a `Violation` holds beside them.
+            more: what a `Violation` holds beside them; ``warns=True`` is one that only warns, and
+                that a fault may be the cause of.
         """
-        from pytest_modelhealth.report import Violation
-
         layers = list(dict.fromkeys(p.layer for p in found)) or [""]
         own = found[0].own if found else ""
+        if more.pop("warns", False):
+            more |= {"severity": "warn", "independent": False}
         limit: Limit | None = more.pop("limit", None)
         made = {"value": 0.0, "tensor": own, "affected": layers[1:], "independent": True, **more}
         return Violation(
@@ -74,8 +72,6 @@ class StepCheck(Check):
     @classmethod
     def untold(cls, reason: str) -> Inconclusive:
         """Return that there was too little evidence to judge the step."""
-        from pytest_modelhealth.report import Inconclusive
-
         return Inconclusive(cls.name, "", reason)
 
 

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks import Finding
-from pytest_modelhealth.settings import Ratio, Share
+from pytest_modelhealth.report import Stepped, SteppedOptimizer, SteppedParameter
+from pytest_modelhealth.settings import Limit, Ratio, Settings, Share
 from pytest_modelhealth.training.contract.step_check import StepCheck
-
-if TYPE_CHECKING:
-    from pytest_modelhealth.report import Stepped, SteppedOptimizer, SteppedParameter
-    from pytest_modelhealth.settings import Limit, Settings
-
 
 _UP = 0.1
 _OUTSIDE = 0.3
@@ -58,7 +53,7 @@ class UpdateDirection(StepCheck):
             what = (
                 f"{optimizer.type_name} climbs its own gradient (cosine {cosine:.2f}), and {rise}"
             )
-            if cosine > _UP and optimizer.maximizes and not stepped.is_loss:
+            if cosine > _UP and "maximizes" in optimizer.traits and not stepped.is_loss:
                 yield self.untold(f"{what}: it is told to maximize: right for a reward, not a loss")
             elif cosine > _UP:
                 cause = "a negative learning rate, or an update that is added, not subtracted"
@@ -119,7 +114,7 @@ class UpdateSize(StepCheck):
 
     def _large(self, stepped: Stepped, settings: Settings) -> Iterator[Finding]:
         limit = settings["max_step_ratio"]
-        if any(optimizer.closure for optimizer in stepped.optimizers):
+        if any("closure" in optimizer.traits for optimizer in stepped.optimizers):
             return
         matrices = [p for p in stepped.parameters if p.dimensions > 1 and any(p.updates)]
         for call in range(len(stepped.losses)):
@@ -133,11 +128,9 @@ class UpdateSize(StepCheck):
                 f"{worst.updates[call]:.2g}",
                 "the learning rate is too large for these weights, or a scale of the "
                 "gradient is never removed",
-                layer=worst.layer,
+                found=[worst, *matrices],
                 value=statistics.median(ratios),
                 limit=limit,
-                tensor=worst.own,
-                affected=[p.layer for p in matrices if p.layer != worst.layer],
             )
             return
 
@@ -226,11 +219,9 @@ class UpdatePrecision(StepCheck):
             f"the same, bit for bit, while others move ({len(still)} such matrices)",
             "the learning rate of its group is below the precision of the weights: a decay "
             "by layer that is applied to each parameter, say",
-            layer=still[0].layer,
+            found=still,
             value=still[0].swallowed,
             limit=limit,
-            tensor=still[0].own,
-            affected=[p.layer for p in still[1:] if p.layer != still[0].layer],
             independent=False,
         )
 
@@ -252,7 +243,6 @@ class Overfitting(StepCheck):
     name = "overfitting"
     summary = "Called again and again on one batch, a step lowers its loss."
     rank = 75
-    minimum_evidence = "run_step(..., overfit=120)"
     role = "activations"
     settings = (
         Share(

@@ -28,8 +28,8 @@ from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.training.bridges import callback_of
 from pytest_modelhealth.training.monitoring.history import History
 from pytest_modelhealth.training.monitoring.judging import Reaction, TrainingJudge
-from pytest_modelhealth.training.monitoring.lines import CsvLines, JsonLines, Lines
 from pytest_modelhealth.training.monitoring.row import Event, StepRow, require_statistic, row_of
+from pytest_modelhealth.training.monitoring.writing import CsvLines, JsonLines, Lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -184,10 +184,6 @@ class TrainingMonitor(NamesItsAttributes):
         """Whether it watches: it was started, and not closed yet."""
         return self._state == "started"
 
-    def _use_scaler(self, scaler: Any) -> None:
-        """Report gradients without the scale of a `torch.amp.GradScaler`, from this step on."""
-        self._watch.use_scaler(scaler)
-
     def callback(self, library: str) -> Any:
         """Return a callback for the trainer of another library, which then ends the steps.
 
@@ -214,10 +210,6 @@ class TrainingMonitor(NamesItsAttributes):
         self._state = "closed"
         while self._on_close:
             self._on_close.pop()()
-
-    def _when_closed(self, call: Callable[[], object]) -> None:
-        """Have a function called when the monitor is closed."""
-        self._on_close.append(call)
 
     # Steps.
 

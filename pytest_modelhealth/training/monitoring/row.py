@@ -14,7 +14,6 @@ from pytest_modelhealth.capture.observing.layer import Layer
 from pytest_modelhealth.capture.passive.step import WatchedStep
 from pytest_modelhealth.errors import LayerNotFoundError, UnknownNameError, suggest, suggest_layer
 from pytest_modelhealth.statistics import TensorStatistics
-from pytest_modelhealth.training.monitoring.evidence import EVIDENCE, evidence_of
 
 
 class Event(NamedTuple):
@@ -166,7 +165,17 @@ STATISTICS = (
     "parameter_gradient_nonfinite",
     "update_norm",
     "update_ratio",
-    *EVIDENCE,
+    "input_std",
+    "unit_observations",
+    "parameter_rms",
+    "weight_update_ratio",
+    "trainable_fraction",
+    "learning_rate",
+    "least_weight_rms",
+    "running_std",
+    "saturation",
+    "training_mode",
+    "hooks",
 )
 """What is kept of a layer in each watched step.
 
@@ -174,8 +183,15 @@ STATISTICS = (
 respect to activations. All that is said of parameters is of the layer's own, together. Moments,
 extremes and norms are of finite values; ``*_nonfinite`` counts the others, in activations NaN and
 positive infinity, since masks are made of the negative one. ``update_ratio`` is the norm of what
-the optimizer changed by the norm of the weights before. NaN stands where nothing was seen. The last
-are evidence for rules, see `EVIDENCE`.
+the optimizer changed by the norm of the weights before. NaN stands where nothing was seen.
+
+From ``input_std`` on they are evidence for rules. ``unit_observations`` is how many values of each
+unit were seen, ``weight_update_ratio`` the update ratio of the parameters with two dimensions or
+more, ``trainable_fraction`` how many of the parameters require gradients, ``learning_rate`` the
+largest that an optimizer stepped with, ``least_weight_rms`` the size of the smallest parameter with
+two dimensions or more, ``running_std`` the root of the mean of running variances, ``saturation``
+how near to its ends a bounded activation is, from 0 to 1, ``training_mode`` 1 or 0 for dropout and
+batch norm, ``hooks`` how many hooks the module had.
 """
 
 
@@ -276,31 +292,33 @@ def row_of(
     """
     layers = [layer for layer in seen.layers.values() if layer.roles]
     rows = []
-    weights: dict[tuple[str, str], Norm] = {}
-    gradients: list[Norm] = []
+    weights: dict[
+        tuple[str, str], TensorStatistics
+    ] = {}  # of the parameters that an optimizer changed
+    gradients: list[TensorStatistics] = []
     for layer in layers:
-        own, own_gradients = _norms(layer, "parameters"), _norms(layer, "parameter_gradients")
+        own, own_gradients = _held(layer, "parameters"), _held(layer, "parameter_gradients")
         gradients += own_gradients.values()
         changed = {
-            (layer.name, name): norm
-            for name, norm in own.items()
+            (layer.name, name): held
+            for name, held in own.items()
             if (layer.name, name) in seen.updates
         }
         weights |= changed
-        change = _joined([_norm_of(seen.updates[key]) for key in changed])
+        change = _joined([seen.updates[key] for key in changed])
         rows.append(
             (
                 *_activations(seen.statistics(layer, "activations")),
                 *_gradients(seen.statistics(layer, "gradients")),
-                *_held(own.values()),
-                *_held(own_gradients.values()),
+                *_together(own.values()),
+                *_together(own_gradients.values()),
                 change,
                 _ratio(change, changed.values()),
-                *evidence_of(layer, seen),
+                *_evidence(layer, seen),
             )
         )
     table = np.array(rows, dtype=np.float64).reshape(len(rows), len(STATISTICS)).T
-    changes = {key: _norm_of(seen.updates[key]) for key in weights}
+    changes = {key: seen.updates[key] for key in weights}
     return StepRow(
         step=step,
         loss=seen.observation.loss,
@@ -327,20 +345,8 @@ def _binned(layers: Sequence[Layer], role: str, seen: WatchedStep) -> Fractions:
     return np.array(filled, dtype=np.float16).reshape(len(layers), BINS)
 
 
-class Norm(NamedTuple):
-    """The norm of the finite values of a tensor, and how many others it has."""
-
-    value: float
-    nans: int
-    infinities: int
-
-
-def _norm_of(seen: TensorStatistics) -> Norm:
-    return Norm(seen.norm, seen.nan_count, seen.positive_inf_count + seen.negative_inf_count)
-
-
-def _norms(layer: Layer, role: str) -> dict[str, Norm]:
-    return {name: _norm_of(entry.statistics) for name, entry in layer.own.get(role, {}).items()}
+def _held(layer: Layer, role: str) -> dict[str, TensorStatistics]:
+    return {name: entry.statistics for name, entry in layer.own.get(role, {}).items()}
 
 
 def _activations(seen: TensorStatistics | None) -> tuple[float, ...]:
@@ -355,21 +361,67 @@ def _gradients(seen: TensorStatistics | None) -> tuple[float, ...]:
     return (math.nan,) * 3 if seen is None else (seen.rms, seen.norm, seen.nonfinite_count)
 
 
-def _held(norms: Collection[Norm]) -> tuple[float, float]:
+def _together(held: Collection[TensorStatistics]) -> tuple[float, float]:
     """Return the norm of tensors together, of finite values, and how many others they have."""
-    others = sum(norm.nans + norm.infinities for norm in norms)
-    return (math.hypot(*(n.value for n in norms)), others) if norms else (math.nan, math.nan)
+    others = sum(one.nonfinite_count for one in held)
+    return (math.hypot(*(one.norm for one in held)), others) if held else (math.nan, math.nan)
 
 
-def _joined(norms: Collection[Norm]) -> float:
+def _joined(held: Collection[TensorStatistics]) -> float:
     """Return the norm of tensors together, NaN or infinity if one is in them; NaN of none."""
-    if not norms or any(norm.nans for norm in norms):
-        return math.nan
-    if any(norm.infinities for norm in norms):
-        return math.inf
-    return math.hypot(*(norm.value for norm in norms))
+    norm, others = _together(held)
+    if not (held and others):
+        return norm
+    return math.nan if any(one.nan_count for one in held) else math.inf
 
 
-def _ratio(change: float, before: Iterable[Norm]) -> float:
-    size = math.hypot(*(norm.value for norm in before))
+def _ratio(change: float, before: Iterable[TensorStatistics]) -> float:
+    size = math.hypot(*(one.norm for one in before))
     return change / size if size else math.nan
+
+
+def _evidence(layer: Layer, seen: WatchedStep) -> tuple[float, ...]:
+    given = seen.statistics(layer, "inputs")
+    made = seen.statistics(layer, "activations")
+    units = None if made is None else made.units
+    parameters = layer.own.get("parameters", {})
+    running = layer.own.get("buffers", {}).get("running_var")
+    variance = running.statistics.mean if running and running.statistics.finite_count else math.nan
+    matrices = {
+        name: entry.statistics
+        for name, entry in parameters.items()
+        if len(entry.statistics.shape) > 1
+    }
+    changed = [name for name in matrices if (layer.name, name) in seen.updates]
+    change = math.hypot(*(seen.updates[layer.name, name].norm for name in changed))
+    before = math.hypot(*(matrices[name].norm for name in changed))
+    size = math.hypot(*(entry.statistics.norm for entry in parameters.values()))
+    count = sum(entry.statistics.finite_count for entry in parameters.values())
+    frozen = sum(name in layer.frozen for name in parameters)
+    return (
+        math.nan if given is None else given.std,
+        math.nan if units is None else units.observations,
+        size / math.sqrt(count) if count else math.nan,
+        change / before if before else math.nan,
+        1.0 - frozen / len(parameters) if parameters else math.nan,
+        seen.rates.get(layer.name, math.nan),
+        min((matrix.rms for matrix in matrices.values()), default=math.nan),
+        math.sqrt(max(variance, 0.0)),  # NaN stays NaN
+        _saturation(layer, made),
+        float(seen.modes.get(layer.name, math.nan)),
+        float(seen.hooks.get(layer.name, math.nan)),
+    )
+
+
+def _saturation(layer: Layer, made: TensorStatistics | None) -> float:
+    """Return how near to its ends a bounded activation is: 1 where all values are 0, 1 or -1."""
+    if made is None or not made.finite_count or made.nonfinite_count:
+        return math.nan
+    square = made.rms**2
+    if layer.activation == "tanh" or layer.options.get("nonlinearity") == "tanh":
+        return min(square, 1.0)
+    if layer.activation == "sigmoid":
+        return min(max(1.0 - 4.0 * (made.mean - square), 0.0), 1.0)
+    if layer.activation == "softmax" and made.mean > 0.0:
+        return min(square / made.mean, 1.0)
+    return math.nan

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pytest_modelhealth.checks import Check, Finding
 from pytest_modelhealth.checks.facts import place
+from pytest_modelhealth.report import Course, CourseEvent, Observation, Violation
 from pytest_modelhealth.settings import Limit, Settings, Severity
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.report import Course, CourseEvent, Observation, Violation
     from pytest_modelhealth.training.monitoring.following.follower import Follower
 
 PATIENCE = 10
@@ -42,7 +42,7 @@ class Breach:
     details: tuple[str, ...] = ()
 
 
-Grade = Callable[["CourseEvent", "Course"], "Severity | None"]
+Grade = Callable[[CourseEvent, Course], Severity | None]
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,6 @@ class Rule(Check):
     kinds: ClassVar[tuple[Kind, ...]] = ()
     """What it objects to."""
     judges_steps = True
-    minimum_evidence = "a monitored training"
     occasion = "A whole training: inspector(model).monitor()"
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,40 +29,32 @@ class Calls:
 
     Args:
         seen: a record a call.
-        changes: how far each parameter moved in each call, by the norm of its values before.
-        relative: the same of its optimizers' steps.
         outside: what moved parameters in the first call before their optimizer stepped.
         names: every parameter after the first call: its name, its `id`, whether it is trainable.
         observation: the layers of the first call.
-        rates: learning rate of each optimizer that was given, after each call.
         swallowed: share of elements with a gradient that did not change.
-        raised: what a later call raised; ``""`` if none did.
-        advances: whether a learning rate schedule moved on.
         ends_at: where every call leaves the random numbers, if it draws any and all end there.
-        sign, is_loss: of the number that the first call returned, as in `Stepped`.
-        idle_schedules: schedules in `restore` that no call advances, by their types.
+        facts: fields of `Stepped` that are known by then.
     """
 
     seen: list[Watched] = field(default_factory=list)
-    changes: list[dict[int, float]] = field(default_factory=list)
-    relative: list[dict[int, float]] = field(default_factory=list)
     outside: dict[int, Tensor] = field(default_factory=dict)
     names: list[tuple[str, int, bool]] = field(default_factory=list)
     observation: Observation | None = None
-    rates: list[dict[int, float]] = field(default_factory=list)
     swallowed: dict[int, float] = field(default_factory=dict)
-    raised: str = ""
-    advances: bool = False
     ends_at: Tensor | None = None
-    sign: int = 0
-    is_loss: bool = False
-    idle_schedules: tuple[str, ...] = ()
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def moved(self) -> set[int]:
+        """The parameters that any call changed."""
+        return {key for seen in self.seen for key, size in seen.changes.items() if size}
 
 
-def call_step(session: Session, calls: int, lists: Lists) -> Calls:
+def call_step(session: Session, calls: int) -> Calls:
     """Call the step several times from the beginning."""
     made, watch = Calls(), session.watch()
-    counting = _Swallowed(session)
+    lists, asked = _Lists(session.model, session.given.step), dict[int, Tensor]()
     named = () if session.given.has_schedules else session.given.restore
     given, reached = _schedules(named), _schedules(session.snapshot.found)
     starts, ends = list[Tensor](), list[Tensor]()
@@ -77,30 +70,35 @@ def call_step(session: Session, calls: int, lists: Lists) -> Calls:
         except Exception as error:
             if not number:
                 raise
-            made.raised = said(error)
+            made.facts |= {"raised": said(error), "raised_at": number + 1}
             break
         if not number:
+            start = before
             _take_first(session, made, seen, before)
         sizes = {key: norm(value) or 1.0 for key, value in before.items()}
         made.seen.append(seen)
-        made.changes.append(
-            {
-                key: distance(session.parameters[key].detach(), value) / sizes[key]
-                for key, value in before.items()
-            }
-        )
-        made.relative.append({key: size / sizes[key] for key, size in seen.updated.items()})
-        made.rates.append({id(one): rate_of(one) for one in session.given.optimizers})
+        seen.changes = {
+            key: distance(session.parameters[key].detach(), value) / sizes[key]
+            for key, value in before.items()
+        }
+        seen.updated = {key: size / sizes[key] for key, size in seen.updated.items()}
+        seen.at_end = {id(one): rate_of(one) for one in session.given.optimizers}
         ends.append(torch.get_rng_state())
-        counting.add(seen)
+        for key in seen.at_step:  # of which elements there ever was a gradient
+            asked[key] = (seen.gradients[key] != 0) | asked.get(key, False)
         lists.look()
         # keep no graph of a call, and gradients only of those that others are held against
         seen.result, seen.at_first = loss_in(seen.result), {}
         if number >= _COMPARED:
             seen.gradients = {key: g.new_zeros(()) for key, g in seen.gradients.items()}
-    made.swallowed = counting.shares()
-    made.advances = any(_state(one) != state for one, state in reached)
-    made.idle_schedules = tuple(type(one).__name__ for one, state in given if _state(one) == state)
+    for key, elements in asked.items():
+        still = elements & (session.parameters[key].detach() == start[key])
+        made.swallowed[key] = float(still.sum()) / max(int(elements.sum()), 1)
+    made.facts |= {
+        "advances": any(_state(one) != state for one, state in reached),
+        "growing": lists.growing,
+        "idle_schedules": tuple(type(one).__name__ for one, was in given if _state(one) == was),
+    }
     draws = bool(ends) and not torch.equal(starts[0], ends[0])
     same = len(ends) > 1 and all(torch.equal(ends[0], end) for end in ends[1:])
     made.ends_at = ends[0] if draws and same else None
@@ -114,14 +112,12 @@ _MOST_CALLS = 32
 
 def _waits(session: Session, made: Calls) -> bool:
     """Whether nothing has moved so far, and more calls may tell: gradients add up, say."""
-    if any(any(changes.values()) for changes in made.changes):
+    if made.moved:
         return False
-    if (
-        len(made.seen) < _COMPARED
-    ):  # a step that comes first steps on the gradient of the call before
-        return any(steps.leads for steps in made.seen[-1].steps.values())
+    if len(made.seen) < _COMPARED:  # it may step first, on the gradient of the call before
+        return any("leads" in steps.traits for steps in made.seen[-1].steps.values())
     overflows = any(not math.isfinite(size) for seen in made.seen for size in seen.added.values())
-    no_step = not any(seen.steps_in_all for seen in made.seen)
+    no_step = not any(seen.steps for seen in made.seen)
     adds_up = no_step and any(
         made.seen[-1].added.get(key, 0.0) > size for key, size in made.seen[0].added.items() if size
     )
@@ -130,10 +126,20 @@ def _waits(session: Session, made: Calls) -> bool:
 
 def _take_first(session: Session, made: Calls, seen: Watched, before: dict[int, Tensor]) -> None:
     """Take down what only the first call shows."""
-    _require_loss(session, seen.result)
-    if isinstance(seen.result, Tensor):
-        made.sign, made.is_loss = sign_of(seen.result), is_made_by_a_loss(seen.result)
-    made.outside = _outside(before, seen)
+    result = seen.result
+    if loss_in(result) is None:
+        shape = f" of shape {tuple(result.shape)}" if isinstance(result, Tensor) else ""
+        kind = "nothing" if result is None else type(result).__name__
+        raise InspectionError(
+            f"{session.given.name} returned {kind}{shape}, not the loss: return "
+            "it as a scalar tensor, a number, or under the key 'loss' of a mapping"
+        )
+    if isinstance(result, Tensor):
+        made.facts |= {"sign": sign_of(result), "is_loss": is_made_by_a_loss(result)}
+    for key, now in seen.at_first.items():
+        start = before[key]
+        if now.shape == start.shape and not torch.equal(now, start):
+            made.outside[key] = widened(now) - widened(start)
     made.names = [(n, id(p), p.requires_grad) for n, p in session.model.named_parameters()]
 
 
@@ -147,62 +153,16 @@ def _state(schedule: LRScheduler) -> str:
     return repr(schedule.state_dict())
 
 
-def _require_loss(session: Session, result: Any) -> None:
-    if loss_in(result) is None:
-        shape = f" of shape {tuple(result.shape)}" if isinstance(result, Tensor) else ""
-        kind = "nothing" if result is None else type(result).__name__
-        raise InspectionError(
-            f"{session.given.name} returned {kind}{shape}, not the loss: return "
-            "it as a scalar tensor, a number, or under the key 'loss' of a mapping"
-        )
-
-
-def _outside(before: dict[int, Tensor], seen: Watched) -> dict[int, Tensor]:
-    """Return what changed parameters in a call before their optimizer first stepped."""
-    found = {}
-    for key, now in seen.at_first.items():
-        start = before[key]
-        if now.shape == start.shape and not torch.equal(now, start):
-            found[key] = widened(now) - widened(start)
-    return found
-
-
-class _Swallowed:
-    """Counts the weights that have a gradient and do not move."""
-
-    def __init__(self, session: Session) -> None:
-        self._parameters = {k: p for k, p in session.parameters.items() if p.is_floating_point()}
-        self._before = {k: p.detach().clone() for k, p in self._parameters.items()}
-        self._asked = {k: torch.zeros_like(p, dtype=torch.bool) for k, p in self._before.items()}
-
-    def add(self, seen: Watched) -> None:
-        """Take in one call."""
-        for key in seen.at_step & self._parameters.keys():
-            self._asked[key] |= seen.gradients[key] != 0
-
-    def shares(self) -> dict[int, float]:
-        """Return the share of each parameter."""
-        found = {}
-        for key, asked in self._asked.items():
-            still = asked & (self._parameters[key].detach() == self._before[key])
-            found[key] = float(still.sum()) / max(int(asked.sum()), 1)
-        return found
-
-
 def overfitted(session: Session, calls: int) -> tuple[float, float, int]:
     """Call the step on the one batch again and again; return the first and least loss, and when."""
     session.rewind()
-    losses = [_number(session) for _ in track(range(calls), "overfitting")]
+    losses = [math.nan] * calls
+    with suppress(Exception):  # a later call, of which another check says that it raises
+        for number in track(range(calls), "overfitting"):
+            loss = loss_in(session.call())
+            losses[number] = math.nan if loss is None else loss
     best = min(range(calls), key=lambda n: losses[n] if math.isfinite(losses[n]) else math.inf)
     return losses[0], losses[best], best + 1
-
-
-def _number(session: Session) -> float:
-    try:
-        loss = loss_in(session.call())
-    except Exception:  # noqa: BLE001 - a later call, of which another check says that it raises
-        return math.nan
-    return math.nan if loss is None else loss
 
 
 def resumed(session: Session) -> str:
@@ -214,47 +174,35 @@ def resumed(session: Session) -> str:
     session.rewind()
     session.call()
     try:
-        saved = [copy.deepcopy(one.state_dict()) for one in _stateful(session)]
+        stateful = (session.model, *session.given.optimizers, *session.given.restore)
+        saved = [copy.deepcopy(one.state_dict()) for one in stateful]
         once = _next(session)
         session.rewind()
-        for one, state in zip(_stateful(session), saved, strict=True):
+        for one, state in zip(stateful, saved, strict=True):
             one.load_state_dict(state)
         again = _next(session)
     except Exception as error:  # noqa: BLE001 - the user's, in an order that we chose
         return f"the step cannot be resumed: {said(error)}"
     for name, value in once.items():
         other = again.get(name)
-        if other is None or not _equal(value, other):
+        if other is None or other.shape != value.shape:
+            return name
+        if not torch.allclose(value, other.to(value), rtol=0.0, atol=0.0, equal_nan=True):
             return name
     return ""
 
 
-def _stateful(session: Session) -> list[Any]:
-    return [session.model, *session.given.optimizers, *session.given.restore]
-
-
-def _next(session: Session) -> dict[str, Any]:
+def _next(session: Session) -> dict[str, Tensor]:
     """Make a call, and return all that it leaves."""
     session.snapshot.restore_random_numbers()
-    session.clear_gradients()
+    session.snapshot.clear_gradients()
     loss = loss_in(session.call())
-    left: dict[str, Any] = {"the loss": math.nan if loss is None else loss}
-    for name, tensor in session.model.state_dict(keep_vars=True).items():
-        if isinstance(tensor, Tensor):
-            left[name] = tensor.detach().clone()
-    return left
+    state = session.model.state_dict().items()
+    left = {name: tensor.clone() for name, tensor in state if isinstance(tensor, Tensor)}
+    return {"the loss": torch.tensor(math.nan if loss is None else loss), **left}
 
 
-def _equal(value: Any, other: Any) -> bool:
-    if isinstance(value, Tensor):
-        return isinstance(other, Tensor) and torch.equal(
-            value.nan_to_num() if value.is_floating_point() else value,
-            other.nan_to_num() if other.is_floating_point() else other,
-        )
-    return bool(value == other or (math.isnan(value) and math.isnan(other)))
-
-
-class Lists:
+class _Lists:
     """The lists that a model and a step keep, looked at after each call.
 
     Args:
@@ -281,9 +229,9 @@ class Lists:
             self._lengths[name] = len(value)
 
     @property
-    def growing(self) -> list[str]:
+    def growing(self) -> tuple[str, ...]:
         """The names of those that grew in each call, of two or more."""
-        return [name for name, times in self._grown.items() if times == self._calls > 1]
+        return tuple(name for name, times in self._grown.items() if times == self._calls > 1)
 
 
 def layer_modes(session: Session, made: Calls) -> Iterator[LayerMode]:
@@ -293,9 +241,17 @@ def layer_modes(session: Session, made: Calls) -> Iterator[LayerMode]:
         if not any(ran):
             continue
         own = list(module.parameters(recurse=False))
-        moved, kind = _moved(module, session), _kind(module)
+        kind, before = _kind(module), session.first_statistics.get(module)
+        # of the running mean; None where there is none
+        moved = None if before is None else not torch.equal(before, module.running_mean)
         is_trainable = any(p.requires_grad for p in own)
-        is_written = any(changes.get(id(p)) for changes in made.changes for p in own)
+        is_written = any(id(p) in made.moved for p in own)
+        traits = {
+            "still": moved is False and any((True, True) in one for one in ran),
+            "unseen": any((True, False) in one and (True, True) in one for one in ran),
+            "drifts": moved and own and not is_trainable and not is_written,
+            "hasty": kind == "batch_norm" and (getattr(module, "momentum", 0) or 0) > 0.5,
+        }
         with_gradient = [{training for training, enabled in one if enabled} for one in ran]
         yield LayerMode(
             layer=name,
@@ -303,25 +259,16 @@ def layer_modes(session: Session, made: Calls) -> Iterator[LayerMode]:
             without_gradient=not any(with_gradient),
             trainable=is_trainable,
             kind=kind,
-            still=moved is False and any((True, True) in one for one in ran),
-            unseen=any((True, False) in one and (True, True) in one for one in ran),
-            drifts=bool(moved and own and not is_trainable and not is_written),
-            hasty=kind == "batch_norm" and (getattr(module, "momentum", 0) or 0) > 0.5,
+            traits=frozenset(name for name, applies in traits.items() if applies),
         )
 
 
-def _moved(module: nn.Module, session: Session) -> bool | None:
-    """Whether the running mean of a layer moved; ``None`` where it keeps none."""
-    before = session.first_statistics.get(module)
-    return None if before is None else not torch.equal(before, module.running_mean)  # type: ignore[arg-type]
-
-
 def _kind(module: nn.Module) -> str:
-    if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0.0:
-        return "dropout"
-    if isinstance(module, nn.RNNBase) and module.dropout and module.num_layers > 1:
-        return "dropout"
-    if isinstance(module, nn.MultiheadAttention) and module.dropout:
+    if (
+        (isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0.0)
+        or (isinstance(module, nn.RNNBase) and module.dropout and module.num_layers > 1)
+        or (isinstance(module, nn.MultiheadAttention) and module.dropout)
+    ):
         return "dropout"
     is_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
     if is_norm and module.running_mean is not None:
@@ -331,10 +278,4 @@ def _kind(module: nn.Module) -> str:
 
 def switches_on_purpose(first: Watched) -> bool:
     """Whether the step itself brings the model to evaluation mode, and not for a validation."""
-    runs = first.runs
-    return (
-        first.began
-        and bool(runs)
-        and not any(training for training, _ in runs)
-        and all(enabled for _, enabled in runs)
-    )
+    return first.began and set(first.runs) == {(False, True)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,7 +13,6 @@ from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection
 from pytest_modelhealth.report import Observation, Stepped
 from pytest_modelhealth.training.stepping.calls import (
-    Lists,
     call_step,
     layer_modes,
     overfitted,
@@ -60,16 +58,18 @@ class Asked(NamedTuple):
         Raises:
             InspectionError: something is not; the message says what is expected.
         """
-        _require_number(self.calls, "calls", 1)
-        if self.overfit is not None:
-            _require_number(self.overfit, "overfit", 2)
+        overfit = 2 if self.overfit is None else self.overfit
+        numbers: list[tuple[str, object, int]] = [
+            ("calls", self.calls, 1),
+            ("overfit", overfit, 2),
+        ]
+        for name, value, least in numbers:
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise InspectionError(
+                    f"{name} must be a whole number from {least} on, not {value!r}"
+                )
         if not isinstance(self.resume, bool):
             raise InspectionError(f"resume must be True or False, not {self.resume!r}")
-
-
-def _require_number(value: object, name: str, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InspectionError(f"{name} must be a whole number from {least} on, not {value!r}")
 
 
 def run_contract(
@@ -87,15 +87,14 @@ def run_contract(
     session = Session(model, given, selection)
     with session.open():
         untied, copied = untied_weights(model), copies(model)
-        lists = Lists(model, given.step)
-        made = call_step(session, asked.calls, lists)
+        made = call_step(session, asked.calls)
         first = made.seen[0]
-        optimizers = list(stepped_optimizers(session, made))
+        optimizers = tuple(stepped_optimizers(session, made))
         parameters = tuple(stepped_parameters(session, made))
         modes = tuple(layer_modes(session, made))
         left = left_over(session, first) if any(seen.left_over for seen in made.seen[:2]) else None
         slope = loss_slope(session, first)
-        unlearned = slope_without_gradient(session, made.seen, made.changes)
+        unlearned = slope_without_gradient(session, made.seen)
         halves, why_no_halves = half_influence(session, first, len(made.seen))
         seeds = _sets_a_seed(session, made.ends_at)
         best = None if asked.overfit is None else overfitted(session, asked.overfit)
@@ -104,7 +103,7 @@ def run_contract(
         step=given.name,
         losses=tuple(loss_in(seen.result) for seen in made.seen),
         parameters=parameters,
-        optimizers=tuple(optimizers),
+        optimizers=optimizers,
         modes=modes,
         slope=slope,
         halves=halves,
@@ -115,34 +114,24 @@ def run_contract(
         mixed=mixed(session, first),
         climbs=climbs(session, made),
         switched=switches_on_purpose(first),
-        advances=made.advances,
         seeds=seeds,
-        sign=made.sign,
-        is_loss=made.is_loss,
         strays=tuple(strays(session, made)),
         switches=tuple(frozen_in_vain(model)),
-        idle_schedules=made.idle_schedules,
-        raised=made.raised,
-        raised_at=len(made.seen) + 1 if made.raised else 0,
-        growing=tuple(lists.growing),
         untied=untied,
         copies=moved_copies(copied, model, made.seen),
         overfit=best,
         resumed=differs,
         calls=session.called,
         seconds=time.perf_counter() - start,
+        **made.facts,
     )
     assert made.observation is not None
-    notes = (*made.observation.notes, *_notes(session))
-    return replace(made.observation, stepped=stepped, notes=notes)
-
-
-def _notes(session: Session) -> Iterator[str]:
-    for kind in dict.fromkeys(session.snapshot.iterators):
-        yield (
-            f"the step reads an iterator from around it ({kind}), which cannot be put back: it has "
-            f"moved on by what {session.called} calls take; give the batch as an argument"
-        )
+    notes = (
+        f"the step reads an iterator from around it ({kind}), which cannot be put back: it has "
+        f"moved on by what {session.called} calls take; give the batch as an argument"
+        for kind in dict.fromkeys(session.snapshot.iterators)
+    )
+    return replace(made.observation, stepped=stepped, notes=(*made.observation.notes, *notes))
 
 
 def _sets_a_seed(session: Session, end: Tensor | None) -> bool:

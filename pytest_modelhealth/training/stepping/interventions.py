@@ -56,7 +56,7 @@ def _why_no_slope(first: Watched) -> str:
     held = _stepped_on(first)
     if not held:
         return "no optimizer stepped on a gradient in the first call"
-    if any(steps.count > 1 or steps.closure for steps in stepped):
+    if any(steps.count > 1 or "closure" in steps.traits for steps in stepped):
         return "an optimizer steps several times in a call, or by a closure"
     if len({frozenset(steps.passes) for steps in stepped}) > 1:
         return "several optimizers descend losses of their own"
@@ -69,7 +69,7 @@ def _why_no_slope(first: Watched) -> str:
 
 def _stepped_on(first: Watched) -> set[int]:
     """Return what an optimizer steps on: gradients of this call, or of it as the next begins."""
-    leading = [first.optimizers[key] for key, steps in first.steps.items() if steps.leads]
+    leading = [first.optimizers[key] for key, one in first.steps.items() if "leads" in one.traits]
     waiting = {id(p) for optimizer in leading for p in parameters_of(optimizer)}
     return first.at_step or waiting & first.gradients.keys()
 
@@ -78,7 +78,9 @@ def _slope(session: Session, gradients: Mapping[int, Tensor], length: float, shi
     ends: list[float] = []
     for sign in (1.0, -1.0):
         session.rewind()
-        _move(session, gradients, sign * shift / length)
+        for key, gradient in gradients.items():
+            weights = session.parameters[key].data
+            weights.copy_(widened(weights) + sign * shift / length * widened(gradient))
         session.snapshot.restore_random_numbers()
         try:
             loss = loss_in(session.call())
@@ -90,25 +92,11 @@ def _slope(session: Session, gradients: Mapping[int, Tensor], length: float, shi
             raise _UntellableError("on weights moved a little the loss is not finite")
         ends.append(loss)
     difference = ends[0] - ends[1]
-    rounding, is_half = _rounding(session, gradients)
-    if (difference or is_half) and abs(difference) <= rounding * max(map(abs, ends)):
+    kinds = {session.parameters[key].dtype for key in gradients} & {torch.float16, torch.bfloat16}
+    rounding = max(_ROUNDING, *(4.0 * torch.finfo(kind).eps for kind in kinds), 0.0)
+    if (difference or kinds) and abs(difference) <= rounding * max(map(abs, ends)):
         raise _UntellableError("the loss does not change by more than rounding")
     return difference / (2.0 * shift)
-
-
-def _rounding(session: Session, moved: Mapping[int, Tensor]) -> tuple[float, bool]:
-    """Return what share of a loss is rounding, and whether weights in half precision make it."""
-    kinds = {session.parameters[key].dtype for key in moved} & {torch.float16, torch.bfloat16}
-    eps = max((torch.finfo(kind).eps for kind in kinds), default=0.0)
-    return max(_ROUNDING, 4.0 * eps), bool(kinds)
-
-
-@torch.no_grad()
-def _move(session: Session, along: Mapping[int, Tensor], by: float) -> None:
-    for key, gradient in along.items():
-        parameter = session.parameters[key]
-        moved = widened(parameter.detach()) + by * widened(gradient)
-        parameter.data.copy_(moved.to(parameter.dtype))
 
 
 def _added(first: Watched, gradients: Mapping[int, Tensor], length: float) -> float | None:
@@ -139,16 +127,21 @@ def half_influence(
     """
     samples = session.samples
     half = samples // 2
-    why_not = _why_no_halves(session, first)
-    if why_not:
-        return (), why_not
+    tensors = rows_in(session.given.batch)
+    if samples < 2:
+        shapes = ", ".join(str(tuple(t.shape)) for t in tensors[:4]) or "there are none"
+        return (), f"the tensors of the batch have no samples in common ({shapes})"
+    if not first.gradients:
+        return (), "no gradient was seen"
+    if all(torch.equal(t[:half], t[half : 2 * half]) for t in tensors):
+        return (), "both halves of the batch are equal"
     ends = list(range(half, samples))
     starts = list(range(half))
     first_by_second = [*(ends[i % len(ends)] for i in starts), *ends]
     second_by_first = [*starts, *(starts[i % half] for i in range(len(ends)))]
     orders = (first_by_second, second_by_first)
+    runs = []
     try:
-        runs = []
         for order in orders:
             session.rewind()
             runs.append(session.watched(session.watch(), session.changed_batch(order)))
@@ -160,37 +153,23 @@ def half_influence(
     except Exception as error:  # noqa: BLE001 - the user's, on a batch that we changed
         return (), f"on samples that repeat the step raises {said(error)}"
     rows = [seen.rows[0] if len(seen.rows) == 1 else None for seen in (first, *runs)]
-    made = []
-    for place, name in enumerate(("first", "second")):
-        base, moved = rows[0], rows[2 - place]
-        made.append(
-            HalfInfluence(
-                name,
-                half if place == 0 else samples - half,
-                effects[place],
-                None if base is None else base[place],
-                None if moved is None else moved[1 - place],
-            )
+    made = (
+        HalfInfluence(
+            name,
+            (half, samples - half)[place],
+            effects[place],
+            base and base[place],
+            moved and moved[1 - place],
         )
+        for place, (name, base, moved) in enumerate(
+            (("first", rows[0], rows[2]), ("second", rows[0], rows[1]))
+        )
+    )
     return tuple(made), ""
 
 
 def _relative(a: Tensor, b: Tensor) -> float:
     return distance(a, b) / ((norm(a) or 1.0) if a.shape == b.shape else 1.0)
-
-
-def _why_no_halves(session: Session, first: Watched) -> str:
-    tensors = rows_in(session.given.batch)
-    samples = session.samples
-    if samples < 2:
-        shapes = ", ".join(str(tuple(t.shape)) for t in tensors[:4])
-        return f"the tensors of the batch have no samples in common ({shapes or 'there are none'})"
-    if not first.gradients:
-        return "no gradient was seen"
-    first_half, second_half = slice(0, samples // 2), slice(samples // 2, 2 * (samples // 2))
-    if all(torch.equal(t[first_half], t[second_half]) for t in tensors):
-        return "both halves of the batch are equal"
-    return ""
 
 
 def _difference(a: Watched, b: Watched) -> float:
@@ -215,7 +194,7 @@ def left_over(session: Session, first: Watched) -> LeftOver | None:
     Two calls are made either way, three where the first has nothing to step on yet. What differs is
     held against what they moved.
     """
-    calls = 2 + any(steps.leads for steps in first.steps.values())
+    calls = 2 + any("leads" in steps.traits for steps in first.steps.values())
     try:
         start, moved = session.after(0), session.after(calls, watch=session.watch())
         cleared = session.after(calls, watch=session.watch(clears=True))
@@ -234,16 +213,14 @@ def left_over(session: Session, first: Watched) -> LeftOver | None:
 # ---- parameters without gradient
 
 
-def slope_without_gradient(
-    session: Session, seen: list[Watched], changes: list[dict[int, float]]
-) -> tuple[tuple[str, ...], float]:
+def slope_without_gradient(session: Session, seen: list[Watched]) -> tuple[tuple[str, ...], float]:
     """Return trainable parameters without gradient that the returned loss depends on, and how.
 
     They ran, an optimizer that stepped holds them, and they are moved together along one random
     direction.
     """
     reached = {key for one in seen for key in (*one.added, *one.gradients)}
-    reached |= {key for moved in changes for key, size in moved.items() if size}
+    reached |= {key for one in seen for key, size in one.changes.items() if size}
     stepped = {
         id(p) for one in seen for optimizer in one.optimizers.values()
         for p in parameters_of(optimizer)

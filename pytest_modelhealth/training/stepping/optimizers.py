@@ -15,7 +15,7 @@ from pytest_modelhealth.capture.passive.updates import parameters_of
 from pytest_modelhealth.report import SteppedOptimizer, SteppedParameter
 from pytest_modelhealth.training.stepping.calls import Calls
 from pytest_modelhealth.training.stepping.session import Session
-from pytest_modelhealth.training.stepping.watching import Watched, inner, norm, widened
+from pytest_modelhealth.training.stepping.watching import Steps, Watched, inner, norm, widened
 
 
 def stepped_parameters(session: Session, made: Calls) -> Iterator[SteppedParameter]:
@@ -24,9 +24,8 @@ def stepped_parameters(session: Session, made: Calls) -> Iterator[SteppedParamet
     stepping = {key for seen in made.seen for key in seen.steps}
     stepped = [one for one in all_optimizers(session, made) if id(one) in stepping]
     owners = [{id(p) for p in parameters_of(optimizer)} for optimizer in stepped]
-    moved = {key for changes in made.changes for key, size in changes.items() if size}
     if not all_optimizers(session, made):  # the step moves them itself, or means to
-        held = moved or {key for _, key, _ in session.named}
+        held = made.moved or {key for _, key, _ in session.named}
     for name, key, parameter in session.named:
         layer, _, own = name.rpartition(".")
         yield SteppedParameter(
@@ -41,8 +40,8 @@ def stepped_parameters(session: Session, made: Calls) -> Iterator[SteppedParamet
             gradients=tuple(
                 norm(seen.gradients[key]) if key in seen.at_step else None for seen in made.seen
             ),
-            updates=tuple(relative.get(key, 0.0) for relative in made.relative),
-            changes=tuple(changes.get(key, 0.0) for changes in made.changes),
+            updates=tuple(seen.updated.get(key, 0.0) for seen in made.seen),
+            changes=tuple(seen.changes.get(key, 0.0) for seen in made.seen),
             rates=tuple(seen.rates.get(key) for seen in made.seen),
             left_over=tuple(key in seen.left_over for seen in made.seen),
             swallowed=made.swallowed.get(key, 0.0),
@@ -59,9 +58,8 @@ def strays(session: Session, made: Calls) -> Iterator[str]:
     """
     held = {id(p) for optimizer in all_optimizers(session, made) for p in parameters_of(optimizer)}
     reached = {key for seen in made.seen for key, size in seen.added.items() if size}
-    moved = {key for changes in made.changes for key, size in changes.items() if size}
     for key, name in session.strays.items():
-        if key in reached - held - moved:
+        if key in reached - held - made.moved:
             yield name
     known = set(session.parameters)
     yield from (
@@ -104,7 +102,7 @@ def climbs(session: Session, made: Calls) -> float | None:
             product += inner(moved, wide)
             moves += norm(moved) ** 2
             gradients += norm(wide) ** 2
-    return product / math.sqrt(moves * gradients) if moves and gradients else None
+    return _cosine(product, moves, gradients)
 
 
 _FOLLOWERS = frozenset({"target", "teacher", "ema", "momentum", "shadow", "slow", "average"})
@@ -183,24 +181,40 @@ def stepped_optimizers(session: Session, made: Calls) -> Iterator[SteppedOptimiz
     """Yield what each optimizer did."""
     known = {id(p) for p in session.model.parameters()}
     given = {id(optimizer) for optimizer in session.given.optimizers}
-    given |= {id(one) for optimizer in session.given.optimizers for one in _wrapped(optimizer)}
+    for optimizer in session.given.optimizers:  # those of accelerate step one that they hold
+        held = getattr(optimizer, "__dict__", {}).values()
+        given |= {id(one) for one in held if isinstance(one, torch.optim.Optimizer)}
     reached = {key for seen in made.seen for key in (*seen.added, *seen.gradients)}
     for optimizer in all_optimizers(session, made):
         key, held = id(optimizer), parameters_of(optimizer)
-        steps = [seen.steps.get(key) for seen in made.seen]
-        rates = [
-            rates.get(key, 0.0) if one is None else one.rate
-            for one, rates in zip(steps, made.rates, strict=True)
-        ]
+        steps = [seen.steps.get(key) or Steps() for seen in made.seen]
+        ran = [one for one in steps if one.count]
+        traits = set[str]().union(*(one.traits for one in ran))
+        traits -= {"leads", "empty"}
+        if any({"leads", "empty"} <= one.traits for one in steps[1:]):
+            traits.add("stale")
+        if key not in given and len(ran) == 1:
+            traits.add("anew")
+        if all(len(one.evaluations) > 1 and len({*one.evaluations, 0.0}) == 2 for one in steps):
+            traits.add("constant")
         keys, groups = {id(p) for p in held}, optimizer.param_groups
+        if any(group.get("maximize") for group in groups):
+            traits.add("maximizes")
+        if keys & reached:
+            traits.add("reached")
+        rates = [rate for g in groups if (rate := _number(g, "lr")) > 0.0]
+        frozen = [all(not p.requires_grad for p in g["params"]) for g in groups if g["params"]]
         initial = [float(g["initial_lr"]) for g in groups if "initial_lr" in g]
         yield SteppedOptimizer(
             type_name=type(optimizer).__name__,
             given=key in given,
             holds=len(held),
             foreign=sum(id(p) not in known for p in held),
-            steps=tuple(0 if one is None else one.count for one in steps),
-            rates=tuple(rates),
+            steps=tuple(one.count for one in steps),
+            rates=tuple(
+                seen.steps[key].rate if key in seen.steps else seen.at_end.get(key, 0.0)
+                for seen in made.seen
+            ),
             initial_rate=max(initial, default=None),
             decay=max((_number(g, "lr") * _number(g, "weight_decay") for g in groups), default=0.0),
             eps=max(
@@ -208,56 +222,20 @@ def stepped_optimizers(session: Session, made: Calls) -> Iterator[SteppedOptimiz
                 default=None,
             ),
             second_moment=_second_moment(optimizer),
-            maximizes=any(group.get("maximize") for group in groups),
-            reached=any(key in reached for key in keys),
-            anew=key not in given and sum(one is not None for one in steps) == 1,
             layer=next((n.rpartition(".")[0] for n, k, _ in session.named if k in keys), ""),
-            closure=any(one is not None and one.closure for one in steps),
-            piled=any(one is not None and one.piled for one in steps),
-            constant=all(one is not None and _is_constant(one.evaluations) for one in steps),
-            betas=_betas(groups),
-            spread=_spread(groups),
-            frozen_groups=_frozen_groups(groups),
-            repeated=any(one is not None and one.repeated for one in steps),
-            stale=any(one is not None and one.stale for one in steps)
-            or any(one is not None and one.leads and one.empty for one in steps[1:]),
-            direction=next((_cosine(one.along) for one in steps if one is not None), None),
+            betas=next((tuple(map(float, g["betas"])) for g in groups if "betas" in g), ()),
+            spread=min(rates) / max(rates) if rates else 1.0,
+            frozen_groups=0 if all(frozen) else sum(frozen),
+            direction=_cosine(*ran[0].along) if ran else None,
+            traits=frozenset(traits),
         )
-
-
-def _wrapped(optimizer: Any) -> list[Any]:
-    """Return the optimizers that one steps in its place, as those of accelerate do."""
-    held = getattr(optimizer, "__dict__", {}).values()
-    return [one for one in held if isinstance(one, torch.optim.Optimizer)]
-
-
-def _is_constant(evaluations: list[float]) -> bool:
-    """Whether a closure returned the very same number, not zero, at every evaluation."""
-    return len(evaluations) > 1 and len(set(evaluations)) == 1 and bool(evaluations[0])
-
-
-def _betas(groups: list[dict[str, Any]]) -> tuple[float, ...]:
-    betas = next((g["betas"] for g in groups if isinstance(g.get("betas"), tuple)), ())
-    return tuple(float(beta) for beta in betas)
-
-
-def _spread(groups: list[dict[str, Any]]) -> float:
-    """Return the least positive learning rate of a group by the largest."""
-    rates = [rate for g in groups if (rate := _number(g, "lr")) > 0.0]
-    return min(rates) / max(rates) if rates else 1.0
-
-
-def _frozen_groups(groups: list[dict[str, Any]]) -> int:
-    frozen = [all(not p.requires_grad for p in g["params"]) for g in groups if g["params"]]
-    return sum(frozen) if not all(frozen) else 0
 
 
 def _number(group: dict[str, Any], name: str) -> float:
     return float(group.get(name) or 0.0)
 
 
-def _cosine(along: tuple[float, float, float]) -> float | None:
-    product, update, gradient = along
+def _cosine(product: float, update: float, gradient: float) -> float | None:
     return product / math.sqrt(update * gradient) if update and gradient else None
 
 

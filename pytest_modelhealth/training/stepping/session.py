@@ -99,9 +99,6 @@ class TrainingStep(NamedTuple):
                     "restore takes objects with state_dict and load_state_dict, such as a scaler, "
                     f"a scheduler or a moving average, not {_described(one)}"
                 )
-        self._require_arguments()
-
-    def _require_arguments(self) -> None:
         try:
             signature = inspect.signature(self.step)
         except (TypeError, ValueError):
@@ -207,11 +204,6 @@ class Session:
     def rewind(self) -> None:
         """Go back to the beginning."""
         self.snapshot.rewind()
-
-    def clear_gradients(self) -> None:
-        """Leave no gradient on anything that an optimizer or the model holds."""
-        for leaf in self.snapshot.leaves:
-            leaf.grad = None
 
     def watch(self, *, clears: bool = False) -> Watch:
         """Return what watches calls, from the first on."""
@@ -325,16 +317,12 @@ def loss_in(result: Any) -> float | None:
     if isinstance(result, Mapping):
         if "loss" in result:
             return loss_in(result["loss"])
-        return _summed(list(result.values()))
+        result = list(result.values())
     if isinstance(result, tuple | list):
-        return _summed(result)
+        numbers = [loss_in(value) for value in result]
+        known = [number for number in numbers if number is not None]
+        return math.fsum(known) if known and len(known) == len(numbers) else None
     if hasattr(result, "loss"):
         return loss_in(result.loss)
     is_scalar = getattr(result, "shape", ()) == ()
     return float(result) if hasattr(result, "__float__") and is_scalar else None
-
-
-def _summed(values: Any) -> float | None:
-    numbers = [loss_in(value) for value in values]
-    known = [number for number in numbers if number is not None]
-    return math.fsum(known) if known and len(known) == len(numbers) else None

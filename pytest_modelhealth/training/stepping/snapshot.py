@@ -10,6 +10,7 @@ import types
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -94,6 +95,10 @@ class Snapshot:
     def rewind(self) -> None:
         """Put everything back, but with no gradient anywhere."""
         self._put_back()
+        self.clear_gradients()
+
+    def clear_gradients(self) -> None:
+        """Leave no gradient on anything that an optimizer or the model holds."""
         for leaf in self.leaves:
             leaf.grad = None
 
@@ -137,10 +142,6 @@ class Snapshot:
                     setattr(leaf, name, None)
 
 
-def _set_cudnn(modes: tuple[bool, bool]) -> None:
-    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = modes
-
-
 _MODES: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.is_grad_enabled, torch.set_grad_enabled),
@@ -150,9 +151,9 @@ _MODES: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
         lambda modes: torch.autograd.set_detect_anomaly(*modes),
     ),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    (
-        lambda: (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark),
-        _set_cudnn,
+    *(
+        (partial(getattr, torch.backends.cudnn, name), partial(setattr, torch.backends.cudnn, name))
+        for name in ("deterministic", "benchmark")
     ),
 )
 """What of torch a step may switch: how each is read and set."""
@@ -218,17 +219,8 @@ class Reached:
         elif _is_array(kind):
             self._seen[id(value)] = value
             self.arrays.append(value)
-        elif self._is_opened(value, kind, depth, home):
-            self._keep(value, *_inside(value, kind, depth))
-
-    def _is_opened(self, value: Any, kind: type, depth: int, home: str | None) -> bool:
-        """Whether an object is kept: those that are the user's own only where they are near."""
-        if issubclass(kind, nn.Module | Tensor) or is_generator(kind) or _is_of_training(kind):
-            return True
-        if isinstance(value, type | types.ModuleType) or not hasattr(value, "__dict__"):
-            return False
-        package = _package(kind)
-        return depth < _DEEPEST and home in (None, package) and package not in _LIBRARIES
+        elif (inside := _inside(value, depth, home)) is not None:
+            self._keep(value, *inside)
 
     def _keep(self, value: Any, inside: Iterable[Any], depth: int) -> None:
         self._seen[id(value)] = value
@@ -280,15 +272,22 @@ def _opened(step: Any) -> tuple[types.FunctionType | None, list[Any]]:
     return step, [*values, *(step.__defaults__ or ()), *(step.__kwdefaults__ or {}).values()]
 
 
-def _inside(value: Any, kind: type, depth: int) -> tuple[Iterable[Any], int]:
-    """Return what an object holds, and how deep that is."""
+def _inside(value: Any, depth: int, home: str | None) -> tuple[Iterable[Any], int] | None:
+    """Return what an object holds, and how deep that is; ``None`` where it is not kept.
+
+    Those that are the user's own are kept only where they are near.
+    """
+    kind, package = type(value), _package(type(value))
     if issubclass(kind, nn.Module):
-        return _own_values(value), depth + 1
+        attributes_of_parts = (pair for part in value.modules() for pair in vars(part).items())
+        return [held for name, held in attributes_of_parts if name not in _MODULE_KEEPS], depth + 1
     if issubclass(kind, Tensor) or is_generator(kind):
         return (), depth
-    if _is_of_training(kind):
+    if issubclass(kind, _TRAINING) or kind.__module__.startswith(_OF_TRAINING):
         return vars(value).values(), depth
-    return attributes(value).values(), depth + 1
+    is_own = hasattr(value, "__dict__") and not isinstance(value, type | types.ModuleType)
+    is_near = depth < _DEEPEST and home in (None, package) and package not in _LIBRARIES
+    return (attributes(value).values(), depth + 1) if is_own and is_near else None
 
 
 def _contents(cell: types.CellType) -> Any:
@@ -296,20 +295,6 @@ def _contents(cell: types.CellType) -> Any:
         return cell.cell_contents
     except ValueError:  # a variable that has no value yet
         return _NOTHING
-
-
-def _own_values(module: nn.Module) -> list[Any]:
-    """Return what the attributes of a module and its parts hold, beside what torch registers."""
-    return [
-        value
-        for part in module.modules()
-        for name, value in vars(part).items()
-        if name not in _MODULE_KEEPS and type(value) not in _ATOMS
-    ]
-
-
-def _is_of_training(kind: type) -> bool:
-    return issubclass(kind, _TRAINING) or kind.__module__.startswith(_OF_TRAINING)
 
 
 def _is_array(kind: type) -> bool:

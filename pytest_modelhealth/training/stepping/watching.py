@@ -30,31 +30,22 @@ class Steps:
     Args:
         count: how many.
         rate: its largest learning rate at the first.
-        closure: whether it was given one.
-        repeated: whether it stepped again with the very gradient of the step before.
         evaluations: what its closure returned, each time.
-        piled: whether the closure added to the gradient of its evaluation before.
         passes: the backward passes that are in the gradients of its first step.
         early: forwards of modules before its step, where no backward pass of this call had reached
             it by then; -1 where one had.
-        empty: whether there was no gradient at such a step.
-        leads: whether it stepped so, and a backward pass reached it later in the call.
-        stale: whether that was the pass of a forward from before the step.
         along: inner product of the first update and the gradient, and both squared norms.
+        traits: as of a `SteppedOptimizer`, with ``leads`` (a backward pass reached it later in the
+            call, none before) and ``empty`` (it had no gradient when none had reached it).
     """
 
     count: int = 0
     rate: float = 0.0
-    closure: bool = False
-    repeated: bool = False
     evaluations: list[float] = field(default_factory=list)
-    piled: bool = False
     passes: set[int] = field(default_factory=set)
     early: int = -1
-    empty: bool = False
-    leads: bool = False
-    stale: bool = False
     along: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    traits: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -70,8 +61,11 @@ class Watched:
         at_step: which of these were taken at a step.
         added: largest absolute value of what backward passes left.
         raw: L2 norm of the same.
-        updated: L2 norm of what optimizers changed.
+        updated: L2 norm of what optimizers changed; by that of the values before, once the call is
+            over that `call_step` made.
+        changes: the same of the whole call.
         rates: learning rate at the first step.
+        at_end: learning rate of each optimizer that was given when the call is over, by its `id`.
         left_over: whether a gradient from before an optimizer's step was still there.
         erased: parameters whose gradient was all zero at the step, and not as it was left.
         at_first: copies of parameters before their optimizer's first step.
@@ -90,7 +84,9 @@ class Watched:
     added: dict[int, float] = field(default_factory=dict)
     raw: dict[int, float] = field(default_factory=dict)
     updated: dict[int, float] = field(default_factory=dict)
+    changes: dict[int, float] = field(default_factory=dict)
     rates: dict[int, float] = field(default_factory=dict)
+    at_end: dict[int, float] = field(default_factory=dict)
     left_over: set[int] = field(default_factory=set)
     erased: set[int] = field(default_factory=set)
     at_first: dict[int, Tensor] = field(default_factory=dict)
@@ -99,11 +95,6 @@ class Watched:
     began: bool = True
     runs: list[tuple[bool, bool]] = field(default_factory=list)
     rows: list[tuple[float, float]] = field(default_factory=list)
-
-    @property
-    def steps_in_all(self) -> int:
-        """How often any optimizer stepped."""
-        return sum(steps.count for steps in self.steps.values())
 
 
 class Watch:
@@ -145,22 +136,20 @@ class Watch:
         self._left.clear()
         self._forwards = 0
         start = {k: p.detach().clone() for k, p in self._parameters.items() if self._by_hand}
-        bare = [(p, p._backward_hooks, p._post_accumulate_grad_hooks) for p in self._leaves()]
         with ExitStack() as stack:
-            stack.callback(_unhooked, bare)
             stack.callback(self._forget_rows)
             for hook in self._hooks():
                 stack.callback(hook.remove)
             yield seen
         for key, steps in seen.steps.items():
             held = parameters_of(seen.optimizers[key])
-            steps.leads = steps.early >= 0 and any(id(p) in self._reached for p in held)
-            if steps.leads:
-                steps.stale = 0 < steps.early == self._forwards
+            if steps.early >= 0 and any(id(p) in self._reached for p in held):
+                is_stale = 0 < steps.early == self._forwards
+                steps.traits |= {"leads", "stale"} if is_stale else {"leads"}
                 steps.passes.update(*(self._within.get(id(p), ()) for p in held))
         for key, parameter in self._parameters.items():
             gradient = parameter.grad
-            if key in self._left and (gradient is None or not is_nonzero(gradient)):
+            if key in self._left and not is_nonzero(gradient):
                 gradient = self._left[key]  # cleared since
             if key not in seen.gradients and gradient is not None:
                 seen.gradients[key] = dense(gradient).clone()
@@ -171,7 +160,8 @@ class Watch:
     def _hooks(self) -> Iterator[Any]:
         yield register_optimizer_step_pre_hook(self._before_step)
         yield register_optimizer_step_post_hook(self._after_step)
-        for parameter in self._leaves():
+        leaves = [p for p in self._parameters.values() if p.requires_grad and p.is_leaf]
+        for parameter in leaves:  # the dictionaries of hooks that this leaves go by the snapshot
             seeing, summing = self._seeing(id(parameter)), self._summing(id(parameter))
             yield parameter.register_hook(_uncompiled(seeing))
             yield parameter.register_post_accumulate_grad_hook(_uncompiled(summing))
@@ -180,9 +170,6 @@ class Watch:
         if self._samples:
             yield self._model.register_forward_hook(_ModuleHook(self._returning))
 
-    def _leaves(self) -> list[Tensor]:
-        return [p for p in self._parameters.values() if p.requires_grad and p.is_leaf]
-
     # ---- gradients
 
     def _seeing(self, key: int) -> Callable[[Tensor], None]:
@@ -190,18 +177,16 @@ class Watch:
 
         def see(_: Tensor) -> None:
             self._reached.add(key)
-            if parameter.grad is None or not is_nonzero(parameter.grad):
+            if not is_nonzero(parameter.grad):
                 self._within[key] = set()
             self._within.setdefault(key, set()).add(torch._C._current_graph_task_id())
-            if key in self._evaluating:
-                self._evaluating.discard(key)
-                if parameter.grad is not None and is_nonzero(parameter.grad):
-                    for steps in self.seen.steps.values():
-                        steps.piled |= steps.closure
-            if key in self._stepped:
-                self._stepped.discard(key)
-                if parameter.grad is not None and is_nonzero(parameter.grad):
-                    self.seen.left_over.add(key)
+            if key in self._evaluating and is_nonzero(parameter.grad):
+                for steps in self.seen.steps.values():
+                    steps.traits |= {"piled"} if "closure" in steps.traits else set()
+            if key in self._stepped and is_nonzero(parameter.grad):
+                self.seen.left_over.add(key)
+            self._evaluating.discard(key)
+            self._stepped.discard(key)
 
         return see
 
@@ -211,7 +196,7 @@ class Watch:
             self.seen.passes.setdefault(task, set()).add(key)
             if parameter.grad is not None:
                 gradient = dense(parameter.grad)
-                self.seen.added[key] = largest(gradient)
+                self.seen.added[key] = float(gradient.abs().max()) if gradient.numel() else 0.0
                 self.seen.raw[key] = norm(gradient)
                 if self._by_hand:
                     self._left[key] = gradient.clone()
@@ -229,37 +214,39 @@ class Watch:
         if not steps.count:
             steps.rate = rate_of(optimizer)
             steps.passes.update(*(self._within.get(id(p), ()) for p in held))
-        else:
-            steps.repeated |= self._is_repeated(held)
+        elif self._is_repeated(held):
+            steps.traits.add("repeated")
         steps.count += 1
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                seen.rates.setdefault(id(parameter), float(group.get("lr") or 0.0))
+        groups = optimizer.param_groups
+        rates = {id(p): float(group.get("lr") or 0.0) for group in groups for p in group["params"]}
+        seen.rates = rates | seen.rates
         within = bool(self._before)  # another one's, which may have taken back a look ahead
         self._before.append({id(p): p.detach().clone() for p in held})
         for key, value in self._before[-1].items():
             if within and steps.count == 1:
                 seen.at_first[key] = value
             seen.at_first.setdefault(key, value)
-        if closure is None:
-            if not any(id(p) in self._reached for p in held):
-                steps.early = self._forwards
-                steps.empty |= not any(p.grad is not None and is_nonzero(p.grad) for p in held)
-            self._take(held)
-            return None
-        steps.closure = True
-        return self._with_closure(closure, held, args, kwargs)
+        if closure is not None:
+            return self._with_closure(steps, closure, held, args, kwargs)
+        if not any(id(p) in self._reached for p in held):
+            steps.early = self._forwards
+            is_empty = not any(is_nonzero(p.grad) for p in held)
+            steps.traits |= {"empty"} if is_empty else set()
+        self._take(held)
+        return None
 
-    def _with_closure(self, closure: Any, held: list[Tensor], args: Any, kwargs: Any) -> Any:
-        """Take the gradient after the closure first ran, where the optimizer has one."""
-
-        steps = self.seen.steps[id(args[0])]
+    def _with_closure(
+        self, steps: Steps, closure: Any, held: list[Tensor], args: Any, kwargs: Any
+    ) -> Any:
+        """Take the gradient after the closure first ran."""
+        steps.traits.add("closure")
 
         def evaluated() -> Any:
             if steps.evaluations:
                 self._evaluating = {id(p) for p in held}
             value = closure()
-            steps.evaluations.append(_number(value))
+            number = value.detach() if isinstance(value, Tensor) else value
+            steps.evaluations.append(math.nan if number is None else float(number))
             self._take(held)
             return value
 
@@ -270,7 +257,7 @@ class Watch:
     def _take(self, held: list[Tensor]) -> None:
         for parameter in held:
             key = id(parameter)
-            if key in self._stepped and parameter.grad is not None and is_nonzero(parameter.grad):
+            if key in self._stepped and is_nonzero(parameter.grad):
                 self.seen.left_over.add(key)
             if key not in self.seen.at_step and parameter.grad is not None:
                 self.seen.gradients[key] = dense(parameter.grad).clone()
@@ -377,20 +364,6 @@ def _uncompiled(hook: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
     return hook if dynamo is None else dynamo.disable(hook)
 
 
-def _number(value: Any) -> float:
-    value = value.detach() if isinstance(value, Tensor) else value
-    return math.nan if value is None else float(value)
-
-
-def _unhooked(bare: list[tuple[Tensor, Any, Any]]) -> None:
-    """Leave no empty dictionary of hooks where there was none."""
-    for parameter, before, after in bare:
-        if before is None and not parameter._backward_hooks:
-            parameter._backward_hooks = None
-        if after is None and not parameter._post_accumulate_grad_hooks:
-            parameter._post_accumulate_grad_hooks = None  # type: ignore[assignment]
-
-
 def _open_modules(model: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Module]]]:
     """Yield each module whose hooks are called, with those that it runs unseen, itself first.
 
@@ -441,11 +414,6 @@ def inner(a: Tensor, b: Tensor) -> float:
     return float((a * b.conj()).sum(dtype=wide).real)
 
 
-def largest(tensor: Tensor) -> float:
-    """Return the largest absolute value; 0 of an empty tensor."""
-    return float(tensor.abs().max()) if tensor.numel() else 0.0
-
-
-def is_nonzero(gradient: Tensor) -> bool:
-    """Whether any number of a gradient is not zero."""
-    return bool(dense(gradient).any())
+def is_nonzero(gradient: Tensor | None) -> bool:
+    """Whether there is a gradient, and any number of it is not zero."""
+    return gradient is not None and bool(dense(gradient).any())

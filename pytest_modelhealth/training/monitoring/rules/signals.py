@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from pytest_modelhealth.settings import Count, Factor, Ratio, Share
+from pytest_modelhealth.report import Course, CourseEvent
+from pytest_modelhealth.settings import Count, Factor, Ratio, Severity, Share
 from pytest_modelhealth.training.monitoring.rule import Kind, Rule, by_loss
-
-if TYPE_CHECKING:
-    from pytest_modelhealth.report import Course, CourseEvent
-    from pytest_modelhealth.settings import Severity
 
 _HUGE = 1e4
 """Activations below are in range, whatever they began at."""

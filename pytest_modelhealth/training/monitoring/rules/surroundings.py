@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from pytest_modelhealth.settings import Count, Factor, Ratio
+from pytest_modelhealth.report import Course, CourseEvent
+from pytest_modelhealth.settings import Count, Factor, Ratio, Settings, Severity
 from pytest_modelhealth.training.monitoring.rule import PATIENCE, Breach, Kind, Rule, named
-
-if TYPE_CHECKING:
-    from pytest_modelhealth.report import Course, CourseEvent
-    from pytest_modelhealth.settings import Settings, Severity
-
 
 _FEW = 3
 _NONFINITE = {

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
+from pytest_modelhealth.checks import Finding
 from pytest_modelhealth.checks.facts import place
-from pytest_modelhealth.settings import Count, Factor, Ratio
+from pytest_modelhealth.report import Course, CourseEvent, Observation
+from pytest_modelhealth.settings import Count, Factor, Ratio, Settings, Severity
 from pytest_modelhealth.training.monitoring.rule import Breach, Kind, Rule, by_loss
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pytest_modelhealth.checks import Finding
-    from pytest_modelhealth.report import Course, CourseEvent, Observation
-    from pytest_modelhealth.settings import Settings, Severity
-
 
 _PATIENT = 20
 _HIGH = 1e-2

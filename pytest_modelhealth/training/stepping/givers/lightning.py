@@ -1,4 +1,9 @@
-"""The step of a `LightningModule`, with no trainer that runs it."""
+"""The step of a `LightningModule`, with no trainer that runs it.
+
+It calls ``training_step`` and what Lightning calls around it.
+Clipping and accumulation are those of the `Trainer` that is given in place of a step, or that
+the module is attached to.
+"""
 
 from __future__ import annotations
 
@@ -23,55 +28,47 @@ from pytest_modelhealth.capture.step.isolation import random_numbers_kept
 from pytest_modelhealth.capture.step.state import contents_kept
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.training.libraries import is_of
-from pytest_modelhealth.training.stepping.givers import Given, Giver
+from pytest_modelhealth.training.stepping.givers import Given
 from pytest_modelhealth.training.stepping.session import TrainingStep, optimizers_in
 
 _FABRICS = {"lightning": "lightning.fabric", "pytorch_lightning": "lightning_fabric"}
 _TRAINERS = ("lightning.pytorch.trainer", "pytorch_lightning.trainer")
 
 
-class LightningStep(Giver):
-    """Calls ``training_step`` and what Lightning calls around it.
+def recognises(given: Given) -> bool:
+    """Whether the model is a `LightningModule`, and neither a step nor a loss was given."""
+    is_step = given.step is None or is_of(given.step, *_TRAINERS)
+    comes_alone = given.loss is None and given.target is None
+    is_one = given.inputs is None or given.batch is None
+    return is_step and comes_alone and is_one and is_lightning(given.model)
 
-    Clipping and accumulation are those of the `Trainer` that is given in place of a step, or that
-    the module is attached to.
-    """
 
-    def recognises(self, given: Given) -> bool:
-        """Whether the model is a `LightningModule`, and neither a step nor a loss was given."""
-        is_step = given.step is None or is_of(given.step, *_TRAINERS)
-        comes_alone = given.loss is None and given.target is None
-        is_one = given.inputs is None or given.batch is None
-        return is_step and comes_alone and is_one and is_lightning(given.model)
-
-    @contextmanager
-    def made(self, given: Given) -> Iterator[TrainingStep]:
-        """Return the step; meanwhile, the module believes to be run by Fabric."""
-        module: Any = given.model
-        batch = given.inputs if given.batch is None else given.batch
-        if batch is None:
+@contextmanager
+def made(given: Given) -> Iterator[TrainingStep]:
+    """Return the step; meanwhile, the module believes to be run by Fabric."""
+    module: Any = given.model
+    batch = given.inputs if given.batch is None else given.batch
+    if batch is None:
+        raise InspectionError("the step of a LightningModule needs a batch: run_step(batch=...)")
+    trainer = given.step if given.step is not None else getattr(module, "_trainer", None)
+    with _attached(module, trainer) as fabric:
+        plan = _plan(module, given.optimizer)
+        if module.automatic_optimization and len(plan.optimizers) > 1:
             raise InspectionError(
-                "the step of a LightningModule needs a batch: run_step(batch=...)"
+                f"configure_optimizers() of {type(module).__name__} returns "
+                f"{len(plan.optimizers)} optimizers, which automatic optimization does not "
+                "take: set self.automatic_optimization = False, as Lightning asks for"
             )
-        trainer = given.step if given.step is not None else getattr(module, "_trainer", None)
-        with _attached(module, trainer) as fabric:
-            plan = _plan(module, given.optimizer)
-            if module.automatic_optimization and len(plan.optimizers) > 1:
-                raise InspectionError(
-                    f"configure_optimizers() of {type(module).__name__} returns "
-                    f"{len(plan.optimizers)} optimizers, which automatic optimization does not "
-                    "take: set self.automatic_optimization = False, as Lightning asks for"
-                )
-            fabric.optimizers = plan.optimizers
-            fabric.lr_scheduler_configs = plan.schedules
-            module._fabric_optimizers = plan.optimizers
-            step = _Step(fabric, plan, trainer)
-            optimizer = plan.optimizers[0] if len(plan.optimizers) == 1 else (*plan.optimizers,)
-            restore = (*(each.scheduler for each in plan.schedules), *given.restored)
-            steps_them = bool(module.automatic_optimization)
-            yield TrainingStep(
-                step, optimizer, batch, restore, "training_step", has_schedules=steps_them
-            )
+        fabric.optimizers = plan.optimizers
+        fabric.lr_scheduler_configs = plan.schedules
+        module._fabric_optimizers = plan.optimizers
+        step = _Step(fabric, plan, trainer)
+        optimizer = plan.optimizers[0] if len(plan.optimizers) == 1 else (*plan.optimizers,)
+        restore = (*(each.scheduler for each in plan.schedules), *given.restored)
+        steps_them = bool(module.automatic_optimization)
+        yield TrainingStep(
+            step, optimizer, batch, restore, "training_step", has_schedules=steps_them
+        )
 
 
 class _Schedule(NamedTuple):

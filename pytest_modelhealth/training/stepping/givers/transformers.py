@@ -1,4 +1,8 @@
-"""The step of a `transformers.Trainer`."""
+"""The step of a `transformers.Trainer`.
+
+It calls ``training_step`` of a trainer, then clips and steps as the trainer does.
+Where it accumulates gradients, it is given the batch as often.
+"""
 
 from __future__ import annotations
 
@@ -14,65 +18,61 @@ from pytest_modelhealth.capture.step.isolation import random_numbers_kept
 from pytest_modelhealth.capture.step.state import contents_kept
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.training.libraries import is_of
-from pytest_modelhealth.training.stepping.givers import Given, Giver
+from pytest_modelhealth.training.stepping.givers import Given
 from pytest_modelhealth.training.stepping.session import TrainingStep
 
 
-class TransformersStep(Giver):
-    """Calls ``training_step`` of a trainer, then clips and steps as the trainer does.
+def recognises(given: Given) -> bool:
+    """Whether a trainer was given in place of a step."""
+    return is_of(given.step, "transformers.trainer")
 
-    Where it accumulates gradients, it is given the batch as often.
-    """
 
-    def recognises(self, given: Given) -> bool:
-        """Whether a trainer was given in place of a step."""
-        return is_of(given.step, "transformers.trainer")
-
-    @contextmanager
-    def made(self, given: Given) -> Iterator[TrainingStep]:
-        """Return the step; in the end, trainer and accelerator are as they were."""
-        trainer = given.step
-        self._require(given)
-        with _kept(trainer):
-            optimizer, prepared = _optimizers(trainer, given.optimizer)
-            model = trainer.accelerator.prepare_model(given.model, device_placement=False)
-            if model is not given.model:
-                raise InspectionError(
-                    f"the trainer wraps the model in a {type(model).__name__}, which no single "
-                    "step can be made of: give a trainer without it"
-                )
-            if getattr(trainer, "_created_lr_scheduler", False):
-                trainer.lr_scheduler = None  # of an earlier training; each has its own
-            scheduler = trainer.create_scheduler(_steps(trainer), optimizer)
-            scaler = getattr(trainer.accelerator, "scaler", None)
-            restore = [one for one in (scheduler, scaler) if one is not None]
-            step = _Step(trainer, prepared, scheduler)
-            yield TrainingStep(
-                step,
-                optimizer,
-                given.batch,
-                (*restore, *given.restored),
-                "training_step",
-                has_schedules=True,
-            )
-
-    def _require(self, given: Given) -> None:
-        trainer = given.step
-        if given.model is not trainer.model:
+@contextmanager
+def made(given: Given) -> Iterator[TrainingStep]:
+    """Return the step; in the end, trainer and accelerator are as they were."""
+    trainer = given.step
+    _require(given)
+    with _kept(trainer):
+        optimizer, prepared = _optimizers(trainer, given.optimizer)
+        model = trainer.accelerator.prepare_model(given.model, device_placement=False)
+        if model is not given.model:
             raise InspectionError(
-                "the trainer trains another object than this model: inspector(trainer.model)"
+                f"the trainer wraps the model in a {type(model).__name__}, which no single "
+                "step can be made of: give a trainer without it"
             )
-        if given.batch is None:
-            raise InspectionError(
-                "the step of a Trainer needs a batch as its data_collator makes it: "
-                "run_step(trainer, batch=next(iter(trainer.get_train_dataloader())))"
-            )
-        parallel = str(trainer.accelerator.distributed_type).rpartition(".")[2]
-        if parallel != "NO" or trainer.args.n_gpu > 1:
-            raise InspectionError(
-                "the trainer trains on several devices; a step is run on one: make it with one, "
-                "CUDA_VISIBLE_DEVICES=0 say"
-            )
+        if getattr(trainer, "_created_lr_scheduler", False):
+            trainer.lr_scheduler = None  # of an earlier training; each has its own
+        scheduler = trainer.create_scheduler(_steps(trainer), optimizer)
+        scaler = getattr(trainer.accelerator, "scaler", None)
+        restore = [one for one in (scheduler, scaler) if one is not None]
+        step = _Step(trainer, prepared, scheduler)
+        yield TrainingStep(
+            step,
+            optimizer,
+            given.batch,
+            (*restore, *given.restored),
+            "training_step",
+            has_schedules=True,
+        )
+
+
+def _require(given: Given) -> None:
+    trainer = given.step
+    if given.model is not trainer.model:
+        raise InspectionError(
+            "the trainer trains another object than this model: inspector(trainer.model)"
+        )
+    if given.batch is None:
+        raise InspectionError(
+            "the step of a Trainer needs a batch as its data_collator makes it: "
+            "run_step(trainer, batch=next(iter(trainer.get_train_dataloader())))"
+        )
+    parallel = str(trainer.accelerator.distributed_type).rpartition(".")[2]
+    if parallel != "NO" or trainer.args.n_gpu > 1:
+        raise InspectionError(
+            "the trainer trains on several devices; a step is run on one: make it with one, "
+            "CUDA_VISIBLE_DEVICES=0 say"
+        )
 
 
 class _Step:
