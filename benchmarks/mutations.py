@@ -98,8 +98,8 @@ MUTATIONS = [
     ),
     Mutation(
         "gradients of before are lost",
-        "requires_grad = requires_grad\n            leaf.grad = gradient\n",
-        "requires_grad = requires_grad\n            leaf.grad = None\n",
+        'restore = _attributes_restorer(leaves, "requires_grad", "grad")',
+        'restore = _attributes_restorer(leaves, "requires_grad")',
         "tests/capture/test_engine.py tests/capture/test_promises.py",
     ),
     Mutation(
@@ -286,8 +286,8 @@ MUTATIONS = [
     ),
     Mutation(
         "a report that nobody asked is not checked",
-        "return [i for i in made if i.auto_check and not i.report._verdict_asked]",
-        "return [i for i in made if i.auto_check and i.report._verdict_asked]",
+        "unasked = [one for one in made if one.auto_check and not one.report._verdict_asked]",
+        "unasked = [one for one in made if one.auto_check and one.report._verdict_asked]",
         "tests/plugin/test_verdict_asked.py tests/plugin/test_inspections.py",
     ),
     Mutation(

@@ -124,8 +124,10 @@ def _of_call(call: LossCall, observation: Observation) -> Iterator[Finding]:
     found = next((one for family in families for one in family(call, observation)), None)
     if found is not None:
         culprit = _culprit(call, observation)
-        is_fault = isinstance(found, _Fault)
-        yield _violation(culprit, found) if is_fault else Loss.inconclusive(culprit, found)
+        if isinstance(found, _Fault):
+            yield _violation(culprit, found)
+        else:
+            yield Loss.inconclusive(culprit, found)
 
 
 def _of_classes(call: LossCall, observation: Observation) -> Iterator[_Fault]:
