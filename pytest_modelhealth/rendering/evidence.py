@@ -118,8 +118,12 @@ def render(report: HealthReport, *, ascii_only: bool | None = None) -> str:
         if record is not None and (seen := found.statistics(record))
     ]
     if panels:
-        has_blocks = _can_print_blocks() if ascii_only is None else not ascii_only
-        lines += _histograms(panels, BLOCKS if has_blocks else "#")
+        if ascii_only is None:
+            try:
+                BLOCKS.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+            except (UnicodeEncodeError, LookupError):
+                ascii_only = True
+        lines += _histograms(panels, "#" if ascii_only else BLOCKS)
         lines += ["", *_numbers([*panels, *_further(report, found)])]
     lines += [line for panel in panels for line in _range_of_dtype(*panel)]
     lines += [f"{title}: bins counted on a sample" for title, s in panels if s.histogram_sampled]
@@ -211,14 +215,6 @@ def bar(part: float, ink: str) -> str:
     """Return a bar of `part` times `BAR` characters; something that is not nothing is seen."""
     whole, rest = divmod(math.ceil(part * BAR * len(ink)), len(ink))
     return ink[-1] * whole + (ink[rest - 1] if rest else "")
-
-
-def _can_print_blocks() -> bool:
-    try:
-        BLOCKS.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
 
 
 def _numbers(panels: Iterable[tuple[str, TensorStatistics]]) -> list[str]:

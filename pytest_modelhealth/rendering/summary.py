@@ -72,7 +72,6 @@ def _broken(found: BrokenCheck) -> str:
 
 
 def _warned(report: HealthReport) -> str:
-    """Return how many violations only warn, and the first of them."""
     return f"{plural(len(report.warnings), 'warning')}: {_found(report, report.warnings[0])}"
 
 

@@ -5,6 +5,7 @@ On a page each of some 100,000 cells would be an element, so heat maps are drawn
 
 from __future__ import annotations
 
+import itertools
 import math
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -182,10 +183,6 @@ def _draw_events(figure: Figure, panels: Sequence[Axes], events: Sequence[Event]
         figure.supxlabel(text, x=0.01, ha="left", fontsize=8.5, color=ALARM, parse_math=False)
 
 
-def _sorted(events: Iterable[tuple[int, str, str]]) -> list[Event]:
-    return sorted((Event(*event) for event in events), key=lambda event: event.step)
-
-
 # All layers.
 
 
@@ -204,7 +201,7 @@ def plot_training(
             in the row of the layer, the text below.
         worst: the gravest of them, for the line at the top; ``None`` looks at the latest step.
     """
-    listed = _sorted(events)
+    listed = sorted(itertools.starmap(Event, events), key=lambda event: event.step)
     maps = [_gradients(history), _dead(history), _updates(history)]
     drawn = [_fold(each) for each in maps if each.members or not each.is_log]
     heights = [1.1]
@@ -304,8 +301,8 @@ def _gradients(history: History) -> _Map:
     values = history[f"{kind}_norm"]
     powers = np.log10(values[np.isfinite(values) & (values > 0)])
     powers = powers if len(powers) else np.zeros(1)
-    middle = float(np.median(powers))  # at most six powers of ten to both sides of it have a colour
-    low, high = max(float(powers.min()), middle - 6), min(float(powers.max()), middle + 6)
+    middle = np.median(powers)  # at most six powers of ten to both sides of it have a colour
+    low, high = np.clip([powers.min(), powers.max()], middle - 6, middle + 6).tolist()
     if high - low < 1:
         low, high = (low + high - 1) / 2, (low + high + 1) / 2
     bad, limits = history[f"{kind}_nonfinite"] > 0, (10**low, 10**high)
@@ -399,15 +396,14 @@ def _draw_map(axes: Axes, side: Axes, each: _Map, edges: Reals) -> None:
 
 def _key(axes: Axes, each: _Map) -> None:
     """Say what the colours mean that are not on the scale, of those that occur."""
-    found = {
-        "not finite": (NONFINITE, np.isinf(each.values).any()),
-        "zero": (ZERO, each.is_log and (each.values == 0).any()),
-        "not seen": (MISSING, np.isnan(each.values).any()),
-        "usual: 1e-4 to 1e-2": (USUAL, each.band is not None),
-    }
     patches = [
         Patch(facecolor=color, edgecolor=INK, linewidth=0.4, label=name)
-        for name, (color, occurs) in found.items()
+        for name, color, occurs in (
+            ("not finite", NONFINITE, np.isinf(each.values).any()),
+            ("zero", ZERO, each.is_log and (each.values == 0).any()),
+            ("not seen", MISSING, np.isnan(each.values).any()),
+            ("usual: 1e-4 to 1e-2", USUAL, each.band is not None),
+        )
         if occurs
     ]
     if patches:
@@ -493,8 +489,7 @@ def plot_layer(history: History, layer: str, events: Iterable[tuple[int, str, st
     for name, values in lines.items():
         if name in _PANELS[_PARTS]:
             values[history[layer, "activation_nonfinite"] > 0] = math.nan
-            if not (values > 0).any():
-                values[:] = math.nan
+            values[:] = values if (values > 0).any() else math.nan
         elif name != "update_ratio":
             values[is_bad & (values == 0)] = math.nan  # of no finite value
     drawn = {
@@ -520,7 +515,8 @@ def plot_layer(history: History, layer: str, events: Iterable[tuple[int, str, st
     _draw_crosses(panels[0], history.steps[is_bad], "not finite")
     if said := [f"{r.text} since step {r.since}" for r in remarks(history) if r.layer == layer]:
         _set_title(panels[0], f"{said[0]}\n\n{panels[0].get_title(loc='left')}")
-    _draw_events(figure, panels, [event for event in _sorted(events) if event.layer == layer])
+    own = [event for event in itertools.starmap(Event, events) if event.layer == layer]
+    _draw_events(figure, panels, sorted(own, key=lambda event: event.step))
     return figure
 
 
