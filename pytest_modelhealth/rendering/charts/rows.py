@@ -392,7 +392,8 @@ def errors(comparison: Mapping[str, Any], anchor: str) -> Markup:
     if divergence is not None:
         said.insert(0, f"first divergence at {svg.label_of(divergence)}")
         first = [at for at, row in enumerate(rows) if row.is_culprit]
-        if seen := [own[at] for at in first for own in passes.values() if own[at] is not None]:
+        drawn = [own[at] for at in first for own in passes.values()]
+        if seen := [one for one in drawn if one is not None]:
             one = max(seen, key=lambda tensor: tensor["diverged"])
             error, allowed = svg.brief(one["error"]), svg.brief(_allowed(one))
             said[0] += f": error {error} of {allowed} that rounding explains"
