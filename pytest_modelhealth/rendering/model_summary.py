@@ -106,7 +106,7 @@ def _row(
 ) -> dict[str, Any]:
     """Return the row of a layer; `inside` are those of the layers in it."""
     own = _costs(record, seen)
-    sizes = own.parameters
+    sizes: Any = own.parameters  # ``None`` where they were not watched
     trainable = [size.count for name, size in (sizes or {}).items() if name not in record.frozen]
     row: dict[str, Any] = {
         **{key: getattr(record, key) for key in ("name", "label", "reason", "functional", "calls")},
