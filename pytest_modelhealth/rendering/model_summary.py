@@ -332,7 +332,8 @@ def _counted(title: str, help_: str, key: str, form: Callable[[Any], str]) -> Co
 
 
 def _own_name(row: Row) -> str:
-    return "  " * row["depth"] + printable(row["name"].rpartition(".")[2] or row["label"])
+    own = printable(row["name"].rpartition(".")[2] or row["label"])
+    return f"{'  ' * row['depth']}{own}"
 
 
 COLUMNS = (
