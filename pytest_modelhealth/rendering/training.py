@@ -414,7 +414,7 @@ def _key(axes: Axes, each: _Map) -> None:
 def _name_rows(axes: Axes, each: _Map, height: float, events: Sequence[Event]) -> None:
     """Name as many rows as there is room for, those first that went wrong, and ring the events."""
     rows, worst = len(each.members), np.nan_to_num(each.values, nan=0.0, posinf=np.inf)
-    is_wrong: Flags = np.isinf(worst).any(axis=1)
+    is_wrong: Any = np.isinf(worst).any(axis=1)
     is_wrong |= ((each.values == 0) if each.is_log else worst > MOST_DEAD).any(axis=1)
     rings = [
         (event.step, row)
