@@ -30,10 +30,14 @@ def track(
     if bar is None:
         yield from islice(items, most)
         return
+    try:
+        lengths = [n for n in (length_hint(items), most) if n]  # a hint of 0: nobody knows
+    except Exception:  # noqa: BLE001 - a loader of the user's
+        lengths = [most] if most else []
     yield from bar(
         islice(items, most),
         desc=f"modelhealth: {text}",
-        total=_length(items, most),
+        total=min(lengths, default=None),
         delay=0 if shown else _DELAY,
         disable=None,  # unless standard error is a terminal
         leave=False,
@@ -49,12 +53,3 @@ def _bar() -> Any:
         return None
     # of a class of our own, as its thread would be in the way of tests that fork
     return type("Bar", (tqdm,), {"monitor_interval": 0})
-
-
-def _length(items: Iterable[Any], most: int | None) -> int | None:
-    """Return how many items there are, if they say so; a hint of 0 means that nobody knows."""
-    try:
-        lengths = [n for n in (length_hint(items), most) if n]
-    except Exception:  # noqa: BLE001 - a loader of the user's
-        return most
-    return min(lengths, default=None)

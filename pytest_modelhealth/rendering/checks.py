@@ -46,18 +46,16 @@ def overview(settings: Settings) -> list[str]:
         lines += ["", occasion]
         for check in checks:
             if check.occasion == occasion:
-                first, *rest = _wrapped(check.summary, _INDENT + column) or [""]
-                lines.append(" " * _INDENT + check.name.ljust(column) + first.lstrip())
-                lines += rest
+                lines += _entry(check.name, check.summary, column)
                 for text in _changes(check, settings):
-                    lines += _wrapped(f"! {text}", _INDENT + column)
+                    lines += _entry("", f"! {text}", column)
     limits = [setting.name for check in checks for setting in check.settings]
     lines += ["", *_SETTINGS.splitlines()]
     for setting in (*settings.declarations, WAIVE):
         if setting.name not in limits:
             text = f"{setting.help} (default: {setting.shown_default})"
             lines += _entry(setting.name, text, _TERM + 2)
-    lines += ["", _LIMITS, *_wrapped(", ".join(limits), _INDENT)]
+    lines += ["", _LIMITS, *_entry("", ", ".join(limits), 0)]
     return [*lines, "", *_CONCLUSION.splitlines()]
 
 
@@ -90,7 +88,7 @@ def explain(settings: Settings, checks: str = "*") -> list[str]:
 
 def _check(check: Check, settings: Settings) -> Iterator[str]:
     yield check.name
-    yield from _wrapped(check.summary, _INDENT)
+    yield from _entry("", check.summary, 0)
     entries = {
         "definition": check.definition,
         "source": check.source,
@@ -107,7 +105,7 @@ def _check(check: Check, settings: Settings) -> Iterator[str]:
         own, *by_layer = _values(setting, settings)
         yield from _entry("" if position else "limits", f"{setting.name} = {own}")
         for text in (setting.help, *by_layer):
-            yield from _wrapped(text, _INDENT + _TERM + 4)
+            yield from _entry("", text, _TERM + 4)
 
 
 def _reference(check: Check) -> str:
@@ -142,12 +140,11 @@ def _values(setting: Setting, settings: Settings) -> Iterator[str]:
             yield f"{setting.show(special.limit.value)} by layer ({special.limit.origin})"
 
 
-def _entry(term: str, text: str, column: int = _TERM) -> Iterator[str]:
-    first, *rest = _wrapped(text, _INDENT + column)
-    yield " " * _INDENT + term.ljust(column) + first.lstrip()
-    yield from rest
-
-
-def _wrapped(text: str, indent: int) -> list[str]:
-    lines = textwrap.wrap(text, WIDTH - indent, break_long_words=False, break_on_hyphens=False)
-    return [" " * indent + line for line in lines]
+def _entry(term: str, text: str, column: int = _TERM) -> list[str]:
+    """Return a term with a text beside it, from this column on."""
+    start = " " * _INDENT + term.ljust(column)
+    lines = textwrap.wrap(
+        text, WIDTH, initial_indent=start, subsequent_indent=" " * (_INDENT + column),
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+    return lines or [start.rstrip()] * bool(term)

@@ -17,6 +17,7 @@ from pytest_modelhealth.rendering.notation import (
     plural,
     printable,
     shorten,
+    some,
     table,
 )
 from pytest_modelhealth.rendering.recorded import comparison_data
@@ -125,31 +126,26 @@ def _evidence(result: TensorResult | None, model: str) -> Iterator[str]:
     """Yield how far the first tensor that diverged is off, and where most."""
     if result is None:
         return
-    what, off = _tensor(result, model), result.difference
+    off, ratio, what = result.difference, result.ratio, _tensor(result, model)
     if off is None:
         yield f"  {what}: {result.problem}"
-    else:
-        ratio = result.ratio
-        times = (
-            f"{ratio:,.{1 if ratio < 100 else 0}f} times" if math.isfinite(ratio) else "more than"
-        )
+        yield ""
+        return
+    times = f"{ratio:,.{1 if ratio < 100 else 0}f} times" if math.isfinite(ratio) else "more than"
+    yield (
+        f"  {what}: {off.unequal:,} of {off.count:,} elements differ, by {times} the natural "
+        f"noise (limit {result.limit:g})"
+    )
+    if off.nonfinite:
         yield (
-            f"  {what}: {off.unequal:,} of {off.count:,} elements differ, by {times} the natural "
-            f"noise (limit {result.limit:g})"
+            f"  NaN: {off.nan_candidate:,} in the candidate only, {off.nan_reference:,} in the "
+            f"reference only; infinite on one side only: {off.other_infinities:,}"
+            + ("" if off.at is None else f"; the first at {list(off.at)}")
         )
-    if off is not None and off.nonfinite:
-        parts = {
-            "NaN in the candidate only": off.nan_candidate,
-            "NaN in the reference only": off.nan_reference,
-            "infinite on one side only": off.other_infinities,
-        }
-        said = ", ".join(f"{count:,} {what}" for what, count in parts.items() if count)
-        yield f"  {said}" + ("" if off.at is None else f"; the first at {list(off.at)}")
-    elif off is not None and off.at is not None:
-        sqnr = f"{off.sqnr:.0f}" if math.isfinite(off.sqnr) else "inf"
+    elif off.at is not None:
         yield (
             f"  most at {list(off.at)}: {off.found:.6g} instead of {off.expected:.6g}; relative L2 "
-            f"{number(off.relative_l2)}, cosine {off.cosine:.6g}, SQNR {sqnr} dB, "
+            f"{number(off.relative_l2)}, cosine {off.cosine:.6g}, SQNR {off.sqnr:.0f} dB, "
             f"{off.max_ulp:,.0f} ULP"
         )
     yield ""
@@ -186,10 +182,10 @@ def _table(comparison: Comparison, layers: Sequence[AlignedLayer], width: int) -
         is_culprit = found is not None and layer.name == found.layer
         mark = "!" if is_culprit else "~" if layer.diverged else ""
         forward, backward = layer.worst(*FORWARD_ROLES), layer.worst(*BACKWARD_ROLES)
-        cells = [*_cells(forward), *_cells(backward)]
-        rows.append([mark, printable(layer.label), printable(layer.pair.word), *cells])
-    names = max(16, (width - 44) * 3 // 5)
-    widest = ((1, names), (2, width - 44 - names))
+        names = map(printable, (layer.label, layer.pair.word))
+        rows.append([mark, *names, *_cells(forward), *_cells(backward)])
+    widest_name = max(16, (width - 44) * 3 // 5)
+    widest = ((1, widest_name), (2, width - 44 - widest_name))
     return table(rows, (0, 1, 2), width=0, narrowest=widest, names=1)
 
 
@@ -211,12 +207,10 @@ def _alignment(comparison: Comparison) -> Iterator[str]:
     for change in (Change.RENAMED, Change.RETYPED, Change.MOVED, Change.INSERTED, Change.REMOVED):
         pairs = [pair for pair in alignment.of(change) if not pair.reason or pair.aligned]
         if pairs:
-            names = ", ".join(_pair(pair, short=True) for pair in pairs[:MOST_NAMES])
-            more = f" and {len(pairs) - MOST_NAMES} more" * (len(pairs) > MOST_NAMES)
-            parts.append(f"{len(pairs)} {change} ({names}{more})")
-    noted = [pair for pair in alignment.pairs if pair.note and not pair.is_noted_elsewhere]
-    parts += [f"{pair.name} {pair.note}" for pair in noted[:MOST_NAMES]]
-    parts += [f"and {len(noted) - MOST_NAMES} more"] * (len(noted) > MOST_NAMES)
+            names = some([_pair(pair, short=True) for pair in pairs], MOST_NAMES)
+            parts.append(f"{len(pairs)} {change} ({names})")
+    noted = [f"{p.name} {p.note}" for p in alignment.pairs if p.note and not p.is_noted_elsewhere]
+    parts += [some(noted, MOST_NAMES)] if noted else []
     if parts:
         yield f"alignment:    {printable('; '.join(parts))}"
 
@@ -230,10 +224,9 @@ def _pair(pair: Pair, *, short: bool = False) -> str:
 
 
 def _notes(comparison: Comparison) -> Iterator[str]:
-    notes = comparison.notes
-    for note in notes[:MOST_NOTES]:
+    for note in comparison.notes[:MOST_NOTES]:
         yield f"note:         {printable(shorten(note, 160))}"
-    yield from _more(len(notes) - MOST_NOTES, "note")
+    yield from _more(len(comparison.notes) - MOST_NOTES, "note")
 
 
 def _more(count: int, what: str) -> Iterator[str]:

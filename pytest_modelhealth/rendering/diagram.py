@@ -241,13 +241,8 @@ class _Folding(NamedTuple):
         else:
             start, end = max(0, at - _NEAR), at + _NEAR + 1
             spans = [parts[:start], *([part] for part in parts[start:end]), parts[end:]]
-        return [
-            Box(
-                (span[0].name, span[-1].name)[: len(span)], tuple(n for s in span for n in s.leaves)
-            )
-            for span in spans
-            if span
-        ]
+        ends = [((span[0].name, span[-1].name)[: len(span)], span) for span in spans if span]
+        return [Box(names, tuple(n for part in span for n in part.leaves)) for names, span in ends]
 
 
 def arrows(boxes: Sequence[Box], edges: Iterable[Edge]) -> list[Arrow]:

@@ -71,11 +71,9 @@ def culprit_and_predecessor(report: HealthReport) -> Exhibit | None:
 
     Of a training it is ``None``, too: what is wrong there is in no histogram of one step.
     """
-    if not report.violations or report.violations[0].layer not in report.layers:
+    worst = next(iter(report.violations), None)
+    if worst is None or worst.layer not in report.layers or report.observation.is_of_own_step:
         return None
-    if report.observation.is_of_own_step:
-        return None
-    worst = report.violations[0]
     culprit = report.layers[worst.layer]
     alone = Exhibit(worst, culprit, None)
     role = alone.role
@@ -83,16 +81,19 @@ def culprit_and_predecessor(report: HealthReport) -> Exhibit | None:
         named = report.layers.get(reference.layer)
         if named is not None and named is not culprit and named.tensors(role):
             return replace(alone, predecessor=named)
-    called = [r for r in leaves(report.observation) if r.tensors(role) and r.entered is not None]
     at = math.nan if culprit.entered is None else culprit.entered
+    called = [
+        (record.entered, record)
+        for record in leaves(report.observation)
+        if record.tensors(role) and record.entered is not None
+    ]
     if role in BACKWARD_ROLES:
-        after = (record for record in called if (record.entered or 0) > at)
-        near = [record for record in after if not is_inside(record.name, culprit.name)]
+        near = [(n, r) for n, r in called if n > at and not is_inside(r.name, culprit.name)]
+        last = min(near, key=lambda pair: pair[0], default=None)
     else:
-        near = [record for record in called if (record.entered or 0) < at]
-    nearest = min if role in BACKWARD_ROLES else max
-    last = nearest(near, key=lambda record: record.entered or 0, default=None)
-    return replace(alone, predecessor=last)
+        near = [(n, r) for n, r in called if n < at]
+        last = max(near, key=lambda pair: pair[0], default=None)
+    return replace(alone, predecessor=last and last[1])
 
 
 def render(report: HealthReport, *, ascii_only: bool | None = None) -> str:
@@ -117,8 +118,12 @@ def render(report: HealthReport, *, ascii_only: bool | None = None) -> str:
         if record is not None and (seen := found.statistics(record))
     ]
     if panels:
-        has_blocks = _can_print_blocks() if ascii_only is None else not ascii_only
-        lines += _histograms(panels, BLOCKS if has_blocks else "#")
+        if ascii_only is None:
+            try:
+                BLOCKS.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+            except (UnicodeEncodeError, LookupError):
+                ascii_only = True
+        lines += _histograms(panels, "#" if ascii_only else BLOCKS)
         lines += ["", *_numbers([*panels, *_further(report, found)])]
     lines += [line for panel in panels for line in _range_of_dtype(*panel)]
     lines += [f"{title}: bins counted on a sample" for title, s in panels if s.histogram_sampled]
@@ -155,11 +160,10 @@ def _histograms(panels: Sequence[tuple[str, TensorStatistics]], ink: str) -> lis
     negative = [f"{low} .. {high}" for high, low in pairwise(edges)]
     rows = []
     for index, name in enumerate([*negative[::-1], "zero", *positive, "NaN, inf"]):
-        row = [name]
+        rows.append([name])
         for part, star in zip(parts[:, index], strained[:, index], strict=True):
-            share = percent(part) if part else ""
-            row += [bar(part / largest, ink).ljust(BAR), f"{share:>4}{'*' if star else ' '}"]
-        rows.append(row)
+            share = f"{percent(part) if part else '':>4}{'*' if star else ' '}"
+            rows[-1] += [bar(part / largest, ink).ljust(BAR), share]
     # from the first filled bin to the last, the zeros, and what is not finite
     filled = np.flatnonzero(counts[:, :-1].any(axis=0)).tolist()
     inner = [*filled, len(positive)]
@@ -178,11 +182,11 @@ def bin_starts(tensors: Iterable[TensorStatistics]) -> list[int]:
         return [0, 1]
     highest = max(seen.exponents.highest for seen in tensors)
     # the lowest exponent kept also holds what is smaller, so it belongs to the bin at zero
-    starts = []
-    for seen in tensors:  # no more than `TAIL` of the values are below
-        below = np.cumsum(seen.exponents.counts.sum(axis=1))
-        least = int(np.searchsorted(below, TAIL * below[-1], "right"))
-        starts.append(seen.exponents.lowest + least)
+    below = [np.cumsum(seen.exponents.counts.sum(axis=1)) for seen in tensors]
+    starts = [  # no more than `TAIL` of the values are below
+        seen.exponents.lowest + int(np.searchsorted(counts, TAIL * counts[-1], "right"))
+        for seen, counts in zip(tensors, below, strict=True)
+    ]
     lowest = max(LOWEST_EXPONENT + 1, min(starts))
     signs = sum(any(seen.exponents.counts[:, sign].any() for seen in tensors) for sign in (0, 1))
     step = math.ceil((highest + 1 - lowest) / (MAX_BINS // signs)) or 1
@@ -211,14 +215,6 @@ def bar(part: float, ink: str) -> str:
     """Return a bar of `part` times `BAR` characters; something that is not nothing is seen."""
     whole, rest = divmod(math.ceil(part * BAR * len(ink)), len(ink))
     return ink[-1] * whole + (ink[rest - 1] if rest else "")
-
-
-def _can_print_blocks() -> bool:
-    try:
-        BLOCKS.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
 
 
 def _numbers(panels: Iterable[tuple[str, TensorStatistics]]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import linecache
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from pytest_modelhealth.rendering.evidence import culprit_and_predecessor
 from pytest_modelhealth.rendering.notation import (
@@ -15,6 +15,7 @@ from pytest_modelhealth.rendering.notation import (
     plural,
     printable,
     shorten,
+    some,
     table,
 )
 from pytest_modelhealth.rendering.places import called_at, defined_at, is_of_a_library
@@ -31,6 +32,7 @@ from pytest_modelhealth.report.flow import AS_IT_IS, Flow, near
 
 MAX_ROWS = 10
 MAX_REMARKS = 3
+_FEW = 2
 
 
 def render(report: HealthReport) -> str:
@@ -75,23 +77,18 @@ def _violations(report: HealthReport) -> Iterator[str]:
     """Yield a line for each of the gravest violations, in execution order."""
     gravest = in_execution_order(report, report.violations[:MAX_ROWS])
     rows: list[tuple[str, ...]] = [("layer", "check", "tensor", "value", "limit", "set by")]
-    rows += [_row(report, violation) for violation in gravest]
+    for violation in gravest:
+        name = abbreviate(label(report, violation.layer), 40)
+        tensor = printable(".".join(filter(None, (violation.role, violation.tensor))))
+        value, limit = beside_limit(violation.value, violation.limit), violation.limit
+        bounds = (NOT_SEEN, NOT_SEEN) if limit is None else (f"{limit:g}", violation.origin)
+        rows.append((name, violation.check, tensor, value, *map(printable, bounds)))
     if any(violation.folded for violation in report.violations[1:]):
         explained = ["explains", *(f"{len(violation.folded):,} more" for violation in gravest)]
         rows = [(*row, cell) for row, cell in zip(rows, explained, strict=True)]
     yield from (f"  {line}" for line in table(rows, left=(0, 1, 2, 5, 6)))
     if len(report.violations) > MAX_ROWS:
         yield f"  ... and {len(report.violations) - MAX_ROWS:,} more (print the report to see all)"
-
-
-def _row(report: HealthReport, violation: Violation) -> tuple[str, ...]:
-    name = abbreviate(label(report, violation.layer), 40)
-    tensor = printable(".".join(filter(None, (violation.role, violation.tensor))))
-    value = beside_limit(violation.value, violation.limit)
-    if violation.limit is None:
-        return (name, violation.check, tensor, value, NOT_SEEN, NOT_SEEN)
-    limit, origin = f"{violation.limit:g}", printable(violation.origin)
-    return (name, violation.check, tensor, value, limit, origin)
 
 
 def _code(worst: Violation) -> Iterator[str]:
@@ -125,7 +122,7 @@ def _way(report: HealthReport, worst: Violation) -> Iterator[str]:
     steps = list(dict.fromkeys(steps))
     if len(steps) > 2 * _FEW:
         steps[_FEW:-_FEW] = ["..."]
-    shown = " -> ".join(filter(None, (_some(before), layer, *steps, _some(after))))
+    shown = " -> ".join(filter(None, (some(before, _FEW), layer, *steps, some(after, _FEW))))
     told = ", ".join(f"{what} at {place}" for what, place in known.items())
     yield f"way:          {printable(shown)}" + (f"  ({told})" if told else "")
 
@@ -135,15 +132,6 @@ def _is_telling(made: Vertex, report: HealthReport, flow: Flow) -> bool:
     if made.function not in AS_IT_IS:
         return bool(made.line) and (made.live or not report.observation.backward)
     return not made.live and any(flow.graph.vertices[o].live for o in made.operands)
-
-
-def _some(names: Sequence[str]) -> str:
-    """Return a few names: more than that say no more."""
-    more = f" and {len(names) - _FEW:,} more" if len(names) > _FEW else ""
-    return ", ".join(names[:_FEW]) + more
-
-
-_FEW = 2
 
 
 def _next_moves(report: HealthReport, worst: Violation) -> Iterator[str]:
@@ -184,8 +172,8 @@ def _setting(report: HealthReport, violation: Violation) -> str | None:
     return None
 
 
-def _remarks(report: HealthReport) -> list[str]:
-    lines = [shorten(remark, 100) for remark in remarks(report, briefly=bool(report.violations))]
-    if len(lines) <= MAX_REMARKS:
-        return lines
-    return [*lines[:MAX_REMARKS], f"... and {plural(len(lines) - MAX_REMARKS, 'more note')}"]
+def _remarks(report: HealthReport) -> Iterator[str]:
+    lines = remarks(report, briefly=bool(report.violations))
+    yield from (shorten(line, 100) for line in lines[:MAX_REMARKS])
+    if len(lines) > MAX_REMARKS:
+        yield f"... and {plural(len(lines) - MAX_REMARKS, 'more note')}"

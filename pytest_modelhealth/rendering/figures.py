@@ -7,7 +7,6 @@ window, nothing to close. One report always gives the same bytes.
 from __future__ import annotations
 
 import io
-import math
 import re
 import textwrap
 from collections.abc import Sequence
@@ -43,7 +42,7 @@ from pytest_modelhealth.rendering.recorded import (
     tensors_data,
 )
 from pytest_modelhealth.rendering.removable import line
-from pytest_modelhealth.rendering.summary import label
+from pytest_modelhealth.rendering.summary import label, norm
 from pytest_modelhealth.report import HealthReport, LayerRecord
 from pytest_modelhealth.statistics import TensorStatistics
 
@@ -61,12 +60,10 @@ def figures(made: HealthReport | Comparison) -> dict[str, Figure]:
     if isinstance(made, Comparison):
         return {"error_depth": plot_errors(made)}
     drawn: dict[str, Figure] = {}
-    found = culprit_and_predecessor(made)
-    for name in ("culprit", "predecessor") if found else ():
-        record = getattr(found, name)
-        seen = record and found and found.statistics(record)
-        if found and seen:
-            drawn[name] = _histogram(made, record, seen, found.role)
+    if found := culprit_and_predecessor(made):
+        for name, record in (("culprit", found.culprit), ("predecessor", found.predecessor)):
+            if record is not None and (seen := found.statistics(record)):
+                drawn[name] = _histogram(made, record, seen, found.role)
     if any(record.tensors(role) for record in made for role in FLOWING[1:]):
         drawn["gradient_flow"] = plot_gradient_flow(made)
     return drawn
@@ -87,15 +84,10 @@ def plot_histogram(report: HealthReport, layer: str, what: str = "activations") 
 def _histogram(
     report: HealthReport, record: LayerRecord, seen: TensorStatistics, what: str
 ) -> Figure:
-    parts = {
-        "min": number(seen.min),
-        "max": number(seen.max),
-        "L2 norm": number(math.nan if seen.count and not seen.finite_count else seen.norm),
-        "zeros": percent(seen.zero_fraction),
-    }
     said = [
         f"{record.type_name}, {seen.dtype}, {shape(seen.shape)}, {plural(seen.count, 'value')}",
-        "   ".join(f"{name} {text}" for name, text in parts.items() if text != "-"),
+        f"min {number(seen.min)}   max {number(seen.max)}",
+        f"L2 norm {number(norm(seen))}   zeros {percent(seen.zero_fraction)}",
     ]
     found = [f for f in report.violations if (f.layer, f.role) == (record.name, what)]
     alarms = [f"{f.check}: {f.message}" for f in found]
@@ -136,12 +128,8 @@ def plot_gradient_flow(report: HealthReport) -> Figure:
     drawn hollow at the left edge, a layer with NaN or infinity as a cross at the right.
     """
     if not any(record.tensors(role) for record in report for role in FLOWING[1:]):
-        why = (
-            "no layer of those watched has a gradient"
-            if report.observation.backward
-            else "no backward pass ran"
-        )
-        model = printable(report.observation.model_type)
+        seen, model = report.observation, printable(report.observation.model_type)
+        why = "no layer watched has a gradient" if seen.backward else "no backward pass ran"
         raise InspectionError(f"no gradients were seen of {model}: {why}.")
     layers = [
         {
@@ -299,12 +287,10 @@ def _draw(axes: Axes, element: Element, color: str, point: float) -> None:
         _write(axes, element, look, point)
     elif (patch := _patch(element)) is not None:
         fill = look.get("fill", "none" if "stroke" in look else "black")
-        for name, value, setter in (
-            ("fill", fill, patch.set_facecolor),
-            ("stroke", look.get("stroke", "none"), patch.set_edgecolor),
-        ):
+        stroke = look.get("stroke", "none")
+        for name, value in (("fill", fill), ("stroke", stroke)):
             opacity = None if value == "none" else float(look.get(f"{name}-opacity", 1))
-            setter(to_rgba(value, opacity))
+            patch.set(**{"facecolor" if name == "fill" else "edgecolor": to_rgba(value, opacity)})
         patch.set_linewidth(float(look.get("stroke-width", 1)) * point)
         if "stroke-dasharray" in look:
             patch.set_linestyle((0, [float(part) for part in look["stroke-dasharray"].split()]))

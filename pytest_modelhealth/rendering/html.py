@@ -13,9 +13,6 @@ from pytest_modelhealth.rendering.summary import (
 from pytest_modelhealth.rendering.template import template
 from pytest_modelhealth.report import HealthReport, Status
 
-TEXT_COLUMNS = 2
-"""Layer and type are flush left; what follows are numbers."""
-
 
 def render(report: HealthReport) -> str:
     """Return a self-contained ``<div>``; every name and message in it is escaped."""
@@ -38,7 +35,6 @@ def render(report: HealthReport) -> str:
         run=run(report),
         remarks=remarks(report),
         columns=shelf,
-        texts=TEXT_COLUMNS,
         rows=rows,
     )
     return html

@@ -6,20 +6,33 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from enum import Enum
 from typing import Any
 
 import numpy as np
 
 from pytest_modelhealth.rendering.places import called_at, class_place, defined_at
 from pytest_modelhealth.rendering.summary import STATISTICS
-from pytest_modelhealth.report import ROLES, HealthReport, LayerRecord, LossCall, Violation
-from pytest_modelhealth.statistics import TensorStatistics, UnitStatistics
+from pytest_modelhealth.report import ROLES, HealthReport, LayerRecord, Violation
+from pytest_modelhealth.statistics import TensorStatistics
 
 FORMAT_VERSION = 1
 """Raised when a key changes its name or meaning."""
 
 ONE_TENSOR = ("inputs", "activations", "gradients")
 """The roles that hold one tensor's statistics; the others hold several by the tensor's own name."""
+
+
+_OF_THE_RUN = (
+    "model_type", "loss", "backward", "batches", "samples", "sample_deviation", "own_functions",
+    "notes", "errors",
+)  # fmt: skip
+_PARTS = ("probes", "costs", "course", "part", "ranks", "replayed", "loss_path")
+_OF_A_LAYER = (
+    "name", "type_name", "status", "reason", "functional", "activation", "entered", "completed",
+    "calls", "aliases",
+)  # fmt: skip
+_OF_ITS_CALLS = ("tied", "grad_off", "nonfinite_calls", "equal_samples", "equal_input_samples")
 
 
 def render(report: HealthReport, *, indent: int | None = 1) -> str:
@@ -37,29 +50,11 @@ def to_dict(report: HealthReport) -> dict[str, Any]:
     data = {
         "format_version": FORMAT_VERSION,
         "verdict": judgement.verdict.value,
-        "model_type": seen.model_type,
-        "loss": seen.loss,
-        "backward": seen.backward,
-        "batches": seen.batches,
-        "samples": seen.samples,
-        "sample_deviation": seen.sample_deviation,
-        "own_functions": seen.own_functions,
-        "notes": list(seen.notes),
-        "errors": list(seen.errors),
-        "loss_calls": [_loss_call(call) for call in seen.loss_calls],
+        **{name: getattr(seen, name) for name in _OF_THE_RUN},
+        "loss_calls": [_with_statistics(call, "input", "target") for call in seen.loss_calls],
         "tasks": [asdict(task) for task in seen.tasks],
-        "unregistered": [
-            asdict(replace(leaf, gradient=None))
-            | {"gradient": None if leaf.gradient is None else _statistics(leaf.gradient)}
-            for leaf in seen.unregistered
-        ],
-        "probes": asdict(seen.probes),
-        "costs": None if seen.costs is None else asdict(seen.costs),
-        "course": None if seen.course is None else asdict(seen.course),
-        "part": None if seen.part is None else asdict(seen.part),
-        "ranks": None if seen.ranks is None else asdict(seen.ranks),
-        "replayed": None if seen.replayed is None else asdict(seen.replayed),
-        "loss_path": None if seen.loss_path is None else asdict(seen.loss_path),
+        "unregistered": [_with_statistics(leaf, "gradient") for leaf in seen.unregistered],
+        **{name: (part := getattr(seen, name)) and asdict(part) for name in _PARTS},
         "violations": [_violation(report, violation) for violation in judgement.violations],
         "warned": [_violation(report, violation) for violation in judgement.warned],
         "broken_checks": [asdict(found) for found in judgement.broken],
@@ -77,35 +72,22 @@ def to_dict(report: HealthReport) -> dict[str, Any]:
 
 def _layer(record: LayerRecord, source: str) -> dict[str, Any]:
     data: dict[str, Any] = {
-        "name": record.name,
-        "type_name": record.type_name,
-        "status": record.status.value,
-        "reason": record.reason,
-        "functional": record.functional,
-        "activation": record.activation,
-        "entered": record.entered,
-        "completed": record.completed,
-        "calls": record.calls,
-        "aliases": list(record.aliases),
+        **{name: getattr(record, name) for name in _OF_A_LAYER},
         "frozen": sorted(record.frozen),
         "source": source,
         "defined_at": class_place(record),
         "options": dict(record.options),
         "unreached": sorted(record.unreached),
         "read_in_vain": sorted(record.read_in_vain),
-        "tied": dict(record.tied),
-        "grad_off": record.grad_off,
-        "nonfinite_calls": dict(record.nonfinite_calls),
-        "equal_samples": record.equal_samples,
-        "equal_input_samples": record.equal_input_samples,
+        **{name: getattr(record, name) for name in _OF_ITS_CALLS},
         "zero_slices": {
             name: {"rows": sorted(slices.rows), "columns": sorted(slices.columns)}
             for name, slices in record.zero_slices.items()
         },
-        "largest": {role: asdict(found) for role, found in record.largest.items()},
-        "nonfinite": {role: asdict(found) for role, found in record.nonfinite.items()},
-        "placements": {role: asdict(found) for role, found in record.placements.items()},
-        "assembled": {role: asdict(found) for role, found in record.assembled.items()},
+        **{
+            name: {role: asdict(found) for role, found in getattr(record, name).items()}
+            for name in ("largest", "nonfinite", "placements", "assembled")
+        },
     }
     for role in ROLES:
         tensors = {name: _statistics(seen) for name, seen in record.tensors(role).items()}
@@ -120,39 +102,36 @@ def _violation(report: HealthReport, violation: Violation) -> dict[str, Any]:
     }
 
 
-def _loss_call(call: LossCall) -> dict[str, Any]:
-    plain = replace(call, input=None, target=None)
-    return asdict(plain) | {
-        role: None if seen is None else _statistics(seen)
-        for role, seen in (("input", call.input), ("target", call.target))
-    }
-
-
-def _statistics(seen: TensorStatistics) -> dict[str, Any]:
+def _statistics(seen: TensorStatistics | None) -> dict[str, Any] | None:
+    if seen is None:
+        return None
+    units, exponents = seen.units, seen.exponents
     return {
-        "shape": list(seen.shape),
-        "dtype": seen.dtype,
-        "device": seen.device,
-        **{name: getattr(seen, name) for name in STATISTICS},
-        "histogram_sampled": seen.histogram_sampled,
-        "first_nonfinite": None if seen.first_nonfinite is None else list(seen.first_nonfinite),
-        "exponents": {"lowest": seen.exponents.lowest, "counts": seen.exponents.counts.tolist()},
-        "units": None if seen.units is None else _units(seen.units),
+        **{name: getattr(seen, name) for name in ("shape", "dtype", "device", *STATISTICS)},
+        **{name: getattr(seen, name) for name in ("histogram_sampled", "first_nonfinite")},
+        "exponents": {"lowest": exponents.lowest, "counts": exponents.counts.tolist()},
+        "units": None
+        if units is None
+        else {
+            "count": len(units.alive),
+            "dead": np.flatnonzero(~units.alive).tolist(),
+            "observations": units.observations,
+        },
     }
 
 
-def _units(units: UnitStatistics) -> dict[str, Any]:
-    return {
-        "count": len(units.alive),
-        "dead": np.flatnonzero(~units.alive).tolist(),
-        "observations": units.observations,
-    }
+def _with_statistics(made: Any, *names: str) -> dict[str, Any]:
+    """Return a record with the statistics that it holds by these names."""
+    own = {name: _statistics(getattr(made, name)) for name in names}
+    return asdict(replace(made, **dict.fromkeys(names))) | own
 
 
 def plain(value: Any) -> Any:
     """Return `value` in dictionaries and lists, with ``None`` for floats that are not finite."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, Enum):
+        return value.value
     if hasattr(value, "_asdict"):  # a named tuple, as limits are
         value = value._asdict()
     if isinstance(value, Mapping):

@@ -70,15 +70,14 @@ def _measured(
         everywhere = {"thresholds": {"*": limits}} if setting.per_layer else {}
         tightened = settings.override({**limits, **everywhere}, "margins")
         try:
-            made = list(check.run(observation, tightened))
+            made = [v for v in check.run(observation, tightened) if isinstance(v, Violation)]
         except Exception:  # noqa: BLE001 - no check is written for such limits, and a project's least of all
             continue
         for one in made:
-            if not isinstance(one, Violation) or one.limit != tightest:
-                continue
             limit = settings.limit(setting.name, one.layer).value
             is_judged = any(fnmatchcase(one.layer, each) for each in settings[LAYERS.name].value)
-            if is_judged and limit is not None and math.isfinite(one.value):
+            is_measured = one.limit == tightest and math.isfinite(one.value)
+            if is_judged and is_measured and limit is not None:
                 is_least = one.value < tightest
                 above, below = (limit, one.value) if is_least else (one.value, limit)
                 used = above / below if below else math.inf if above else 1.0

@@ -1,16 +1,27 @@
-"""The summary of a model: a row for each layer, and the totals."""
+"""The summary of a model: a row for each layer, and the totals, as text, HTML and data."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from pytest_modelhealth.rendering.json import plain
-from pytest_modelhealth.rendering.model_summary_text import Row, text
-from pytest_modelhealth.rendering.notation import plural
+from pytest_modelhealth.rendering.notation import (
+    NOT_SEEN,
+    Column,
+    in_bytes,
+    plural,
+    printable,
+    scaled,
+    shape,
+    shorten,
+    table,
+    whole,
+)
+from pytest_modelhealth.rendering.template import template
 from pytest_modelhealth.report import (
     UNCALLED,
     Costs,
@@ -20,10 +31,13 @@ from pytest_modelhealth.report import (
     ModelSummary,
     Observation,
     Size,
+    Status,
 )
 from pytest_modelhealth.report.ranks import Placement
 from pytest_modelhealth.settings.setting import ancestors
 from pytest_modelhealth.statistics import TensorStatistics
+
+Row = Mapping[str, Any]
 
 SUMMED = ("parameters", "trainable", "activation_bytes", "multiply_adds", "saved_bytes")
 """What a layer has together with those inside, as ``all_...``."""
@@ -33,28 +47,24 @@ MAX_ROWS = 200
 def rows(report: HealthReport) -> list[dict[str, Any]]:
     """Return a row for each layer, as in `ModelSummary`; a layer stands before those inside."""
     seen = report.observation
-    inside: dict[str | None, list[str]] = {name: [] for name in (None, *seen.layers)}
-    depths: dict[str | None, int] = {None: -1}
-    for name in sorted(seen.layers, key=len):  # a layer before those in it
-        around = next((outer for outer in ancestors(name) if outer in seen.layers), None)
-        depths[name] = depths[around] + 1
-        inside[around].append(name)
+    ways = {  # to a layer, through those around it
+        name: [*reversed([each for each in ancestors(name) if each in seen.layers]), name]
+        for name in seen.layers
+    }
+    inside: dict[str, list[str]] = {name: [] for name in seen.layers}
     entered: dict[str, float] = {}
     found: dict[str, dict[str, Any]] = {}
-    for name in sorted(seen.layers, key=depths.__getitem__, reverse=True):  # and after them
+    for name, way in sorted(ways.items(), key=lambda item: len(item[1]), reverse=True):
         record = seen.layers[name]
         first = min((entered[each] for each in inside[name]), default=math.inf)
         entered[name] = first if record.entered is None else record.entered
         held = [found[each] for each in inside[name]]
-        found[name] = _row(record, depths[name], seen, held, has_called=first < math.inf)
-    ordered, waiting = [], [*inside[None]]
-    waiting.sort(key=entered.__getitem__, reverse=True)
-    while waiting:
-        name = waiting.pop()
-        ordered.append(found[name])
-        # the first one called is taken next; of those never called the first by name
-        waiting += sorted(inside[name], key=entered.__getitem__)[::-1]
-    return ordered
+        found[name] = _row(record, len(way) - 1, seen, held, has_called=first < math.inf)
+        if len(way) > 1:
+            inside[way[-2]].append(name)
+    # in execution order, of those never called the first by name
+    order = {name: [(entered[each], len(each), each) for each in way] for name, way in ways.items()}
+    return [found[name] for name in sorted(found, key=order.__getitem__)]
 
 
 def summarised(
@@ -96,7 +106,7 @@ def _row(
 ) -> dict[str, Any]:
     """Return the row of a layer; `inside` are those of the layers in it."""
     own = _costs(record, seen)
-    sizes = own.parameters
+    sizes: Any = own.parameters  # ``None`` where they were not watched
     trainable = [size.count for name, size in (sizes or {}).items() if name not in record.frozen]
     row: dict[str, Any] = {
         **{key: getattr(record, key) for key in ("name", "label", "reason", "functional", "calls")},
@@ -122,27 +132,28 @@ def _row(
     return row
 
 
-def _costs(record: LayerRecord, seen: Observation) -> LayerCosts | SimpleNamespace:
+def _costs(record: LayerRecord, seen: Observation) -> LayerCosts:
     """Return what was measured of a layer, or what its statistics tell where nothing was."""
     costs = _measured(seen)
     if costs is not None:
         return costs.layers.get(record.name, LayerCosts())
     taken, given = record.inputs, record.activations
-    unseen = None if record.calls and record.status not in UNCALLED else 0
-    sizes: dict[str, Size] | None = {
+    unseen: Any = None if record.calls and record.status not in UNCALLED else 0
+    sizes: Any = {
         name: _size(own, record.placements.get(f"parameters.{name}"))
         for name, own in record.parameters.items()
     }
     if record.functional or "parameters" not in record.watched:
         sizes = {} if record.functional else None
-    return SimpleNamespace(
+    unmeasured: Any = None
+    return LayerCosts(
+        multiply_adds=unmeasured,
+        saved_bytes=None,
+        activation_bytes=unseen if given is None else _size(given).nbytes // seen.batches,
         input_shape=None if taken is None else taken.shape,
         output_shape=None if given is None else given.shape,
-        dtype=None if given is None else given.dtype,
+        dtype="" if given is None else given.dtype,
         parameters=sizes,
-        activation_bytes=unseen if given is None else _size(given).nbytes // seen.batches,
-        multiply_adds=None,
-        saved_bytes=None,
     )
 
 
@@ -207,3 +218,187 @@ def to_dict(summary: ModelSummary) -> dict[str, Any]:
     keys = ("model_type", "run", "backward", "totals", "notes", "rows")
     data: dict[str, Any] = plain({key: getattr(summary, key) for key in keys})
     return data
+
+
+# As text and HTML
+
+_LONGEST_PERIOD = 8
+"""Of siblings in turns (linear, norm, ReLU, linear, ...) so many are taken for one block."""
+
+_WIDE = 120
+"""Characters from which on there is room for the shapes of inputs."""
+
+_NARROWEST = ((1, 12), (0, 28), (-1, 8), (1, 8), (0, 16))
+"""Columns that give way when the table is too wide, in this order, and how far."""
+
+_TIES = 5
+
+
+def text(summary: ModelSummary, *, width: int = 100) -> str:
+    """Return the tree of layers as a table, and the totals below.
+
+    Each line has the numbers of a layer with all inside.
+
+    Args:
+        summary: what to show.
+        width: characters that a line may take; names, types and remarks are cut to fit.
+    """
+    every = list(_shown(summary.rows, summary.depth))
+    lines = every[: summary.max_rows]
+    columns = [column for column in COLUMNS if column.title != "input" or width >= _WIDE]
+    cells = [[column.title for column in columns]]
+    cells += [[column.cell(row) for column in columns] for row in lines if not isinstance(row, str)]
+    texts = {index for index, column in enumerate(columns) if column.is_text}
+    narrowest = [(column % len(columns), least) for column, least in _NARROWEST]
+    titles, *found = table(cells, texts, width=width, narrowest=narrowest)
+    layers = iter(found)
+    body = [shorten(row, width) if isinstance(row, str) else next(layers) for row in lines]
+    if left_out := len(every) - len(lines):
+        body.append(f"... and {plural(left_out, 'more line')}: summary(max_rows=None) shows all")
+    notes = [printable(note) for note in summary.notes]
+    shown = [titles, *body] if body else ["no layers"]
+    return "\n".join([line(summary), "", *shown, "", *facts(summary), *notes])
+
+
+def line(summary: ModelSummary) -> str:
+    """Return what was summarised, in one line."""
+    found = summary.totals
+    parts = [plural(found["layers"] or 0, "layer")]
+    if found["parameters"] is not None:
+        parts.append(plural(found["parameters"], "parameter"))
+    parts += [summary.run] if summary.run else []
+    return f"{printable(summary.model_type)}: {', '.join(parts)}"
+
+
+def _shown(rows: Sequence[Row], depth: int | None) -> Iterator[Row | str]:
+    """Yield rows, each before those in it, and a text for siblings that are like those before."""
+    starts = [at for at, row in enumerate(rows) if row["depth"] == rows[0]["depth"]]
+    siblings = [rows[start:end] for start, end in pairwise([*starts, len(rows)])]
+    names = {"name", "label", "shared", "reason"}
+    alike = [[{k: v for k, v in row.items() if k not in names} for row in own] for own in siblings]
+    place = 0
+    while place < len(siblings):
+        period, times = _repeated(alike[place:])
+        for first, *inside in siblings[place : place + period]:
+            yield first
+            if depth is None or first["depth"] < depth:
+                yield from _shown(inside, depth)
+        others = siblings[place + period : place + period * (1 + times)]
+        if others:
+            ends = (
+                printable(own[0]["label"].rpartition(".")[2]) for own in (others[0], others[-1])
+            )
+            layers = plural(sum(map(len, others)), "layer")
+            indent = "  " * others[0][0]["depth"]
+            yield f"{indent}{' .. '.join(ends)}: {times:,} times the same ({layers})"
+        place += period + len(others)
+
+
+def _repeated(alike: Sequence[Any]) -> tuple[int, int]:
+    """Return how many first siblings come again, and how often after the first time.
+
+    Two alike are no burden: a block has to come three times to stand once.
+    """
+    best = (1, 0)
+    for period in range(1, _LONGEST_PERIOD + 1):
+        end = period
+        while end < len(alike) and alike[end] == alike[end - period]:
+            end += 1
+        times = end // period - 1
+        if times >= 2 and period * times > best[0] * best[1]:
+            best = period, times
+    return best
+
+
+def _remark(row: Row) -> str:
+    parts = []
+    if row["status"] == Status.OPAQUE:
+        parts.append("opaque")
+    elif not row["calls"] and not row["all_activation_bytes"]:
+        parts.append("uncalled")
+    if row["calls"] > 1:
+        parts.append(plural(row["calls"], "call"))
+    if row["all_parameters"] and row["all_trainable"] == 0:
+        parts.append("frozen")
+    elif row["frozen"]:
+        parts.append(f"{row['frozen']:,} frozen")
+    if row["shared"]:
+        parts.append("tied")
+    return ", ".join(parts)
+
+
+def _counted(title: str, help_: str, key: str, form: Callable[[Any], str]) -> Column:
+    return Column(title, help_, lambda row: NOT_SEEN if row[key] is None else form(row[key]))
+
+
+def _own_name(row: Row) -> str:
+    own = printable(row["name"].rpartition(".")[2] or row["label"])
+    return f"{'  ' * row['depth']}{own}"
+
+
+COLUMNS = (
+    Column("layer", "name of the layer, below the layer that it lies in", _own_name, is_text=True),
+    Column("type", "class of the module, or the function", lambda r: printable(r["type"]), True),
+    _counted("input", "shape of the first input", "input_shape", shape),
+    _counted("output", "shape of the first output", "output_shape", shape),
+    _counted("params", "elements of all parameters, shared ones once", "all_parameters", whole),
+    _counted("mult-adds", "multiplications with an addition, forward", "all_multiply_adds", scaled),
+    _counted("activations", "bytes returned by innermost layers", "all_activation_bytes", in_bytes),
+    _counted("saved", "bytes that autograd keeps for backward", "all_saved_bytes", in_bytes),
+    Column("", "what is special", _remark, is_text=True),
+)
+
+_FACTS = {
+    "parameters": "parameters  {} ({parameter_bytes}): {trainable} trainable, {frozen} frozen",
+    "multiply_adds": "mult-adds  {} in the forward, by torch's counter (2 flops each)",
+    "activation_bytes": "activations  {} returned by the innermost layers",
+    "saved_bytes": "saved  {} for the backward pass, beyond parameters and batch",
+    "peak_bytes": "peak  {} of tensors in {phases}, {held_bytes} of it model and batch",
+    "cuda_peak_bytes": "peak  {} by CUDA's allocator",
+}
+
+
+def facts(summary: ModelSummary) -> list[str]:
+    """Return the totals, a line each; those that were not measured are left out."""
+    found = summary.totals
+    values = {key: in_bytes(n) if key.endswith("_bytes") else whole(n) for key, n in found.items()}
+    values["multiply_adds"] = scaled(found["multiply_adds"])
+    values["phases"] = "forward, loss and backward" if summary.backward else "the forward"
+    listed = [
+        tuple(fact.format(values[key], **values).split("  ", 1))
+        for key, fact in _FACTS.items()
+        if found[key] is not None
+    ]
+    ties = [
+        ("tied", f"{printable(row['name'] + '.' * bool(row['name']) + own)} is {printable(full)}")
+        for row in summary.rows
+        for own, full in row["shared"].items()
+    ]
+    listed += ties[:_TIES]
+    listed += [("tied", f"and {len(ties) - _TIES:,} more")] * (len(ties) > _TIES)
+    return table(listed, left=(0, 1)) if listed else []
+
+
+def fragment(summary: ModelSummary) -> str:
+    """Return a self-contained ``<div>``; every name in it is escaped."""
+    every = list(_shown(summary.rows, summary.depth))
+    lines = every[: summary.max_rows]
+    html: str = template("model_summary.html").render(
+        line=line(summary),
+        facts=facts(summary),
+        notes=summary.notes,
+        columns=COLUMNS,
+        lines=[
+            {"alike": row.strip(), "depth": (len(row) - len(row.lstrip())) // 2}
+            if isinstance(row, str)
+            else {
+                "cells": [column.cell(row).strip() for column in COLUMNS],
+                "name": row["label"],
+                "reason": row["reason"],
+                "depth": row["depth"],
+            }
+            for row in lines
+        ],
+        left_out=len(every) - len(lines),
+    )
+    return html

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from pytest_modelhealth.statistics import HIGHEST_EXPONENT
 
@@ -55,6 +56,31 @@ def percent(fraction: float | None) -> str:
     return f"{fraction:.0%}"
 
 
+def whole(count: int | None) -> str:
+    """Return ``"1,234,567"``, or a dash where nothing was counted."""
+    return NOT_SEEN if count is None else f"{count:,}"
+
+
+def scaled(count: int | None) -> str:
+    """Return ``"376 k"``, ``"4.21 G"``: three significant digits and a power of 1,000."""
+    return NOT_SEEN if count is None else _in_units(count, 1000, ("", " k", " M", " G", " T", " P"))
+
+
+def in_bytes(count: int | None) -> str:
+    """Return ``"64.0 KiB"``: three significant digits and a power of 1,024."""
+    units = (" B", " KiB", " MiB", " GiB", " TiB", " PiB")
+    return NOT_SEEN if count is None else _in_units(count, 1024, units)
+
+
+def _in_units(count: int, base: int, units: Sequence[str]) -> str:
+    power, value = 0, float(count)
+    while value >= 999.5 and power < len(units) - 1:
+        value /= base
+        power += 1
+    digits = 0 if not power or value >= 99.95 else 1 if value >= 9.995 else 2
+    return f"{value:,.{digits}f}{units[power]}"
+
+
 def shape(sizes: Sequence[int]) -> str:
     """Return ``"64x32x14x14"``, or ``"scalar"``."""
     return "x".join(map(str, sizes)) or "scalar"
@@ -63,6 +89,12 @@ def shape(sizes: Sequence[int]) -> str:
 def plural(count: int, noun: str) -> str:
     """Return ``"1 layer"``, ``"2 layers"``."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def some(names: Sequence[str], most: int) -> str:
+    """Return at most so many names, and how many more there are."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def printable(text: str) -> str:
@@ -90,6 +122,22 @@ def abbreviate(name: str, width: int) -> str:
         parts[index] = part if part.isdigit() else part[:1]
     short = ".".join(parts)
     return short if len(short) <= width else ".." + short[len(short) - width + 2 :]
+
+
+class Column(NamedTuple):
+    """One column of a table with a row for each layer.
+
+    Args:
+        title: what stands over it.
+        help: what it holds, in a sentence.
+        cell: gives its text for a layer.
+        is_text: whether it is flush left.
+    """
+
+    title: str
+    help: str
+    cell: Callable[[Any], str]
+    is_text: bool = False
 
 
 def table(

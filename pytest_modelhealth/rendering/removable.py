@@ -8,15 +8,16 @@ from typing import Any
 
 from pytest_modelhealth.removal.result import RemovableUnits
 from pytest_modelhealth.rendering.json import plain
-from pytest_modelhealth.rendering.model_summary_text import scaled, whole
 from pytest_modelhealth.rendering.notation import (
     abbreviate,
     number,
     percent,
     plural,
     printable,
+    scaled,
     shorten,
     table,
+    whole,
 )
 from pytest_modelhealth.rendering.template import template
 from pytest_modelhealth.report.removable import RemovableLayer

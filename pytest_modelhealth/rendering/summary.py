@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from pytest_modelhealth.rendering.notation import (
     NOT_SEEN,
+    Column,
     number,
     percent,
     plural,
     printable,
     shape,
+    some,
 )
 from pytest_modelhealth.report import (
     BrokenCheck,
@@ -71,7 +72,6 @@ def _broken(found: BrokenCheck) -> str:
 
 
 def _warned(report: HealthReport) -> str:
-    """Return how many violations only warn, and the first of them."""
     return f"{plural(len(report.warnings), 'warning')}: {_found(report, report.warnings[0])}"
 
 
@@ -93,10 +93,8 @@ def consequences(report: HealthReport, violation: Violation, most: int = 3) -> s
         layers = plural(others, "other layer")
         return f"{layers} only {show} what began in {began}" if others else ""
     found = list(dict.fromkeys(f"{label(report, v.layer)} ({v.check})" for v in violation.folded))
-    rest = len(found) - most
-    more = f" and {rest:,} more" if rest > 0 else ""
     shown = f"; {plural(others, 'other layer')} in all" if others > len(found) else ""
-    return f"and {plural(len(found), 'consequence')}: {', '.join(found[:most])}{more}{shown}"
+    return f"and {plural(len(found), 'consequence')}: {some(found, most)}{shown}"
 
 
 def run(report: HealthReport) -> str:
@@ -180,33 +178,19 @@ def in_execution_order(report: HealthReport, violations: Iterable[Violation]) ->
     return sorted(violations, key=lambda found: position.get(found.layer, len(position)))
 
 
-@dataclass(frozen=True)
-class Column:
-    """One column of a table with a row for each layer.
-
-    Args:
-        title: what stands over it.
-        help: what it holds, in a sentence.
-        cell: gives its text for a layer.
-    """
-
-    title: str
-    help: str
-    cell: Callable[[LayerRecord], str]
-
-
-def _of(what: str, text: Callable[[TensorStatistics], str]) -> Callable[[LayerRecord], str]:
-    def cell(record: LayerRecord) -> str:
-        seen = record.statistics(what)
-        return NOT_SEEN if seen is None else text(seen)
-
-    return cell
-
-
 def _outcome(record: LayerRecord) -> str:
     if record.status is not Status.OBSERVED:
         return record.status.replace("_", " ")
-    return _of("activations", lambda seen: shape(seen.shape))(record)
+    seen = record.statistics("activations")
+    return NOT_SEEN if seen is None else shape(seen.shape)
+
+
+def _number(title: str, text: str, role: str, form: Callable[[TensorStatistics], str]) -> Column:
+    def cell(record: LayerRecord) -> str:
+        seen = record.statistics(role)
+        return NOT_SEEN if seen is None else form(seen)
+
+    return Column(title, text, cell)
 
 
 def norm(seen: TensorStatistics) -> float:
@@ -223,26 +207,23 @@ def nonfinite(record: LayerRecord) -> int:
     return sum(seen.nonfinite_count for role in roles for seen in record.tensors(role).values())
 
 
-_MADE, _FLOWING = "activations", "L2 norm of the loss's gradient with respect to the {}"
+_FLOWING = "L2 norm of the loss's gradient with respect to the"
 COLUMNS = (
-    Column("layer", "fully qualified name", lambda record: printable(record.label)),
-    Column("type", "class of the module, or the function", lambda r: printable(r.type_name)),
+    Column("layer", "fully qualified name", lambda r: printable(r.label), is_text=True),
+    Column("type", "class of the module, or the function", lambda r: printable(r.type_name), True),
     Column("output", "shape of the first output, or why there is none", _outcome),
-    Column("mean", "mean of the activations", _of(_MADE, lambda s: number(s.mean))),
-    Column("std", "their standard deviation", _of(_MADE, lambda s: number(s.std))),
-    Column("abs max", "their largest magnitude", _of(_MADE, lambda s: number(s.abs_max))),
-    Column("zeros", "part that is zero", _of(_MADE, lambda s: percent(s.zero_fraction))),
-    Column(
-        "dead",
-        "part of the units that were never active",
-        _of(_MADE, lambda s: percent(s.dead_fraction)),
+    *(
+        _number(title, text, "activations", form)
+        for title, text, form in (
+            ("mean", "mean of the activations", lambda s: number(s.mean)),
+            ("std", "their standard deviation", lambda s: number(s.std)),
+            ("abs max", "their largest magnitude", lambda s: number(s.abs_max)),
+            ("zeros", "part that is zero", lambda s: percent(s.zero_fraction)),
+            ("dead", "part of the units never active", lambda s: percent(s.dead_fraction)),
+        )
     ),
-    Column("grad", _FLOWING.format(_MADE), _of("gradients", lambda s: number(norm(s)))),
-    Column(
-        "p.grad",
-        _FLOWING.format("parameters"),
-        _of("parameter_gradients", lambda s: number(norm(s))),
-    ),
+    _number("grad", f"{_FLOWING} activations", "gradients", lambda s: number(norm(s))),
+    _number("p.grad", f"{_FLOWING} parameters", "parameter_gradients", lambda s: number(norm(s))),
 )
 NONFINITE = Column(
     "NaN/inf",

@@ -5,11 +5,11 @@ On a page each of some 100,000 cells would be an element, so heat maps are drawn
 
 from __future__ import annotations
 
+import itertools
 import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -183,10 +183,6 @@ def _draw_events(figure: Figure, panels: Sequence[Axes], events: Sequence[Event]
         figure.supxlabel(text, x=0.01, ha="left", fontsize=8.5, color=ALARM, parse_math=False)
 
 
-def _sorted(events: Iterable[tuple[int, str, str]]) -> list[Event]:
-    return sorted((Event(*event) for event in events), key=lambda event: event.step)
-
-
 # All layers.
 
 
@@ -205,11 +201,11 @@ def plot_training(
             in the row of the layer, the text below.
         worst: the gravest of them, for the line at the top; ``None`` looks at the latest step.
     """
-    listed = _sorted(events)
+    listed = sorted(itertools.starmap(Event, events), key=lambda event: event.step)
     maps = [_gradients(history), _dead(history), _updates(history)]
-    drawn = [_fold(each) for each in maps if each.names or not each.is_log]
+    drawn = [_fold(each) for each in maps if each.members or not each.is_log]
     heights = [1.1]
-    heights += [min(_MOST, max(_LEAST, _ROW * len(m.names))) if m.names else 0.1 for m in drawn]
+    heights += [min(_MOST, max(_LEAST, _ROW * len(m.members))) if m.members else 0.1 for m in drawn]
     name = shorten(drawable(history.model_type), _NAME_WIDTH)
     figure, panels, sides = _timeline(history, f"training of {name}", heights)
     _draw_loss(panels[0], history)
@@ -217,7 +213,7 @@ def plot_training(
     _set_title(panels[0], "\n".join([*textwrap.wrap(said, 150), "", "loss"]))
     for axes, side, each, height in zip(panels[1:], sides[1:], drawn, heights[1:], strict=True):
         _set_title(axes, each.title)
-        if each.names:
+        if each.members:
             _draw_map(axes, side, each, _step_edges(history))
             _name_rows(axes, each, height, listed)
         else:
@@ -260,7 +256,6 @@ class _Map:
 
     Args:
         title: what it is of.
-        names: of its rows, as they are drawn.
         members: the layers in each row.
         values: shape ``(rows, columns)``; NaN where nothing was seen, infinity where something was
             not finite.
@@ -272,8 +267,7 @@ class _Map:
     """
 
     title: str
-    names: tuple[str, ...]
-    members: tuple[tuple[str, ...], ...]
+    members: Sequence[Sequence[str]]
     values: Reals
     colors: Colormap
     limits: tuple[float, float]
@@ -281,12 +275,13 @@ class _Map:
     band: tuple[float, float] | None = None
     every: int = 1
 
-    def is_wrong(self) -> Flags:
-        """Return which rows have something to look at."""
-        worst = np.nan_to_num(self.values, nan=0.0, posinf=np.inf).max(axis=1, initial=0)
-        has_zero = (self.values == 0).any(axis=1)
-        wrong: Flags = np.isinf(worst) | (has_zero if self.is_log else worst > MOST_DEAD)
-        return wrong
+    @property
+    def names(self) -> list[str]:
+        """Of the rows, as they are drawn."""
+        return [
+            layer_label(first) + f" and {plural(len(others), 'more layer')}" * bool(others)
+            for first, *others in self.members
+        ]
 
 
 def _map(
@@ -296,9 +291,7 @@ def _map(
     values = np.where(bad | np.isinf(values), np.inf, values)
     rows = shown(history) if rows is None else rows
     at = np.flatnonzero(rows & ~np.isnan(values).all(axis=0))
-    chosen = [history.layers[place] for place in at]
-    names, members = tuple(map(layer_label, chosen)), tuple((layer,) for layer in chosen)
-    return _Map(title, names, members, values[:, at].T, *look)
+    return _Map(title, [[history.layers[place]] for place in at], values[:, at].T, *look)
 
 
 def _gradients(history: History) -> _Map:
@@ -308,8 +301,8 @@ def _gradients(history: History) -> _Map:
     values = history[f"{kind}_norm"]
     powers = np.log10(values[np.isfinite(values) & (values > 0)])
     powers = powers if len(powers) else np.zeros(1)
-    middle = float(np.median(powers))  # at most six powers of ten to both sides of it have a colour
-    low, high = max(float(powers.min()), middle - 6), min(float(powers.max()), middle + 6)
+    middle = np.median(powers)  # at most six powers of ten to both sides of it have a colour
+    low, high = np.clip([powers.min(), powers.max()], middle - 6, middle + 6).tolist()
     if high - low < 1:
         low, high = (low + high - 1) / 2, (low + high + 1) / 2
     bad, limits = history[f"{kind}_nonfinite"] > 0, (10**low, 10**high)
@@ -355,22 +348,18 @@ _UPDATES = _colors(
 
 def _fold(given: _Map) -> _Map:
     """Return the heat map with so few rows and columns that each can be seen; none is lost."""
-    keys = _row_keys([names[0] for names in given.members])
-    groups = [list(group) for _, group in groupby(range(len(keys)), key=lambda row: keys[row])]
-    columns = given.values.shape[1]
-    every = math.ceil(columns / MOST_COLUMNS)
-    spans = [list(range(start, min(start + every, columns))) for start in range(0, columns, every)]
-    names = (
-        given.names[first]
-        if not others
-        else f"{layer_label(keys[first])} ({plural(1 + len(others), 'layer')})"
-        for first, *others in groups
-    )
-    far = _distances(given)
-    blocks = [[np.ix_(rows, span) for span in spans] for rows in groups]
+    (rows, columns), far = given.values.shape, _distances(given)
+    down, across = max(1, math.ceil(rows / MOST_ROWS)), math.ceil(columns / MOST_COLUMNS)
+    blocks = [
+        [np.s_[row : row + down, at : at + across] for at in range(0, columns, across)]
+        for row in range(0, rows, down)
+    ]
     values = np.array([[given.values[b].flat[far[b].argmax()] for b in row] for row in blocks])
-    members = tuple(tuple(given.members[row][0] for row in group) for group in groups)
-    return replace(given, names=tuple(names), members=members, values=values, every=every)
+    members = [
+        [layer for group in given.members[row : row + down] for layer in group]
+        for row in range(0, rows, down)
+    ]
+    return replace(given, members=members, values=values, every=across)
 
 
 def _distances(given: _Map) -> Reals:
@@ -384,17 +373,6 @@ def _distances(given: _Map) -> Reals:
     return np.where(np.isnan(values), -1.0, np.where(np.isinf(values), np.inf, far))
 
 
-def _row_keys(layers: Sequence[str]) -> list[str]:
-    """Return the row each layer belongs to: itself, or a container where there are too many."""
-    keys = list(layers)
-    depth = max((layer.count(".") for layer in layers), default=0)
-    while len(list(groupby(keys))) > MOST_ROWS and depth:
-        keys = [".".join(layer.split(".")[:depth]) for layer in layers]
-        depth -= 1
-    many = math.ceil(len(list(groupby(keys))) / MOST_ROWS)
-    return [layers[row - row % many] for row in range(len(layers))] if many > 1 else keys
-
-
 def _draw_map(axes: Axes, side: Axes, each: _Map, edges: Reals) -> None:
     low, high = each.limits
     values = np.where(np.isinf(each.values), np.nan, np.clip(each.values, low, high))
@@ -404,7 +382,7 @@ def _draw_map(axes: Axes, side: Axes, each: _Map, edges: Reals) -> None:
     values[np.isinf(each.values)] = high + 1
     borders = np.append(edges[:-1][:: each.every], edges[-1])
     bar = _draw_heat(axes, side, borders, values, each.colors, (low, high))
-    axes.set_ylim(len(each.names) - 0.5, -0.5)
+    axes.set_ylim(len(each.members) - 0.5, -0.5)
     _key(axes, each)
     bar.formatter = FuncFormatter(lambda part, _: f"{part:.0%}")
     if each.is_log:
@@ -418,15 +396,14 @@ def _draw_map(axes: Axes, side: Axes, each: _Map, edges: Reals) -> None:
 
 def _key(axes: Axes, each: _Map) -> None:
     """Say what the colours mean that are not on the scale, of those that occur."""
-    found = {
-        "not finite": (NONFINITE, np.isinf(each.values).any()),
-        "zero": (ZERO, each.is_log and (each.values == 0).any()),
-        "not seen": (MISSING, np.isnan(each.values).any()),
-        "usual: 1e-4 to 1e-2": (USUAL, each.band is not None),
-    }
     patches = [
         Patch(facecolor=color, edgecolor=INK, linewidth=0.4, label=name)
-        for name, (color, occurs) in found.items()
+        for name, color, occurs in (
+            ("not finite", NONFINITE, np.isinf(each.values).any()),
+            ("zero", ZERO, each.is_log and (each.values == 0).any()),
+            ("not seen", MISSING, np.isnan(each.values).any()),
+            ("usual: 1e-4 to 1e-2", USUAL, each.band is not None),
+        )
         if occurs
     ]
     if patches:
@@ -436,7 +413,9 @@ def _key(axes: Axes, each: _Map) -> None:
 
 def _name_rows(axes: Axes, each: _Map, height: float, events: Sequence[Event]) -> None:
     """Name as many rows as there is room for, those first that went wrong, and ring the events."""
-    rows, is_wrong = len(each.names), each.is_wrong()
+    rows, worst = len(each.members), np.nan_to_num(each.values, nan=0.0, posinf=np.inf)
+    is_wrong: Any = np.isinf(worst).any(axis=1)
+    is_wrong |= ((each.values == 0) if each.is_log else worst > MOST_DEAD).any(axis=1)
     rings = [
         (event.step, row)
         for event in events
@@ -449,7 +428,8 @@ def _name_rows(axes: Axes, each: _Map, height: float, events: Sequence[Event]) -
     for row in sorted(range(rows), key=lambda row: (not is_wrong[row], row % step, row)):
         if all(abs(row - other) >= step for other in named):
             named.append(row)
-    names = [abbreviate(drawable(each.names[row]), _NAME_WIDTH) for row in named]
+    labels = each.names
+    names = [abbreviate(drawable(labels[row]), _NAME_WIDTH) for row in named]
     axes.set_yticks(named, labels=names, parse_math=False, fontsize=7.5)
     for row, label in zip(named, axes.get_yticklabels(), strict=True):
         label.set_color(ALARM if is_wrong[row] else INK)
@@ -509,8 +489,7 @@ def plot_layer(history: History, layer: str, events: Iterable[tuple[int, str, st
     for name, values in lines.items():
         if name in _PANELS[_PARTS]:
             values[history[layer, "activation_nonfinite"] > 0] = math.nan
-            if not (values > 0).any():
-                values[:] = math.nan
+            values[:] = values if (values > 0).any() else math.nan
         elif name != "update_ratio":
             values[is_bad & (values == 0)] = math.nan  # of no finite value
     drawn = {
@@ -536,7 +515,8 @@ def plot_layer(history: History, layer: str, events: Iterable[tuple[int, str, st
     _draw_crosses(panels[0], history.steps[is_bad], "not finite")
     if said := [f"{r.text} since step {r.since}" for r in remarks(history) if r.layer == layer]:
         _set_title(panels[0], f"{said[0]}\n\n{panels[0].get_title(loc='left')}")
-    _draw_events(figure, panels, [event for event in _sorted(events) if event.layer == layer])
+    own = [event for event in itertools.starmap(Event, events) if event.layer == layer]
+    _draw_events(figure, panels, sorted(own, key=lambda event: event.step))
     return figure
 
 

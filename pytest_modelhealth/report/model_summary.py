@@ -63,7 +63,7 @@ class ModelSummary:
 
         Layers in a row that are alike, with all that is in them, are shown once and counted.
         """
-        text: str = self.renderer("model_summary_text", "text")(self, width=width)
+        text: str = self.renderer("model_summary", "text")(self, width=width)
         return text
 
     def to_dict(self) -> dict[str, Any]:
@@ -75,9 +75,9 @@ class ModelSummary:
         return self.render()
 
     def __repr__(self) -> str:
-        line: str = self.renderer("model_summary_text", "line")(self)
+        line: str = self.renderer("model_summary", "line")(self)
         return line
 
     def _repr_html_(self) -> str:
-        html: str = self.renderer("model_summary_text", "fragment")(self)
+        html: str = self.renderer("model_summary", "fragment")(self)
         return html

@@ -153,7 +153,7 @@ def test_one_bad_cell_of_half_a_million_is_drawn() -> None:
     assert shape[0] <= MOST_ROWS
     assert shape[1] <= MOST_COLUMNS
     assert "a column is 2 watched steps" in texts(figure)
-    assert "encoder.layers.0.part (6 layers)" in rows(every)
+    assert "e.layers.0.part.0 and 4 more layers" in rows(every)
     reds = colors(dead)[0]
     assert (np.abs(reds - reds[0]).max(axis=1) > 0.2).sum() == 1
 

@@ -105,11 +105,10 @@ def rows_chart(
         held = rows[band.layers]
         chief = next((row for row in held if row.is_culprit or row.is_found), held[0])
         across = {"x": 0, "y": band.y - band.height / 2, "width": svg.WIDTH, "height": band.height}
-        for holds, class_ in (
-            (any(row.is_tinted for row in held), "tinted-band"),
-            (any(row.is_culprit for row in held), "culprit-band"),
-        ):
-            body += [svg.tag("rect", **across, class_=class_)] * holds
+        if any(row.is_tinted for row in held):
+            body.append(svg.tag("rect", **across, class_="tinted-band"))
+        if any(row.is_culprit for row in held):
+            body.append(svg.tag("rect", **across, class_="culprit-band"))
         several = f"{plural(len(held), 'layer')}, from {held[0].label}; of them:\n"
         title = (several if len(held) > 1 else "") + chief.title
         is_reached = not named.isdisjoint(range(band.layers.start, band.layers.stop))
@@ -371,11 +370,10 @@ def errors(comparison: Mapping[str, Any], anchor: str) -> Markup:
         name = layer["candidate"] if layer["reference"] is None else layer["reference"]
         label, note = svg.label_of(layer, name), ""
         told = [label]
-        for side, other, sign in (
-            ("candidate", "reference", "(+)"), ("reference", "candidate", "(\N{MINUS SIGN})")
-        ):  # fmt: skip
-            if layer[other] is None:
-                told, note = [label, f"only in the {side}"], sign
+        if layer["reference"] is None:
+            told, note = [label, "only in the candidate"], "(+)"
+        elif layer["candidate"] is None:
+            told, note = [label, "only in the reference"], "(\N{MINUS SIGN})"
         for kind, worst in passes.items():
             if (tensor := worst[index]) is not None:
                 sizes = (tensor["error"], tensor["noise"], _allowed(tensor))
@@ -393,14 +391,9 @@ def errors(comparison: Mapping[str, Any], anchor: str) -> Markup:
     ]
     if divergence is not None:
         said.insert(0, f"first divergence at {svg.label_of(divergence)}")
-        seen = [
-            one
-            for row, *own in zip(rows, *passes.values(), strict=True)
-            if row.is_culprit
-            for one in own
-            if one is not None
-        ]
-        if seen:
+        first = [at for at, row in enumerate(rows) if row.is_culprit]
+        drawn = [own[at] for at in first for own in passes.values()]
+        if seen := [one for one in drawn if one is not None]:
             one = max(seen, key=lambda tensor: tensor["diverged"])
             error, allowed = svg.brief(one["error"]), svg.brief(_allowed(one))
             said[0] += f": error {error} of {allowed} that rounding explains"

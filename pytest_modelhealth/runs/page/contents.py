@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-from pytest_modelhealth.rendering.model_summary_text import in_bytes
-from pytest_modelhealth.rendering.notation import number, plural, printable
+from pytest_modelhealth.rendering.notation import in_bytes, number, plural, printable
 from pytest_modelhealth.runs.page.panels import MOST_MARGINS, Drawn, drawn, margin
 from pytest_modelhealth.runs.run import FAILED, Run, Test
 

@@ -15,8 +15,7 @@ from pytest_modelhealth.rendering.charts.course import course
 from pytest_modelhealth.rendering.charts.flow import flow
 from pytest_modelhealth.rendering.charts.rows import depth, errors
 from pytest_modelhealth.rendering.charts.values import drift, histogram, tensor_of
-from pytest_modelhealth.rendering.model_summary_text import in_bytes
-from pytest_modelhealth.rendering.notation import plural, printable
+from pytest_modelhealth.rendering.notation import in_bytes, plural, printable
 from pytest_modelhealth.rendering.template import environment
 
 _TEMPLATES = Path(__file__).parent / "templates"
