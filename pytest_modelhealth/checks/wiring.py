@@ -223,7 +223,8 @@ def _computed(
     from pytest_modelhealth.report.flow import AS_IT_IS
 
     given, rows = record.inputs, record.options["num_embeddings"]
-    assert given is not None and isinstance(rows, int)
+    assert given is not None
+    assert isinstance(rows, int)
     differing = {n: w for n in flow.inputs if _differs(w := as_given(observation, n)) and w}
     of_tokens = {w.shape for w in differing.values() if not is_floating(w)}
     shape = given.shape
