@@ -308,17 +308,20 @@ def _notes_without_effect(set_aside: list[TensorResult], runs: TwoRuns) -> list[
     for result in set_aside:
         if result.key.role != "inputs" or a.entries[result.key].slot not in absent:
             first.setdefault(result.key.layer, result)
-    said = []
-    for layer, result in first.items():
-        role, difference, them = result.key.role, result.difference, "them"
-        what = f"its {role} differ"
-        if result.unseen:
-            what, them = f"its gradient was not seen in the candidate ({result.unseen})", "it"
-        elif result.shape:
-            before = "x".join(map(str, a.entries[result.key].shape))
-            what = f"its {role} are {result.shape}, were {before}: not compared"
-        elif difference is not None:
-            what = f"its {role} are others, {difference.found:.6g} for {difference.expected:.6g}"
-        label = layer or a.observation.model_type
-        said.append(f"{label}: {what}; what is computed from {them} agrees")
-    return said
+    return [
+        f"{layer or a.observation.model_type}: {_difference_of(result, a)}; what is computed from "
+        f"{'it' if result.unseen else 'them'} agrees"
+        for layer, result in first.items()
+    ]
+
+
+def _difference_of(result: TensorResult, a: Trace) -> str:
+    role, difference = result.key.role, result.difference
+    if result.unseen:
+        return f"its gradient was not seen in the candidate ({result.unseen})"
+    if result.shape:
+        before = "x".join(map(str, a.entries[result.key].shape))
+        return f"its {role} are {result.shape}, were {before}: not compared"
+    if difference is None:
+        return f"its {role} differ"
+    return f"its {role} are others, {difference.found:.6g} for {difference.expected:.6g}"

@@ -8,16 +8,14 @@ rename nor a shift of all numbers in a `Sequential` tears the models apart.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
 from itertools import accumulate, pairwise
-from typing import Any
 
-from pytest_modelhealth.alignment.alignable import Alignable, Fingerprint, containers, fingerprint
+from pytest_modelhealth.alignment.alignable import Alignable, Fingerprint, containers
 from pytest_modelhealth.alignment.result import (
     MOST_PARTS,
     Alignment,
@@ -462,20 +460,6 @@ def _parts_of(whole: Alignable, layers: Sequence[Alignable]) -> tuple[str, ...]:
         for length in range(2, min(MOST_PARTS, len(layers) - start) + 1):
             group = layers[start : start + length]
             parts = {n: [p.parameters[n] for p in group if n in p.parameters] for n in own}
-            if all(len(parts[n]) == length and _are_joined(own[n], parts[n]) for n in own):
+            if all(len(parts[n]) == length and own[n].equals_joined(parts[n]) for n in own):
                 return tuple(layer.name for layer in group)
     return ()
-
-
-def _are_joined(whole: Any, parts: Sequence[Any]) -> bool:
-    """Whether the values of one parameter are those of several together."""
-    joined = (
-        sum(part.count for part in parts),
-        sum(part.zero_count for part in parts),
-        f"{min(part.min for part in parts):.4e}",
-        f"{max(part.max for part in parts):.4e}",
-    )
-    squares = sum(part.count * part.rms**2 for part in parts)
-    mean = math.sqrt(squares / joined[0]) if joined[0] else math.nan
-    same_rms = math.isclose(mean, whole.rms, rel_tol=1e-5, abs_tol=1e-12)
-    return joined == fingerprint(whole) and same_rms

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from pytest_modelhealth.alignment.causes import MOST_CALLS, CallChange, Causes, TieChange, retyped
-from pytest_modelhealth.alignment.result import Change, Pair
+from pytest_modelhealth.alignment.result import Change, Pair, listed
 from pytest_modelhealth.comparison.comparison import FORWARD, Divergence
 from pytest_modelhealth.comparison.layer_differences import (
     are_known,
@@ -77,8 +77,7 @@ class Search:
 
     def _first_number(self) -> Divergence | None:
         forward = next((one for one in self.diverged if one.key.role in FORWARD), None)
-        # What a batch does not show, another will: weights are not rounded, they are given.
-        weights = next((r for r in self.results if self._other_weights(r)), None)
+        weights = self._other_weights()
         if weights is not None and not (forward and self._moment(forward) < self._moment(weights)):
             return self._weights(weights)
         if forward:
@@ -87,11 +86,6 @@ class Search:
         if kept:
             return self._buffers(kept)
         return self._backward(self.diverged[0]) if self.diverged else None
-
-    def _other_weights(self, result: TensorResult) -> Mapping[str, str]:
-        """Return which parameters differ of the layer that a result is the output of."""
-        pair = self._pair(result.key.layer) if result.key.role == "activations" else None
-        return self.changed[pair.reference or ""].parameters if pair is not None else {}
 
     def _buffers(self, kept: list[TensorResult]) -> Divergence:
         """Return the divergence of a layer that keeps something else for the next step."""
@@ -115,7 +109,7 @@ class Search:
         if role == "outputs":
             return self._between(first, "", "what the model returns")
         if role == "inputs":
-            return self._input(first)
+            return self._input(first, name)
         pair = self._pair(name, first.key.number)
         if pair is None or pair.reference is None:
             together = ", ".join(first.candidate)
@@ -128,20 +122,32 @@ class Search:
             return self._between(first, pair.reference, "")
         return self._own(pair, first)
 
-    def _input(self, first: TensorResult) -> Divergence:
-        name = first.key.layer
-        calls, pair = self._calls_of(name), self.runs.alignment.by_reference[name]
+    def _input(self, first: TensorResult, name: str) -> Divergence:
+        calls, pair = self._calls_of(name), self.runs.alignment.by_reference.get(name)
         what = f"the input of {self._label(name)}"
         if calls:
             return self._called(calls, first, f"{what} is not what it was")
-        if pair.change is Change.MOVED and not self._unmatched_before(first)[2]:
+        is_moved = pair is not None and pair.change is Change.MOVED
+        if pair is not None and is_moved and not self._unmatched_before(first)[2]:
             story = "it runs at another place among the layers, on another input"
             return self._made(pair, "moved", first, story)
         return self._between(first, parent(name), what)
 
+    def _other_weights(self) -> TensorResult | None:
+        """Return the first output of a layer whose parameters differ, whether or not it diverged.
+
+        What a batch does not show, another will: weights are not rounded, they are given.
+        """
+        for result in self.results:
+            pair = self._pair(result.key.layer) if result.key.role == "activations" else None
+            if pair is not None and self.changed[pair.reference or ""].parameters:
+                return result
+        return None
+
     def _weights(self, output: TensorResult) -> Divergence:
         """Return the divergence of a layer that has other weights, on inputs that are right."""
-        pair, values = self._pair_or_stand_in(output.key.layer), self._other_weights(output)
+        pair = self._pair_or_stand_in(output.key.layer)
+        values = self.changed[pair.reference or ""].parameters
         cause = "; ".join(values.values())
         for tie in self.causes.ties:
             if tie.pair is pair and tie.parameter in values:
@@ -166,7 +172,7 @@ class Search:
         owns = self.a.layers[name].parameters and self.b.layers[pair.candidate or ""].parameters
         is_same = owns and self.changed[name].are_all_read
         story = f"{given}, {'same weights, ' if is_same else ''}other output"
-        cause = _joined(self._settings(pair), other_operations(self.runs, pair))
+        cause = _joined(self._settings(pair), self._operations(pair))
         cause = first.coarse or cause or self._settings(pair, or_code=True)
         return self._made(pair, kind, first, story, cause)
 
@@ -189,17 +195,19 @@ class Search:
         right = "every layer before is right"
         if called:
             return self._called(called, first, f"{right}, {named} is not", self._settings(pair))
-        if first.coarse or first.problem:
-            kind = "computation" if first.coarse else "structure"
-            story = f"{right}, {seen} {'is not' if first.coarse else 'has another form'}"
-            return self._made(pair, kind, first, story, first.coarse or first.problem)
+        if first.coarse:
+            story = f"{right}, {seen} is not"
+            return self._made(pair, "computation", first, story, first.coarse)
+        if first.problem:
+            story = f"{seen} has another form"
+            return self._made(pair, "structure", first, story, first.problem)
         good = self._right_before(first)
         before = good[-1].key.layer if good else ""
         after = f" after {self._label(before)}" if before else ""
-        what = other_operations(self.runs, pair) or f"its own code{after} changed"
+        what = self._operations(pair) or f"its own code{after} changed"
         story = f"{right if before else 'all before is right'}, {seen} is not: {what}"
         changed = self._values(around)
-        cause = _joined(changed, self._settings(pair))
+        cause = _joined(changed, self._settings(pair), self._why_unseen(around))
         return self._made(pair, "parameters" if changed else "computation", first, story, cause)
 
     def _backward(self, first: TensorResult) -> Divergence:
@@ -218,9 +226,8 @@ class Search:
             story += ": the code behind it changed"
             pair = around
         pair = pair or self._pair_or_stand_in(name)
-        places = filter(None, (around, pair))
-        cuts = (other_operations(self.runs, place, backward=True) for place in places)
-        cause = next(filter(None, cuts), "") or first.problem or _OTHER_BACKWARD
+        cuts = self._operations(around, backward=True) or self._operations(pair, backward=True)
+        cause = cuts or first.problem or _OTHER_BACKWARD
         return self._made(pair, "backward", first, story, cause)
 
     def _parameter_gradient(self, first: TensorResult, name: str) -> Divergence:
@@ -233,6 +240,23 @@ class Search:
         if calls:
             return self._called(calls, first, story)
         return self._made(pair, "backward", first, story, first.problem)
+
+    def _operations(self, pair: Pair | None, *, backward: bool = False) -> str:
+        """Return which operation of the code of a layer is new or gone, where that is known."""
+        if pair is None:
+            return ""
+        return other_operations(self.runs, pair, self._label(pair.name), backward=backward)
+
+    def _why_unseen(self, around: str) -> str:
+        """Return which layers in one around them are not seen in the candidate, and why."""
+        unseen = Status.OPAQUE, Status.UNSUPPORTED
+        pairs = [
+            (x.name, self.b.observation.layers[y.name].reason)
+            for _, x, y in self.runs.alignment.aligned
+            if y.status in unseen and x.status not in unseen and is_inside(x.name, around)
+        ]
+        named = listed([self._label(name) for name, _ in pairs], MOST_CALLS)
+        return f"{named}: not seen in the candidate, {pairs[0][1]}" if pairs else ""
 
     def _calls_of(self, name: str) -> list[CallChange]:
         """Return what became of the calls of a layer, or of one around it."""
@@ -342,8 +366,28 @@ class Search:
             and not any(is_inside(pair.name, change.pair.name) for change in called)
         ]
         added = [p for p in free if p.reference is None and _ran(b, p.name, theirs)]
-        lost = [p for p in free if p.candidate is None and _ran(a, p.name, ours)]
+        gone = [p for p in free if p.candidate is None]
+        lost = [pair for pair in gone if _ran(a, pair.name, ours)]
+        if not (added or lost or called):
+            # A branch with weights, in the module around, may have run before one that is right. It
+            # is not missed by an aligned layer that takes what it gave: all before is right.
+            around = parent(first.key.layer)
+            lost = [
+                pair
+                for pair in gone
+                if around
+                and is_inside(pair.name, around)
+                and a.layers[pair.name].parameters
+                and _ran(a, pair.name, (-1, ours[1]))
+                and not any(map(self._pair, self._takers(pair.name)))
+            ]
         return added, lost, sorted(called, key=lambda change: not change.more)
+
+    def _takers(self, layer: str) -> Iterator[str]:
+        """Yield the layers that take an output of a layer of the reference as it is."""
+        entries = self.a.entries
+        given = {entries[key].slot for key in self.a.of_role[layer, "activations"]}
+        return (k.layer for k, e in entries.items() if k.role == "inputs" and e.slot in given)
 
     def _moment(self, result: TensorResult) -> int:
         """Return when a tensor appeared in the reference."""
@@ -356,10 +400,7 @@ class Search:
 
     def _consumer(self, name: str) -> str | None:
         """Return the one aligned layer that takes the output of another, with a right gradient."""
-        entries = self.a.entries
-        given = {entries[key].slot for key in self.a.of_role[name, "activations"]}
-        takers = [k.layer for k, e in entries.items() if k.role == "inputs" and e.slot in given]
-        found = [taker for taker in takers if not self._runs_others(taker)]
+        found = [taker for taker in self._takers(name) if not self._runs_others(taker)]
         wrong = {one.key.layer for one in self.diverged if one.key.role == "gradients"}
         return found[0] if len(found) == 1 and found[0] not in wrong else None
 

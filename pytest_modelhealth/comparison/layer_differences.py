@@ -155,12 +155,13 @@ MOST = 2
 """So many operations that are new or gone are named; more are a rewrite."""
 
 
-def other_operations(runs: TwoRuns, pair: Pair, *, backward: bool = False) -> str:
+def other_operations(runs: TwoRuns, pair: Pair, label: str, *, backward: bool = False) -> str:
     """Return what became of the operations of a layer's own code, ``""`` where nothing did.
 
     Args:
         runs: both runs.
         pair: the layer.
+        label: what to call it.
         backward: whether only what passes no gradient is of interest.
     """
     reference, candidate = runs.a.observation.flow, runs.b.observation.flow
@@ -181,7 +182,7 @@ def other_operations(runs: TwoRuns, pair: Pair, *, backward: bool = False) -> st
         for flow, layer, to in ((reference, ours, {}), (candidate, theirs, names))
     )
     gone, new = _without(before, now), _without(now, before)
-    whose = f"`{pair.name or runs.a.observation.model_type}`'s"
+    whose = f"`{label}`'s"
     if len(gone) > MOST or len(new) > MOST:
         return ""
     if gone or new:

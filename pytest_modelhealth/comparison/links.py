@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pytest_modelhealth.alignment.alignable import fingerprint
 from pytest_modelhealth.alignment.result import Change, Pair, Split
 from pytest_modelhealth.capture.observing.tensors import TensorStore
 from pytest_modelhealth.comparison.trace import Key, Trace, TwoRuns
@@ -169,7 +168,7 @@ def parameter_names(runs: TwoRuns, ours: str, theirs: str) -> dict[str, str]:
     if x.fingerprint != y.fingerprint:
         return dict(zip(x.parameters, y.parameters, strict=True))
     by_values = (
-        sorted(one.parameters, key=lambda n: fingerprint(one.parameters[n])) for one in (x, y)
+        sorted(one.parameters, key=lambda n: one.parameters[n].fingerprint) for one in (x, y)
     )
     return dict(zip(*by_values, strict=True))
 

@@ -14,7 +14,6 @@ import math
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from zlib import crc32
@@ -207,12 +206,13 @@ class Judge:
         if open_:  # the runs are made, so what is near the limit may be told its true noise too
             open_ = [one for one in results if one.is_open(factor / 3)]
         if open_ and self.rounding is not None:
-            self._measure_noise(open_)
+            self._measure_rounding(open_, self.rounding)
             _note_drowned(open_)
         elif open_:
-            dtype = self.lower if self.epsilons[1] > self.epsilons[0] else torch.float64
-            if dtype is not None:
-                self._measure_in(dtype, open_)
+            if self.epsilons[1] > self.epsilons[0]:
+                self._measure_lower(open_)
+            else:
+                self._measure_truth(open_)
             if any(o.is_open(factor) or o.is_implausible(self.epsilons[0]) for o in open_):
                 doubtful = (o for o in open_ if o.is_open(factor / 3) or not o.is_trusted())
                 self._measure_noise(list(doubtful))
@@ -288,7 +288,7 @@ class Judge:
         results: list[TensorResult],
         made: Callable[[Request], Request],
         see: Callable[[TensorResult, Tensor, Tensor], None],
-        changed: Callable[[Key, Tensor], None] = lambda *_: None,
+        changed: Callable[[Key, Tensor], None] | None = None,
     ) -> bool:
         """Show each result its tensors of the reference and of a run of copies of model and batch.
 
@@ -300,7 +300,8 @@ class Judge:
             by_key[one.key].append(one)
 
         def beside(key: Key, value: Tensor) -> None:
-            changed(key, value)
+            if changed is not None:
+                changed(key, value)
             seen = dense_values(value).values.cpu() if key in by_key else value
             for one in by_key.get(key, ()):
                 expected = store[a.entries[key].slot]
@@ -318,54 +319,63 @@ class Judge:
             self.notes.append(f"{what}: {failure}")
         return not failure
 
-    def _measure_in(self, dtype: torch.dtype, results: list[TensorResult]) -> None:
-        """Measure by a copy of the reference in another dtype: float64 tells the truth.
-
-        In a lower one it tells how far rounding takes a candidate of that precision.
-        """
-        is_truth = dtype is torch.float64
+    def _measure_truth(self, results: list[TensorResult]) -> None:
         found: list[tuple[TensorResult, Size, Size]] = []
 
-        def see(one: TensorResult, expected: Tensor, value: Tensor) -> None:
-            error = one.error
-            if is_truth:
-                candidate = one.link.read(self.runs.store, self.runs.a, self.runs.b)[1]
-                error = gap(candidate, value)
-            found.append((one, gap(expected, value), error))
+        def see(one: TensorResult, expected: Tensor, truth: Tensor) -> None:
+            candidate = one.link.read(self.runs.store, self.runs.a, self.runs.b)[1]
+            found.append((one, gap(expected, truth), gap(candidate, truth)))
 
-        what = f"the reference does not run in {dtype}"
-        with default_dtype(torch.float64) if is_truth else nullcontext():
-            made = partial(converted, dtype=dtype, target=is_truth)
-            if self._run(what, results, made, see):
+        what = "the reference has no float64 run to compare with"
+        with default_dtype(torch.float64):
+            if self._run(what, results, lambda given: converted(given, torch.float64), see):
                 for one, own, error in found:
-                    one.own, one.error = own, error
-                    one.measured_by = "float64" if is_truth else "lower precision"
+                    one.own, one.error, one.measured_by = own, error, "float64"
 
-    def _measure_noise(self, results: list[TensorResult]) -> None:
-        """Measure the noise by perturbed runs, until the first result is far beyond its limit.
+    def _measure_lower(self, results: list[TensorResult]) -> None:
+        lower = self.lower
+        if lower is None:
+            return
 
-        Of a quantised candidate, by as many runs that are rounded as it is.
-        """
-        rounding, epsilon = self.rounding, max(self.epsilons)
+        def see(one: TensorResult, expected: Tensor, value: Tensor) -> None:
+            one.own, one.measured_by = gap(expected, value), "lower precision"
+
+        what = f"the reference does not run in {lower}"
+        self._run(what, results, lambda given: converted(given, lower, target=False), see)
+
+    def _measure_rounding(self, results: list[TensorResult], rounding: Quantisation) -> None:
+        """Measure the noise of a quantised candidate by runs that are rounded as it is."""
 
         def see(one: TensorResult, expected: Tensor, value: Tensor) -> None:
             one.take_noise(expected, value)
-            if rounding is not None:
-                one.measured_by = "quantised"
-            elif one.measured_by == "floor":
+            one.measured_by = "quantised"
+
+        for seed in track(range(self.most_runs), "running the reference rounded"):
+            made = partial(rounding.rounded, epsilon=self.epsilons[0], seed=seed)
+
+            def changed(key: Key, value: Tensor, seed: int = seed) -> None:
+                move(value, rounding.step_of(key, value), crc32(repr((seed, *key)).encode()))
+
+            what = "the noise of quantisation could not be measured"
+            if not self._run(what, results, made, see, changed):
+                self._set_floors(results, QUANTISED)
+                return
+
+    def _measure_noise(self, results: list[TensorResult]) -> None:
+        """Measure the noise by perturbed runs, until the first result is far beyond its limit."""
+
+        def see(one: TensorResult, expected: Tensor, value: Tensor) -> None:
+            one.take_noise(expected, value)
+            if one.measured_by == "floor":
                 one.measured_by = "perturbed"
 
         for seed in track(range(self.most_runs), "running the reference perturbed"):
-            changed = partial(_move, rounding, seed)
+            epsilon = max(self.epsilons)
             made = partial(perturbed, epsilon=epsilon, seed=seed, coarser=self.coarser)
-            if rounding is not None:
-                made = partial(rounding.rounded, epsilon=self.epsilons[0], seed=seed)
-            if not self._run("the noise could not be measured", results, made, see, changed):
-                if rounding is not None:
-                    self._set_floors(results, QUANTISED)
+            if not self._run("the noise could not be measured", results, made, see):
                 return
             first = next((one for one in results if one.ratio > self.factor), None)
-            if rounding is None and (first is None or first.is_settled()):
+            if first is None or first.is_settled():
                 return
 
     def _replay(self, results: list[TensorResult]) -> None:
@@ -490,12 +500,6 @@ def are_one_function(results: list[TensorResult], a: Trace, b: Trace) -> bool:
         key.role == "outputs" and a.entries[key].dtype.is_floating_point for key in due
     )
     return is_floating and all(one is None or one.abs_max > 0 for one in seen)
-
-
-def _move(rounding: Quantisation | None, seed: int, key: Key, value: Tensor) -> None:
-    """Round a tensor of a further run as a quantised candidate does."""
-    if rounding is not None:
-        move(value, rounding.step_of(key, value), crc32(repr((seed, *key)).encode()))
 
 
 def _difference(expected: Tensor, found: Tensor) -> tuple[Difference | None, str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from pytest_modelhealth.alignment.alignable import Alignable
+from pytest_modelhealth.alignment.alignable import Alignable, Values
 from pytest_modelhealth.alignment.causes import Causes
 from pytest_modelhealth.alignment.matching import align
 from pytest_modelhealth.alignment.result import Change, Fold, Pair
@@ -206,7 +206,11 @@ def _alignables(snapshot: Snapshot) -> dict[str, Alignable]:
             calls=line.calls,
             output=() if seen is None else seen.shape,
             output_size=None if seen is None else seen.count,
-            parameters={own: one for (role, own), one in lines if role == "parameters"},
+            parameters={
+                own: Values(one.shape, one.count, one.zero_count, one.min, one.max, one.rms)
+                for (role, own), one in lines
+                if role == "parameters"
+            },
             trained=any(role == "parameter_gradients" for role, _ in line.tensors),
             tied=line.tied,
         )

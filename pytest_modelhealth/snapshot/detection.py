@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_modelhealth.alignment.causes import MOST_CALLS, CallChange, retyped
-from pytest_modelhealth.settings.setting import is_inside, parent
+from pytest_modelhealth.settings.setting import is_inside
 from pytest_modelhealth.snapshot.changes import LayerChange, MatchedTensor, SnapshotPair
 from pytest_modelhealth.snapshot.drift import LOSS, Drift, DriftReport
 from pytest_modelhealth.snapshot.snapshot import (
@@ -64,7 +64,7 @@ def detect_drift(before: Snapshot, now: Snapshot, *, strict_names: bool = False)
     story: Told = ("", frozenset())
     if drifts:
         drifted = {(drift.role, drift.layer) for drift in drifts}
-        story = _story(drifts[0], drifted, pair)
+        story = FirstDrift(drifts[0].role, drifts[0].layer, drifted, pair).story()
     kept = {
         (one.layer, (one.role, one.own_name)): one.before for one, drift in found if drift is None
     }
@@ -240,101 +240,114 @@ Told = tuple[str, frozenset[str]]
 """A story, and the layers of the report of which it tells all, as it is one of calls or of ties."""
 
 
-def _story(first: Drift, drifted: Set[tuple[str, str]], pair: SnapshotPair) -> Told:
-    """Return the change of calls or of a tied weight that began it, else what the numbers tell.
+@dataclass(frozen=True)
+class FirstDrift:
+    """The first drift, from cause to effect, and what it comes from.
 
     Args:
-        first: the first drift, from cause to effect.
+        role: which tensor of the layer drifted; ``"loss"`` for the loss.
+        layer: name of the layer in the report.
         drifted: role and layer of each tensor that drifted.
         pair: both snapshots.
     """
-    role, layer = first.role, first.layer
-    for tie in pair.causes.ties:
-        later, owner = tie.pair.candidate, tie.owner.candidate
-        is_of_later = layer == later and role in ("activations", "parameters")
-        if is_of_later or (role == "parameter_gradients" and layer in (later, owner)):
-            return str(tie), frozenset({later or ""})
-    calls = _calls(role, layer, pair)
-    if calls:
-        to = pair.alignment.to_candidate
+
+    role: str
+    layer: str
+    drifted: Set[tuple[str, str]]
+    pair: SnapshotPair
+
+    def story(self) -> Told:
+        """Return the change of calls or of a tied weight it comes from, else what numbers tell."""
+        for tie in self.pair.causes.ties:
+            later, owner = tie.pair.candidate, tie.owner.candidate
+            if (self.role, self.layer) in (
+                ("activations", later),
+                ("parameters", later),
+                ("parameter_gradients", later),
+                ("parameter_gradients", owner),
+            ):
+                return str(tie), frozenset({later or ""})
+        calls = [] if self.role == LOSS or is_given(self.role, self.layer) else self._calls()
+        if not calls:
+            return self._of_numbers(), frozenset()
+        to = self.pair.alignment.to_candidate
         text = "; ".join(map(str, calls[:MOST_CALLS]))
         return text, frozenset(to[name] for change in calls for name in change.inside)
-    label = pair.new.label(layer)
-    # Whether the input of the layer is known to be the same.
-    seen = role != LOSS and ("inputs", "") in pair.new.layers[layer].tensors
-    same = ["same input"] if seen and ("inputs", layer) not in drifted else []
-    if role == LOSS:
-        said = "every layer agrees and the loss does not: its function or the target changed"
-        return said, frozenset()
-    if role == "inputs":
-        said = _other_input(layer, pair) if layer else "the batch is another one"
-    elif role == "activations":
-        said = _other_output(layer, same, pair)
-    elif role in ("parameters", "buffers"):
-        what = "weights" if role == "parameters" else "buffers"
-        said = ", ".join([*same, f"other {what}"])
-    else:
-        what = "its gradient" if role == "gradients" else "the gradient of its parameters"
-        cause = "a detach(), a custom backward, or the loss function?"
-        if not layer:
-            cause = "the loss function, its reduction, or a scale?"
-        said = f"the forward pass agrees, {what} is the first that does not: {cause}"
-    return f"{label}: {said}", frozenset()
 
+    def _calls(self) -> list[CallChange]:
+        """Return what is called more or less often and explains the drift.
 
-def _calls(role: str, layer: str, pair: SnapshotPair) -> list[CallChange]:
-    """Return what is called more or less often and explains the drift.
-
-    - The layer itself, or one around it, and whatever else is.
-    - Of a container whose layers agree and that gives something else: what is in it.
-    - Of a layer that takes something else, and nothing came or went before it: all.
-    """
-    changes, name = pair.causes.calls, None if role == LOSS else pair.origin(layer)
-    if name is None or is_given(role, layer):
+        - The layer itself, or one around it, and whatever else is.
+        - Of a container whose layers agree and that gives something else: what is in it.
+        - Of a layer that takes something else, and nothing came or went before it: all.
+        """
+        changes, name = self.pair.causes.calls, self.pair.origin(self.layer)
+        if name is None:
+            return []
+        own = [one for one in changes if name in one.inside]
+        if own or (self.role == "inputs" and not self._unmatched()):
+            rest = [one for one in changes if one not in own]
+            return sorted([*own, *rest], key=lambda one: not one.more)
+        if self.role == "activations" and self.layer in self.pair.new.holders:
+            return [one for one in changes if is_inside(one.pair.name, name)]
         return []
-    own = [one for one in changes if name in one.inside]
-    if own or (role == "inputs" and not _unmatched(layer, pair)):
-        rest = [one for one in changes if one not in own]
-        return sorted([*own, *rest], key=lambda one: not one.more)
-    if role == "activations" and layer in pair.new.holders:
-        return [one for one in changes if is_inside(one.pair.name, name)]
-    return []
 
+    def _of_numbers(self) -> str:
+        label = self.pair.new.label(self.layer)
+        if self.role == LOSS:
+            return "every layer agrees and the loss does not: its function or the target changed"
+        if self.role == "inputs":
+            return f"{label}: {self._other_input() if self.layer else 'the batch is another one'}"
+        # Whether the input of the layer is known to be the same.
+        seen = ("inputs", "") in self.pair.new.layers[self.layer].tensors
+        same = ["same input"] if seen and ("inputs", self.layer) not in self.drifted else []
+        if self.role in ("parameters", "buffers"):
+            what = "weights" if self.role == "parameters" else "buffers"
+            return f"{label}: {', '.join([*same, f'other {what}'])}"
+        if self.role == "activations":
+            return f"{label}: {self._other_output(same)}"
+        what = "its gradient" if self.role == "gradients" else "the gradient of its parameters"
+        cause = "a detach(), a custom backward, or the loss function?"
+        if not self.layer:
+            cause = "the loss function, its reduction, or a scale?"
+        return f"{label}: the forward pass agrees, {what} is the first that does not: {cause}"
 
-def _other_input(layer: str, pair: SnapshotPair) -> str:
-    new, between = pair.new, _unmatched(layer, pair)
-    if between:
-        return f"other input; between it and the layers before: {', '.join(between)}"
-    before = [name for name in new.layers if name not in new.holders or name == layer]
-    index = before.index(layer)
-    after = f" after {new.label(before[index - 1])}" if index else ""
-    return (
-        f"other input, while every layer before it agrees: what happens{after} in "
-        f"{new.label(parent(layer))} changed (a residual, a mask, a reshape, a function?)"
-    )
+    def _other_input(self) -> str:
+        new = self.pair.new
+        between = self._unmatched()
+        if between:
+            return f"other input; between it and the layers before: {', '.join(between)}"
+        before = [name for name in new.layers if name not in new.holders or name == self.layer]
+        index = before.index(self.layer)
+        after = f" after {new.label(before[index - 1])}" if index else ""
+        parent = new.label(self.layer.rpartition(".")[0])
+        return (
+            f"other input, while every layer before it agrees: what happens{after} in {parent} "
+            "changed (a residual, a mask, a reshape, a function?)"
+        )
 
+    def _other_output(self, same: list[str]) -> str:
+        old, new, origin = self.pair.old, self.pair.new, self.pair.origin(self.layer)
+        if self.layer in new.holders and len(new.layers) > 1:
+            return "every layer in it agrees, its own output does not: its forward changed"
+        line = new.layers[self.layer]
+        before = line if origin is None else old.layers[origin]
+        hint = next((hint for word, hint in _HINTS if word in line.type.lower()), _NO_HINT)
+        cause = hint if before.type == line.type else retyped(before.type, line.type)
+        known = [*same, *["same weights"] * line.owns_parameters, "other output"]
+        return f"{', '.join(known)}: {cause}"
 
-def _other_output(layer: str, same: list[str], pair: SnapshotPair) -> str:
-    new, origin = pair.new, pair.origin(layer)
-    if layer in new.holders and len(new.layers) > 1:
-        return "every layer in it agrees, its own output does not: its forward changed"
-    line = new.layers[layer]
-    before = line if origin is None else pair.old.layers[origin]
-    hint = next((hint for word, hint in _HINTS if word in line.type.lower()), _NO_HINT)
-    cause = hint if before.type == line.type else retyped(before.type, line.type)
-    known = [*same, *["same weights"] * line.owns_parameters, "other output"]
-    return f"{', '.join(known)}: {cause}"
-
-
-def _unmatched(layer: str, both: SnapshotPair) -> list[str]:
-    """Return what was added or removed right before a layer, and may change numbers."""
-    found: list[str] = []
-    for pair in both.alignment.pairs:
-        if pair.candidate == layer:
-            break
-        side, what = (both.old, "removed") if pair.candidate is None else (both.new, "added")
-        if pair.aligned and pair.candidate not in both.new.holders:
-            found = []
-        elif not pair.aligned and side.computes(pair.name):
-            found.append(f"{side.label(pair.name)} was {what}")
-    return found
+    def _unmatched(self) -> list[str]:
+        """Return what was added or removed right before the layer, and may change numbers."""
+        found: list[str] = []
+        old, new = self.pair.old, self.pair.new
+        for pair in self.pair.alignment.pairs:
+            if pair.candidate == self.layer:
+                break
+            if pair.aligned and pair.candidate not in new.holders:
+                found = []
+            elif pair.candidate is None and old.computes(pair.name):
+                found.append(f"{old.label(pair.name)} was removed")
+            elif pair.reference is None and new.computes(pair.name):
+                found.append(f"{new.label(pair.name)} was added")
+        return found
