@@ -303,7 +303,7 @@ def test_a_culprit_in_a_decomposed_program_is_named_with_its_line() -> None:
     assert result.first_divergence.called_at[0] == place
     with pytest.raises(ModelHealthError, match=f"called at: .*:{place.rpartition(':')[2]}"):
         result.assert_equivalent()
-    assert result.to_dict()["first_divergence"]["called_at"][0] == place
+    assert result.to_dict()["divergence"]["called_at"][0] == place
 
 
 def test_a_program_is_in_the_mode_that_its_operators_say() -> None:

@@ -228,7 +228,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         f"{OPTION}-limit",
         metavar="MB",
         type=_megabytes,
-        default=_DEFAULT_LIMIT,
+        default=None,  # a value would have every run load the settings
         help="the most megabytes of tensors in one of them: over it the weights are left out, then "
         f"the inputs (default: {_DEFAULT_LIMIT:g})",
     )
@@ -237,7 +237,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="weights|inputs",
         action="extend",
         type=_parts,
-        default=[],
+        default=None,
         help="what to leave out of them: weights, inputs or both",
     )
     group.addoption(_FROM, default=None, help=argparse.SUPPRESS)  # the command ``replay`` sets it
@@ -275,8 +275,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Have the inspectors of this test keep what fails."""
     directory = item.config.getoption(OPTION)
     if directory is not None and item.config.getoption(_FROM) is None:
-        limit = item.config.getoption(f"{OPTION}-limit") * _MEGABYTE
-        without = item.config.getoption(f"{OPTION}-without")
+        limit = (item.config.getoption(f"{OPTION}-limit") or _DEFAULT_LIMIT) * _MEGABYTE
+        without = item.config.getoption(f"{OPTION}-without") or []
         keeper = Keeper(item, Path(directory), limit, without)
         item.stash[_KEEPER] = keeper
         item.stash[MAKER] = keeper.make
