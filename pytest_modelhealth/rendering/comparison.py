@@ -235,9 +235,12 @@ def _more(count: int, what: str) -> Iterator[str]:
 
 
 def to_dict(comparison: Comparison) -> dict[str, Any]:
-    """Return a comparison as in the file of a run, and whether the two are equivalent."""
-    equivalent = not differs(comparison)
-    return {"equivalent": equivalent, **plain(comparison_data(comparison))}
+    """Return a comparison as in the file of a run, with its verdict and the lines of the culprit."""
+    data: dict[str, Any] = {"equivalent": not differs(comparison)}
+    data |= plain(comparison_data(comparison))
+    if comparison.first_divergence is not None:
+        data["divergence"]["called_at"] = list(comparison.first_divergence.called_at)
+    return data
 
 
 def to_json(comparison: Comparison) -> str:
