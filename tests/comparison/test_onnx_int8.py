@@ -17,7 +17,7 @@ from corpus.models.exported import gpt2, llama
 from pytest_modelhealth import compare
 
 pytest.importorskip("onnxruntime.quantization")
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 
 class Batches:

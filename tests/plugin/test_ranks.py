@@ -202,6 +202,7 @@ def test_crashes(rank):
 """
 
 
+@pytest.mark.slow
 def test_every_destination_gets_the_results_of_the_rank_that_is_reported(
     nets: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,6 +378,7 @@ def test_one_inspects(rank, inspector):
 """
 
 
+@pytest.mark.slow
 def test_ranks_that_wait_are_ended_and_say_where(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

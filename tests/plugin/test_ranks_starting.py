@@ -79,6 +79,7 @@ def _is_alive(process: int) -> bool:
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads Linux's list of processes")
 @pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.slow
 def test_no_rank_outlives_pytest(tmp_path: Path) -> None:
     """Nor what a rank started, nor the process that ranks are forked from."""
     runs = {way: Run(tmp_path / way, options) for way, (*_, options) in WAYS.items()}
@@ -125,6 +126,7 @@ pytest.main(["test_plain.py"])
 """
 
 
+@pytest.mark.slow
 def test_without_fork_each_rank_is_started_by_itself(pytester: pytest.Pytester) -> None:
     """As on Windows, and, with a warning, where what is imported starts a thread.
 

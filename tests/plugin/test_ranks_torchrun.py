@@ -116,6 +116,7 @@ def test_interrupted(rank):
 """
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_a_rank_that_is_interrupted_keeps_nobody_waiting(pytester: pytest.Pytester) -> None:
     """It ends at once and says so; the other one after its seconds of grace."""
     pytester.makepyfile(test_t=INTERRUPTED)
@@ -153,6 +154,7 @@ def test_interrupted(rank):
 """
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_no_thread_is_in_the_store_as_the_process_ends(pytester: pytest.Pytester) -> None:
     """Torch would abort it: "terminate called without an active exception"."""
     pytester.makepyfile(test_t=IN_THE_STORE)

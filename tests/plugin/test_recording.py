@@ -119,6 +119,7 @@ def test_a_run_that_cannot_be_written_down(nets, monkeypatch):
     result.stdout.fnmatch_lines("modelhealth: *test_passes could not be recorded: *No space left*")
 
 
+@pytest.mark.slow
 def test_what_a_test_destroys_is_named(nets, tmp_path, monkeypatch):
     """A deleted folder and a dead worker cost their own tests, each by its name, and no other."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))

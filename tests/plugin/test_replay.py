@@ -110,6 +110,7 @@ def test_a_failure_is_saved_and_run_again(nets: pytest.Pytester) -> None:
     assert "bit for bit" in alone.stdout
 
 
+@pytest.mark.slow
 def test_wherever_a_test_inspects(nets: pytest.Pytester) -> None:
     """In a fixture, a subtest or a directory of its own, under options of the project."""
     nets.makeini("[pytest]\naddopts = --modelhealth-replay=out -n 2 -m 'not slow'")
