@@ -235,7 +235,7 @@ def _more(count: int, what: str) -> Iterator[str]:
 
 
 def to_dict(comparison: Comparison) -> dict[str, Any]:
-    """Return a comparison as in the file of a run, with its verdict and the lines of the culprit."""
+    """Return a comparison as in the file of a run, with verdict and lines of the culprit."""
     data: dict[str, Any] = {"equivalent": not differs(comparison)}
     data |= plain(comparison_data(comparison))
     if comparison.first_divergence is not None:
