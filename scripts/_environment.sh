@@ -42,12 +42,11 @@ install_project() {
     rm -f -- "${stamps[@]}"
     if [[ $venv == "$root/.venv" ]]; then
         make_venv
+        # Not in an environment of the user's, whose pip is theirs.
+        [[ -z ${newer_pip-} ]] || "$venv/bin/python" -m pip install -qq "$newer_pip" || true
     fi
     is_new_enough "$venv/bin/python" ||
         fail "$venv has a Python older than 3.11; deactivate or remove it, then run this again."
-    if [[ ${newer_pip-} ]]; then
-        "$venv/bin/python" -m pip install -qq "$newer_pip" || true
-    fi
     # Bytecode is left to the first import of each file: compiling everything takes longer than
     # all downloads.
     "$venv/bin/python" -m pip install -qq --no-compile -c constraints.txt "${needed[@]}" ||
