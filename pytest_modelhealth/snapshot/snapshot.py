@@ -17,8 +17,6 @@ REAL = ("mean", "std", "min", "max")
 FRACTIONS = ("zeros", "dead")
 PARAMETER_GRADIENTS = "parameter_gradients"
 GRADIENTS = ("gradients", PARAMETER_GRADIENTS)
-OWN_NAMES = ("parameters", "parameter_gradients", "buffers")
-"""The roles of which a layer has several tensors, each with a name of its own."""
 
 
 @dataclass(frozen=True)

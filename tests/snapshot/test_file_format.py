@@ -20,7 +20,6 @@ from pytest_modelhealth.snapshot.file_format import (
 )
 from pytest_modelhealth.snapshot.recording import from_observation
 from pytest_modelhealth.snapshot.snapshot import (
-    OWN_NAMES,
     REAL,
     LayerLine,
     Snapshot,
@@ -31,6 +30,9 @@ from pytest_modelhealth.snapshot.snapshot import (
 )
 from pytest_modelhealth.snapshot.tolerances import Tolerances, coarse
 from tests.builders import layer, observation
+
+OWN_NAMES = ("parameters", "parameter_gradients", "buffers")
+"""The roles of which a layer has several tensors, each with a name of its own."""
 
 
 def spread(rows: int = 8, columns: int = 4) -> torch.Tensor:
