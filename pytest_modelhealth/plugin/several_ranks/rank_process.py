@@ -273,6 +273,9 @@ def _join(request: dict[str, Any]) -> None:
     limit = timedelta(seconds=seconds + 60)  # the parent's comes before it
     try:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
+        # a rank whose test skips at once must not end while another still connects to it
+        store.set(f"connected/{rank}", "")
+        store.wait([f"connected/{other}" for other in range(size)], limit)
     except dist.DistError as error:
         raise InspectionError(f"rank {rank} of {size} found no process group: {error}") from error
 
