@@ -13,7 +13,6 @@ from collections.abc import (
 )
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pytest_modelhealth.errors import LayerNotFoundError, require_kind, suggest
@@ -248,37 +247,47 @@ class LayerRecord:
 
 
 class LayerRecords(Mapping[str, LayerRecord]):
-    """Layers' records by name, made when somebody first asks for one: often nobody does.
+    """Layers' records by name, each made when somebody first asks for it: often nobody does.
 
     A copy and a pickle are plain dictionaries.
     """
 
-    def __init__(self, make: Callable[[], dict[str, LayerRecord]]) -> None:
-        self._make = make
+    def __init__(self, names: Iterable[str], make: Callable[[str], LayerRecord]) -> None:
+        self._records: dict[str, LayerRecord | None] = dict.fromkeys(names)
+        self._make: Callable[[str], LayerRecord] | None = make
 
-    @cached_property
-    def _made(self) -> dict[str, LayerRecord]:
-        return self._make()
+    def _all(self) -> dict[str, LayerRecord]:
+        records: Any = self._records
+        if self._make is not None:
+            for name, record in records.items():
+                if record is None:
+                    records[name] = self._make(name)
+            self._make = None  # it holds what was seen of every layer
+        return records  # type: ignore[no-any-return]
 
     def __getitem__(self, name: str) -> LayerRecord:
-        return self._made[name]
+        record = self._records[name]
+        if record is None:
+            assert self._make is not None
+            record = self._records[name] = self._make(name)
+        return record
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._made)
+        return iter(self._records)
 
     def __len__(self) -> int:
-        return len(self._made)
+        return len(self._records)
 
     def values(self) -> ValuesView[LayerRecord]:
         """Return all records, in order."""
-        return self._made.values()
+        return self._all().values()
 
     def items(self) -> ItemsView[str, LayerRecord]:
         """Return all names and records, in order."""
-        return self._made.items()
+        return self._all().items()
 
     def __reduce__(self) -> tuple[type[dict[str, LayerRecord]], tuple[dict[str, LayerRecord]]]:
-        return dict, (self._made,)
+        return dict, (self._all(),)
 
 
 _SEEN = ("inputs", "activations", "gradients", "parameter_gradients")

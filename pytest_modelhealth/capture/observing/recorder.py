@@ -348,10 +348,10 @@ class Recorder:
         """
         for layer in self.by_module.values():
             for name, gradients in layer.own.get("parameter_gradients", {}).items():
-                if not gradients.zero_count:
-                    continue  # nearly all
                 weights = layer.own.get("parameters", {}).get(name)
-                if weights is None or isinstance(layer.module, nn.Embedding | nn.EmbeddingBag):
+                if weights is None or not (weights.zero_count and gradients.zero_count):
+                    continue  # nearly all
+                if isinstance(layer.module, nn.Embedding | nn.EmbeddingBag):
                     continue  # most batches leave out most rows of a table
                 slices = zero_slices(layer.parameters[name], weights, gradients)
                 if slices is not None:

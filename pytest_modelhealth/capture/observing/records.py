@@ -6,7 +6,6 @@ import math
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
-from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -62,22 +61,18 @@ def layer_records(
 
     `functions` saw which parameters functions were given, where those are seen.
     """
-    ordered = in_order(layers)
-    reasons = _reasons_why_not_called(ordered, functions)
-    return LayerRecords(partial(_records, ordered, reasons, backward))
+    by_name = {layer.name: layer for layer in in_order(layers)}
+    reasons = _reasons_why_not_called(list(by_name.values()), functions)
+    places: dict[type | None, tuple[Definition, ...]] = {None: ()}
 
+    def make(name: str) -> LayerRecord:
+        layer = by_name[name]
+        if layer.kind not in places:
+            places[layer.kind] = definitions(layer.kind)
+        became = reasons.get(layer) or _status(layer, backward)
+        return _record(layer, became, places[layer.kind])
 
-def _records(
-    layers: list[Layer], reasons: Mapping[Layer, tuple[Status, str]], backward: bool
-) -> dict[str, LayerRecord]:
-    kinds = {id(layer.kind): layer.kind for layer in layers}
-    places = {key: () if kind is None else definitions(kind) for key, kind in kinds.items()}
-    return {
-        layer.name: _record(
-            layer, reasons.get(layer) or _status(layer, backward), places[id(layer.kind)]
-        )
-        for layer in layers
-    }
+    return LayerRecords(by_name, make)
 
 
 def _record(
@@ -89,9 +84,9 @@ def _record(
     }
     for role in ("inputs", "activations", "gradients"):
         statistics[role] = merged_entries(layer.seen.get(role, ()))
-    return LayerRecord(
-        **{name: getattr(layer, name) for name in _AS_THEY_ARE},
-        **statistics,
+    values = {name: getattr(layer, name) for name in _AS_THEY_ARE}
+    values.update(
+        statistics,
         status=became[0],
         reason=became[1],
         unreached=frozenset(layer.unreached),
@@ -101,7 +96,14 @@ def _record(
         source=layer.source or line_of(layer.place),
         options={**layer.options, **_scores(layer)} if layer.functional else layer.options,
         definitions=places,
+        largest={},
+        nonfinite={},
+        assembled={},
     )
+    record = object.__new__(LayerRecord)
+    # the constructor of a frozen data class sets its 32 fields one by one, at half of all the cost
+    vars(record).update(values)
+    return record
 
 
 _OWN = {"options", "source", "unreached"}
