@@ -92,20 +92,22 @@ class Recorder:
         # the line of a functional call, where a graph knows it: by caller, function and number
         self.lines: dict[tuple[str, str, int], str] = {}
         self._events = 0
+        classes: dict[type, tuple[str, type, str | None]] = {}
         for name, module, aliases, opaque in modules:
-            held, kind = own_parameters(module).items(), original_class(module)
-            layer = Layer(
-                name=name,
-                type_name=type_name(module),
-                roles=selection.roles(name, module),
-                module=module,
-                kind=kind,
-                aliases=aliases,
-                activation=activation_of(kind),
-                is_torchs_own=calls_no_functional_layer(module, kind),
-                replays=replays_cuda_graph(module),
-                opaque=opaque,
-                frozen=frozenset([n for n, p in held if p is not None and not p.requires_grad]),
+            known = classes.get(type(module))
+            if known is None:
+                kind = original_class(module)
+                known = type_name(module), kind, activation_of(kind)
+                if kind is type(module):  # else modules of one class may stand for several
+                    classes[kind] = known
+            layer = Layer(name, known[0], selection.roles(name, module), module, known[1], aliases)
+            layer.activation = known[2]
+            layer.is_torchs_own = calls_no_functional_layer(module, known[1])
+            layer.replays = replays_cuda_graph(module)
+            layer.opaque = opaque
+            held = own_parameters(module)
+            layer.frozen = frozenset(
+                [n for n, p in held.items() if p is not None and not p.requires_grad]
             )
             self.layers[name] = self.by_module[module] = layer
 
