@@ -63,14 +63,16 @@ def layer_records(
     """
     by_name = {layer.name: layer for layer in in_order(layers)}
     reasons = _reasons_why_not_called(list(by_name.values()), functions)
-    places: dict[type | None, tuple[Definition, ...]] = {None: ()}
+    places: dict[type, tuple[Definition, ...]] = {}
 
     def make(name: str) -> LayerRecord:
         layer = by_name[name]
-        if layer.kind not in places:
-            places[layer.kind] = definitions(layer.kind)
-        became = reasons.get(layer) or _status(layer, backward)
-        return _record(layer, became, places[layer.kind])
+        kind, became = layer.kind, reasons.get(layer) or _status(layer, backward)
+        if kind is None:
+            return _record(layer, became, ())
+        if kind not in places:
+            places[kind] = definitions(kind)
+        return _record(layer, became, places[kind])
 
     return LayerRecords(by_name, make)
 
