@@ -250,7 +250,7 @@ class LayerRecord:
     zero_slices: Mapping[str, ZeroSlices] = field(
         default_factory=dict, metadata={"merge": _zero_in_all, "ranks": "apart"}
     )
-    definitions: tuple[Definition, ...] = ()
+    definitions: tuple[Definition, ...] = field(default=(), metadata={"json": False})
     largest: Extremes = field(default_factory=dict, metadata={"merge": largest_of_each})
     nonfinite: Extremes = field(default_factory=dict, metadata={"merge": earliest_of_each})
     placements: Mapping[str, Placement] = field(default_factory=dict, metadata={"ranks": "apart"})
@@ -598,7 +598,9 @@ class Observation:
         ranks: how it was put together from several ranks; ``None`` where it is of one process.
     """
 
-    layers: Mapping[str, LayerRecord] = field(metadata={"merge": "each", "ranks": _layers_of_ranks})
+    layers: Mapping[str, LayerRecord] = field(
+        metadata={"merge": "each", "ranks": _layers_of_ranks, "json": False}
+    )
     model_type: str
     loss: float | None = field(default=None, metadata={"merge": _mean_loss})
     backward: bool = field(default=False, metadata={"merge": "any"})
@@ -613,7 +615,7 @@ class Observation:
     loss_path: LossPath | None = field(default=None, metadata={"ranks": "record"})
     unregistered: tuple[UnregisteredParameter, ...] = ()
     tasks: tuple[TaskGradients, ...] = ()
-    flow: Flow | None = field(default=None, metadata={"ranks": "known"})
+    flow: Flow | None = field(default=None, metadata={"ranks": "known", "json": False})
     probes: Probed = field(default_factory=Probed)
     stepped: Stepped | None = None
     course: Course | None = None
