@@ -13,14 +13,9 @@ import numpy as np
 from pytest_modelhealth.ranks.evidence import Key, Seen
 from pytest_modelhealth.ranks.group import RankGroup
 from pytest_modelhealth.ranks.parts import FLOWING, LOSS_INPUT, LOSS_TARGET, Part, parts_of
-from pytest_modelhealth.report import ROLES, UNCALLED, LayerRecord, Observation, ZeroSlices
-from pytest_modelhealth.report.observation import (
-    FULLNESS,
-    MEASURED,
-    mean_of,
-    merged_targets,
-)
-from pytest_modelhealth.report.ranks import Assembly, Dimension, Group, How, Ranks
+from pytest_modelhealth.report import ROLES, LayerRecord, Observation, ZeroSlices
+from pytest_modelhealth.report.merging import merged
+from pytest_modelhealth.report.ranks import Assembly, Dimension, Group, How, Ranks, together
 from pytest_modelhealth.statistics import (
     LOWEST_EXPONENT,
     ExponentCounts,
@@ -56,17 +51,59 @@ def assembled(group: RankGroup, ranks: Sequence[Seen]) -> Observation:
         ranks: what each saw, in order.
     """
     tensors = _tensors(parts_of(ranks), group.ranks)
-    names = dict.fromkeys(name for one in ranks for name in one.observation.layers)
-    merged = (_merged(_records(name, ranks)) for name in names)
-    of_layer: dict[str, dict[tuple[str, str], Joined]] = {name: {} for name in names}
-    for (layer, role, name), tensor in tensors.items():
-        if role in ROLES:
-            of_layer[layer][role, name] = tensor
-    layers = {
-        record.name: _filled(record, of_layer[record.name], ranks)
-        for record in sorted(merged, key=lambda record: record.status in UNCALLED)
-    }
-    return _observation(group, ranks, tensors, layers)
+    of_layers: dict[str, dict[str, dict[str, Joined]]] = {}
+    for (layer, role, name), one in tensors.items():
+        of_layers.setdefault(layer, {}).setdefault(role, {})[name] = one
+    first = next(one for one in ranks if one.is_first).observation
+    joint = merged(_each_sample_once(ranks), over="ranks")
+    losses = [(one.observation.loss, one.rank) for one in ranks if one.is_first]
+    finite = [(loss, rank) for loss, rank in losses if loss is not None and not math.isnan(loss)]
+    largest = max(finite, key=lambda pair: (pair[0], -pair[1]), default=None)
+    return replace(
+        joint,
+        layers={n: _filled(r, of_layers.get(n, {}), ranks) for n, r in joint.layers.items()},
+        given=tuple(
+            replace(given, shape=(joint.samples, *given.shape[1:]))
+            if given.shape[:1] == (first.samples,)
+            else given
+            for given in first.given
+        ),
+        loss_calls=tuple(
+            replace(
+                call, input=_seen(tensors, LOSS_INPUT, n), target=_seen(tensors, LOSS_TARGET, n)
+            )
+            for n, call in enumerate(joint.loss_calls)
+        ),
+        ranks=Ranks(
+            group.ranks,
+            group.place.engine,
+            _groups(ranks),
+            losses=() if largest is None else (min(finite), largest),
+        ),
+    )
+
+
+def _each_sample_once(ranks: Sequence[Seen]) -> list[Observation]:
+    """Return what each saw: losses and samples of the first rank that has them, errors likewise.
+
+    An error that only some have is told with the first of these.
+    """
+    found = []
+    known: set[str] = set()
+    everywhere = frozenset.intersection(*(frozenset(one.observation.errors) for one in ranks))
+    for one in ranks:
+        own = one.observation
+        errors = (
+            e if e in everywhere else f"rank {one.rank}: {e}" for e in own.errors if e not in known
+        )
+        own = replace(own, errors=tuple(errors))
+        known.update(one.observation.errors)
+        if not one.is_first:
+            nothing: dict[str, Any] = dict.fromkeys(("value", "log_normalizer", "targets"))
+            calls = tuple(replace(call, **nothing) for call in own.loss_calls)
+            own = replace(own, samples=0, loss=None, loss_calls=calls)
+        found.append(own)
+    return found
 
 
 def _tensors(parts: Sequence[Mapping[Key, Part]], ranks: Sequence[int]) -> dict[Key, Joined]:
@@ -82,74 +119,29 @@ def _tensors(parts: Sequence[Mapping[Key, Part]], ranks: Sequence[int]) -> dict[
     return found
 
 
-_JOINED: dict[str, Any] = {
-    **{role: None if role in FLOWING else {} for role in ROLES},
-    "zero_slices": {},
-    "largest": {},
-    "nonfinite": {},
-    "placements": {},
-    "assembled": {},
-}
-"""What of a layer is put together by tensor."""
-
-
-def _merged(records: Sequence[LayerRecord]) -> LayerRecord:
-    """Return what all ranks saw of a layer, but for the statistics."""
-    fullest = sorted(records, key=lambda record: FULLNESS.index(record.status))
-    whole = reduce(LayerRecord.merge, (replace(record, **_JOINED) for record in fullest))
-    means = {
-        r.activations.mean
-        for r in records
-        if r.equal_samples and r.activations is not None and r.activations.finite_count
-    }
-    calls: dict[str, int] = {}
-    for record in records:
-        for role, call in record.nonfinite_calls.items():
-            calls[role] = min(call, calls.get(role, call))
-    averages = {}
-    for name in sorted({name for r in records for name in r.options if name in MEASURED}):
-        values = (record.options.get(name) for record in records)
-        averages[name] = mean_of(float(v) for v in values if isinstance(v, float | int))
-    return replace(
-        whole,
-        calls=max(record.calls for record in records),
-        nonfinite_calls=calls,
-        unreached=frozenset.intersection(*(record.unreached for record in records)),
-        read_in_vain=frozenset.intersection(*(record.read_in_vain for record in records)),
-        frozen=frozenset.intersection(*(record.frozen for record in records)),
-        equal_samples=whole.equal_samples and len(means) < 2,
-        options={**whole.options, **averages},
-    )
-
-
 def _filled(
-    record: LayerRecord, tensors: Mapping[tuple[str, str], Joined], ranks: Sequence[Seen]
+    record: LayerRecord, tensors: Mapping[str, Mapping[str, Joined]], ranks: Sequence[Seen]
 ) -> LayerRecord:
-    """Return the record with the statistics of all ranks."""
-    roles: dict[str, Any] = {role: None if role in FLOWING else {} for role in ROLES}
-    assembled: dict[str, Assembly] = {}
-    sizes: dict[str, float] = {}
-    for (role, name), one in tensors.items():
-        if role in FLOWING:
-            roles[role] = one.seen
-        else:
-            roles[role][name] = one.seen
-        before, size = assembled.get(role), one.seen.abs_max
-        is_larger = not size <= sizes.get(role, -1.0)
-        assembled[role] = one.assembly if before is None else before.merge(one.assembly, is_larger)
-        sizes[role] = size if is_larger else sizes[role]
-    each = _records(record.name, ranks)
-    slices = {
-        name: _zero_slices(name, seen.shape, each)
-        for name, seen in roles["parameter_gradients"].items()
-        if any(name in mine.zero_slices for mine in each)
-    }
-    return replace(record, **roles, zero_slices=slices, assembled=assembled)
-
-
-def _records(layer: str, ranks: Sequence[Seen]) -> list[LayerRecord]:
+    """Return the record with the statistics of all ranks, by role and own name."""
+    seen = {role: {n: one.seen for n, one in own.items()} for role, own in tensors.items()}
     layers = (one.observation.layers for one in ranks)
-    return [each[layer] for each in layers if layer in each]
+    each = [own[record.name] for own in layers if record.name in own]
+    roles: dict[str, Any] = {
+        role: own[""] if role in FLOWING else own for role, own in seen.items() if role in ROLES
+    }
+    return replace(
+        record,
+        **roles,
+        zero_slices={
+            name: _zero_slices(name, gradient.shape, each)
+            for name, gradient in seen.get("parameter_gradients", {}).items()
+            if any(name in mine.zero_slices for mine in each)
+        },
+        assembled={
+            role: together((one.assembly, one.seen.abs_max) for one in tensors[role].values())
+            for role in roles
+        },
+    )
 
 
 def _zero_slices(name: str, shape: tuple[int, ...], records: Sequence[LayerRecord]) -> ZeroSlices:
@@ -170,65 +162,6 @@ def _zero_slices(name: str, shape: tuple[int, ...], records: Sequence[LayerRecor
     return ZeroSlices(frozenset(zero[0]), frozenset(zero[1]))
 
 
-def _observation(
-    group: RankGroup,
-    ranks: Sequence[Seen],
-    tensors: Mapping[Key, Joined],
-    layers: dict[str, LayerRecord],
-) -> Observation:
-    """Return all but the layers, too, as one process that has the whole batch would."""
-    every = [one.observation for one in ranks]
-    firsts = [one for one in ranks if one.is_first]
-    shares = [one.observation for one in firsts]
-    losses = [(o.observation.loss, o.rank) for o in firsts if o.observation.loss is not None]
-    merged = reduce(Observation.merge, (replace(seen, layers={}, flow=None) for seen in every))
-    path = every[0].loss_path
-    if path is not None:
-        widened = (seen.loss_path.widened for seen in every if seen.loss_path is not None)
-        path = replace(path, widened=next(filter(None, widened), None))
-    samples = sum(seen.samples for seen in shares)
-    finite = [pair for pair in losses if not math.isnan(pair[0])]
-    largest = max(finite, key=lambda pair: (pair[0], -pair[1]), default=None)
-    return replace(
-        every[0],
-        layers=layers,
-        loss=mean_of(loss for loss, _ in losses),
-        backward=merged.backward,
-        no_gradients=merged.no_gradients,
-        samples=samples,
-        sample_deviation=merged.sample_deviation,
-        notes=merged.notes,
-        errors=_errors(ranks),
-        given=tuple(
-            replace(given, shape=(samples, *given.shape[1:]))
-            if given.shape[:1] == (shares[0].samples,)
-            else given
-            for given in shares[0].given
-        ),
-        loss_calls=tuple(
-            replace(
-                call,
-                input=_seen(tensors, ("", LOSS_INPUT, str(number))),
-                target=_seen(tensors, ("", LOSS_TARGET, str(number))),
-                value=mean_of(one.value for one in calls),
-                log_normalizer=mean_of(one.log_normalizer for one in calls),
-                targets=merged_targets(one.targets for one in calls),
-            )
-            for number, call in enumerate(every[0].loss_calls)
-            for calls in [[seen.loss_calls[number] for seen in shares if seen.loss_calls[number:]]]
-        ),
-        loss_path=path,
-        flow=next((seen.flow for seen in every if seen.flow is not None), None),
-        own_functions=merged.own_functions,
-        ranks=Ranks(
-            group.ranks,
-            group.place.engine,
-            _groups(ranks),
-            losses=() if largest is None else (min(finite), largest),
-        ),
-    )
-
-
 def _groups(ranks: Sequence[Seen]) -> tuple[Group, ...]:
     """Return who shares what out."""
     dimensions: dict[Dimension, list[tuple[int, ...]]] = {
@@ -242,20 +175,9 @@ def _groups(ranks: Sequence[Seen]) -> tuple[Group, ...]:
     )
 
 
-def _errors(ranks: Sequence[Seen]) -> tuple[str, ...]:
-    """Return the errors of all ranks; what only some have with the first of those."""
-    having: dict[str, list[int]] = {}
-    for one in ranks:
-        for error in dict.fromkeys(one.observation.errors):
-            having.setdefault(error, []).append(one.rank)
-    return tuple(
-        error if len(some) == len(ranks) else f"rank {some[0]}: {error}"
-        for error, some in having.items()
-    )
-
-
-def _seen(tensors: Mapping[Key, Joined], key: Key) -> TensorStatistics | None:
-    return tensors[key].seen if key in tensors else None
+def _seen(tensors: Mapping[Key, Joined], role: str, call: int) -> TensorStatistics | None:
+    one = tensors.get(("", role, str(call)))
+    return None if one is None else one.seen
 
 
 def joined(parts: Mapping[int, Part]) -> Joined:

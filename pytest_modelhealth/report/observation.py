@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import (
     Callable,
     ItemsView,
-    Iterable,
     Iterator,
     Mapping,
     ValuesView,
 )
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from pytest_modelhealth.errors import LayerNotFoundError, require_kind, suggest
 from pytest_modelhealth.report.flow import Flow
+from pytest_modelhealth.report.merging import Merge, mean_of, merged
 from pytest_modelhealth.report.parts import (
     Costs,
     Definition,
@@ -25,10 +25,10 @@ from pytest_modelhealth.report.parts import (
     Part,
     Probed,
     Replayed,
-    larger_of_each,
-    moved,
+    earliest_of_each,
+    largest_of_each,
 )
-from pytest_modelhealth.report.ranks import Assembly, Placement, Ranks
+from pytest_modelhealth.report.ranks import Assembly, Placement, Ranks, together
 from pytest_modelhealth.report.removable import Removable
 from pytest_modelhealth.report.training import Course, Stepped
 
@@ -77,12 +77,78 @@ class ZeroSlices:
         columns: indices along dimension 1, mostly the inputs.
     """
 
-    rows: frozenset[int]
-    columns: frozenset[int]
+    rows: frozenset[int] = field(metadata={"merge": "common"})
+    columns: frozenset[int] = field(metadata={"merge": "common"})
 
-    def merge(self, other: ZeroSlices) -> ZeroSlices:
-        """Return what is zero in both."""
-        return ZeroSlices(self.rows & other.rows, self.columns & other.columns)
+
+FULLNESS = (
+    Status.OBSERVED,
+    Status.ALIAS_OF_INPUT,
+    Status.UNUSED_IN_LOSS,
+    Status.NO_GRAD_PATH,
+    Status.UNSUPPORTED,
+    Status.OPAQUE,
+    Status.PARAMETERS_READ,
+    Status.NOT_CALLED,
+)
+"""What became of a layer, from what tells most to what tells least."""
+UNCALLED = frozenset({Status.NOT_CALLED, Status.PARAMETERS_READ})
+"""What became of layers that no call shows."""
+
+
+def _of_the_fullest(values: list[Any], of: Merge) -> Any:
+    """Return that of the record that saw most of its layer."""
+    ranks = [FULLNESS.index(record.status) for record in of.records]
+    return values[ranks.index(min(ranks))]
+
+
+def _zero_in_all(values: list[Mapping[str, ZeroSlices]], of: Merge) -> dict[str, ZeroSlices]:
+    """Return the slices that are zero wherever there are gradients of the parameter."""
+    found = {}
+    for name in dict.fromkeys(chain(*values)):
+        each = zip(values, of.records, strict=True)
+        having = [one for one, record in each if name in one or name in record.parameter_gradients]
+        if all(name in one for one in having):
+            found[name] = merged([one[name] for one in having])
+    return found
+
+
+def _options(values: list[Mapping[str, Option]], _: Merge) -> dict[str, Option]:
+    """Return those of the first rank, and the mean of what each measured."""
+    known = {name: [v[name] for v in values if name in v] for name in sorted(MEASURED)}
+    measured = {
+        n: mean_of([v for v in each if isinstance(v, float | int)])
+        for n, each in known.items()
+        if each
+    }
+    return {**values[0], **measured}
+
+
+def _least_of_each(values: list[Mapping[str, int]], _: Merge) -> dict[str, int]:
+    return {
+        role: min(v[role] for v in values if role in v) for role in dict.fromkeys(chain(*values))
+    }
+
+
+def _same_on_all(values: list[bool | None], of: Merge) -> bool | None:
+    """Whether activations are the same for all samples of all ranks."""
+    equal = [r.activations for r, is_equal in zip(of.records, values, strict=True) if is_equal]
+    means = {seen.mean for seen in equal if seen is not None and seen.finite_count}
+    known = [value for value in values if value is not None]
+    return all(known) and len(means) < 2 if known else None
+
+
+def _assembled(values: list[Mapping[str, Assembly]], of: Merge) -> dict[str, Assembly]:
+    """Return how the statistics of all were put together, and where the largest is."""
+    found = {}
+    for role in dict.fromkeys(chain(*values)):
+        each = zip(values, of.records, strict=True)
+        found[role] = together(
+            (one[role], max((s.abs_max for s in record.tensors(role).values()), default=0.0))
+            for one, record in each
+            if role in one
+        )
+    return found
 
 
 @dataclass(frozen=True)
@@ -139,37 +205,57 @@ class LayerRecord:
 
     name: str
     type_name: str
-    status: Status
-    reason: str = ""
+    status: Status = field(metadata={"merge": _of_the_fullest})
+    reason: str = field(default="", metadata={"merge": _of_the_fullest})
     functional: bool = False
     activation: str | None = None
-    entered: int | None = None
-    completed: int | None = None
-    calls: int = 0
+    entered: int | None = field(default=None, metadata={"merge": "known"})
+    completed: int | None = field(default=None, metadata={"merge": "known"})
+    calls: int = field(default=0, metadata={"merge": "sum", "ranks": "max"})
     aliases: tuple[str, ...] = ()
-    inputs: TensorStatistics | None = None
-    activations: TensorStatistics | None = None
-    gradients: TensorStatistics | None = None
-    parameters: Mapping[str, TensorStatistics] = field(default_factory=dict)
-    parameter_gradients: Mapping[str, TensorStatistics] = field(default_factory=dict)
-    buffers: Mapping[str, TensorStatistics] = field(default_factory=dict)
-    frozen: frozenset[str] = frozenset()
-    unreached: frozenset[str] = frozenset()
-    read_in_vain: frozenset[str] = frozenset()
+    inputs: TensorStatistics | None = field(
+        default=None, metadata={"merge": "statistics", "ranks": "apart"}
+    )
+    activations: TensorStatistics | None = field(
+        default=None, metadata={"merge": "statistics", "ranks": "apart"}
+    )
+    gradients: TensorStatistics | None = field(
+        default=None, metadata={"merge": "statistics", "ranks": "apart"}
+    )
+    parameters: Mapping[str, TensorStatistics] = field(
+        default_factory=dict, metadata={"merge": "latest of each", "ranks": "apart"}
+    )
+    parameter_gradients: Mapping[str, TensorStatistics] = field(
+        default_factory=dict, metadata={"merge": "statistics", "ranks": "apart"}
+    )
+    buffers: Mapping[str, TensorStatistics] = field(
+        default_factory=dict, metadata={"merge": "latest of each", "ranks": "apart"}
+    )
+    frozen: frozenset[str] = field(default=frozenset(), metadata={"ranks": "common"})
+    unreached: frozenset[str] = field(default=frozenset(), metadata={"ranks": "common"})
+    read_in_vain: frozenset[str] = field(default=frozenset(), metadata={"ranks": "common"})
     tied: Mapping[str, str] = field(default_factory=dict)
-    grad_off: bool = False
-    nonfinite_calls: Mapping[str, int] = field(default_factory=dict)
+    grad_off: bool = field(default=False, metadata={"merge": "any"})
+    nonfinite_calls: Mapping[str, int] = field(
+        default_factory=dict, metadata={"merge": "first with any", "ranks": _least_of_each}
+    )
     watched: frozenset[str] = frozenset(ROLES)
     source: str = ""
-    options: Mapping[str, Option] = field(default_factory=dict)
-    equal_samples: bool | None = None
-    equal_input_samples: bool | None = None
-    zero_slices: Mapping[str, ZeroSlices] = field(default_factory=dict)
-    definitions: tuple[Definition, ...] = ()
-    largest: Extremes = field(default_factory=dict)
-    nonfinite: Extremes = field(default_factory=dict)
-    placements: Mapping[str, Placement] = field(default_factory=dict)
-    assembled: Mapping[str, Assembly] = field(default_factory=dict)
+    options: Mapping[str, Option] = field(default_factory=dict, metadata={"ranks": _options})
+    equal_samples: bool | None = field(
+        default=None, metadata={"merge": "all known", "ranks": _same_on_all}
+    )
+    equal_input_samples: bool | None = field(default=None, metadata={"merge": "all known"})
+    zero_slices: Mapping[str, ZeroSlices] = field(
+        default_factory=dict, metadata={"merge": _zero_in_all, "ranks": "apart"}
+    )
+    definitions: tuple[Definition, ...] = field(default=(), metadata={"json": False})
+    largest: Extremes = field(default_factory=dict, metadata={"merge": largest_of_each})
+    nonfinite: Extremes = field(default_factory=dict, metadata={"merge": earliest_of_each})
+    placements: Mapping[str, Placement] = field(default_factory=dict, metadata={"ranks": "apart"})
+    assembled: Mapping[str, Assembly] = field(
+        default_factory=dict, metadata={"merge": _assembled, "ranks": "apart"}
+    )
 
     @property
     def label(self) -> str:
@@ -215,35 +301,7 @@ class LayerRecord:
             InspectionError: `other` is no record.
         """
         require_kind(other, LayerRecord)
-        fuller = self if FULLNESS.index(self.status) <= FULLNESS.index(other.status) else other
-        roles = {role: _merged_role(getattr(self, role), getattr(other, role)) for role in _SEEN}
-        return replace(
-            self,
-            status=fuller.status,
-            reason=fuller.reason,
-            entered=other.entered if self.entered is None else self.entered,
-            completed=other.completed if self.completed is None else self.completed,
-            calls=self.calls + other.calls,
-            grad_off=self.grad_off or other.grad_off,
-            parameters={**self.parameters, **other.parameters},
-            buffers={**self.buffers, **other.buffers},
-            nonfinite_calls=self.nonfinite_calls or other.nonfinite_calls,
-            equal_samples=_all_equal(self.equal_samples, other.equal_samples),
-            equal_input_samples=_all_equal(self.equal_input_samples, other.equal_input_samples),
-            zero_slices=_zero_in_both(self, other),
-            largest=larger_of_each(self.largest, other.largest),
-            nonfinite={**other.nonfinite, **self.nonfinite},
-            assembled=_assembled(self, other) if other.assembled else self.assembled,
-            **roles,
-        )
-
-    def after(self, batches: int) -> LayerRecord:
-        """Return the same record, of batches that come after so many others."""
-        if not (self.largest or self.nonfinite):
-            return self
-        return replace(
-            self, largest=moved(self.largest, batches), nonfinite=moved(self.nonfinite, batches)
-        )
+        return merged((self, other))
 
 
 class LayerRecords(Mapping[str, LayerRecord]):
@@ -290,59 +348,6 @@ class LayerRecords(Mapping[str, LayerRecord]):
         return dict, (self._all(),)
 
 
-_SEEN = ("inputs", "activations", "gradients", "parameter_gradients")
-FULLNESS = (
-    Status.OBSERVED,
-    Status.ALIAS_OF_INPUT,
-    Status.UNUSED_IN_LOSS,
-    Status.NO_GRAD_PATH,
-    Status.UNSUPPORTED,
-    Status.OPAQUE,
-    Status.PARAMETERS_READ,
-    Status.NOT_CALLED,
-)
-"""What became of a layer, from what tells most to what tells least."""
-UNCALLED = frozenset({Status.NOT_CALLED, Status.PARAMETERS_READ})
-"""What became of layers that no call shows."""
-
-
-def _all_equal(a: bool | None, b: bool | None) -> bool | None:
-    if a is None or b is None:
-        return a if b is None else b
-    return a and b
-
-
-def _zero_in_both(a: LayerRecord, b: LayerRecord) -> dict[str, ZeroSlices]:
-    """Return the slices that are zero in both, where both have gradients of the parameter."""
-    found = {}
-    for one, other in ((a, b), (b, a)):
-        for name, slices in one.zero_slices.items():
-            if name in other.zero_slices:
-                found[name] = slices.merge(other.zero_slices[name])
-            elif name not in other.parameter_gradients:
-                found[name] = slices
-    return found
-
-
-def _assembled(a: LayerRecord, b: LayerRecord) -> dict[str, Assembly]:
-    """Return how the statistics of both were put together, and where the larger is."""
-    found = {**b.assembled, **a.assembled}
-    for role in a.assembled.keys() & b.assembled.keys():
-        sizes = [
-            max((s.abs_max for s in one.tensors(role).values()), default=0.0) for one in (a, b)
-        ]
-        found[role] = a.assembled[role].merge(b.assembled[role], sizes[1] > sizes[0])
-    return found
-
-
-def _merged_role(a: Any, b: Any) -> Any:
-    if isinstance(a, Mapping):
-        return {name: _merged_role(a.get(name), b.get(name)) for name in {**a, **b}}
-    if a is None or b is None:
-        return a if b is None else b
-    return a.merge(b)
-
-
 @dataclass(frozen=True)
 class GivenTensor:
     """A tensor of the batch, as it was given.
@@ -377,6 +382,23 @@ class ClassTargets:
     only: int | None = None
 
 
+def _targets(values: list[ClassTargets | None], _: Merge) -> ClassTargets | None:
+    """Return what the targets of several ranks are together; ``None`` where none has any."""
+    known = [one for one in values if one is not None]
+    if not known:
+        return None
+    count = sum(one.count for one in known)
+    tails, only = {one.tail for one in known}, {one.only for one in known}
+    share = sum(one.tail_share * one.count for one in known) / max(count, 1)
+    return ClassTargets(
+        count,
+        sum(one.ignored for one in known),
+        tail=known[0].tail if len(tails) == 1 else None,
+        tail_share=share if len(tails) == 1 else 0.0,
+        only=known[0].only if len(only) == 1 else None,
+    )
+
+
 @dataclass(frozen=True)
 class LossCall:
     """One call of a loss function of torch.
@@ -407,39 +429,16 @@ class LossCall:
     input: TensorStatistics | None
     target: TensorStatistics | None
     options: Mapping[str, Option] = field(default_factory=dict)
-    value: float | None = None
+    value: float | None = field(default=None, metadata={"ranks": "mean"})
     classes: int = 0
     rows: str = ""
     over_batch: bool = False
-    log_normalizer: float | None = None
+    log_normalizer: float | None = field(default=None, metadata={"ranks": "mean"})
     made_by: str = ""
     made_along: int | None = None
     clamped: tuple[float | None, float | None] | None = None
     cosines: bool = False
-    targets: ClassTargets | None = None
-
-
-def mean_of(values: Iterable[float | None]) -> float | None:
-    """Return the mean of those that are known; ``None`` where none is."""
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known else None
-
-
-def merged_targets(seen: Iterable[ClassTargets | None]) -> ClassTargets | None:
-    """Return what the targets of several calls are together; ``None`` where none has any."""
-    known = [one for one in seen if one is not None]
-    if not known:
-        return None
-    count = sum(one.count for one in known)
-    tails, only = {one.tail for one in known}, {one.only for one in known}
-    share = sum(one.tail_share * one.count for one in known) / max(count, 1)
-    return ClassTargets(
-        count,
-        sum(one.ignored for one in known),
-        tail=tails.pop() if len(tails) == 1 else None,
-        tail_share=share if not tails else 0.0,
-        only=only.pop() if len(only) == 1 else None,
-    )
+    targets: ClassTargets | None = field(default=None, metadata={"ranks": _targets})
 
 
 @dataclass(frozen=True)
@@ -460,7 +459,9 @@ class LossPath:
     reaches_output: bool | None = None
     sign: int = 0
     uses_target: bool | None = None
-    widened: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    widened: tuple[tuple[int, ...], tuple[int, ...]] | None = field(
+        default=None, metadata={"ranks": "known"}
+    )
     switched_off: bool = False
 
 
@@ -518,6 +519,49 @@ class TaskGradients:
     pairs: tuple[TaskPair, ...] = ()
 
 
+def _layers_of_ranks(values: list[Mapping[str, LayerRecord]], of: Merge) -> dict[str, LayerRecord]:
+    """Merge layers by name, of each that of the rank first that saw most of it."""
+    layers = {}
+    for name in dict.fromkeys(chain(*values)):
+        records = [one[name] for one in values if name in one]
+        layers[name] = merged(sorted(records, key=lambda r: FULLNESS.index(r.status)), of.over)
+    return dict(sorted(layers.items(), key=lambda item: item[1].status in UNCALLED))
+
+
+def _mean_loss(values: list[float | None], of: Merge) -> float | None:
+    each = zip(values, of.records, strict=True)
+    known = [(loss * record.batches, record.batches) for loss, record in each if loss is not None]
+    return sum(loss for loss, _ in known) / sum(n for _, n in known) if known else None
+
+
+def _loss_calls(values: list[tuple[LossCall, ...]], of: Merge) -> tuple[LossCall, ...]:
+    """Return those of the first; in evaluation batches of one class each hold several together."""
+    first, root = values[0], of.records[0].layers.get("")
+    if root is None or root.options.get("training") or len({*map(len, values)}) > 1:
+        return first
+    return tuple(
+        replace(one, targets=replace(one.targets, only=None))
+        if one.targets and any(c.targets and c.targets.only != one.targets.only for c in calls)
+        else one
+        for one, calls in zip(first, zip(*values, strict=True), strict=True)
+    )
+
+
+def _loss_calls_of_ranks(values: list[tuple[LossCall, ...]], of: Merge) -> tuple[LossCall, ...]:
+    each = ([calls[n] for calls in values if calls[n:]] for n in range(len(values[0])))
+    return tuple(merged(calls, of.over) for calls in each)
+
+
+def _first_odd(
+    values: list[Mapping[str, tuple[str, Extreme]]], of: Merge
+) -> dict[str, tuple[str, Extreme]]:
+    return {
+        kind: (who, place.moved(start))
+        for one, start in reversed([*zip(values, of.starts, strict=True)])
+        for kind, (who, place) in one.items()
+    }
+
+
 @dataclass(frozen=True)
 class Observation:
     """What one run, or several merged ones, saw of a model; made by `capture`.
@@ -563,33 +607,39 @@ class Observation:
         ranks: how it was put together from several ranks; ``None`` where it is of one process.
     """
 
-    layers: Mapping[str, LayerRecord]
+    layers: Mapping[str, LayerRecord] = field(
+        metadata={"merge": "each", "ranks": _layers_of_ranks, "json": False}
+    )
     model_type: str
-    loss: float | None = None
-    backward: bool = False
-    no_gradients: str = ""
-    batches: int = 1
-    samples: int = 0
-    notes: tuple[str, ...] = ()
-    errors: tuple[str, ...] = ()
-    loss_calls: tuple[LossCall, ...] = ()
-    loss_path: LossPath | None = None
+    loss: float | None = field(default=None, metadata={"merge": _mean_loss})
+    backward: bool = field(default=False, metadata={"merge": "any"})
+    no_gradients: str = field(default="", metadata={"merge": "all"})
+    batches: int = field(default=1, metadata={"merge": "sum", "ranks": "max"})
+    samples: int = field(default=0, metadata={"merge": "sum"})
+    notes: tuple[str, ...] = field(default=(), metadata={"merge": "union"})
+    errors: tuple[str, ...] = field(default=(), metadata={"merge": "in a row", "ranks": "union"})
+    loss_calls: tuple[LossCall, ...] = field(
+        default=(), metadata={"merge": _loss_calls, "ranks": _loss_calls_of_ranks}
+    )
+    loss_path: LossPath | None = field(default=None, metadata={"ranks": "record"})
     unregistered: tuple[UnregisteredParameter, ...] = ()
     tasks: tuple[TaskGradients, ...] = ()
-    flow: Flow | None = None
+    flow: Flow | None = field(default=None, metadata={"ranks": "known", "json": False})
     probes: Probed = field(default_factory=Probed)
     stepped: Stepped | None = None
     course: Course | None = None
     given: tuple[GivenTensor, ...] = ()
-    own_functions: bool = False
-    sample_deviation: float | None = None
+    own_functions: bool = field(default=False, metadata={"merge": "any"})
+    sample_deviation: float | None = field(default=None, metadata={"merge": "max"})
     costs: Costs | None = None
     replayed: Replayed | None = None
     unlisted: str = ""
     removable: Removable | None = None
-    part: Part | None = None
-    odd_samples: Mapping[str, tuple[str, Extreme]] = field(default_factory=dict)
-    ranks: Ranks | None = None
+    part: Part | None = field(default=None, metadata={"merge": "apart"})
+    odd_samples: Mapping[str, tuple[str, Extreme]] = field(
+        default_factory=dict, metadata={"merge": _first_odd}
+    )
+    ranks: Ranks | None = field(default=None, metadata={"merge": "record"})
 
     @property
     def outputs_only(self) -> str:
@@ -618,63 +668,7 @@ class Observation:
             InspectionError: `other` is no observation.
         """
         require_kind(other, Observation)
-        layers = dict(self.layers)
-        for name, seen in other.layers.items():
-            record = seen.after(self.batches)
-            layers[name] = layers[name].merge(record) if name in layers else record
-        return Observation(
-            layers=layers,
-            model_type=self.model_type,
-            loss=_mean_loss(self, other),
-            backward=self.backward or other.backward,
-            no_gradients=self.no_gradients if other.no_gradients else "",
-            batches=self.batches + other.batches,
-            samples=self.samples + other.samples,
-            notes=tuple(dict.fromkeys((*self.notes, *other.notes))),
-            errors=(*self.errors, *other.errors),
-            loss_calls=_loss_calls(self, other),
-            loss_path=self.loss_path,
-            unregistered=self.unregistered,
-            tasks=self.tasks,
-            flow=self.flow,
-            probes=self.probes,
-            stepped=self.stepped,
-            course=self.course,
-            given=self.given,
-            own_functions=self.own_functions or other.own_functions,
-            sample_deviation=max(
-                (d for d in (self.sample_deviation, other.sample_deviation) if d is not None),
-                default=None,
-            ),
-            costs=self.costs,
-            replayed=self.replayed,
-            unlisted=self.unlisted,
-            removable=self.removable,
-            odd_samples={
-                **{k: (who, p.moved(self.batches)) for k, (who, p) in other.odd_samples.items()},
-                **self.odd_samples,
-            },
-            ranks=_merged_role(self.ranks, other.ranks),
-        )
-
-
-def _loss_calls(a: Observation, b: Observation) -> tuple[LossCall, ...]:
-    """Return those of the first; in evaluation batches of one class each hold several together."""
-    root = a.layers.get("")
-    if root is None or root.options.get("training") or len(a.loss_calls) != len(b.loss_calls):
-        return a.loss_calls
-    return tuple(
-        replace(one, targets=replace(one.targets, only=None))
-        if one.targets and other.targets and one.targets.only != other.targets.only
-        else one
-        for one, other in zip(a.loss_calls, b.loss_calls, strict=True)
-    )
-
-
-def _mean_loss(a: Observation, b: Observation) -> float | None:
-    if a.loss is None or b.loss is None:
-        return a.loss if b.loss is None else b.loss
-    return (a.loss * a.batches + b.loss * b.batches) / (a.batches + b.batches)
+        return merged((self, other), starts=(0, self.batches))
 
 
 Noises = Mapping[tuple[str, str, str], Mapping[str, float]]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+
+from pytest_modelhealth.report.merging import Merge
 
 Shape = tuple[int, ...]
 
@@ -115,15 +117,26 @@ Extremes = Mapping[str, Extreme]
 """By role: ``activations``, ``gradients``, and ``inputs`` of the model."""
 
 
-def larger_of_each(a: Extremes, b: Extremes) -> dict[str, Extreme]:
-    """Return the larger magnitude of each role; of equal ones the first."""
-    both = a.keys() & b.keys()
-    return {**b, **a, **{role: b[role] for role in both if abs(b[role].value) > abs(a[role].value)}}
+def largest_of_each(values: list[Extremes], of: Merge) -> dict[str, Extreme]:
+    """Return the largest magnitude of each role; of equal ones the first."""
+    return _first_of_each(values, of, lambda one: -abs(one.value))
 
 
-def moved(extremes: Extremes, batches: int) -> dict[str, Extreme]:
-    """Return the same after so many batches more."""
-    return {role: extreme.moved(batches) for role, extreme in extremes.items()}
+def earliest_of_each(values: list[Extremes], of: Merge) -> dict[str, Extreme]:
+    """Return that of the first batch of each role."""
+    return _first_of_each(values, of, lambda one: one.batch)
+
+
+def _first_of_each(
+    values: list[Extremes], of: Merge, order: Callable[[Extreme], float]
+) -> dict[str, Extreme]:
+    found: dict[str, Extreme] = {}
+    for extremes, start in zip(values, of.starts, strict=True):
+        for role, one in extremes.items():
+            moved = one.moved(start)
+            if role not in found or order(moved) < order(found[role]):
+                found[role] = moved
+    return found
 
 
 @dataclass(frozen=True)

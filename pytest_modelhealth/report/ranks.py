@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal
+
+from pytest_modelhealth.report.merging import Merge
 
 Dimension = Literal["data", "tensor"]
 """What the ranks of a group share out: the batch, or the units of a layer."""
@@ -48,14 +51,20 @@ class Assembly:
     nonfinite: tuple[int, ...] = ()
     largest: int | None = None
 
-    def merge(self, other: Assembly, is_larger: bool) -> Assembly:
-        """Return that of this batch and a later one, whose largest magnitude may be larger."""
-        return Assembly(
-            self.how,
-            max(self.ranks, other.ranks),
-            tuple(sorted({*self.nonfinite, *other.nonfinite})),
-            other.largest if is_larger or self.largest is None else self.largest,
+
+def together(each: Iterable[tuple[Assembly, float]]) -> Assembly:
+    """Return one assembly of several tensors or batches, each with its largest magnitude."""
+    (whole, size), *others = each
+    for one, other_size in others:
+        is_larger = other_size > size or whole.largest is None
+        whole = Assembly(
+            whole.how,
+            max(whole.ranks, one.ranks),
+            tuple(sorted({*whole.nonfinite, *one.nonfinite})),
+            one.largest if is_larger else whole.largest,
         )
+        size = other_size if is_larger else size
+    return whole
 
 
 @dataclass(frozen=True)
@@ -100,6 +109,19 @@ class Group:
     ranks: tuple[tuple[int, ...], ...]
 
 
+def _distinct(values: list[tuple[Disagreement, ...]], _: Merge) -> tuple[Disagreement, ...]:
+    """Return each disagreement once, as it was first seen."""
+    found: dict[tuple[str, ...], Disagreement] = {}
+    for one in chain(*values):
+        found.setdefault((one.kind, one.layer, one.role, one.tensor), one)
+    return tuple(found.values())
+
+
+def _ends(values: list[tuple[tuple[float, int], ...]], _: Merge) -> tuple[tuple[float, int], ...]:
+    losses = [*chain(*values)]
+    return (min(losses), max(losses)) if losses else ()
+
+
 @dataclass(frozen=True)
 class Ranks:
     """That an observation is of several ranks.
@@ -116,20 +138,8 @@ class Ranks:
     ranks: tuple[int, ...]
     engine: str
     groups: tuple[Group, ...] = ()
-    disagreements: tuple[Disagreement, ...] = ()
-    losses: tuple[tuple[float, int], ...] = ()
-
-    def merge(self, other: Ranks) -> Ranks:
-        """Return that of a run over both: each disagreement once, as it was first seen."""
-        found: dict[tuple[str, ...], Disagreement] = {}
-        for one in (*self.disagreements, *other.disagreements):
-            found.setdefault((one.kind, one.layer, one.role, one.tensor), one)
-        losses = (*self.losses, *other.losses)
-        return replace(
-            self,
-            disagreements=tuple(found.values()),
-            losses=(min(losses), max(losses)) if losses else (),
-        )
+    disagreements: tuple[Disagreement, ...] = field(default=(), metadata={"merge": _distinct})
+    losses: tuple[tuple[float, int], ...] = field(default=(), metadata={"merge": _ends})
 
 
 def named_ranks(ranks: Iterable[int]) -> str:

@@ -5,15 +5,11 @@ from __future__ import annotations
 import faulthandler
 import multiprocessing
 import os
-import pickle
-import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
-from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
 _PRELOADED = [
@@ -46,64 +42,42 @@ def on_ranks(
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(size, context) as pool:
         ranks = [
-            context.Process(target=_rank, args=(rank, size, folder, function, arguments))
+            pool.submit(_rank, rank, size, folder, seconds, function, arguments)
             for rank in range(size)
         ]
-        for rank in ranks:
-            rank.start()
         try:
-            _wait(ranks, seconds)
+            outcomes = [(rank.exception(seconds + 10), rank) for rank in ranks]
+            problems = [f"rank {n}: {e}" for n, (e, _) in enumerate(outcomes) if e is not None]
         finally:
-            for rank in ranks:
-                rank.kill()
-                rank.join()
-        outcomes = [_outcome(Path(folder), number, rank) for number, rank in enumerate(ranks)]
-    problems = [text for failed, text in outcomes if failed]
+            # one that ends by itself destroys its process group, and waits for the others
+            for process in [*pool._processes.values()]:
+                process.kill()
     if problems:
         raise RanksFailedError("\n".join(problems))
-    return [result for _, result in outcomes]
-
-
-def _wait(ranks: list[BaseProcess], seconds: float) -> None:
-    end = time.monotonic() + seconds
-    for rank in ranks:
-        rank.join(max(0.0, end - time.monotonic()))
-
-
-def _outcome(folder: Path, number: int, rank: BaseProcess) -> tuple[bool, Any]:
-    path = folder / f"outcome{number}"
-    if path.exists():
-        failed, result = pickle.loads(path.read_bytes())
-        return failed, f"rank {number}: {result}" if failed else result
-    stacks = folder / f"stacks{number}"
-    said = stacks.read_text() if stacks.exists() else ""
-    return True, f"rank {number}: ended with exit code {rank.exitcode}\n{said}"
+    return [rank.result() for _, rank in outcomes]
 
 
 def _rank(
-    rank: int, size: int, folder: str, function: Callable[..., Any], arguments: tuple[Any, ...]
-) -> None:
+    rank: int,
+    size: int,
+    folder: str,
+    seconds: float,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+) -> Any:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    with (Path(folder) / f"stacks{rank}").open("w") as stacks:
-        faulthandler.enable(stacks)
-        faulthandler.dump_traceback_later(60, file=stacks)
-        store = dist.FileStore(f"{folder}/store", size)
-        dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=30)
-        )
-        try:
-            outcome = (False, function(*arguments))
-        except BaseException:  # noqa: BLE001 - it is reported by the parent
-            outcome = (True, traceback.format_exc())
-        written = Path(folder) / f"outcome{rank}.part"
-        written.write_bytes(pickle.dumps(outcome))
-        written.rename(Path(folder) / f"outcome{rank}")
-        sys.stdout.flush()
-        # one that waits to be destroyed waits for the others; give them time to read what is sent
-        time.sleep(0.05)
-        os._exit(0)
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    store = dist.FileStore(f"{folder}/store", size)
+    limit = timedelta(seconds=30)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
+    try:
+        return function(*arguments)
+    except BaseException:  # noqa: BLE001 - it is reported by the parent
+        raise RuntimeError(traceback.format_exc()) from None
+    finally:
+        faulthandler.cancel_dump_traceback_later()

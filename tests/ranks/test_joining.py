@@ -1,9 +1,9 @@
-"""Statistics of what ranks have of a tensor are those of the whole."""
+"""What ranks have of a tensor is put where it is in the whole; `tests/statistics` has the merge."""
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
+import math
+
 import torch
 from torch import Tensor
 
@@ -11,109 +11,44 @@ from pytest_modelhealth.ranks.assembling import joined
 from pytest_modelhealth.ranks.parts import Part
 from pytest_modelhealth.statistics import TensorStatistics, reduce
 
-SIZE = 3
-
-
-def tensors() -> dict[str, list[Tensor | None]]:
-    """Return tensors of all kinds, by name, as they lie on each rank."""
-    generator = torch.Generator().manual_seed(3)
-
-    def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
-
-    ill = [normal(5, 4) for _ in range(SIZE)]
-    ill[1][2, 3] = torch.nan
-    ill[2][0, 1] = -torch.inf
-    bad = torch.full((2, 4), torch.nan)
-    return {
-        "plain": [normal(5, 4) for _ in range(SIZE)],
-        "uneven rows": [normal(rows, 4) for rows in (7, 1, 3)],
-        "an empty shard": [normal(2, 4), normal(1, 4), normal(0, 4)],
-        "far apart": [normal(5, 4) * 1e-30, normal(5, 4) + 1e6, normal(5, 4) * 1e30],
-        "near overflow": [normal(5, 4, dtype=torch.float64) * 1e300 for _ in range(SIZE)],
-        "subnormal": [normal(5, 4, dtype=torch.float64) * 1e-310 for _ in range(SIZE)],
-        "constant": [torch.full((5, 4), 0.1) for _ in range(SIZE)],
-        "zeros": [torch.zeros(5, 4), -torch.zeros(5, 4), torch.zeros(5, 4)],
-        "ill": ill,
-        "nothing finite": [bad, bad, bad],
-        "finite on one": [bad, normal(2, 4), bad],
-        "on one rank": [None, normal(5, 4), None],
-        "integers": [torch.arange(20).reshape(5, 4) - 7 * rank for rank in range(SIZE)],
-        "bfloat16": [normal(5, 4, dtype=torch.bfloat16) for _ in range(SIZE)],
-        "a scalar": [normal(), normal(), normal()],
-    }
+SHARDS = [torch.randn(rows, 4, generator=torch.Generator().manual_seed(rows)) for rows in (7, 1, 3)]
 
 
 def seen(tensor: Tensor) -> TensorStatistics:
     """Return statistics with units along dimension 1."""
-    return reduce(tensor, 1 if tensor.dim() > 1 else None)
+    return reduce(tensor, 1)
 
 
-@pytest.mark.parametrize("name", tensors())
-def test_numbers_are_those_of_the_whole(name: str) -> None:
-    """As float64 NumPy has them of all values, and as `merge` has the histogram."""
-    held = [tensor for tensor in tensors()[name] if tensor is not None]
-    parts = {
-        rank: Part(seen(one), (rank,))
-        for rank, one in enumerate(tensors()[name])
-        if one is not None
-    }
-    one = joined(parts)
-    assert one.assembly.ranks == len(held)
-    values = np.concatenate([tensor.double().numpy().reshape(-1) for tensor in held])
-    finite = values[np.isfinite(values)]
-    assert one.seen.count == values.size
-    assert one.seen.nan_count == np.isnan(values).sum()
-    assert one.seen.negative_inf_count == np.isneginf(values).sum()
-    assert one.seen.zero_count == (values == 0).sum()
-    merged = seen(held[0])
-    for other in held[1:]:
-        merged = merged.merge(seen(other))
-    assert one.seen.exponents.lowest == merged.exponents.lowest
-    assert np.array_equal(one.seen.exponents.counts, merged.exponents.counts)
-    ill = tuple(rank for rank, t in enumerate(tensors()[name]) if t is not None and not_finite(t))
-    assert one.assembly.nonfinite == ill
-    if not finite.size:
-        assert np.isnan([one.seen.mean, one.seen.std, one.seen.min, one.seen.max]).all()
-        assert one.assembly.largest is None
-        return
-    scale = np.abs(finite).max() or 1.0
-    assert (one.seen.min, one.seen.max) == (finite.min(), finite.max())
-    assert one.seen.mean == pytest.approx(
-        (finite / scale).mean() * scale, rel=1e-12, abs=1e-14 * scale
-    )
-    assert one.seen.std == pytest.approx((finite / scale).std() * scale, rel=1e-10)
-    sizes = [t.double()[t.isfinite()].abs().max() if t.isfinite().any() else -1 for t in held]
-    if len(held) == SIZE:
-        assert one.assembly.largest == int(np.argmax(sizes))
-    if name == "constant":
-        assert one.seen.std == 0.0
-    if held[0].dim() > 1:
-        _require_units(one.seen, held)
-
-
-def not_finite(tensor: Tensor) -> bool:
-    """Whether there is a NaN or infinity."""
-    return not bool(tensor.isfinite().all())
-
-
-def _require_units(joined: TensorStatistics, held: list[Tensor]) -> None:
-    whole = seen(torch.cat([tensor.double() for tensor in held]))
-    assert whole.units is not None
-    assert joined.units is not None
-    assert np.array_equal(joined.units.alive, whole.units.alive)
-    assert joined.units.observations == whole.units.observations
-    np.testing.assert_allclose(joined.units.minimum, whole.units.minimum, rtol=1e-6)
-    np.testing.assert_allclose(joined.units.maximum, whole.units.maximum, rtol=1e-6)
+def numbers(statistics: TensorStatistics) -> str:
+    """Return what tells tensors apart, to the last bit."""
+    s = statistics
+    return repr((s.shape, s.count, s.min, s.mean, s.std, s.first_nonfinite))
 
 
 def test_of_replicas_one_counts() -> None:
     """That of the first rank, and its numbers are untouched."""
-    first, *_ = held = [seen(one) for one in tensors()["plain"] if one is not None]
-    one = joined({rank: Part(each) for rank, each in enumerate(held)}).seen
-    assert repr((one.shape, one.count, one.min, one.mean, one.std)) == repr(
-        (first.shape, first.count, first.min, first.mean, first.std)
+    each = {rank: Part(seen(one)) for rank, one in enumerate(SHARDS)}
+    assert numbers(joined(each).seen) == numbers(seen(SHARDS[0]))
+
+
+def test_pieces_add_up_whatever_a_rank_holds() -> None:
+    """Shards of no rows, of nothing finite, on one rank alone; who has a NaN, and the largest."""
+    pieces = [torch.empty(0, 4), torch.full((2, 4), torch.nan), *SHARDS, -9 * SHARDS[0]]
+    whole = joined({rank: Part(seen(one), (rank,)) for rank, one in enumerate(pieces)})
+    expected = seen(torch.cat([one.double() for one in pieces]))
+    assert (
+        (whole.seen.count, whole.seen.nan_count) == (expected.count, expected.nan_count) == (80, 8)
     )
+    assert (whole.seen.min, whole.seen.max) == (expected.min, expected.max)
+    assert math.isclose(whole.seen.std, expected.std, rel_tol=1e-12)
+    assert whole.seen.units is not None
+    assert whole.seen.units.observations == 20
+    assert (whole.assembly.ranks, whole.assembly.nonfinite, whole.assembly.largest) == (6, (1,), 5)
+    alone = joined({1: Part(seen(SHARDS[0]), (1,))})
+    assert (alone.assembly.how, numbers(alone.seen)) == ("one rank", numbers(seen(SHARDS[0])))
+    ill = joined({rank: Part(seen(pieces[1]), (rank,)) for rank in range(2)})
+    assert ill.assembly.largest is None
+    assert math.isnan(ill.seen.mean)
 
 
 def test_pieces_stand_where_they_are_in_the_whole() -> None:
