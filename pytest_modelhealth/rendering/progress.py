@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pytest_modelhealth.rendering.charts.course import BAND, MOST_DEAD
 from pytest_modelhealth.rendering.notation import (
     abbreviate,
     number,
@@ -20,12 +21,6 @@ from pytest_modelhealth.training.monitoring.history import History
 from pytest_modelhealth.training.monitoring.row import Event
 
 Flags = npt.NDArray[np.bool_]
-
-BAND = (1e-4, 1e-2)
-"""Update ratios between these are usual; a rule of thumb, not a limit."""
-
-MOST_DEAD = 0.5
-"""A layer with a larger part of its units dead is remarked on."""
 
 _SLOW = 5
 """Rank of a layer that hardly moves, as all do at the end of a schedule."""

@@ -446,7 +446,7 @@ def test_drift() -> None:
 
 
 def test_course() -> None:
-    """A panel for the loss and for each statistic; lines break where there is no number."""
+    """A panel for the loss, which ends where there is no number, and a map for each statistic."""
     course = {
         "steps": [0, 10, 20, 30, 40],
         "loss": [2.0, 1.5, 1.0, None, None],
@@ -460,15 +460,19 @@ def test_course() -> None:
     }
     svg = draw("course", course)
     (loss,) = of_class(svg, "panel", "loss")
-    assert len(of_class(svg, "panel", "statistic")) == 2
+    assert len(of_class(svg, "panel", "cells")) == 2
     (line,) = of_class(loss, "line")
     heights = [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)", line.get("d", ""))]
     assert heights == sorted(heights)
     assert heights[2] - heights[1] == pytest.approx(heights[1] - heights[0], abs=0.05)
     assert "NaN or inf from step 30" in texts(svg)
     assert "loss falls from 2 at step 0 to 1; NaN or infinity from step 30" in finding(svg)
-    norms = of_class(of_class(svg, "panel", "statistic")[0], "line")
-    assert [path.get("d", "").count("M") for path in norms] == [2, 2, 2]
+    norms, dead = of_class(svg, "panel", "cells")
+    assert [name.text for name in of_class(norms, "name")] == ["a", "b", "__proto__"]
+    (missing,) = [path for path in of_class(norms, "no-cell") if path.tag == f"{SVG}path"]
+    assert missing.get("d", "").count("M") == 3
+    assert not of_class(dead, "no-cell")
+    assert titles(svg)[:3] == ["a: ends at 0.1", "b: ends at 0.01", "__proto__: ends at 0.05"]
 
 
 def test_margins() -> None:
