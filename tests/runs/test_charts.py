@@ -142,10 +142,12 @@ def test_depth_shows_what_is_no_positive_number() -> None:
     layers = chain([1.0, 0.1, 0.01, 0.001, 0.0001])
     layers[2]["tensors"][1]["norm"] = 0.0
     layers[3]["tensors"][0].update(nan=5, norm=None, min=None, max=None)
+    # the norm of no finite value is recorded as 0: a cross, and not a zero
+    layers[4]["tensors"][1].update(nan=100, norm=0.0, min=None, max=None)
     svg = draw("depth", layers, [violation("blocks.2"), violation("blocks.3", "finite")])
     (gradients,) = of_class(svg, "series", "gradients")
-    assert len(of_class(gradients, "zero")) == 1
-    assert len(of_class(gradients, "line")) == 2
+    assert len(of_class(gradients, "zero")) == len(of_class(gradients, "bad")) == 1
+    assert len(of_class(gradients, "line")) == 1
     (activations,) = of_class(svg, "series", "activations")
     assert len(of_class(activations, "bad")) == 1
     assert len(of_class(activations, "point")) == 4
@@ -154,18 +156,7 @@ def test_depth_shows_what_is_no_positive_number() -> None:
     assert "zero in 1 layer" in finding(svg)
 
 
-def test_depth_of_gradients_that_are_all_nan() -> None:
-    """The norm of no finite value is recorded as 0; it is drawn as a cross, and not as zero."""
-    layers = chain([1.0, 0.1, 0.01])
-    layers[1]["tensors"][1].update(nan=100, norm=0.0, min=None, max=None)
-    svg = draw("depth", layers, [])
-    (gradients,) = of_class(svg, "series", "gradients")
-    assert len(of_class(gradients, "bad")) == 1
-    assert not of_class(gradients, "zero")
-    assert "is zero" not in finding(svg)
-
-
-@pytest.mark.parametrize("count", [1, 5, 100, 1_000, 10_000])
+@pytest.mark.parametrize("count", [1, 100, 10_000])
 def test_depth_of_any_number_of_layers(count: int) -> None:
     """Every layer lies in exactly one mark; the number of elements is bounded."""
     norms = [1.0] * count
@@ -300,18 +291,15 @@ def test_flow_folds_operations_with_their_layers() -> None:
 @pytest.mark.parametrize(
     ("edges", "culprit"),
     [
-        (resnet(30), "blocks.17.bn1"),
         (resnet(2_000), "blocks.1200.bn1"),
         (stack(10_000), "layers.5000"),
         (stack(10_000), None),
-        (experts(64), "experts.40.act"),
         (experts(2_500), "experts.40.act"),
         ([(f"{i}", f"{(i * 7919 + 13) % 9_973}", True, "") for i in range(9_973)], "500"),
         ([("a" + ".a" * i, "a.a" + ".a" * i, True, "") for i in range(899)], "a.a.a.a"),
     ],
     ids=[
-        "resnet", "long resnet", "stack", "healthy", "64 experts", "2,500 experts", "cycles",
-        "nested",
+        "resnet", "stack", "healthy", "experts", "cycles", "nested",
     ],
 )  # fmt: skip
 def test_large_flow_is_folded(edges: list[Edge], culprit: str | None) -> None:
@@ -392,14 +380,6 @@ def test_errors_mark_layers_of_one_side() -> None:
     assert {"l.1 (\N{MINUS SIGN})", "new (+)"} <= set(names)
     assert len(of_class(svg, "bad")) == 1
     assert len(of_class(svg, "zero")) == 1
-
-
-@pytest.mark.parametrize("count", [1_000, 10_000])
-def test_errors_of_many_layers(count: int) -> None:
-    """The first divergence is named among thousands."""
-    svg = draw("errors", comparison(count, count // 2))
-    assert [one.text for one in of_class(svg, "name", "culprit")] == [f"l.{count // 2}"]
-    assert sum(1 for _ in svg.iter()) < 2_000
 
 
 def test_drift() -> None:
@@ -536,13 +516,6 @@ def test_little_data(chart: str, data: list[Any]) -> None:
     assert not [value for value in placed if re.search("nan|inf|None", value)]
 
 
-def test_a_mark_leads_to_its_layer() -> None:
-    """Each mark is a link to the table, also of a layer whose name would be markup."""
-    svg = draw("depth", hostile()["depth"][0], [])
-    links = [one.get("href") for one in svg.iter(f"{SVG}a")]
-    assert links == [link_to("t0-0", name) for name in HOSTILE if name]  # "" holds all others
-
-
 def test_marks_stand_outside_the_image() -> None:
     """What has the role of an image hides all in it from a screen reader: no link lies there."""
     svg = draw("flow", flow_of(TOWERS), [])
@@ -551,3 +524,5 @@ def test_marks_stand_outside_the_image() -> None:
     links = list(svg.iter(f"{SVG}a"))
     assert links
     assert all(link.findtext(f"{SVG}title") for link in links)
+    found = [one.get("href") for one in draw("depth", hostile()["depth"][0], []).iter(f"{SVG}a")]
+    assert found == [link_to("t0-0", name) for name in HOSTILE if name]  # "" holds all others
