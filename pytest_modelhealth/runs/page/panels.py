@@ -97,8 +97,8 @@ def _inspection(result: Mapping[str, Any], anchor: str) -> Iterator[Panel]:
     if result.get("course"):
         known = result["course"]["layers"]  # accused ones first
         ordered = {one["name"]: known[one["name"]] for one in layers if one["name"] in known}
-        found = {**result["course"], "layers": ordered | known}
-        yield Panel("Training", "", course(found, anchor))
+        trained = {**result["course"], "layers": ordered | known}
+        yield Panel("Training", "", course(trained, anchor))
     if len(layers) > 1:
         told = "activations and gradients, in execution order"
         yield Panel("Scale through depth", told, depth(layers, violations, anchor))
