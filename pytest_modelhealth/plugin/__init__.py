@@ -31,4 +31,5 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
         for name in sorted(path.stem for path in folder.glob("[!_]*.py")):
             part = importlib.import_module(f"{package}.{name}")
             # a file of the run is an object; any other part is its module
-            pluginmanager.register(getattr(part, "DESTINATION", part), f"modelhealth.{name}")
+            for own, plugin in getattr(part, "PLUGINS", {name: part}).items():
+                pluginmanager.register(plugin, f"modelhealth.{own}")

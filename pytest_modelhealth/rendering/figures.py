@@ -295,6 +295,7 @@ def _draw(axes: Axes, element: Element, color: str, point: float) -> None:
         if "stroke-dasharray" in look:
             patch.set_linestyle((0, [float(part) for part in look["stroke-dasharray"].split()]))
         patch.set_clip_on(False)
+        patch.set_antialiased("shape-rendering" not in look)  # no seams between cells
         axes.add_patch(patch)
     for inner in element:
         _draw(axes, inner, color, point)

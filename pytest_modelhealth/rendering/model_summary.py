@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from pytest_modelhealth.rendering.document import Document, Row
 from pytest_modelhealth.rendering.json import plain
 from pytest_modelhealth.rendering.notation import (
     NOT_SEEN,
@@ -17,11 +18,9 @@ from pytest_modelhealth.rendering.notation import (
     printable,
     scaled,
     shape,
-    shorten,
     table,
     whole,
 )
-from pytest_modelhealth.rendering.template import template
 from pytest_modelhealth.report import (
     UNCALLED,
     Costs,
@@ -37,7 +36,7 @@ from pytest_modelhealth.report.ranks import Placement
 from pytest_modelhealth.settings.setting import ancestors
 from pytest_modelhealth.statistics import TensorStatistics
 
-Row = Mapping[str, Any]
+Layer = Mapping[str, Any]
 
 SUMMED = ("parameters", "trainable", "activation_bytes", "multiply_adds", "saved_bytes")
 """What a layer has together with those inside, as ``all_...``."""
@@ -100,7 +99,7 @@ def _row(
     record: LayerRecord,
     depth: int,
     seen: Observation,
-    inside: Sequence[Row],
+    inside: Sequence[Layer],
     *,
     has_called: bool,
 ) -> dict[str, Any]:
@@ -178,7 +177,7 @@ def _sum(parts: Sequence[int | None]) -> int | None:
     return sum(known) if len(known) == len(parts) else None
 
 
-def _totals(seen: Observation, layers: Sequence[Row]) -> dict[str, int | None]:
+def _totals(seen: Observation, layers: Sequence[Layer]) -> dict[str, int | None]:
     roots = [row for row in layers if row["depth"] == 0]
     owned = ("parameters", "trainable", "frozen", "parameter_bytes")
     measured = ("multiply_adds", "saved_bytes", "peak_bytes", "held_bytes", "cuda_peak_bytes")
@@ -234,30 +233,45 @@ _NARROWEST = ((1, 12), (0, 28), (-1, 8), (1, 8), (0, 16))
 _TIES = 5
 
 
-def text(summary: ModelSummary, *, width: int = 100) -> str:
+def document(summary: ModelSummary, *, wide: bool = True) -> Document:
     """Return the tree of layers as a table, and the totals below.
 
-    Each line has the numbers of a layer with all inside.
+    Each row has the numbers of a layer with all inside.
 
     Args:
         summary: what to show.
-        width: characters that a line may take; names, types and remarks are cut to fit.
+        wide: whether the shapes of inputs are shown.
     """
     every = list(_shown(summary.rows, summary.depth))
     lines = every[: summary.max_rows]
-    columns = [column for column in COLUMNS if column.title != "input" or width >= _WIDE]
-    cells = [[column.title for column in columns]]
-    cells += [[column.cell(row) for column in columns] for row in lines if not isinstance(row, str)]
-    texts = {index for index, column in enumerate(columns) if column.is_text}
-    narrowest = [(column % len(columns), least) for column, least in _NARROWEST]
-    titles, *found = table(cells, texts, width=width, narrowest=narrowest)
-    layers = iter(found)
-    body = [shorten(row, width) if isinstance(row, str) else next(layers) for row in lines]
-    if left_out := len(every) - len(lines):
-        body.append(f"... and {plural(left_out, 'more line')}: summary(max_rows=None) shows all")
-    notes = [printable(note) for note in summary.notes]
-    shown = [titles, *body] if body else ["no layers"]
-    return "\n".join([line(summary), "", *shown, "", *facts(summary), *notes])
+    columns = [column for column in COLUMNS if column.title != "input" or wide]
+    rows = [
+        Row([row], "alike")
+        if isinstance(row, str)
+        else Row([c.cell(row) for c in columns], help=row["reason"], name=printable(row["label"]))
+        for row in lines
+    ]
+    left_out = len(every) - len(lines)
+    more = f"... and {plural(left_out, 'more line')}: summary(max_rows=None) shows all"
+    return Document(
+        line(summary),
+        columns=columns,
+        rows=rows,
+        rest=more if left_out else "" if rows else "\nno layers",
+        code=facts(summary),
+        remarks=[printable(note) for note in summary.notes],
+        narrowest=[(column % len(columns), least) for column, least in _NARROWEST],
+    )
+
+
+def text(summary: ModelSummary, *, width: int = 100) -> str:
+    """Return it for a terminal; names, types and remarks are cut to fit `width` characters."""
+    return document(summary, wide=width >= _WIDE).text(width=width)
+
+
+def fragment(summary: ModelSummary) -> str:
+    """Return a self-contained ``<div>``; every name in it is escaped."""
+    return document(summary).html()
 
 
 def line(summary: ModelSummary) -> str:
@@ -270,7 +284,7 @@ def line(summary: ModelSummary) -> str:
     return f"{printable(summary.model_type)}: {', '.join(parts)}"
 
 
-def _shown(rows: Sequence[Row], depth: int | None) -> Iterator[Row | str]:
+def _shown(rows: Sequence[Layer], depth: int | None) -> Iterator[Layer | str]:
     """Yield rows, each before those in it, and a text for siblings that are like those before."""
     starts = [at for at, row in enumerate(rows) if row["depth"] == rows[0]["depth"]]
     siblings = [rows[start:end] for start, end in pairwise([*starts, len(rows)])]
@@ -310,7 +324,7 @@ def _repeated(alike: Sequence[Any]) -> tuple[int, int]:
     return best
 
 
-def _remark(row: Row) -> str:
+def _remark(row: Layer) -> str:
     parts = []
     if row["status"] == Status.OPAQUE:
         parts.append("opaque")
@@ -331,7 +345,7 @@ def _counted(title: str, help_: str, key: str, form: Callable[[Any], str]) -> Co
     return Column(title, help_, lambda row: NOT_SEEN if row[key] is None else form(row[key]))
 
 
-def _own_name(row: Row) -> str:
+def _own_name(row: Layer) -> str:
     own = printable(row["name"].rpartition(".")[2] or row["label"])
     return f"{'  ' * row['depth']}{own}"
 
@@ -377,28 +391,3 @@ def facts(summary: ModelSummary) -> list[str]:
     listed += ties[:_TIES]
     listed += [("tied", f"and {len(ties) - _TIES:,} more")] * (len(ties) > _TIES)
     return table(listed, left=(0, 1)) if listed else []
-
-
-def fragment(summary: ModelSummary) -> str:
-    """Return a self-contained ``<div>``; every name in it is escaped."""
-    every = list(_shown(summary.rows, summary.depth))
-    lines = every[: summary.max_rows]
-    html: str = template("model_summary.html").render(
-        line=line(summary),
-        facts=facts(summary),
-        notes=summary.notes,
-        columns=COLUMNS,
-        lines=[
-            {"alike": row.strip(), "depth": (len(row) - len(row.lstrip())) // 2}
-            if isinstance(row, str)
-            else {
-                "cells": [column.cell(row).strip() for column in COLUMNS],
-                "name": row["label"],
-                "reason": row["reason"],
-                "depth": row["depth"],
-            }
-            for row in lines
-        ],
-        left_out=len(every) - len(lines),
-    )
-    return html

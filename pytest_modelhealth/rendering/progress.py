@@ -8,24 +8,20 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pytest_modelhealth.rendering.charts.course import BAND, MOST_DEAD
+from pytest_modelhealth.rendering.document import Document, Row
 from pytest_modelhealth.rendering.notation import (
+    Column,
     abbreviate,
     number,
     percent,
     plural,
     printable,
-    table,
 )
 from pytest_modelhealth.training.monitoring.history import History
 from pytest_modelhealth.training.monitoring.row import Event
 
 Flags = npt.NDArray[np.bool_]
-
-BAND = (1e-4, 1e-2)
-"""Update ratios between these are usual; a rule of thumb, not a limit."""
-
-MOST_DEAD = 0.5
-"""A layer with a larger part of its units dead is remarked on."""
 
 _SLOW = 5
 """Rank of a layer that hardly moves, as all do at the end of a schedule."""
@@ -157,7 +153,7 @@ def summary(history: History, k: int = 10, worst: Event | None = None) -> str:
         if shown(history)[at] and layers[at] not in found
     ]
     listed = [*map(layers.index, found), *others]
-    rows = [["layer", *_COLUMNS, ""]]
+    rows = []
     for at in listed[:k]:
         values = ((form, float(history[name][-1, at])) for name, form in _COLUMNS.values())
         cells = [form(None if math.isnan(value) else value) for form, value in values]
@@ -165,8 +161,10 @@ def summary(history: History, k: int = 10, worst: Event | None = None) -> str:
             cells[0] = "NaN/inf"
         remark = found.get(layers[at])
         note = f"{remark.text} since step {remark.since}" if remark else ""
-        rows.append([layer_label(layers[at]), *cells, note])
-    lines = [headline(history, worst), "", *(f"  {line}" for line in table(rows, left=(0, 5)))]
-    if len(listed) > k:
-        lines.append(f"  and {plural(len(listed) - k, 'layer')} more")
-    return "\n".join(lines)
+        rows.append(Row([layer_label(layers[at]), *cells, note]))
+    titles = ["layer", *_COLUMNS, ""]
+    columns = [Column(title, "", str, title in ("layer", "")) for title in titles]
+    rest = f"  and {plural(len(listed) - k, 'layer')} more" if len(listed) > k else ""
+    return Document(
+        headline(history, worst), columns=columns, rows=rows, rest=rest, indent="  "
+    ).text()

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
+from pytest_modelhealth.rendering.document import Document, Note, Row
 from pytest_modelhealth.rendering.notation import (
     NOT_SEEN,
     Column,
@@ -164,14 +165,6 @@ def _probes(report: HealthReport, briefly: bool) -> list[str]:
     return lines
 
 
-def by_layer(violations: Iterable[Violation]) -> dict[str, list[Violation]]:
-    """Return `violations` by their layer, those of each in the order given."""
-    found = defaultdict(list)
-    for violation in violations:
-        found[violation.layer].append(violation)
-    return dict(found)
-
-
 def in_execution_order(report: HealthReport, violations: Iterable[Violation]) -> list[Violation]:
     """Return `violations` in the order in which their layers ran."""
     position = {name: index for index, name in enumerate(report.layers)}
@@ -232,6 +225,38 @@ NONFINITE = Column(
 )
 
 
-def columns(report: HealthReport) -> tuple[Column, ...]:
-    """Return the columns that say something about this report."""
-    return (*COLUMNS, NONFINITE) if any(map(nonfinite, report)) else COLUMNS
+def document(report: HealthReport, max_rows: int | None = None) -> Document:
+    """Return the verdict, what was run, and a row a layer: of more than `max_rows` the gravest."""
+    notes: dict[str, list[Note]] = defaultdict(list)
+    violated = {found.layer for found in report.violations}
+    every = [(f, False) for f in report.violations] + [(f, True) for f in report.warnings]
+    for found, warns in every:
+        text, cause = (printable(near(text)) for text in (found.message, found.cause))
+        follows, is_folded = consequences(report, found), bool(found.folded)
+        asides = [f"likely cause: {cause}"] * bool(cause) + [follows] * (not is_folded)
+        notes[found.layer].append(Note(found.check, text, follows * is_folded, asides, warns))
+    following = {consequence.layer for v in report.violations for consequence in v.folded}
+    gravest = sorted(report.layers, key=lambda name: (name not in violated, name not in notes))
+    chosen = set(gravest[:max_rows])
+    columns = (*COLUMNS, NONFINITE) if any(map(nonfinite, report)) else COLUMNS
+    rows = []
+    for record in report if chosen else ():
+        name, is_observed = record.name, record.status is Status.OBSERVED
+        if name in chosen:
+            kind = "violated" if name in violated else "warned" if name in notes else ""
+            mark = "!" if name in violated else "~" if name in following else ""
+            kind = kind or ("seen" if is_observed else "unseen")
+            cells = [column.cell(record) for column in columns]
+            rows.append(Row(cells, kind, record.reason, mark=mark, notes=notes[name]))
+    left_out = len(report) - len(rows)
+    return Document(
+        headline(report),
+        report._judgement.verdict.value,
+        facts=[run(report), *remarks(report)],
+        columns=columns,
+        rows=rows,
+        rest=f"  ... and {plural(left_out, 'more layer')}" if rows and left_out else "",
+        narrowest=((1, 12), (0, 28), (1, 8), (0, 16)),
+        names=0,
+        indent=None,
+    )

@@ -1,4 +1,4 @@
-"""What every text format on the shelf promises."""
+"""What every text format on the shelf promises of every report."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from pytest_modelhealth import rendering
 from pytest_modelhealth.report import Verdict
 from tests.rendering import reports
+from tests.rendering.test_html import Page
 
 MODULES = [module.name for module in pkgutil.iter_modules(rendering.__path__)]
 FORMATS = [
@@ -19,71 +20,41 @@ FORMATS = [
     if hasattr(importlib.import_module(f"{rendering.__name__}.{name}"), "render")
 ]
 FOR_PEOPLE = ("line", "terminal", "failure", "html")
-TERMINAL_TEXT = ("line", "terminal", "failure", "evidence")
-
-every_format = pytest.mark.parametrize("form", FORMATS)
-every_case = pytest.mark.parametrize("case", reports.CASES, ids=lambda case: case.__name__)
+TERMINAL_TEXT = ("line", "terminal", "failure", "evidence", "model_summary")
 
 
-def test_the_shelf_holds_every_format() -> None:
-    """The formats named in the documentation are found by looking into the folder."""
-    assert {"csv", "evidence", "failure", "html", "json", "line", "terminal"} <= set(FORMATS)
+@pytest.mark.parametrize("case", reports.CASES, ids=lambda case: case.__name__)
+def test_every_report_is_rendered(case) -> None:
+    """Each format gives the same text twice and leaves the report as it is, byte for byte.
 
-
-@every_format
-@every_case
-def test_every_report_renders_to_the_same_text_twice(form, case) -> None:
-    """No report makes a format raise, and the text depends on nothing but the report."""
-    report = case()
-    first = report.render(form)
-    assert isinstance(first, str)
-    assert first
-    assert report.render(form) == first
-
-
-@every_format
-@every_case
-def test_rendering_does_not_change_the_report(form, case) -> None:
-    """What was seen and what was judged are, byte for byte, as they were."""
+    Those for people say the verdict first, with culprit and check; no line of a text ends in blanks
+    or has what a terminal obeys; HTML nests and fetches nothing; a failure fits a screen.
+    """
     report = case()
     before = pickle.dumps((report.observation, report._judgement))
-    report.render(form)
+    texts = {form: report.render(form) for form in FORMATS}
+    assert {"csv", "dot", "evidence", "failure", "html", "json", "line", "mermaid"} <= set(texts)
+    assert all(texts.values())
+    assert {form: report.render(form) for form in FORMATS} == texts
     assert pickle.dumps((report.observation, report._judgement)) == before
-
-
-@every_case
-def test_a_report_has_at_most_24_public_names(case) -> None:
-    """What the plugin alone asks of one is none of them."""
-    assert len([name for name in dir(case()) if not name.startswith("_")]) <= 24
-
-
-@pytest.mark.parametrize("form", FOR_PEOPLE)
-@every_case
-def test_a_format_for_people_says_the_verdict(form, case) -> None:
-    """The verdict is in the first lines, and an unhealthy one with culprit and check."""
-    report = case()
-    text = report.render(form)
-    # before the first verdict word, HTML holds its style sheet
-    start = text.partition("</style>")[2] or text
-    head = "\n".join(start.strip().splitlines()[:2])
-    assert report.verdict.value in head
-    if report.verdict is Verdict.UNHEALTHY and case is not reports.hostile:
-        worst = report.violations[0]
-        assert report[worst.layer].label in head
-        assert worst.check in head
-
-
-@pytest.mark.parametrize("form", TERMINAL_TEXT)
-def test_nothing_in_a_name_reaches_the_terminal_as_a_command(form) -> None:
-    """Newlines, tabs, escape sequences and direction marks in names are shown as escapes."""
-    text = reports.hostile().render(form)
-    assert [letter for letter in text if not letter.isprintable() and letter != "\n"] == []
-    assert "\\x1b[31m" in text
-
-
-@pytest.mark.parametrize("form", TERMINAL_TEXT)
-@every_case
-def test_no_line_ends_in_blanks(form, case) -> None:
-    """Text can be pasted into an expected-output file without an editor changing it."""
-    lines = case().render(form).splitlines()
-    assert [line for line in lines if line != line.rstrip()] == []
+    assert len([name for name in dir(report) if not name.startswith("_")]) <= 24
+    for form in FOR_PEOPLE:
+        # before the first verdict word, HTML holds its style sheet
+        start = texts[form].partition("</style>")[2] or texts[form]
+        head = "\n".join(start.strip().splitlines()[:2])
+        assert report.verdict.value in head
+        if report.verdict is Verdict.UNHEALTHY and case is not reports.hostile:
+            worst = report.violations[0]
+            assert report[worst.layer].label in head
+            assert worst.check in head
+    for form in TERMINAL_TEXT:
+        assert [line for line in texts[form].splitlines() if line != line.rstrip()] == []
+        assert all(letter.isprintable() or letter == "\n" for letter in texts[form])
+    assert len(texts["line"].splitlines()) == len(repr(report).splitlines()) == 1
+    assert len(texts["failure"].splitlines()) <= 24
+    page = Page(texts["html"])
+    assert page.open == []
+    assert {"script", "link", "img", "iframe"}.isdisjoint(page.tags)
+    assert {name for name, _ in page.attributes} <= {"class", "title", "colspan"}
+    if case is reports.hostile:
+        assert all("\\x1b[31m" in texts[form] for form in TERMINAL_TEXT)

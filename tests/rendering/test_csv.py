@@ -41,12 +41,6 @@ def test_numbers_are_exact(case) -> None:
                 assert found == expected or (math.isnan(found) and math.isnan(expected))
 
 
-def test_what_has_no_units_has_an_empty_cell() -> None:
-    """An unknown dead fraction is not written as zero."""
-    weight = next(row for row in rows(reports.dead()) if row["role"] == "parameters")
-    assert weight["dead_fraction"] == ""
-
-
 def test_a_row_says_what_else_was_seen() -> None:
     """Calls, activation, units with their observations, the first NaN and frozen parameters."""
     frozen = nn.Linear(3, 2)
@@ -61,6 +55,7 @@ def test_a_row_says_what_else_was_seen() -> None:
     assert (relu["first_nonfinite"], relu["histogram_sampled"]) == ("4x0", "False")
     assert by_tensor["0", "parameters", "bias"]["frozen"] == "True"
     assert by_tensor["0", "parameters", "weight"]["frozen"] == "False"
+    assert by_tensor["0", "parameters", "weight"]["dead_fraction"] == ""
     assert (relu["frozen"], by_tensor["0", "parameters", "bias"]["activation"]) == ("", "")
 
 

@@ -1,7 +1,10 @@
 import pytest
 import torch
 
+from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.rendering.notation import number
+from pytest_modelhealth.report import HealthReport
+from pytest_modelhealth.training import default_settings
 from tests.builders import layer, observation
 from tests.rendering import reports
 
@@ -96,3 +99,25 @@ def test_the_run_is_described() -> None:
     """Below the verdict stand the model, what was found and what ran."""
     lines = str(reports.absent_culprit()).splitlines()
     assert lines[1] == "Model, 1 violation, 2 layers, 64 samples, no backward pass"
+
+
+def test_repr_of_an_unhealthy_report() -> None:
+    """Verdict, culprit, check, message and counts stand in one line."""
+    assert repr(reports.dead()) == (
+        "<HealthReport unhealthy: relu (dead_units): 3 of 4 units are dead; 1 violation, 5 layers>"
+    )
+
+
+def test_repr_of_a_healthy_report() -> None:
+    """Without findings it says so, and how many layers were looked at."""
+    assert repr(reports.healthy()) == "<HealthReport healthy: no check objects to Model; 2 layers>"
+
+
+def test_repr_does_not_raise_where_a_check_does() -> None:
+    """A broken check costs the verdict in `repr`, not the debugging session."""
+
+    def broken(seen, settings):
+        raise ZeroDivisionError("in a\ncheck")
+
+    report = HealthReport(observation(layer("fc")), default_settings(), broken, renderer=renderer)
+    assert repr(report) == ("<HealthReport not judged (ZeroDivisionError: in a\\ncheck); 1 layer>")

@@ -1,28 +1,37 @@
+"""The figures and the text of a training, and the histograms that a history keeps."""
+
 from __future__ import annotations
 
 import io
 import pickle
+import re
 import warnings
-from itertools import pairwise
+import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
 import torch
-from matplotlib.axes import Axes
-from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 from torch import nn
 
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.errors import InspectionError, LayerNotFoundError
-from pytest_modelhealth.rendering.figures import ALARM
-from pytest_modelhealth.rendering.training import MISSING, MOST_COLUMNS, MOST_ROWS, NONFINITE, ZERO
+from pytest_modelhealth.rendering.charts.course import (
+    BAD,
+    MISSING,
+    MOST_COLUMNS,
+    MOST_ROWS,
+    ZERO,
+    course,
+)
+from pytest_modelhealth.rendering.training import course_of
 from pytest_modelhealth.statistics import reduce
 from pytest_modelhealth.training.monitoring.history import History
 from pytest_modelhealth.training.monitoring.row import BINS, EDGES, Event, binned
 from tests.rendering import histories
+from tests.runs.svg import of_class
 
-GRADIENT, DEAD, UPDATE = "gradient norm", "dead units", "update ratio"
+GRADIENT, DEAD, UPDATE = range(3)
 
 
 def png(figure: Figure) -> bytes:
@@ -34,144 +43,103 @@ def png(figure: Figure) -> bytes:
 
 def texts(figure: Figure) -> str:
     """Everything that is written in the figure."""
-    figure.draw_without_rendering()
-    found = figure.findobj(lambda artist: hasattr(artist, "get_text"))
-    return "\n".join(artist.get_text() for artist in found)
+    return "\n".join(text.get_text() for text in figure.findobj(lambda a: hasattr(a, "get_text")))
 
 
-def panel(figure: Figure, title: str) -> Axes:
-    """The panel whose title begins so."""
-    return next(axes for axes in figure.axes if axes.get_title(loc="left").startswith(title))
+def panels(history: History, *events: tuple[int, str]) -> list[ET.Element]:
+    """The maps of a training."""
+    svg = str(course(course_of(history), "", events))
+    return of_class(ET.fromstring(svg), "cells")
 
 
-def rows(axes: Axes) -> list[str]:
+def rows(panel: ET.Element) -> list[str]:
     """The names of its rows."""
-    return [label.get_text() for label in axes.get_yticklabels()]
+    return [name.text or "" for name in of_class(panel, "name")]
 
 
-def colors(axes: Axes) -> np.ndarray:
-    """The colour of each cell, by row and column."""
-    (mesh,) = (found for found in axes.collections if isinstance(found, QuadMesh))
-    values = mesh.get_array()
-    return mesh.cmap(mesh.norm(values))[..., :3]
-
-
-def rgb(color: str) -> np.ndarray:
-    """Red, green and blue of a colour that is written as hexadecimal digits."""
-    return np.array([int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)])
-
-
-def is_color(cells: np.ndarray, color: str) -> np.ndarray:
-    """Whether each cell has the colour."""
-    return np.abs(cells - rgb(color)).max(axis=-1) < 0.01
+def cells(panel: ET.Element, kind: str) -> list[tuple[float, float, float]]:
+    """Left, top and width of runs of cells of a class."""
+    return [
+        (float(x), float(y), float(width))
+        for path in of_class(panel, kind)
+        for x, y, width in re.findall(r"M([\d.]+) ([\d.]+)h([\d.]+)", path.get("d", ""))
+    ]
 
 
 def test_layers_stand_in_execution_order_where_they_have_something_to_show() -> None:
     """Containers without parameters have no row, and a ReLU none among gradients of parameters."""
-    figure = histories.dying().plot()
-    assert rows(panel(figure, GRADIENT)) == ["fc1", "fc2"]
-    assert rows(panel(figure, DEAD)) == ["relu"]
-    assert rows(panel(figure, UPDATE)) == ["fc1", "fc2"]
-    assert "2 further layers never had one" in panel(figure, DEAD).get_title(loc="left")
-    assert panel(figure, UPDATE).get_xlabel() == "step"
+    shown = panels(histories.dying())
+    assert [rows(panel) for panel in shown] == [["fc1", "fc2"], ["relu"], ["fc1", "fc2"]]
+    assert "2 further layers never had one" in texts(histories.dying().plot())
 
 
 def test_a_reader_sees_which_layer_died_when() -> None:
     """The line at the top says it; zeros of gradients are black from that step on."""
-    figure = histories.dying().plot()
-    assert "worst: relu: all units dead since step 12" in texts(figure)
-    cells = is_color(colors(panel(figure, GRADIENT)), ZERO)
-    assert cells[0].tolist() == [False] * 6 + [True] * 14
-    assert not cells[1].any()
-    assert "zero" in texts(figure)
-    assert panel(figure, GRADIENT).get_yticklabels()[0].get_color() == ALARM
+    assert "worst: relu: all units dead since step 12" in texts(histories.dying().plot())
+    panel = panels(histories.dying())[GRADIENT]
+    ((left, _, width),) = cells(panel, ZERO)
+    start, end = min(x for x, *_ in cells(panel, "cell")), left + width
+    assert (end - left) / (end - start) == pytest.approx(14 / 20, abs=0.01)
+    red = [name.text for name in of_class(panel, "name", "alarm")]
+    assert red == ["fc1"]
 
 
 def test_what_is_not_finite_is_loud_and_what_was_not_seen_is_grey() -> None:
-    """Neither is drawn as a number, and both are in the legend; without them it is silent."""
-    figure = histories.exploding().plot()
-    for title in (GRADIENT, UPDATE):
-        assert is_color(colors(panel(figure, title)), NONFINITE)[:, 15:].all()
-        assert not is_color(colors(panel(figure, title)), NONFINITE)[:, :15].any()
-    assert "not finite" in texts(figure)
-    grey = is_color(colors(panel(histories.late().plot(), GRADIENT)), MISSING)
-    assert grey.any(axis=1).tolist() == [False, False, True]
-    assert grey[2, :10].all()
-    assert not grey[2, 10:].any()
+    """Neither is drawn as a number, and both are in the key; without them it is silent."""
+    for at in (GRADIENT, UPDATE):
+        panel = panels(histories.exploding())[at]
+        runs = cells(panel, BAD)
+        assert len(runs) == 2
+        assert runs[0][0] == runs[1][0] > min(x for x, *_ in cells(panel, "cell"))
+    assert "not finite" in texts(histories.exploding().plot())
+    late = panels(histories.late())[GRADIENT]
+    ((_, top, _),) = cells(late, MISSING)
+    assert top == max(y for _, y, _ in cells(late, "cell"))
     silent = texts(histories.healthy().plot())
     assert "not finite" not in silent
-    assert "not seen" not in silent
+    assert "no number" not in silent
 
 
-def test_a_loss_that_is_no_number_has_crosses() -> None:
-    """They stand at its steps; where no loss was given the panel says so."""
-    loss = histories.exploding().plot().axes[0]
-    (crosses,) = (line for line in loss.lines if line.get_marker() == "x")
-    assert list(crosses.get_xdata()) == [15, 16, 17, 18, 19]
+def test_a_loss_that_is_no_number_is_marked() -> None:
+    """At its first step; where no loss was given the panel says so."""
+    assert "NaN or inf from step 15" in texts(histories.exploding().plot())
     assert "no finite loss was given" in texts(histories.without_loss().plot())
 
 
 def test_events_are_marked_in_every_panel_and_at_their_layer() -> None:
-    """A line through all panels, a ring in the row, a number above, the text below."""
+    """A line through all panels, a ring in the row, a number and the text above."""
     events = [(30, "fc2", "later"), Event(12, "relu", "all units dead"), (12, "fc1", "no gradient")]
-    figure = histories.dying().plot(events=events)
-    drawn = texts(figure)
+    drawn = texts(histories.dying().plot(events=events))
     assert "1  step 12, relu: all units dead" in drawn
     assert "3  step 30, fc2: later" in drawn
-    rings = {
-        title: {
-            (line.get_xdata()[0], line.get_ydata()[0])
-            for line in panel(figure, title).lines
-            if line.get_marker() == "o"
-        }
-        for title in (GRADIENT, DEAD)
-    }
-    assert rings[GRADIENT] == {(12, 0)}
-    assert rings[DEAD] == {(12, 0)}
-    for axes in (panel(figure, GRADIENT), panel(figure, DEAD), panel(figure, UPDATE)):
-        assert {12, 30} <= {x for line in axes.lines for x in np.ravel(line.get_xdata())}
     assert "1-2" in drawn.splitlines()
+    rings = [of_class(panel, "ring") for panel in panels(histories.dying(), (12, "fc1"))]
+    assert [len(found) for found in rings] == [1, 0, 1]
     many = texts(histories.dying().plot(events=[(12, "relu", f"event {i}") for i in range(30)]))
     assert "and 22 more" in many
 
 
-def test_the_usual_band_is_drawn() -> None:
-    """Two lines on the colour scale, and a word in the legend."""
-    figure = histories.healthy().plot()
-    bars = [axes for axes in figure.axes if len(axes.lines) == 2 and axes.get_title() == ""]
-    assert any([line.get_ydata()[0] for line in axes.lines] == [-4, -2] for axes in bars)
-    assert "usual: 1e-4 to 1e-2" in texts(figure)
+def test_the_usual_band_is_in_the_key() -> None:
+    """Update ratios that are usual have a colour of their own."""
+    assert "usual: 1e-4 to 0.01" in texts(histories.healthy().plot())
+    assert len(cells(panels(histories.healthy())[UPDATE], "usual-cell")) == 2
 
 
 def test_one_bad_cell_of_half_a_million_is_drawn() -> None:
     """Rows and columns are put together, never left out: the worst of each is shown."""
-    figure = histories.large().plot()
-    dead = panel(figure, DEAD)
+    every, dead, _ = panels(histories.large())
     assert rows(dead) == ["encoder.layers.12.part.5"]
-    every = panel(figure, GRADIENT)
-    shape = colors(every).shape
-    assert shape[0] <= MOST_ROWS
-    assert shape[1] <= MOST_COLUMNS
-    assert "a column is 2 watched steps" in texts(figure)
-    assert "e.layers.0.part.0 and 4 more layers" in rows(every)
-    reds = colors(dead)[0]
-    assert (np.abs(reds - reds[0]).max(axis=1) > 0.2).sum() == 1
-
-
-def test_names_of_many_layers_do_not_overlap() -> None:
-    """Drawn, each name ends above the next one."""
-    names = tuple(f"block.{i}.fc" for i in range(90))
-    figure = histories.history(names, range(4)).plot()
-    figure.draw_without_rendering()
-    boxes = [label.get_window_extent() for label in panel(figure, GRADIENT).get_yticklabels()]
-    assert len(boxes) > 15
-    assert all(a.y0 >= b.y1 - 0.5 for a, b in pairwise(boxes))
+    assert len({y for _, y, _ in cells(every, "cell")}) <= MOST_ROWS
+    assert f"a column is {-(-899 // MOST_COLUMNS)} watched steps" in texts(histories.large().plot())
+    assert rows(every)[0].endswith(" +4")
+    assert len(cells(dead, "level-7")) == 1
 
 
 @pytest.mark.parametrize("case", histories.CASES, ids=lambda case: case.__name__)
 def test_every_history_is_shown_without_a_warning(case) -> None:
     """One step, no loss, nothing seen, hostile names: all figures and the text, twice the same."""
     made = case()
+    before = pickle.dumps(made)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert png(made.plot()).startswith(b"\x89PNG")
@@ -181,6 +149,7 @@ def test_every_history_is_shown_without_a_warning(case) -> None:
     text = made.summary()
     assert [letter for letter in text if not letter.isprintable() and letter != "\n"] == []
     assert [line for line in text.splitlines() if line != line.rstrip()] == []
+    assert pickle.dumps(made) == before
 
 
 def test_a_layer_through_time() -> None:
@@ -192,16 +161,16 @@ def test_a_layer_through_time() -> None:
     assert "mute" not in shown
     assert "update ratio" not in shown
     assert "update ratio" in texts(made.plot_layer("fc2"))
+    assert png(made.plot()) == png(made.plot())
     with pytest.raises(LayerNotFoundError, match="did you mean 'fc1'"):
         made.plot_layer("fc_1")
 
 
-def test_histograms_are_columns_of_a_heat_map() -> None:
-    """Three filled bins of the kept ones, in each step; without histograms there is no such map."""
-    figure = histories.with_histograms().plot_layer("fc1")
-    axes = panel(figure, "activations: which part of the values")
-    filled = np.abs(colors(axes) - 1).max(axis=-1) > 0.01
-    assert filled.sum(axis=0).tolist() == [3] * 20
+def test_histograms_are_columns_of_a_map() -> None:
+    """The filled bins of the kept ones, by their ends; without histograms there is no such map."""
+    shown = texts(histories.with_histograms().plot_layer("fc1"))
+    assert "activations: which part of the values" in shown
+    assert {"0.25 .. 1", "zero", "-0.25 .. -1"} <= set(shown.splitlines())
     assert "which part" not in texts(histories.healthy().plot_layer("fc1"))
 
 
@@ -234,14 +203,6 @@ def test_the_text_says_it_in_its_first_line() -> None:
     assert "step 15: not finite first in the activations of 'fc2'" in text
     assert "no layer stands out" in histories.healthy().summary()
     assert "no step was watched yet" in histories.history(("a",), range(0)).summary()
-
-
-def test_figures_of_a_history_are_the_same_each_time() -> None:
-    """Bytes and all; the history is as it was."""
-    made = histories.dying()
-    before = pickle.dumps(made)
-    assert png(made.plot()) == png(made.plot())
-    assert pickle.dumps(made) == before
 
 
 def train(**options):

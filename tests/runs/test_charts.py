@@ -142,10 +142,12 @@ def test_depth_shows_what_is_no_positive_number() -> None:
     layers = chain([1.0, 0.1, 0.01, 0.001, 0.0001])
     layers[2]["tensors"][1]["norm"] = 0.0
     layers[3]["tensors"][0].update(nan=5, norm=None, min=None, max=None)
+    # the norm of no finite value is recorded as 0: a cross, and not a zero
+    layers[4]["tensors"][1].update(nan=100, norm=0.0, min=None, max=None)
     svg = draw("depth", layers, [violation("blocks.2"), violation("blocks.3", "finite")])
     (gradients,) = of_class(svg, "series", "gradients")
-    assert len(of_class(gradients, "zero")) == 1
-    assert len(of_class(gradients, "line")) == 2
+    assert len(of_class(gradients, "zero")) == len(of_class(gradients, "bad")) == 1
+    assert len(of_class(gradients, "line")) == 1
     (activations,) = of_class(svg, "series", "activations")
     assert len(of_class(activations, "bad")) == 1
     assert len(of_class(activations, "point")) == 4
@@ -154,18 +156,7 @@ def test_depth_shows_what_is_no_positive_number() -> None:
     assert "zero in 1 layer" in finding(svg)
 
 
-def test_depth_of_gradients_that_are_all_nan() -> None:
-    """The norm of no finite value is recorded as 0; it is drawn as a cross, and not as zero."""
-    layers = chain([1.0, 0.1, 0.01])
-    layers[1]["tensors"][1].update(nan=100, norm=0.0, min=None, max=None)
-    svg = draw("depth", layers, [])
-    (gradients,) = of_class(svg, "series", "gradients")
-    assert len(of_class(gradients, "bad")) == 1
-    assert not of_class(gradients, "zero")
-    assert "is zero" not in finding(svg)
-
-
-@pytest.mark.parametrize("count", [1, 5, 100, 1_000, 10_000])
+@pytest.mark.parametrize("count", [1, 100, 10_000])
 def test_depth_of_any_number_of_layers(count: int) -> None:
     """Every layer lies in exactly one mark; the number of elements is bounded."""
     norms = [1.0] * count
@@ -300,18 +291,15 @@ def test_flow_folds_operations_with_their_layers() -> None:
 @pytest.mark.parametrize(
     ("edges", "culprit"),
     [
-        (resnet(30), "blocks.17.bn1"),
         (resnet(2_000), "blocks.1200.bn1"),
         (stack(10_000), "layers.5000"),
         (stack(10_000), None),
-        (experts(64), "experts.40.act"),
         (experts(2_500), "experts.40.act"),
         ([(f"{i}", f"{(i * 7919 + 13) % 9_973}", True, "") for i in range(9_973)], "500"),
         ([("a" + ".a" * i, "a.a" + ".a" * i, True, "") for i in range(899)], "a.a.a.a"),
     ],
     ids=[
-        "resnet", "long resnet", "stack", "healthy", "64 experts", "2,500 experts", "cycles",
-        "nested",
+        "resnet", "stack", "healthy", "experts", "cycles", "nested",
     ],
 )  # fmt: skip
 def test_large_flow_is_folded(edges: list[Edge], culprit: str | None) -> None:
@@ -394,14 +382,6 @@ def test_errors_mark_layers_of_one_side() -> None:
     assert len(of_class(svg, "zero")) == 1
 
 
-@pytest.mark.parametrize("count", [1_000, 10_000])
-def test_errors_of_many_layers(count: int) -> None:
-    """The first divergence is named among thousands."""
-    svg = draw("errors", comparison(count, count // 2))
-    assert [one.text for one in of_class(svg, "name", "culprit")] == [f"l.{count // 2}"]
-    assert sum(1 for _ in svg.iter()) < 2_000
-
-
 def test_drift() -> None:
     """Both sides of a tensor stand on one axis, off which their statistics can be read."""
     before = {"min": -2.0, "max": 2.0, "mean": 0.0, "std": 1.0}
@@ -446,7 +426,7 @@ def test_drift() -> None:
 
 
 def test_course() -> None:
-    """A panel for the loss and for each statistic; lines break where there is no number."""
+    """A panel for the loss, which ends where there is no number, and a map for each statistic."""
     course = {
         "steps": [0, 10, 20, 30, 40],
         "loss": [2.0, 1.5, 1.0, None, None],
@@ -460,15 +440,19 @@ def test_course() -> None:
     }
     svg = draw("course", course)
     (loss,) = of_class(svg, "panel", "loss")
-    assert len(of_class(svg, "panel", "statistic")) == 2
+    assert len(of_class(svg, "panel", "cells")) == 2
     (line,) = of_class(loss, "line")
     heights = [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)", line.get("d", ""))]
     assert heights == sorted(heights)
     assert heights[2] - heights[1] == pytest.approx(heights[1] - heights[0], abs=0.05)
     assert "NaN or inf from step 30" in texts(svg)
     assert "loss falls from 2 at step 0 to 1; NaN or infinity from step 30" in finding(svg)
-    norms = of_class(of_class(svg, "panel", "statistic")[0], "line")
-    assert [path.get("d", "").count("M") for path in norms] == [2, 2, 2]
+    norms, dead = of_class(svg, "panel", "cells")
+    assert [name.text for name in of_class(norms, "name")] == ["a", "b", "__proto__"]
+    (missing,) = [path for path in of_class(norms, "no-cell") if path.tag == f"{SVG}path"]
+    assert missing.get("d", "").count("M") == 3
+    assert not of_class(dead, "no-cell")
+    assert titles(svg)[:3] == ["a: ends at 0.1", "b: ends at 0.01", "__proto__: ends at 0.05"]
 
 
 def test_margins() -> None:
@@ -532,13 +516,6 @@ def test_little_data(chart: str, data: list[Any]) -> None:
     assert not [value for value in placed if re.search("nan|inf|None", value)]
 
 
-def test_a_mark_leads_to_its_layer() -> None:
-    """Each mark is a link to the table, also of a layer whose name would be markup."""
-    svg = draw("depth", hostile()["depth"][0], [])
-    links = [one.get("href") for one in svg.iter(f"{SVG}a")]
-    assert links == [link_to("t0-0", name) for name in HOSTILE if name]  # "" holds all others
-
-
 def test_marks_stand_outside_the_image() -> None:
     """What has the role of an image hides all in it from a screen reader: no link lies there."""
     svg = draw("flow", flow_of(TOWERS), [])
@@ -547,3 +524,5 @@ def test_marks_stand_outside_the_image() -> None:
     links = list(svg.iter(f"{SVG}a"))
     assert links
     assert all(link.findtext(f"{SVG}title") for link in links)
+    found = [one.get("href") for one in draw("depth", hostile()["depth"][0], []).iter(f"{SVG}a")]
+    assert found == [link_to("t0-0", name) for name in HOSTILE if name]  # "" holds all others

@@ -99,7 +99,7 @@ def rows_chart(
         y = HEAD + (start + end) / 2 * pitch
         bands.append(Band(slice(start, end), y, (end - start) * pitch))
     bottom = HEAD + pitch * len(rows)
-    named = _named(rows, pitch)
+    named = named_rows(rows, pitch)
     body, marks = [], []
     for band in bands:
         held = rows[band.layers]
@@ -118,14 +118,14 @@ def rows_chart(
     for index, panel in enumerate(panels):
         body += _panel(panel, bands, NAMES + index * (width + GAP), width, bottom)
     for index in sorted(named):
-        body += _name(rows[index], HEAD + (index + 0.5) * pitch + 3.8)
+        body += name_of(rows[index], HEAD + (index + 0.5) * pitch + 3.8)
     if footnote:
         body.append(svg.write(0, bottom + FOOT + 14, footnote, "quiet small"))
     height = bottom + FOOT + (18 if footnote else 0)
     return svg.chart(kind, (svg.WIDTH, height), finding, "".join(body), "".join(marks))
 
 
-def _named(rows: Sequence[Row], pitch: float) -> set[int]:
+def named_rows(rows: Sequence[Row], pitch: float) -> set[int]:
     """Return which names stand far enough apart to be read: what was found first."""
     found = [index for index, row in enumerate(rows) if row.is_found or row.note]
     step = 1 if pitch >= NAME_PITCH else math.ceil(20 / pitch)
@@ -140,7 +140,8 @@ def _named(rows: Sequence[Row], pitch: float) -> set[int]:
     return chosen
 
 
-def _name(row: Row, y: float) -> Iterator[str]:
+def name_of(row: Row, y: float) -> Iterator[str]:
+    """Yield the name of a row, and a sign beside that of the culprit."""
     note = f" {row.note}" if row.note else ""
     text = svg.fitted(row.label, 24 - len(note) - 3 * row.is_culprit) + note
     is_red = row.is_culprit or row.is_found

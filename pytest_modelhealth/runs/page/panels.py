@@ -95,7 +95,10 @@ def _inspection(result: Mapping[str, Any], anchor: str) -> Iterator[Panel]:
         told = f"of {plural(len(others), 'check')} further from theirs"
         yield Panel("Other limits", told, others, "margins", is_open=False)
     if result.get("course"):
-        yield Panel("Training", "", course(result["course"], anchor))
+        known = result["course"]["layers"]  # accused ones first
+        ordered = {one["name"]: known[one["name"]] for one in layers if one["name"] in known}
+        trained = {**result["course"], "layers": ordered | known}
+        yield Panel("Training", "", course(trained, anchor))
     if len(layers) > 1:
         told = "activations and gradients, in execution order"
         yield Panel("Scale through depth", told, depth(layers, violations, anchor))
