@@ -323,8 +323,8 @@ MUTATIONS = [
     ),
     Mutation(
         "another seed is the usual one",
-        "            torch.manual_seed(seed)\n        self.forwards",
-        "            pass\n        self.forwards",
+        "            torch.manual_seed(seed)\n        given = changeable",
+        "            pass\n        given = changeable",
         "tests/probes/test_repeatability.py",
     ),
     Mutation(
