@@ -301,37 +301,37 @@ MUTATIONS = [
         "a probe leaves what it writes to the parameters",
         "        values.restore()\n",
         "        pass\n",
-        "tests/probes/test_repeatability.py tests/probes/test_alike_samples.py",
+        "tests/probes/test_verdicts.py tests/probes/test_alike_samples.py",
     ),
     Mutation(
         "only the even samples are overwritten",
         "for parity in (0, 1)]",
         "for parity in (0, 0)]",
-        "tests/probes/test_sample_independence.py",
+        "tests/probes/test_verdicts.py",
     ),
     Mutation(
         "later steps are changed from an even one on",
         "return min(self.length // 2 | 1, self.length - 1)",
         "return self.length // 2 // 2 * 2",
-        "tests/probes/test_causality.py",
+        "tests/probes/test_verdicts.py",
     ),
     Mutation(
         "a mask is read with padding for real",
         "        return said == first[0]\n",
         "        return said != first[0]\n",
-        "tests/probes/test_padding.py",
+        "tests/probes/test_verdicts.py",
     ),
     Mutation(
         "another seed is the usual one",
         "            torch.manual_seed(seed)\n        given = changeable",
         "            pass\n        given = changeable",
-        "tests/probes/test_repeatability.py",
+        "tests/probes/test_verdicts.py",
     ),
     Mutation(
         "a property that could not be told passes",
         "        if not report.healthy:\n            raise report._denial()",
         "        if report._judgement.violations:\n            raise report._denial()",
-        "tests/probes/test_sample_independence.py",
+        "tests/probes/test_verdicts.py",
     ),
     # ---- a training step
     Mutation(
