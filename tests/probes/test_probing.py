@@ -144,7 +144,7 @@ def test_probes_are_a_setting_as_any_other(pytester: pytest.Pytester) -> None:
             run(inspector).assert_samples_independent()
         """
     )
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result = pytester.runpytest("-p", "no:cacheprovider")
     result.assert_outcomes(passed=5, failed=1)
     result.stdout.fnmatch_lines(["*samples see each other*", "*seen: *overwritten*"])
 
