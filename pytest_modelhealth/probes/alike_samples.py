@@ -16,18 +16,15 @@ from pytest_modelhealth.checks.facts import (
 )
 from pytest_modelhealth.checks.gradient_scale import contracting_chains
 from pytest_modelhealth.checks.paths import factors, nearest
-from pytest_modelhealth.probes.endings import Found, NotApplicableError
 from pytest_modelhealth.probes.probe import Evidence, Probe
 from pytest_modelhealth.settings import Limit, Settings, Share
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.probes.intervening.running import Runs
     from pytest_modelhealth.report import LayerRecord, Observation, Parting, Violation
 
 
-_STEPS = 3
-_HEALED = 3.0
-"""Branches that start near zero part samples more than this many times further in three steps."""
+STEPS = 3
+"""Steps of training that are tried."""
 
 
 class AlikeSamples(Probe):
@@ -40,6 +37,7 @@ class AlikeSamples(Probe):
     name = "alike_samples"
     summary = "The samples of an output differ by more than a trace of what its numbers differ by."
     rank = 28
+    experiment = "moving_parameters:what_training_parts"
     reads_scale = True
     automatic = True
     settings = (
@@ -56,21 +54,6 @@ class AlikeSamples(Probe):
     def is_called_for(self, observation: Observation, settings: Settings) -> bool:
         """Whether samples are alike in a model that is not trained."""
         return alike_outputs(observation, settings) is not None and not seems_trained(observation)
-
-    def probe(self, runs: Runs) -> Found:
-        """Train for three steps, and put the model back."""
-        from pytest_modelhealth.probes.intervening.moving_parameters import trained
-        from pytest_modelhealth.report import Parting
-
-        if alike_outputs(runs.observation, runs.settings) is None:
-            raise NotApplicableError("the samples of its outputs are not alike")
-        before, after = trained(runs, _STEPS)
-        changed = f"{_STEPS} steps of Adam"
-        if after >= _HEALED * before:
-            note = f"{changed} part the samples, from {before:.2g} to {after:.2g}"
-            return Found(changed, notes=(note,))
-        parting = Parting("alike", before, before=before, after=after)
-        return Found(changed, [parting])
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         """Yield where samples become alike, or why it is not known whether training parts them."""
@@ -105,7 +88,7 @@ class AlikeSamples(Probe):
         yield self.violation(
             found.culprit,
             f"its samples deviate by {found.deviation:.2g} of what all its numbers deviate by, and "
-            f"by {parting.after:.2g} after {_STEPS} training steps",
+            f"by {parting.after:.2g} after {STEPS} training steps",
             value=found.deviation,
             limit=found.limit,
             cause=found.cause if not is_offset else f"{found.cause}; {_OFFSET}",

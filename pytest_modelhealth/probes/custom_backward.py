@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.facts import at, place
-from pytest_modelhealth.probes.endings import Found, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.parameter_effect import without_gradient
-from pytest_modelhealth.probes.probe import Evidence, Probe
+from pytest_modelhealth.probes.probe import (
+    Evidence,
+    Probe,
+)
 from pytest_modelhealth.settings import Setting, Settings
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.probes.intervening.own_backwards import Call
-    from pytest_modelhealth.probes.intervening.running import Runs
     from pytest_modelhealth.report import Observation, Parting, Violation
-
-CHANGED = "each custom autograd.Function by itself, along random directions in float64"
 
 
 class CustomBackward(Probe):
@@ -31,6 +27,7 @@ class CustomBackward(Probe):
     name = "custom_backward"
     summary = "The backward of a custom autograd.Function gives the slope of its forward."
     rank = 42
+    experiment = "own_backwards:what_backwards_give"
     role = "gradients"
     automatic = True
     settings = (
@@ -48,35 +45,6 @@ class CustomBackward(Probe):
     def is_called_for(self, observation: Observation, settings: Settings) -> bool:
         """Whether a custom function ran."""
         return observation.own_functions
-
-    def probe(self, runs: Runs) -> Found:
-        """Record what each function is called with, and hold it against slopes."""
-        from pytest_modelhealth.probes.intervening.own_backwards import judged_calls, recorded_calls
-
-        calls, ran = recorded_calls(runs)
-        if ran.error and not calls:
-            raise UntellableError(f"run again, the model raises {ran.error}")
-        if not calls and self.is_called_for(runs.observation, runs.settings):
-            raise UntellableError(
-                "its custom functions are classes made anew in each forward, or are called by no "
-                "Function.apply; define them at the top of a module"
-            )
-        if not calls:
-            raise NotApplicableError("no custom torch.autograd.Function takes part in the run")
-        verdicts = judged_calls(runs, calls)
-        notes = tuple(dict.fromkeys(one.note for one in verdicts if one.note))
-        partings: dict[type, list[Parting]] = {}
-        for verdict in verdicts:  # the first of each function: one backward, one story
-            if verdict.wrong and not verdict.note:
-                layer = _caller(verdict.call, runs.observation)
-                wrong = [replace(one, layer=layer) for one in verdict.wrong]
-                partings.setdefault(verdict.call.function, wrong)
-        if all(verdict.note for verdict in verdicts):
-            doubts = [verdict.note for verdict in verdicts if verdict.doubt]
-            if doubts:
-                raise UntellableError("; ".join(doubts), CHANGED)
-            raise NotApplicableError("; ".join(notes), notes=notes)
-        return Found(CHANGED, [*chain(*partings.values())], notes)
 
     def judge(self, parting: Parting, seen: Evidence) -> Iterator[Violation]:
         """Yield that a gradient is not the slope."""
@@ -100,16 +68,3 @@ class CustomBackward(Probe):
             independent=True,
             severity="fail" if parting.kind in failing else "warn",
         )
-
-
-def _caller(call: Call, observation: Observation) -> str:
-    """Return the layer whose own code calls a function; the model where that is not known."""
-    from pytest_modelhealth.capture.observing.autograd_graph import snake_case
-
-    if observation.flow is None:
-        return ""
-    graph, named = observation.flow.graph, snake_case(call.name)
-    own = [graph.vertices[n] for n in graph.own_functions]
-    made = [vertex.call for vertex in own if vertex.function == named] or [-1]
-    number = made[call.number] if len(made) == call.of else made[0]
-    return graph.calls[number].layer if number >= 0 else ""

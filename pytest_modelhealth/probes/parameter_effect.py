@@ -7,17 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import at, flow_of, place, trainable
-from pytest_modelhealth.probes.endings import Found, NotApplicableError
 from pytest_modelhealth.probes.probe import Evidence, Probe
 from pytest_modelhealth.settings import Ratio
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.probes.intervening.moving_parameters import Moved
-    from pytest_modelhealth.probes.intervening.running import Runs
     from pytest_modelhealth.report import Observation, Parting
 
 
-CHANGED = "parameters without gradient, a part of the model at a time, along a random direction"
 _LISTED = 4
 
 
@@ -31,6 +27,7 @@ class ParameterEffect(Probe):
     name = "parameter_effect"
     summary = "Trainable parameters that the loss depends on smoothly get a gradient."
     rank = 43
+    experiment = "moving_parameters:what_parameters_do"
     role = "parameter_gradients"
     settings = (
         Ratio(
@@ -41,47 +38,6 @@ class ParameterEffect(Probe):
             per_layer=False,
         ),
     )
-
-    def probe(self, runs: Runs) -> Found:
-        """Move the parameters of one part after the other."""
-        from pytest_modelhealth.probes.intervening.moving_parameters import Moved
-
-        observation = runs.observation
-        if not observation.backward:
-            raise NotApplicableError("no backward pass ran, so that no gradient is missed")
-        parts: dict[str, list[Lacking]] = {}
-        for lacking in without_gradient(observation):
-            parts.setdefault(lacking.part, []).append(lacking)
-        if not parts:
-            return Found("nothing: every trainable parameter that ran has a gradient")
-        moved = Moved(runs)
-        partings = [one for part in parts.values() for one in self._parting(part, moved, runs)]
-        return Found(CHANGED, partings)
-
-    def _parting(self, part: list[Lacking], moved: Moved, runs: Runs) -> Iterator[Parting]:
-        from pytest_modelhealth.report import Parting
-
-        trained = runs.conventions.trained
-        part = [
-            one for one in part
-            if moved.has(one.name) and (trained is None or one.name in trained)
-        ]  # fmt: skip
-        if not part:
-            return
-        names = tuple(one.name for one in part)
-        slope = moved.slope(names)
-        if not slope:
-            return
-        last, line = _where(names, part, runs.observation)
-        yield Parting(
-            "unsettled" if trained is None else "trained",
-            abs(slope),
-            last.layer,
-            role="parameter_gradients",
-            tensor=last.own,
-            line=line,
-            names=names,
-        )
 
     def judge(self, parting: Parting, seen: Evidence) -> Iterator[Finding]:
         """Yield that the loss depends on parameters that get no gradient."""
@@ -120,20 +76,6 @@ _CUT = (
     ".detach(), .data, .item(), .numpy(), torch.tensor(...) or no_grad on the way from them to the "
     "loss, or a backward of one's own that gives them nothing"
 )
-
-
-def _where(
-    names: tuple[str, ...], part: list[Lacking], observation: Observation
-) -> tuple[Lacking, str]:
-    """Return the last of the parameters before a cut, and the line that cuts, if that is known."""
-    from pytest_modelhealth.report.flow import near
-
-    flow = flow_of(observation)
-    asked = {one.layer: one for one in part if one.layer in flow.layers}
-    asked |= {one.name: one for one in part if one.layer not in asked and one.name in flow}
-    found = flow.endings(asked)
-    cuts = [(asked[e.last], near(e.cut.line)) for e in found.values() if e.cut is not None]
-    return cuts[0] if cuts else (part[-1], "")
 
 
 class Lacking(NamedTuple):

@@ -1,4 +1,4 @@
-"""`Probe`: a check that changes something and runs again. A new one is one new file here.
+"""`Probe`: a check that changes something and runs again, and how one ends.
 
 What probes say of two runs that part stands here, too, and which probes there are.
 """
@@ -6,8 +6,9 @@ What probes say of two runs that part stands here, too, and which probes there a
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
 
@@ -15,10 +16,41 @@ from pytest_modelhealth.checks import Check, Finding, checks_in
 from pytest_modelhealth.checks.facts import at, place
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.probes.endings import Found
     from pytest_modelhealth.probes.intervening.running import Runs
     from pytest_modelhealth.report import LayerRecord, Observation, Parting, ProbeRecord
     from pytest_modelhealth.settings import Settings
+
+
+class Found(NamedTuple):
+    """What a probe found.
+
+    Args:
+        changed: what was changed, for people.
+        partings: where runs part that should not, in execution order.
+        notes: what else a reader should know.
+    """
+
+    changed: str
+    partings: Sequence[Parting] = ()
+    notes: tuple[str, ...] = ()
+
+
+class UntellableError(Exception):
+    """Nothing can be told.
+
+    Args:
+        reason: why, and what is needed.
+        changed: what was changed, where a run followed; ``""`` where none did.
+        notes: what else a reader should know.
+    """
+
+    def __init__(self, reason: str, changed: str = "", notes: tuple[str, ...] = ()) -> None:
+        super().__init__(reason)
+        self.changed, self.notes = changed, notes
+
+
+class NotApplicableError(UntellableError):
+    """There is nothing to judge in this model or batch."""
 
 
 class Evidence(NamedTuple):
@@ -76,13 +108,21 @@ class Probe(Check):
         """Whether a run shows something that this probe can tell a fault from a design by."""
         return False
 
+    @property
     @abstractmethod
+    def experiment(self) -> str:
+        """What changes something and runs again, ``module:function`` of `intervening`."""
+
     def probe(self, runs: Runs) -> Found:
         """Change something, run the model again, and return what followed.
 
         Raises:
             UntellableError: nothing can be told, or the probe does not apply.
         """
+        module, _, function = self.experiment.partition(":")
+        package = f"{__name__.rpartition('.')[0]}.intervening"
+        found: Found = getattr(import_module(f"{package}.{module}"), function)(runs)
+        return found
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         """Yield what the record of this probe shows, if it ran.

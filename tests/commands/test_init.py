@@ -164,13 +164,14 @@ def test_a_folder_that_cannot_be_written_to(
     (project / "tests").chmod(0o700)
 
 
-def test_a_written_file_passes_once_it_has_a_batch(project: Path) -> None:
+def test_a_written_file_passes_once_it_has_a_batch(pytester: pytest.Pytester) -> None:
     """By the command that is printed, without what compiles."""
+    pytester.makepyfile(zoo=MODELS)
+    pytester.syspathinsert()
     assert main(["init", "zoo:Net"]) == 0
-    path = Path("tests/test_net_health.py")
     values = iter(("16", "torch.randn(32, 9)", "torch.randint(3, (32,))", "F.cross_entropy"))
+    path = pytester.path / "test_net_health.py"
     text = path.read_text(encoding="utf-8")
     path.write_text(re.sub(r"(?<==)( ?)\.\.\.", lambda m: m[1] + next(values), text))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not compiled"]
-    ran = subprocess.run([*command, str(path)], capture_output=True, text=True, check=False)
-    assert "9 passed, 3 skipped" in ran.stdout, ran.stdout
+    ran = pytester.runpytest("-p", "no:cacheprovider", "-k", "not compiled", path.name)
+    ran.assert_outcomes(passed=9, skipped=3, deselected=1)

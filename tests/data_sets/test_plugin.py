@@ -7,18 +7,21 @@ import pytest
 TESTS = """
 import torch
 import torch.nn.functional as F
-from tests.data_sets.planted import Planted, batches, labelled
+from torch import nn
 
-inputs, labels = labelled()
+class Planted(nn.Sequential):
+    pass
+
+model = Planted(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3))
+inputs, labels = torch.randn(600, 6), torch.arange(600) % 3
 inputs[130, 3] = float("nan")
+pairs = list(zip(inputs.split(64), labels.split(64)))
 
 def test_nan(inspector):
-    pairs = batches(inputs, labels)
-    inspector(Planted()).run_batches(pairs, loss=F.cross_entropy, max_batches=4)
+    inspector(model).run_batches(iter(pairs), loss=F.cross_entropy, max_batches=4)
 
 def test_seconds(inspector):
-    pairs = list(batches(inputs, labels))
-    made = inspector(Planted(), checks="dead_units")
+    made = inspector(model, checks="dead_units")
     report = made.run_batches(pairs, loss=F.cross_entropy, max_seconds=0)
     report.assert_healthy()
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,87 +10,52 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 
-class Swish(Function):
-    """Right: ``x * sigmoid(x)``."""
+def custom(name: str, compute: Callable[..., Any], gradient: Callable[..., Any]) -> Any:
+    """Return a function of autograd by what it computes and its gradient.
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x * x.sigmoid()
+    Args:
+        name: of the class.
+        compute: gets the arguments.
+        gradient: gets that of the output and the arguments.
+    """
 
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        s = x.sigmoid()
-        return g * s * (1 + x * (1 - s))
+    def forward(ctx: Any, a: Any, b: Any = None) -> Any:
+        given = (a,) if b is None else (a, b)
+        ctx.save_for_backward(*(one for one in given if isinstance(one, Tensor)))
+        ctx.options = [one for one in given if not isinstance(one, Tensor)]
+        return compute(*given)
 
+    def backward(ctx: Any, g: Tensor) -> Any:
+        found = gradient(g, *ctx.saved_tensors, *ctx.options)
+        return found if isinstance(found, tuple) else (found, None)
 
-class WithSetup(Function):
-    """Right, with a context that is set up apart, and a keyword."""
-
-    @staticmethod
-    def forward(x: Tensor, scale: float = 2.0) -> Tensor:
-        return scale * x.square()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0])
-        ctx.scale = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        return 2 * ctx.scale * ctx.saved_tensors[0] * g, None
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type(name, (Function,), {**methods, "__module__": __name__})
 
 
-class WithSetupWrong(WithSetup):
-    """The same, with half of the slope."""
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        return ctx.scale * ctx.saved_tensors[0] * g, None
+def swish(x: Tensor) -> Tensor:
+    """Return the function that most of these compute."""
+    return x * x.sigmoid()
 
 
-class LogDet(Function):
-    """Right: the logarithm of a determinant."""
-
-    @staticmethod
-    def forward(ctx: Any, m: Tensor) -> Tensor:
-        ctx.save_for_backward(m)
-        return torch.linalg.slogdet(m)[1]
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        return g[..., None, None] * torch.linalg.inv(ctx.saved_tensors[0]).mT
+def swish_slope(g: Tensor, x: Tensor) -> Tensor:
+    """Return its gradient."""
+    return g * (s := x.sigmoid()) * (1 + x * (1 - s))
 
 
-class Relu(Function):
-    """Right, at the exact zeros of another ReLU too."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x.clamp(min=0)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        return g * (ctx.saved_tensors[0] > 0)
-
-
-class Clamp(Function):
-    """Right: no gradient beyond the bounds."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x.clamp(-0.5, 0.5)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        return g * (ctx.saved_tensors[0].abs() <= 0.5)
+# Right.
+Swish = custom("Swish", swish, swish_slope)
+LogDet = custom(
+    "LogDet",
+    lambda m: torch.linalg.slogdet(m)[1],
+    lambda g, m: g[..., None, None] * torch.linalg.inv(m).mT,
+)
+Relu = custom("Relu", lambda x: x.clamp(min=0), lambda g, x: g * (x > 0))  # at exact zeros, too
+Clamp = custom("Clamp", lambda x: x.clamp(-0.5, 0.5), lambda g, x: g * (x.abs() <= 0.5))
 
 
 class InPlace(Function):
-    """Right: it writes over what it is given."""
+    """It writes over what it is given."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -103,198 +69,76 @@ class InPlace(Function):
         return g * ctx.saved_tensors[0]
 
 
-class Reversal(Function):
-    """On purpose: the gradient is turned, and the forward is the identity."""
+class WithSetup(Function):
+    """A context that is set up apart, and a keyword."""
+
+    share = 1.0
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
+    def forward(x: Tensor, scale: float = 2.0) -> Tensor:
+        return scale * x.square()
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        return -g
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+        ctx.scale = inputs[1]
+
+    @classmethod
+    def backward(cls, ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return cls.share * 2 * ctx.scale * ctx.saved_tensors[0] * g, None
 
 
-class Scaling(Reversal):
-    """On purpose: the gradient is a tenth."""
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        return 0.1 * g
-
-
-class Round(Function):
-    """On purpose: straight through."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return (8 * x).round() / 8
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        return g
+# On purpose: the identity, what is flat, and (on purpose or by mistake) a clamp to go through.
+Reversal = custom("Reversal", lambda x: x.view_as(x), lambda g, x: -g)
+Scaling = custom("Scaling", lambda x: x.view_as(x), lambda g, x: 0.1 * g)
+Round = custom("Round", lambda x: (8 * x).round() / 8, lambda g, x: g)
+LearnedStep = custom(
+    "LearnedStep",
+    lambda x, step: (x / step).round() * step,
+    lambda g, x, step: (g, g * ((x / step).round() - x / step)),
+)
 
 
-class LearnedStep(Function):
-    """On purpose: rounding with a step that learns (LSQ)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, step: Tensor) -> Tensor:
-        ctx.save_for_backward(x, step)
-        return (x / step).round() * step
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
-        x, step = ctx.saved_tensors
-        return g, g * ((x / step).round() - x / step)
+def spike_slope(g: Tensor, x: Tensor) -> Tensor:
+    """Return the slope of a sigmoid in place of that of a threshold."""
+    return g * 4 * (s := (4 * x).sigmoid()) * (1 - s)
 
 
-class Spike(Function):
-    """On purpose: a threshold with the slope of a sigmoid."""
+Spike = custom("Spike", lambda x: (x > 0.1).to(x.dtype), spike_slope)
+SpikeInSingle = custom("SpikeInSingle", lambda x: (x > 0.1).float(), spike_slope)
+ClampThrough = custom("ClampThrough", lambda x: x.clamp(-0.5, 0.5), lambda g, x: g)
+SinglePrecision = custom("SinglePrecision", lambda x: swish(x.float()), swish_slope)
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return (x > 0.1).to(x.dtype)
+
+# Wrong.
+class WithSetupWrong(WithSetup):
+    """Half of the slope."""
+
+    share = 0.5
+
+
+class WrongSign(Swish):  # type: ignore[misc]
+    """A sign, with the forward of another class."""
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:
-        s = (4 * ctx.saved_tensors[0]).sigmoid()
-        return g * 4 * s * (1 - s)
+        return -swish_slope(g, *ctx.saved_tensors)
 
 
-class SpikeInSingle(Spike):
-    """The same, in float32 whatever it is given."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return Spike.forward(ctx, x).float()
-
-
-class ClampThrough(Function):
-    """On purpose or by mistake, which nothing tells: a clamp that gradients go through."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clamp(-0.5, 0.5)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        return g
-
-
-class WrongSign(Swish):
-    """A sign."""
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        return -Swish.backward(ctx, g)
-
-
-class WrongIfTold(Function):
-    """Wrong where an option says so."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, is_wrong: bool) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.is_wrong = is_wrong
-        return x.sin()
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        (x,) = ctx.saved_tensors
-        return (g if ctx.is_wrong else g * x.cos()), None
-
-
-class WrongFactor(Function):
-    """A factor of two is left out."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x.square()
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        return g * ctx.saved_tensors[0]
-
-
-class MissingTerm(Swish):
-    """The second term of a product."""
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        return g * ctx.saved_tensors[0].sigmoid()
-
-
-class WrongSide(Relu):
-    """The wrong side of a mask."""
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        return g * (ctx.saved_tensors[0] <= 0)
-
-
-class TenPercent(Function):
-    """A coefficient that is 10 % off."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x.tanh()
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        return 0.9 * g * (1 - ctx.saved_tensors[0].tanh().square())
-
-
-class Transposed(Function):
-    """The gradient of a square matrix, transposed."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
-        ctx.save_for_backward(x, w)
-        return x @ w
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
-        x, w = ctx.saved_tensors
-        return g @ w.mT, g.mT @ x
-
-
-class WrongInput(Function):
-    """The gradients of two factors, exchanged."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        ctx.save_for_backward(a, b)
-        return a * b.sin()
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
-        a, b = ctx.saved_tensors
-        return g * a * b.cos(), g * b.sin()
-
-
-class Forgotten(Function):
-    """No gradient for the second factor."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        ctx.save_for_backward(b)
-        return a * b
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        return g * ctx.saved_tensors[0], None
-
-
-class SinglePrecision(Swish):
-    """Computes in float32 whatever it is given."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return Swish.forward(ctx, x.float())
+WrongIfTold = custom(
+    "WrongIfTold", lambda x, told: x.sin(), lambda g, x, told: (g if told else g * x.cos(), None)
+)
+WrongFactor = custom("WrongFactor", lambda x: x.square(), lambda g, x: g * x)
+MissingTerm = custom("MissingTerm", swish, lambda g, x: g * x.sigmoid())
+WrongSide = custom("WrongSide", lambda x: x.clamp(min=0), lambda g, x: g * (x <= 0))
+TenPercent = custom(
+    "TenPercent", lambda x: x.tanh(), lambda g, x: 0.9 * g * (1 - x.tanh().square())
+)
+Transposed = custom("Transposed", lambda x, w: x @ w, lambda g, x, w: (g @ w.mT, g.mT @ x))
+WrongInput = custom(
+    "WrongInput", lambda a, b: a * b.sin(), lambda g, a, b: (g * a * b.cos(), g * b.sin())
+)
+Forgotten = custom("Forgotten", lambda a, b: a * b, lambda g, a, b: (g * b, None))
 
 
 class Calls(nn.Module):

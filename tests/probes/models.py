@@ -27,6 +27,24 @@ class Rows(nn.Module):
         return self.last(self.between(self.first(x)))
 
 
+class Net(nn.Module):
+    """Layers, tensors and functions under their names, and a forward that is given them."""
+
+    def __init__(self, run: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        self.run = run
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(self, *args, **kwargs)
+
+
+def seeded(*shape: int) -> Tensor:
+    """Return normal numbers that are always the same."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
 def rows(samples: int = 10) -> tuple[Tensor, Tensor]:
     """Return features and classes."""
     return torch.randn(samples, 12), torch.randint(0, 3, (samples,))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -118,32 +117,3 @@ def test_the_dimension_of_samples_may_be_given() -> None:
     assert record_of(Takes(), batch, batch_dim=1).notes == ()
     batch = (normal(5, 8, 6), normal(5, 8, 3))
     assert record_of(Takes(), batch, batch_dim=1).notes
-
-
-class Stops(nn.Module):
-    def __init__(self, how: type[BaseException]) -> None:
-        super().__init__()
-        self.fc, self.how = nn.Linear(6, 3), how
-        self.register_buffer("seen", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen += 1
-        if torch.equal(x[0], x[1]):
-            raise self.how("now")
-        return self.fc(x) + torch.rand(())
-
-
-@pytest.mark.parametrize("how", [RuntimeError, KeyboardInterrupt])
-def test_everything_is_as_it_was(how: type[BaseException]) -> None:
-    """Bit for bit, however the probe ends."""
-    model, x = Stops(how), normal(8, 6)
-    before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    try:
-        Inspector(model).run_inspection(x, probes=NAME)
-        assert how is not KeyboardInterrupt
-    except KeyboardInterrupt:
-        assert how is KeyboardInterrupt
-    assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
-    assert torch.equal(torch.get_rng_state(), random)
-    assert torch.equal(x, normal(8, 6))
-    assert model.training

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pytest_modelhealth import InspectionError, Inspector, SettingsError
 from pytest_modelhealth.report import Outcome
 from tests.capture.oracle import fingerprint
 from tests.probes.models import probed
@@ -140,70 +139,6 @@ def test_what_evaluation_mode_raises_is_the_models() -> None:
     assert reason == "in evaluation mode the model raises NotImplementedError: only training"
 
 
-class Elsewhere(nn.Module):
-    """Keeps a count where nobody puts it back."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls, self.head = Uncopyable(torch.zeros(())), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls.value = self.calls.value + 1
-        return self.head(x) + self.calls.value
-
-
-def test_runs_that_never_repeat_themselves_are_not_compared() -> None:
-    """A count in an object would look like samples, steps and padding that are seen."""
-    report = probed(Elsewhere(), X)
-    record = report.probes["sample_independence"]
-    assert record.outcome is Outcome.NOT_TOLD
-    assert "outside of its modules" in record.reason
-    sequences = torch.randn(4, 8, 6)
-    padding = torch.arange(8) >= torch.tensor([8, 7, 4, 2])[:, None]
-    report = probed(Elsewhere(), sequences, causal=True, padding=padding)
-    for name in ("causality", "padding"):
-        assert "outside of its modules" in report.probes[name].reason
-
-
-@pytest.mark.parametrize("leaks", [False, True])
-def test_outputs_that_are_infinite_in_places_are_judged(leaks: bool) -> None:
-    """Scores of forbidden actions are -inf; NaN of one sample in another one is seen."""
-
-    class Masked(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            x = x - x.mean(0) if leaks else x
-            return super().forward(x).masked_fill(torch.tensor([False, True, False]), -torch.inf)
-
-    record = probed(Masked(6, 3), X).probes["sample_independence"]
-    assert record.outcome is Outcome.JUDGED
-    assert bool(record.partings) is leaks
-
-
-def test_outputs_without_a_finite_number_are_not_judged() -> None:
-    """They are no outputs that are the same for all samples."""
-
-    class Broken(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) * torch.nan
-
-    assert "no finite" in probed(Broken(6, 3), X).probes["sample_independence"].reason
-
-
-@pytest.mark.parametrize("padding", [torch.ones(8, 7).bool(), torch.zeros(8, 6).bool()])
-def test_padding_that_was_said_and_does_not_fit_is_inconclusive(padding: Tensor) -> None:
-    """A wrong shape, or no place padded: nobody should believe that it was judged."""
-    report = probed(mlp(), X, padding=padding)
-    assert report.probes["padding"].outcome is Outcome.NOT_TOLD
-
-
-def test_wrong_arguments_say_what_is_expected() -> None:
-    """In the words of the argument, not of others."""
-    with pytest.raises(InspectionError, match=r"batch_dim must be .* counted from 0"):
-        probed(mlp(), X, batch_dim=-1)
-    with pytest.raises(SettingsError, match="probes must be True, False or names of probes"):
-        Inspector(mlp()).run_inspection(X, probes=3)  # type: ignore[arg-type]
-
-
 class Square(torch.autograd.Function):
     """A custom function, whose forward is stood in for while it is recorded."""
 
@@ -258,20 +193,3 @@ def test_the_model_is_quiet_about_batches_that_only_probes_make() -> None:
     assert report.probes["sample_independence"].partings
     assert not told
     assert filters[0][0] == "always"
-
-
-def test_a_forward_that_writes_names_the_input() -> None:
-    """Of several: which one, by the name of the argument."""
-
-    class Writes(nn.Linear):
-        def forward(self, first: Tensor, second: Tensor) -> Tensor:
-            return super().forward(first + second.add_(1))
-
-    (found,) = probed(Writes(6, 3), (X, X + 1)).violations
-    assert found.message.endswith("input 'second'")
-
-
-def test_what_is_kept_outside_of_modules_is_no_noise() -> None:
-    """Another seed is not to blame for what every call changes."""
-    kinds = [p.kind for p in probed(Elsewhere(), X).probes["repeatability"].partings]
-    assert kinds == ["again"]

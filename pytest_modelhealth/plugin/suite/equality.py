@@ -22,9 +22,11 @@ from pytest_modelhealth.capture.step.batch import Inputs, is_run_by_training_ste
 from pytest_modelhealth.capture.step.loss import TaskLosses, compute_loss
 from pytest_modelhealth.comparing import compare
 from pytest_modelhealth.data_sets.running import in_mode
-from pytest_modelhealth.errors import ModelHealthError
+from pytest_modelhealth.errors import InspectionError, ModelHealthError
 from pytest_modelhealth.plugin.suite.case import FEW_STEPS, Unjudged
 from pytest_modelhealth.plugin.suite.making import Made, seeded
+from pytest_modelhealth.probes.intervening.running import Runs
+from pytest_modelhealth.probes.probing import Conventions
 from pytest_modelhealth.rendering.notation import plural, shorten
 
 if TYPE_CHECKING:
@@ -61,11 +63,11 @@ def state_survives_saving(case: Case) -> None:
         )
     saved = subject.trained
     seed = subject.suite.seed
-    ours = outputs_of(saved, saved, seed)
-    if not same(ours, outputs_of(saved, saved, seed)):
+    ours = outputs_of(case, saved.model, saved, seed)
+    if not same(ours, outputs_of(case, saved.model, saved, seed)):
         raise Unjudged("the model does not repeat itself: see test_deterministic")
     _load(case, saved.model, fresh.model, saved, seed)
-    if same(ours, outputs_of(fresh, saved, seed)):
+    if same(ours, outputs_of(case, fresh.model, saved, seed)):
         return
     lost = list(_lost(saved.model, fresh.model))
     comparison = _compared(saved, fresh.model, seed)
@@ -110,14 +112,20 @@ def _load(case: Case, saved: nn.Module, fresh: nn.Module, batch: Made, seed: int
         )
 
 
-def outputs_of(model: Made, batch: Made, seed: int) -> list[Tensor]:
-    """Return the tensors that a model gives for a batch in evaluation mode."""
-    request = Request(model.model, **batch.batch, by_training_step=True)
-    engine = find_engine(model.model)
-    with engine.called(request) as call, seeded(seed), in_mode(model.model, False), torch.no_grad():
-        inputs = Inputs.of(call.inputs)
-        found = find_tensors(model.model(*inputs.args, **inputs.kwargs))
-        return [tensor.detach().clone() for tensor in found]
+def outputs_of(case: Case, model: nn.Module, batch: Made, seed: int) -> list[Tensor]:
+    """Return the tensors that a model gives for a batch in evaluation mode.
+
+    Raises:
+        InspectionError: it raises there.
+    """
+    request = Request(model, **batch.batch, by_training_step=True)
+    engine, seen = find_engine(model), case.subject.ran(training=True).observation
+    with engine.called(request) as call, seeded(seed):
+        runs = Runs(engine, call, seen, case.settings, Conventions())
+        ran = runs.forward(Inputs.of(call.inputs))
+    if ran.error:
+        raise InspectionError(f"in evaluation mode {case.subject.label} raises {ran.error}")
+    return ran.outputs
 
 
 def same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
@@ -204,7 +212,8 @@ def compiled_equals_eager(case: Case) -> None:
         )
     backend = subject.suite.backend or backend_for(made.model)
     seed = subject.suite.seed
-    if not same(outputs_of(made, made, seed), outputs_of(made, made, seed + 1)):
+    ours, others = (outputs_of(case, made.model, made, seed + n) for n in (0, 1))
+    if not same(ours, others):
         raise Unjudged(
             f"{subject.label} draws random numbers in evaluation mode, and compiled code draws "
             "others"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +13,9 @@ from torch import Tensor
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.probes.intervening.running import Runs, changeable
+from pytest_modelhealth.probes.probe import Found, NotApplicableError
+
+NO_EFFECT = "has no effect on the output"
 
 
 class Samples(NamedTuple):
@@ -77,6 +82,38 @@ def all_equal(tensors: Sequence[Tensor], samples: Samples) -> bool:
     return all(torch.equal(t, t.narrow(axis, 0, 1).expand_as(t)) for t, axis in rows)
 
 
+def what_inputs_do(runs: Runs) -> Found:
+    """Replace one input after the other by that of other samples.
+
+    Raises:
+        NotApplicableError: there is nothing to replace, or nothing that would show it.
+    """
+    base = runs.base
+    if not base.outputs:
+        raise NotApplicableError("the model returns no tensor on which an input could show")
+    samples = samples_in(runs)
+    if samples is None or samples.number < 2:
+        raise NotApplicableError(
+            "the batch has one sample, or its tensors have no dimension of samples in common, "
+            "so that no input can be replaced by that of another sample"
+        )
+    notes, judged = [], False
+    for number, name in enumerate(named_inputs(runs)):
+        batch = _replaced(runs, number, samples)
+        if batch is None:
+            continue
+        ran = runs.forward(batch)
+        judged = judged or not ran.error
+        if ran.error:
+            notes.append(f"with input {name!r} of other samples the model raises {ran.error}")
+        elif are_equal(base.outputs, ran.outputs):
+            notes.append(f"input {name!r} {NO_EFFECT}")
+    if not judged:
+        why = "; ".join(notes) or "all samples of the batch are equal"
+        raise NotApplicableError(f"no input could be replaced: {why}", notes=tuple(notes))
+    return Found("each input by itself, by that of other samples", notes=tuple(notes))
+
+
 def rolled(runs: Runs) -> Inputs:
     """Return the batch with its samples in another order, where its tensors have them in common."""
     samples = Samples.along(runs.tensors, 0)
@@ -119,8 +156,12 @@ def folded(which: Tensor, tensor: Tensor, *, is_exact: bool) -> Iterator[Tensor]
 
 def named_inputs(runs: Runs) -> list[str]:
     """Return what people call the tensors of the batch, in the order of `Runs.tensors`."""
-    batch = runs.batch()
-    positional = runs.positional
+    batch, positional = runs.batch(), list[str]()
+    with runs.kept(()), suppress(TypeError, ValueError):  # a script keeps what is looked up in it
+        declared = inspect.signature(runs.model.forward).parameters.values()
+        positional = [
+            p.name for p in declared if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
     named = [
         (positional[n] if n < len(positional) else str(n), value)
         for n, value in enumerate(batch.args)
@@ -142,18 +183,10 @@ def _paths(value: Any, name: str) -> Iterator[tuple[Tensor, str]]:
         yield tensor, name if len(tensors) == 1 else f"{name}[{n}]"
 
 
-def replaced(runs: Runs, number: int, samples: Samples) -> Inputs | None:
-    """Return the batch with one tensor that has the values of other samples.
+def _replaced(runs: Runs, number: int, samples: Samples) -> Inputs | None:
+    """Return the batch with one tensor that has the values of other samples; ``None`` if none has.
 
     Some come twice: a mean over the batch would not see them change places.
-
-    Args:
-        runs: has the batch.
-        number: that of the tensor.
-        samples: where they are.
-
-    Returns:
-        ``None`` where the tensor has no row for each sample, or all of its rows are equal.
     """
     tensor, axis = runs.tensors[number], samples.axes[number]
     if axis is None:
@@ -179,3 +212,61 @@ def are_equal(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
         return torch.equal(*(t.view(torch.uint8) for t in pair))
 
     return len(before) == len(after) and all(map(is_equal, before, after))
+
+
+def groups_in(runs: Runs) -> Tensor | None:
+    """Return the vector of the batch that numbers the group of each row, where there is one.
+
+    It is of whole numbers, ascending from 0 without a gap, and some come more than once.
+    """
+    if runs.has_others or runs.conventions.batch_dim is not None:
+        return None
+    tensors = runs.tensors
+    for tensor in tensors:
+        if not _numbers(tensor):
+            continue
+        rows = len(tensor)
+        others = [t for t in tensors if t.ndim and len(t) == rows and t is not tensor]
+        edges = [t for t in tensors if t.ndim > 1 and t.shape[1] == rows and _is_whole(t)]
+        if others and not edges:  # what as many edges carry could not be told from rows
+            return tensor.detach().cpu()
+    return None
+
+
+def nodes_in(runs: Runs) -> str:
+    """Return why the rows of a batch are nodes of one graph; ``""`` where nothing says so.
+
+    Whole numbers in pairs, shape (2, edges) or (edges, 2), are rows of what has floating numbers.
+    """
+    if runs.conventions.batch_dim is not None:
+        return ""
+    tensors = [tensor for tensor in runs.tensors if tensor.numel()]
+    for pairs in tensors:
+        if pairs.ndim != 2 or 2 not in pairs.shape or not _is_whole(pairs):
+            continue
+        least, most = int(pairs.min()), int(pairs.max())
+        for nodes in tensors:
+            is_pointed_at = nodes.ndim and least >= 0 and len(nodes) // 2 <= most < len(nodes)
+            are_rows = nodes.is_floating_point() or len(nodes) != len(pairs)
+            if are_rows and is_pointed_at and len(nodes) > 2:
+                return (
+                    f"the batch pairs its {len(nodes)} rows, as edges do, by a tensor of the shape "
+                    f"{tuple(pairs.shape)}: they are nodes, which see each other, and no samples"
+                )
+    return ""
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
+
+
+def _numbers(tensor: Tensor) -> bool:
+    """Whether a tensor numbers groups of rows."""
+    if tensor.ndim != 1 or len(tensor) < _FEWEST or not _is_whole(tensor):
+        return False
+    steps = tensor.diff()
+    ascends = int(tensor[0]) == 0 and bool(((steps == 0) | (steps == 1)).all())
+    return ascends and 0 < int(tensor[-1]) < len(tensor) - 1
+
+
+_FEWEST = 4

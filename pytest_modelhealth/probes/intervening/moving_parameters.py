@@ -3,107 +3,128 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.capture.step.bare import (
-    Beside,
-    converted_batch,
-    converted_copy,
-    default_dtype,
-)
+from pytest_modelhealth.capture.step.bare import converted_batch, converted_copy, default_dtype
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.capture.step.isolation import gradients_set_aside
 from pytest_modelhealth.capture.step.state import graph_leaves
+from pytest_modelhealth.checks.facts import flow_of
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.probes.endings import UntellableError
+from pytest_modelhealth.probes.alike_samples import STEPS, alike_outputs
 from pytest_modelhealth.probes.intervening.running import Runs, said
+from pytest_modelhealth.probes.parameter_effect import Lacking, without_gradient
+from pytest_modelhealth.probes.probe import Found, NotApplicableError, UntellableError
+from pytest_modelhealth.report import Observation, Parting
+from pytest_modelhealth.report.flow import near
 
-STEPS = (1e-5, 1e-6)
+_FAR = (1e-5, 1e-6)
 """How far parameters are moved along a direction of independent standard normal numbers."""
-
 _SEED = 20_240_229
+_RATE = 1e-3
+"""Adam's default: its first steps move every weight by about as much, whatever its gradient."""
+_HEALED = 3.0
+"""Branches that start near zero part samples more than this many times further in three steps."""
 
 
-class Moved:
-    """A float64 copy of the model, in the mode in which it was inspected.
-
-    Args:
-        runs: the model, and what is asked of it.
+def what_parameters_do(runs: Runs) -> Found:
+    """Move parameters without gradient in a float64 copy, one part of the model after the other.
 
     Raises:
-        UntellableError: the model cannot be copied.
+        UntellableError: the copy cannot be made or run, or there is nothing to miss.
     """
+    observation, trained = runs.observation, runs.conventions.trained
+    if not observation.backward:
+        raise NotApplicableError("no backward pass ran, so that no gradient is missed")
+    parts: dict[str, list[Lacking]] = defaultdict(list)
+    for lacking in without_gradient(observation):
+        parts[lacking.part].append(lacking)
+    if not parts:
+        return Found("nothing: every trainable parameter that ran has a gradient")
+    try:
+        copy = runs.over(converted_copy(runs.model, torch.float64))
+    except InspectionError as error:
+        raise UntellableError(str(error)) from error
+    there = dict(copy.model.named_parameters(remove_duplicate=False))
+    movable = {name for name, tensor in there.items() if tensor.dtype is torch.float64}
+    movable &= movable if trained is None else trained
+    partings = []
+    for part in parts.values():
+        moved = [one for one in part if one.name in movable]
+        slope = _slope(copy, [there[one.name] for one in moved]) if moved else 0.0
+        if slope:
+            last, line = _last_before_a_cut(moved, observation)
+            partings.append(
+                Parting(
+                    "unsettled" if trained is None else "trained",
+                    abs(slope),
+                    last.layer,
+                    role="parameter_gradients",
+                    tensor=last.own,
+                    line=line,
+                    names=tuple(one.name for one in moved),
+                )
+            )
+    changed = "parameters without gradient, a part of the model at a time, along a random direction"
+    return Found(changed, partings)
 
-    def __init__(self, runs: Runs) -> None:
-        self._runs = runs
+
+def _last_before_a_cut(part: list[Lacking], observation: Observation) -> tuple[Lacking, str]:
+    """Return the last of the parameters before a cut, and the line that cuts, if that is known."""
+    flow = flow_of(observation)
+    asked = {one.layer: one for one in part if one.layer in flow.layers}
+    asked |= {one.name: one for one in part if one.layer not in asked and one.name in flow}
+    ends = flow.endings(asked).values()
+    cuts = [(asked[end.last], near(end.cut.line)) for end in ends if end.cut is not None]
+    return cuts[0] if cuts else (part[-1], "")
+
+
+def _slope(copy: Runs, parameters: Sequence[Tensor]) -> float:
+    """Return the slope of the loss where parameters are moved together; 0 where it jumps.
+
+    It takes four forwards, or two where the loss is the same on both sides of the wider step.
+    """
+    generator = torch.Generator().manual_seed(_SEED)
+    directions = [(parameter, _normal(parameter, generator)) for parameter in parameters]
+
+    def along(step: float) -> float:
+        return (_loss_at(copy, directions, step) - _loss_at(copy, directions, -step)) / (2 * step)
+
+    wide = along(_FAR[0])
+    narrow = along(_FAR[1]) if wide else 0.0
+    is_smooth = abs(wide - narrow) <= 0.1 * max(abs(wide), abs(narrow))
+    return narrow if is_smooth else 0.0
+
+
+def _loss_at(copy: Runs, directions: list[tuple[Tensor, Tensor]], step: float) -> float:
+    in_double = partial(converted_batch, dtype=torch.float64)
+    batch = copy.batch()
+    batch = Inputs(*in_double(batch.args), **in_double(batch.kwargs))
+    with default_dtype(torch.float64), copy.kept((batch.args, batch.kwargs)):
+        with torch.no_grad():
+            for parameter, direction in directions:
+                parameter.add_(direction, alpha=step)
         try:
-            copy = converted_copy(runs.model, torch.float64)
-        except InspectionError as error:
-            raise UntellableError(str(error)) from error
-        self._beside = Beside(copy, runs.request.loss)
-        self._parameters = dict(copy.named_parameters(remove_duplicate=False))
-
-    def has(self, name: str) -> bool:
-        """Whether the copy has a parameter of this name, which can be moved."""
-        parameter = self._parameters.get(name)
-        return parameter is not None and parameter.dtype is torch.float64
-
-    def slope(self, names: Sequence[str]) -> float:
-        """Return the slope of the loss where parameters are moved together; 0 where it jumps.
-
-        It takes four forwards, or two where the loss is the same on both sides of the wider step.
-
-        Raises:
-            UntellableError: the copy raises, or its loss is no number in float64.
-        """
-        generator = torch.Generator().manual_seed(_SEED)
-        directions = {name: _normal(self._parameters[name], generator) for name in names}
-        wide = self._along(directions, STEPS[0])
-        narrow = self._along(directions, STEPS[1]) if wide else 0.0
-        is_smooth = abs(wide - narrow) <= 0.1 * max(abs(wide), abs(narrow))
-        return narrow if is_smooth else 0.0
-
-    def _along(self, directions: dict[str, Tensor], step: float) -> float:
-        return (self._loss(directions, step) - self._loss(directions, -step)) / (2 * step)
-
-    def _loss(self, directions: dict[str, Tensor], step: float) -> float:
-        self._runs.forwards += 1
-        batch = self._runs.batch()
-        batch = Inputs(
-            *converted_batch(batch.args, torch.float64),
-            **converted_batch(batch.kwargs, torch.float64),
-        )
-        given = (batch.args, batch.kwargs)
-        with default_dtype(torch.float64), self._beside.put_back(given, evaluation=False):
-            with torch.no_grad():
-                for name, direction in directions.items():
-                    self._parameters[name].add_(direction, alpha=step)
-            try:
-                loss = self._computed(batch)
-            except UntellableError:
-                raise
-            except Exception as error:
-                raise UntellableError(f"in float64 the model raises {said(error)}") from error
-        if loss.dtype is not torch.float64:
-            raise UntellableError(f"its loss is computed in {loss.dtype} whatever it is given")
-        value = float(loss.detach())
-        if not math.isfinite(value):
-            raise UntellableError("its loss is not finite in float64")
-        return value
-
-    def _computed(self, batch: Inputs) -> Tensor:
-        request = self._runs.request
-        output = self._beside.model(*batch.args, **batch.kwargs)
-        loss = self._runs.loss_of(output, converted_batch(request.target, torch.float64))
+            output = copy.output(batch)
+            loss = copy.loss_of(output, in_double(copy.request.target))
+        except Exception as error:
+            raise UntellableError(f"in float64 the model raises {said(error)}") from error
         if loss is None:
             raise UntellableError("there is no number to differentiate")
-        is_projection = request.loss is None and loss.dtype is not torch.float64
-        return _projected(output) if is_projection else loss
+        if copy.request.loss is None and loss.dtype is not torch.float64:
+            loss = _projected(output)
+    if loss.dtype is not torch.float64:
+        raise UntellableError(f"its loss is computed in {loss.dtype} whatever it is given")
+    if not math.isfinite(value := float(loss.detach())):
+        raise UntellableError("its loss is not finite in float64")
+    return value
 
 
 def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
@@ -126,38 +147,36 @@ def _projected(output: Any) -> Tensor:
     return torch.stack([term.cpu() for term in terms]).sum()
 
 
-RATE = 1e-3
-"""Adam's default: its first steps move every weight by about as much, whatever its gradient."""
-
-
-def trained(runs: Runs, steps: int) -> tuple[float, float]:
-    """Train the model on its batch by Adam, in the mode that was inspected, and put it back.
-
-    Returns:
-        By how much the samples of its outputs deviate before and after the steps, as
-        `Observation.sample_deviation` is.
+def what_training_parts(runs: Runs) -> Found:
+    """Train a model whose samples are alike for three steps of Adam, and put it back.
 
     Raises:
-        UntellableError: it cannot be trained.
+        UntellableError: it cannot be trained, or its samples are not alike.
     """
-    batches = [runs.batch() for _ in range(steps + 1)]
-    with runs.beside.put_back([(b.args, b.kwargs) for b in batches], evaluation=False):
-        wanted = [p for p in runs.model.parameters() if p.requires_grad]
-        samples = runs.observation.samples // max(runs.observation.batches, 1)
-        deviations = []
+    if alike_outputs(runs.observation, runs.settings) is None:
+        raise NotApplicableError("the samples of its outputs are not alike")
+    batches = [runs.batch() for _ in range(STEPS + 1)]
+    samples = runs.observation.samples // max(runs.observation.batches, 1)
+    deviations = []
+    with runs.kept([(batch.args, batch.kwargs) for batch in batches]):
         try:
-            optimizer = torch.optim.Adam(wanted, lr=RATE)
-            for number, batch in enumerate(batches):
-                runs.forwards += 1
-                output = runs.model(*batch.args, **batch.kwargs)
+            wanted = [p for p in runs.model.parameters() if p.requires_grad]
+            optimizer = torch.optim.Adam(wanted, lr=_RATE)
+            for batch in batches:
+                output = runs.output(batch)
                 deviations.append(_deviation(find_tensors(output), samples))
-                if number < steps:
+                if len(deviations) <= STEPS:
                     _step(runs, output, optimizer)
         except Exception as error:  # the user's, of weights that we changed
             raise UntellableError(
-                f"{steps} training steps cannot be tried: {said(error)}"
+                f"{STEPS} training steps cannot be tried: {said(error)}"
             ) from error
-    return deviations[0], deviations[-1]
+    before, after, changed = deviations[0], deviations[-1], f"{STEPS} steps of Adam"
+    if after >= _HEALED * before:
+        return Found(
+            changed, notes=(f"{changed} part the samples, from {before:.2g} to {after:.2g}",)
+        )
+    return Found(changed, [Parting("alike", before, before=before, after=after)])
 
 
 def _step(runs: Runs, output: Any, optimizer: torch.optim.Optimizer) -> None:
@@ -169,11 +188,12 @@ def _step(runs: Runs, output: Any, optimizer: torch.optim.Optimizer) -> None:
     others = [leaf for leaf in graph_leaves([loss.grad_fn]) if id(leaf) not in learns]
     with gradients_set_aside(others):  # those of the loss itself among them
         loss.backward()
-    runs.backwards += 1
+    runs.count["backwards"] += 1
     optimizer.step()
 
 
 def _deviation(outputs: list[Tensor], samples: int) -> float:
+    """Return by how much samples deviate, as `Observation.sample_deviation` is."""
     deviations = [math.nan]
     for output in outputs:
         is_batch = output.ndim > 0 and output.shape[0] == samples < output.numel()

@@ -13,19 +13,20 @@ from torch import Tensor
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.checks.facts import flow_of
-from pytest_modelhealth.probes.endings import Found, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.batches import (
     Samples,
     all_equal,
     along,
     folded,
+    groups_in,
+    nodes_in,
     samples_in,
     selected,
 )
 from pytest_modelhealth.probes.intervening.differences import Apart, apart, least_apart
-from pytest_modelhealth.probes.intervening.grouped import groups_in, nodes_in
 from pytest_modelhealth.probes.intervening.locating import Place, parting_at, where_they_part
 from pytest_modelhealth.probes.intervening.running import Ran, Runs
+from pytest_modelhealth.probes.probe import Found, NotApplicableError, UntellableError
 from pytest_modelhealth.report import LayerRecord, Parting
 
 

@@ -7,9 +7,10 @@ import inspect
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -17,17 +18,19 @@ from torch import Tensor
 from torch.autograd import Function, gradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pytest_modelhealth.capture.observing.autograd_graph import snake_case
 from pytest_modelhealth.capture.observing.flow.origins import is_own
 from pytest_modelhealth.capture.observing.flow.rows import line_of, place_of
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.bare import converted_batch
 from pytest_modelhealth.capture.step.batch import copied_batch
 from pytest_modelhealth.capture.step.isolation import exited_whole
-from pytest_modelhealth.probes.endings import UntellableError
 from pytest_modelhealth.probes.intervening.running import Ran, Runs, said
-from pytest_modelhealth.report import Parting
+from pytest_modelhealth.probes.probe import Found, NotApplicableError, UntellableError
+from pytest_modelhealth.report import Observation, Parting
 from pytest_modelhealth.report.flow import near
 
+_CHANGED = "each custom autograd.Function by itself, along random directions in float64"
 _STEPS = (1e-5, 1e-6)
 """How far an argument is moved, by its root mean square; in float64 both leave 6 digits or more."""
 _NOTICED = 5e-3
@@ -77,34 +80,59 @@ class Call:
         return names[place] if place < len(names) else f"argument {place}"
 
 
-@dataclass
-class Verdict:
-    """What became of one function.
+def what_backwards_give(runs: Runs) -> Found:
+    """Record what each custom function is called with, and hold its backward against slopes.
 
-    Args:
-        call: its call.
-        wrong: the gradients that are not the slope. Of their kinds, ``"slope"`` is meant by nobody;
-            ``"approximation"``, ``"surrogate"`` (wrong only where the forward is flat) and
-            ``"none"`` (zero throughout, or not given) may be.
-        meant: why its gradient is another than the slope on purpose; ``""`` where it is not.
-        doubt: why nothing can be told; ``""`` where something can.
+    Raises:
+        UntellableError: none can be told, or each changes the gradient on purpose.
     """
+    calls, ran = _recorded_calls(runs)
+    if ran.error and not calls:
+        raise UntellableError(f"run again, the model raises {ran.error}")
+    if not calls and runs.observation.own_functions:
+        raise UntellableError(
+            "its custom functions are classes made anew in each forward, or are called by no "
+            "Function.apply; define them at the top of a module"
+        )
+    if not calls:
+        raise NotApplicableError("no custom torch.autograd.Function takes part in the run")
+    notes, doubts, is_judged = list[str](), list[str](), False
+    partings: dict[type, list[Parting]] = {}
+    for call in calls:
+        try:
+            with runs.kept(find_tensors([one.args for one in calls])), torch.enable_grad():
+                wrong = _wrong_gradients(call)
+        except NotApplicableError as meant:
+            notes.append(f"{call.name!r} changes the gradient on purpose: {meant}")
+            continue
+        except UntellableError as doubt:
+            doubts.append(f"the backward of {call.name!r} is not held against slopes: {doubt}")
+            notes.append(doubts[-1])
+            continue
+        is_judged = True
+        if wrong:  # the first of each function: one backward, one story
+            layer = _caller(call, runs.observation)
+            partings.setdefault(call.function, [replace(one, layer=layer) for one in wrong])
+    unique = tuple(dict.fromkeys(notes))
+    if is_judged:
+        return Found(_CHANGED, [*chain(*partings.values())], unique)
+    if doubts:
+        raise UntellableError("; ".join(doubts), _CHANGED)
+    raise NotApplicableError("; ".join(unique), notes=unique)
 
-    call: Call
-    wrong: list[Parting] = field(default_factory=list)
-    meant: str = ""
-    doubt: str = ""
 
-    @property
-    def note(self) -> str:
-        """What is to be said instead of what is wrong; ``""`` where the gradient was judged."""
-        if self.meant:
-            return f"{self.call.name!r} changes the gradient on purpose: {self.meant}"
-        of = f"the backward of {self.call.name!r} is not held against slopes"
-        return f"{of}: {self.doubt}" if self.doubt else ""
+def _caller(call: Call, observation: Observation) -> str:
+    """Return the layer whose own code calls a function; the model where that is not known."""
+    if observation.flow is None:
+        return ""
+    graph, named = observation.flow.graph, snake_case(call.name)
+    own = [graph.vertices[n] for n in graph.own_functions]
+    made = [vertex.call for vertex in own if vertex.function == named] or [-1]
+    number = made[call.number] if len(made) == call.of else made[0]
+    return graph.calls[number].layer if number >= 0 else ""
 
 
-def recorded_calls(runs: Runs) -> tuple[list[Call], Ran]:
+def _recorded_calls(runs: Runs) -> tuple[list[Call], Ran]:
     """Run the model and its loss once, as inspected, and return the calls of custom functions.
 
     Of each function, the first call of each kind. One that was bound early, ``f = Swish.apply``,
@@ -337,36 +365,32 @@ class _Point:
         return torch.stack([(gradient * one).sum().cpu() for one in self.directions[place]])
 
 
-def judged_calls(runs: Runs, calls: Sequence[Call]) -> list[Verdict]:
-    """Hold the gradients of each call against slopes, in float64."""
-    given = [tensor for call in calls for tensor in find_tensors(call.args)]
-    verdicts = []
-    for call in calls:
-        with runs.beside.put_back(given, evaluation=False), torch.enable_grad():
-            try:
-                verdicts.append(_verdict(call))
-            except UntellableError as error:
-                verdicts.append(Verdict(call, doubt=str(error)))
-    return verdicts
+def _wrong_gradients(call: Call) -> list[Parting]:
+    """Return the gradients of a call that are not the slope.
 
+    Of their kinds, ``"slope"`` is meant by nobody; ``"approximation"``, ``"surrogate"`` (wrong only
+    where the forward is flat) and ``"none"`` (zero throughout, or not given) may be.
 
-def _verdict(call: Call) -> Verdict:
+    Raises:
+        NotApplicableError: a gradient is another than the slope on purpose.
+        UntellableError: nothing can be told.
+    """
     point, close_by = _Point(call, nudged=False), None
     if point.dtype is not torch.float64:
         if any(map(point.is_flat, call.wanted)):
-            return Verdict(call, meant=_FLAT)
-        return Verdict(call, doubt=f"it computes in {point.dtype} whatever it is given")
+            raise NotApplicableError(_FLAT)
+        raise UntellableError(f"it computes in {point.dtype} whatever it is given")
     with suppress(UntellableError):
         close_by = _Point(call, nudged=True)
     found = [one for place in call.wanted if (one := _judged(point, close_by, place)) is not None]
-    verdict = Verdict(call, [one for one in found if one.effect > _NOTICED])
-    if verdict.wrong and _is_identity(close_by or point):
-        verdict.meant = "its forward is the identity"
-    elif any(one.detail == _FLAT for one in found):
-        verdict.meant = _FLAT
-    elif verdict.wrong and _is_quantised(point):
-        verdict.meant = "its forward rounds to a few values, scaled or not"
-    return verdict
+    wrong = [one for one in found if one.effect > _NOTICED]
+    if wrong and _is_identity(close_by or point):
+        raise NotApplicableError("its forward is the identity")
+    if any(one.detail == _FLAT for one in found):
+        raise NotApplicableError(_FLAT)
+    if wrong and _is_quantised(point):
+        raise NotApplicableError("its forward rounds to a few values, scaled or not")
+    return wrong
 
 
 def _judged(point: _Point, close_by: _Point | None, place: int) -> Parting | None:

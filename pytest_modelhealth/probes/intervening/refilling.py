@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from pytest_modelhealth.capture.step.batch import Inputs
-from pytest_modelhealth.probes.endings import Found, UntellableError
 from pytest_modelhealth.probes.intervening.differences import Apart, least_apart
 from pytest_modelhealth.probes.intervening.locating import Place, parting_at, where_they_part
-from pytest_modelhealth.probes.intervening.lookups import OtherRows
 from pytest_modelhealth.probes.intervening.paddings import (
     Padding,
     judged_places,
@@ -20,6 +20,7 @@ from pytest_modelhealth.probes.intervening.paddings import (
     shown_by,
 )
 from pytest_modelhealth.probes.intervening.running import Ran, Runs
+from pytest_modelhealth.probes.probe import Found, UntellableError
 from pytest_modelhealth.report import Parting
 
 _SEED = 20_240_229
@@ -163,9 +164,55 @@ class _Refill:
         within = self._rows() if self._looked_up else None
         return where_they_part(runs, runs.batch(), self.batch(), same, within)
 
-    def _rows(self) -> OtherRows:
+    def _rows(self) -> _OtherRows:
         given = [self._runs.tensors[n] for n in self._padding.values]
-        return OtherRows(list(filter(_is_id, given)), self._places, self._sources)
+        return _OtherRows(list(filter(_is_id, given)), self._places, self._sources)
+
+
+class _OtherRows(TorchFunctionMode):
+    """While on, ids of the batch that a table is asked for get rows of other places.
+
+    Models derive positions, masks and the place that they read from ids. Other ids change these
+    too, other rows for the same ids do not.
+
+    Args:
+        ids: tensors of whole numbers, each of the shape of `places`.
+        places: the places ``(samples, steps)`` that get other rows.
+        sources: the place, counted along the flattened ones, that each of them gets its row from.
+
+    Attributes:
+        count: how many lookups were changed.
+    """
+
+    def __init__(self, ids: Sequence[Tensor], places: Tensor, sources: Tensor) -> None:
+        super().__init__()
+        self._ids, self._places, self._sources = list(ids), places, sources
+        self.count = 0
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call `func`, and exchange rows of what it returns if it looks up ids of the batch."""
+        made, given = func(*args, **(kwargs or {})), kwargs or {}
+        asked: Any = None
+        if func is torch.nn.functional.embedding:
+            asked = args[0] if args else given.get("input")
+        elif func is torch.Tensor.__getitem__ and len(args) > 1:
+            asked = args[1]
+        is_batch = isinstance(asked, Tensor) and asked.shape == self._places.shape
+        if not is_batch or asked.is_floating_point() or asked.dtype is torch.bool:
+            return made
+        if not any(bool((asked == ids.to(asked.device)).all()) for ids in self._ids):
+            return made
+        if not isinstance(made, Tensor) or made.shape[:2] != self._places.shape:
+            return made
+        self.count += 1
+        rows = made.flatten(0, 1)[self._sources.to(made.device)]
+        return made.index_put((self._places.to(made.device),), rows)
 
 
 def _is_id(tensor: Tensor) -> bool:

@@ -12,11 +12,11 @@ from torch import Tensor
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.capture.step.isolation import random_state, restore_random_state
 from pytest_modelhealth.layers import named_modules
-from pytest_modelhealth.probes.endings import UntellableError
 from pytest_modelhealth.probes.intervening.batches import named_inputs, rolled
 from pytest_modelhealth.probes.intervening.differences import largest
 from pytest_modelhealth.probes.intervening.locating import parting_at, where_seeds_part
 from pytest_modelhealth.probes.intervening.running import Ran, Runs
+from pytest_modelhealth.probes.probe import Found, UntellableError
 from pytest_modelhealth.report import Parting
 
 _SEED = 20_240_229
@@ -29,7 +29,7 @@ _CONTAINERS = (list, deque, dict, set)
 _LEAST = 1e-6
 
 
-def what_calls_change(runs: Runs) -> list[Parting]:
+def what_calls_change(runs: Runs) -> Found:
     """Return what another seed and a call before change, and what calls leave behind.
 
     The model is called on another batch, then on the usual one, and then with another seed, without
@@ -62,7 +62,7 @@ def what_calls_change(runs: Runs) -> list[Parting]:
         named = named_inputs(runs)
         detail = ", ".join(f"input {named[number]!r}" for number in base.wrote)
         partings.append(Parting("batch", 1.0, role="inputs", detail=detail))
-    return partings
+    return Found("the seed, and the call before", partings)
 
 
 def _by_seed(runs: Runs, other: Ran) -> list[Parting]:
@@ -91,13 +91,13 @@ def _called_in_a_row(
         calls: batches, each with the seed of its random numbers; ``None`` takes the usual ones.
     """
     ran = [Ran() for _ in calls]
-    with runs.beside.put_back([(b.args, b.kwargs) for b, _ in calls], evaluation=True):
+    with runs.kept([(b.args, b.kwargs) for b, _ in calls], evaluation=True):
         usual, before = random_state(), dict[tuple[str, str, str], Any]()
         for one, (batch, seed) in zip(ran, calls, strict=True):
             if one is ran[-1]:
                 before = _held(runs)
             restore_random_state(usual)
-            runs.call(batch, one, seed=seed)
+            runs.take(batch, one, seed=seed)
         return ran, _changes(before, _held(runs))
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
+import copy
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -19,9 +20,9 @@ from pytest_modelhealth.capture.step.bare import Beside
 from pytest_modelhealth.capture.step.batch import Inputs, deep_copy
 from pytest_modelhealth.capture.step.loss import TaskLosses, compute_loss, no_loss
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.probes.conventions import Conventions
-from pytest_modelhealth.probes.endings import UntellableError
 from pytest_modelhealth.probes.intervening.differences import largest
+from pytest_modelhealth.probes.probe import UntellableError
+from pytest_modelhealth.probes.probing import Conventions
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.settings import Settings
 
@@ -57,8 +58,7 @@ class Runs:
         conventions: what cannot be inferred from the batch.
 
     Attributes:
-        model: the model.
-        forwards, backwards: how many a probe ran.
+        count: how many ``"forwards"`` and ``"backwards"`` a probe ran.
         base_forwards, base_seconds: of the runs that the probes share.
     """
 
@@ -74,7 +74,7 @@ class Runs:
         self.observation, self.settings = observation, settings
         self.conventions = conventions
         self.base_forwards, self.base_seconds = 0, 0.0
-        self.forwards = self.backwards = 0
+        self.count: Counter[str] = Counter()
         self._arguments = Inputs.of(request.inputs)
 
     @cached_property
@@ -105,6 +105,21 @@ class Runs:
         """The model."""
         return self.beside.model
 
+    def over(self, model: nn.Module) -> Runs:
+        """Return runs of a copy of the model on the same batch, which count as those of this."""
+        runs = copy.copy(self)
+        runs.beside = Beside(model, self.request.loss)
+        return runs
+
+    def kept(self, given: Any, *, evaluation: bool = False) -> AbstractContextManager[None]:
+        """Put back what happens inside to the model, to what it is `given` and to its mode."""
+        return self.beside.put_back(given, evaluation=evaluation)
+
+    def output(self, batch: Inputs) -> Any:
+        """Run the model, inside of `kept`: the one place where a probe does."""
+        self.count["forwards"] += 1
+        return self.model(*batch.args, **batch.kwargs)
+
     @property
     def tensors(self) -> list[Tensor]:
         """What `changeable` finds in the batch."""
@@ -115,19 +130,6 @@ class Runs:
         """Whether the batch holds tensors that are not changed: sparse or nested ones, say."""
         everything = find_tensors((self._arguments.args, self._arguments.kwargs))
         return len(everything) > len(self.tensors)
-
-    @cached_property
-    def positional(self) -> list[str]:
-        """Names of the arguments that the model takes by position; empty where they are not known.
-
-        A script keeps what is looked up in it.
-        """
-        with self.beside.put_back((), evaluation=False):
-            try:
-                declared = inspect.signature(self.model.forward).parameters.values()
-            except (TypeError, ValueError):
-                return []
-        return [p.name for p in declared if p.kind in _POSITIONAL]
 
     def batch(self) -> Inputs:
         """Return a copy of the batch, to be changed."""
@@ -164,7 +166,7 @@ class Runs:
     def _base(self) -> Ran:
         start = time.perf_counter()
         ran = self.forward(self.batch(), with_loss=True)
-        self.forwards -= 1
+        self.count["forwards"] -= 1
         self.base_forwards += 1
         self.base_seconds += time.perf_counter() - start
         return ran
@@ -222,27 +224,26 @@ class Runs:
             evaluation: in evaluation mode; if not, as it was inspected.
         """
         ran = Ran()
-        with self.beside.put_back((batch.args, batch.kwargs), evaluation=False):
+        with self.kept((batch.args, batch.kwargs)):
             if evaluation:
                 try:
                     self.model.eval()
                 except Exception as error:  # noqa: BLE001 - the user's own `eval` or `train`
                     ran.error = said(error)
             if not ran.error:
-                self.call(batch, ran, seed=seed, with_loss=with_loss)
+                self.take(batch, ran, seed=seed, with_loss=with_loss)
         return ran
 
-    def call(
+    def take(
         self, batch: Inputs, ran: Ran, *, seed: int | None = None, with_loss: bool = False
     ) -> None:
-        """Run the model once inside of `Beside.put_back`, and take down what it gives."""
+        """Run the model once inside of `kept`, and take down what it gives."""
         if seed is not None:
             torch.manual_seed(seed)
-        self.forwards += 1
         given = changeable(batch)
         versions = [version(tensor) for tensor in given]
         try:
-            output = self.model(*batch.args, **batch.kwargs)
+            output = self.output(batch)
             if with_loss:
                 self._take_loss(output, ran)
         except Exception as error:  # noqa: BLE001 - the user's, on a batch that we changed
@@ -291,7 +292,7 @@ class Runs:
     @contextmanager
     def watched(self, batch: Inputs) -> Iterator[Request]:
         """Give a request for a watched run of a batch in evaluation mode, counted as one."""
-        self.forwards += 1
+        self.count["forwards"] += 1
         with self.beside.put_back((batch.args, batch.kwargs), evaluation=True, watched=True):
             yield replace(
                 self.request, inputs=batch, target=None, loss=no_loss, backward=False, scaler=None
@@ -300,7 +301,6 @@ class Runs:
 
 _STEADY = 1e-5
 """Kernels that add up in any order make less of a difference."""
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def changeable(batch: Inputs) -> list[Tensor]:

@@ -1,0 +1,297 @@
+"""What a model promises of its batch: what is changed, and what is said of runs that part then.
+
+A row a probe, of literals alone, since a run that sets a limit loads them; what changes the batch
+is the function of `intervening` that a row names.
+"""
+
+# ruff: noqa: RUF012, ISC004 - tables that nobody writes to, of texts over several lines
+
+from __future__ import annotations
+
+from pytest_modelhealth.probes.probe import Kind, Probe
+from pytest_modelhealth.settings import Ratio
+
+
+class Causality(Probe):
+    """A model that predicts the next step of a sequence sees none of the steps to come."""
+
+    name = "causality"
+    summary = "No output of a model that predicts the next step depends on later steps."
+    rank = 31
+    experiment = "future:what_early_steps_see"
+    settings = (
+        Ratio(
+            "max_future_effect",
+            default=1e-4,
+            help="largest change of an output when later steps of the sequence change, by the "
+            "output's root mean square (healthy models: 0)",
+            per_layer=False,
+        ),
+    )
+
+    said = (
+        "it sees the future: later steps change earlier outputs by {effect} of their root mean "
+        "square{began}"
+    )
+    causes = (
+        (
+            frozenset({"softmax", "attention", "scaled_dot_product_attention", "transformer"}),
+            "its causal mask is missing, shifted, inverted, too small a number, or not passed on",
+        ),
+        (
+            frozenset({"conv"}),
+            "a convolution padded on both sides: pad kernel - 1 steps on the left",
+        ),
+        (
+            frozenset({"lstm", "gru", "rnn"}),
+            "a recurrence that runs backwards too: bidirectional=False",
+        ),
+        (
+            frozenset({"fft_r2_c", "fft_c2_c"}),
+            "a product of spectra is circular: pad to twice the length, n=2 * length",
+        ),
+        (
+            frozenset({"norm", "mean", "std", "var", "sum", "amax", "max", "pool"}),
+            "it reduces over time, later steps among them: normalise and pool each step by itself",
+        ),
+        (frozenset({"flip", "roll", "cumsum"}), "it moves or adds up steps against their order"),
+    )
+    kinds = {
+        "choice": Kind(
+            "it chooses among the steps of a whole sequence (topk, a capacity): a mixture of "
+            "depths does so on purpose, and nothing that was seen tells",
+            may_be_meant=True,
+        )
+    }
+    otherwise = (
+        "a causal mask that is missing, shifted, inverted, finite or not passed on; else a "
+        "normalisation or a mean over time, a convolution padded on both sides, or a recurrence "
+        "that runs backwards"
+    )
+
+
+class Padding(Probe):
+    """No output at a real place, and none that pools real places, depends on padding."""
+
+    name = "padding"
+    summary = "What stands in the padding of a batch has no effect on its outputs."
+    rank = 32
+    experiment = "refilling:what_padding_does"
+    settings = (
+        Ratio(
+            "max_padding_effect",
+            default=1e-4,
+            help="largest change of an output at a real place when what stands in padding changes, "
+            "by the output's root mean square (healthy models: 0)",
+            per_layer=False,
+        ),
+    )
+
+    said = (
+        "padding has an effect: it changes outputs of real places by {effect} of their root mean "
+        "square{began}"
+    )
+    causes = (
+        (
+            frozenset({"softmax", "attention", "scaled_dot_product_attention", "transformer"}),
+            "the mask does not get to this attention, is inverted, or hides too little",
+        ),
+        (
+            frozenset({"mean", "sum", "amax", "max", "logsumexp", "pool"}),
+            "it pools over all places: leave padded ones out, and divide by the number of real "
+            "ones",
+        ),
+        (
+            frozenset({"getitem", "select", "narrow", "slice"}),
+            "it reads the first or last place, which is padding in some samples: read a real one",
+        ),
+        (
+            frozenset({"lstm", "gru", "rnn"}),
+            "a recurrence that runs on through padding: pack_padded_sequence helps",
+        ),
+        (
+            frozenset({"conv"}),
+            "a convolution looks across the border: set padded places to zero first",
+        ),
+        (frozenset({"norm"}), "a normalisation over all places: leave padded ones out"),
+    )
+    otherwise = (
+        "a mask that is not passed on, inverted, or used in some layers only; a mean or a maximum "
+        "over all places; the last place read in place of the last real one"
+    )
+    kinds = {
+        "loss": Kind(
+            "the loss counts padded places: mask them, or set their targets to ignore_index; a "
+            "model that is to predict its padding does so on purpose",
+            "what stands in padding changes the loss by {effect} of its value, and no output at a "
+            "real place",
+            may_be_meant=True,
+        ),
+        "merged": Kind(
+            "it makes one step of several, and the one at the border holds both real places and "
+            "padding; it sees that padding alone, by design or for want of a length that divides",
+            may_be_meant=True,
+        ),
+        "aside": Kind(
+            "this output has no dimension of steps, and stands beside one that does not depend on "
+            "padding; no loss was given that tells whether it is used: if not, let it be",
+            may_be_meant=True,
+        ),
+    }
+
+
+class SampleIndependence(Probe):
+    """No sample of a batch has an effect on what the model returns for another one."""
+
+    name = "sample_independence"
+    summary = "What the model returns for a sample does not depend on the rest of the batch."
+    rank = 33
+    experiment = "overwriting:what_samples_see"
+    settings = (
+        Ratio(
+            "max_sample_effect",
+            default=1e-4,
+            help="largest change of a sample's output when other samples of its batch change, by "
+            "the output's root mean square (healthy models: 0, but where routing changes the "
+            "shapes of products)",
+            per_layer=False,
+        ),
+    )
+    causes = (
+        (
+            frozenset({"lstm", "gru", "rnn", "attention", "transformer"}),
+            "it takes the first dimension of what it is given for time: batch_first=True, or "
+            "transpose",
+        ),
+        (frozenset({"softmax"}), "a softmax over the batch: check its dim, 0 is that of samples"),
+        (
+            frozenset({"batchnorm"}),
+            "batch statistics in evaluation mode: say track_running_stats=True",
+        ),
+        (
+            frozenset(
+                {"mean", "sum", "std", "var", "amax", "amin", "max", "min", "norm", "cumsum"}
+            ),
+            "it reduces over the batch: check its dim, 0 is that of samples",
+        ),
+        (
+            frozenset({"view", "reshape", "flatten", "unflatten"}),
+            "a view that takes dimensions in another order than they have: transpose or permute "
+            "first",
+        ),
+        (frozenset({"roll", "flip", "sort", "argsort"}), "it moves samples: check its dim"),
+    )
+    said = (
+        "samples see each other: other samples change an output by {effect} of its root mean "
+        "square{began}"
+    )
+    kinds = {
+        "choice": Kind(
+            "it chooses among the values of all samples (topk, a capacity): experts that choose "
+            "among all tokens do so on purpose, and nothing that was seen tells",
+            may_be_meant=True,
+        ),
+        "order": Kind(
+            "samples are put in another order before a layer takes them: negatives and replayed "
+            "steps do so on purpose, and nothing that was seen tells; else check the dim",
+            may_be_meant=True,
+        ),
+        "sequence": Kind(
+            "it is given one sequence, whose steps are the samples: unsqueeze(1) makes samples of "
+            "rows; attention between rows, and a batch that is one sequence, are meant so",
+            may_be_meant=True,
+        ),
+        "lost dimension": Kind(
+            "squeeze() without a dimension drops that of the samples when there is one: say which, "
+            "squeeze(-1)",
+            "of one sample alone it {detail}",
+            is_limited=False,
+        ),
+        "groups": Kind(
+            "it reduces over, or normalises by, the rows of all groups: hand on the vector that "
+            "numbers them, and reduce by that (scatter, index_add)",
+            said.replace("samples", "groups"),
+        ),
+    }
+    otherwise = (
+        "a view that mixes dimensions, a softmax or a mean over the batch, batch statistics in "
+        "evaluation, or a layer that takes the batch for a sequence (batch_first)"
+    )
+
+
+class Repeatability(Probe):
+    """In evaluation mode a model is a function of its batch."""
+
+    name = "repeatability"
+    summary = "In evaluation mode the same batch gives the same output, again and again."
+    rank = 34
+    experiment = "repeating:what_calls_change"
+    settings = (
+        Ratio(
+            "max_call_effect",
+            default=1e-5,
+            help="largest change of the output by another seed or a call before, by its root mean "
+            "square (healthy models: 0; float32 rounds at 1e-7)",
+            per_layer=False,
+        ),
+    )
+    _BY = " by {effect} of its root mean square{began}{more}"
+    _CHANGES = "{detail} from one call to the next, in evaluation mode"
+    _AGAIN = "a second call"
+    kinds = {
+        "dropout": Kind(
+            "F.dropout without training=self.training, a Dropout made inside forward, or train() "
+            "called there; where it is meant (Monte Carlo dropout), waive this probe",
+            f"dropout is active in evaluation mode: another random seed changes the output{_BY}",
+            run="another seed",
+        ),
+        "noise": Kind(
+            "noise or a mask that should be drawn only if self.training; latents, policies and "
+            "diffusion steps draw on purpose, and nothing that was seen tells",
+            f"it draws random numbers in evaluation mode: another seed changes the output{_BY}",
+            may_be_meant=True,
+            run=_AGAIN,
+        ),
+        "again": Kind(
+            "forward keeps something from call to call: a buffer that it updates, a list that it "
+            "appends to, a tensor of the first batch; a queue or a carried state does so on "
+            "purpose",
+            f"after a call on another batch it returns something else:{_BY}",
+            may_be_meant=True,
+            run=_AGAIN,
+        ),
+        "state": Kind(
+            "forward writes to it in evaluation mode: update it only if self.training, unless it "
+            "is meant to be carried on",
+            _CHANGES,
+            may_be_meant=True,
+            is_limited=False,
+        ),
+        "parameters": Kind(
+            "forward writes to its parameters, in place or through .data, which is for the "
+            "optimizer to do",
+            _CHANGES,
+            is_limited=False,
+        ),
+        "batch": Kind(
+            "an in-place operation (add_, /=, masked_fill_, indexing) on an argument changes the "
+            "caller's data: clone() first, or leave the underscore out",
+            "its forward writes to the batch that it is given, {detail}",
+            is_limited=False,
+        ),
+    }
+
+
+class InputEffect(Probe):
+    """An input that the output does not depend on is a note, never a violation.
+
+    A head of zeros, a gate that has not opened, an id for a log and a mask that nothing needs
+    look the same.
+    """
+
+    name = "input_effect"
+    summary = "Every input has an effect on the output; one without is a note."
+    rank = 44
+    experiment = "batches:what_inputs_do"
+    severity = "warn"
+    role = "inputs"

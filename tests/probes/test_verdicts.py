@@ -1,0 +1,945 @@
+"""What each probe of a batch says of small models: a row a model, with its healthy twin."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pytest_modelhealth import HealthReport
+from pytest_modelhealth.report import Outcome
+from tests.probes.models import Block, Net, Reader, Rows, Writer, language, probed, seeded, texts
+
+ASSERTIONS = {
+    "sample_independence": "assert_samples_independent",
+    "causality": "assert_causal",
+    "padding": "assert_padding_ignored",
+    "repeatability": "assert_repeatable",
+}
+OUTCOMES = {"untold": Outcome.NOT_TOLD, "absent": Outcome.NOT_APPLICABLE}
+
+
+class Case(NamedTuple):
+    """A model and a batch, and what a probe says of them.
+
+    Args:
+        grade: ``"healthy"``, ``"fails"`` or ``"warns"`` where it is judged; else ``"untold"`` or
+            ``"absent"``.
+        model: makes the model.
+        inputs: the batch.
+        layer: where it begins; ``"*"`` is anywhere.
+        word: stands in the message or the cause, or in the reason.
+        target, loss: what the inspection is given as well.
+        options: likewise, for the probe.
+        note: stands in the notes of the probe.
+    """
+
+    grade: str
+    model: Callable[[], nn.Module]
+    inputs: Any
+    layer: str = ""
+    word: str = ""
+    target: Any = None
+    loss: Any = None
+    options: dict[str, Any] = {}  # noqa: RUF012 - never written to
+    note: str = ""
+
+    def report(self, probe: str) -> HealthReport:
+        """Inspect the model with one probe."""
+        inputs, options = copy.deepcopy(self.inputs), {"probes": probe, **self.options}
+        options |= {} if self.loss is None else {"loss": self.loss}
+        return probed(self.model(), inputs, self.target, **options)
+
+
+def fault_and_twin(
+    made: Callable[[bool], nn.Module], inputs: Any, layer: str = "", word: str = "", **more: Any
+) -> dict[str, Case]:
+    """Return the rows of a model that leaks if it is told to."""
+    return {
+        "leaks": Case("fails", lambda: made(True), inputs, layer, word, **more),
+        "healthy": Case("healthy", lambda: made(False), inputs, **more),
+    }
+
+
+X, Y = seeded(10, 12), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1, 2, 0])
+SERIES, STATE = seeded(7, 6, 12), torch.zeros(1, 6, 16)
+
+
+def chosen(m: Any, x: Tensor) -> Tensor:
+    """Give more to the samples that are best of all."""
+    best = (h := m.first(x)).sum(1).topk(5).indices
+    return m.last(h.index_add(0, best, h[best]))
+
+
+def forbidding(leaks: bool) -> nn.Module:
+    """Return a model of scores, of which one is forbidden."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        scores = m.fc(x - x.mean(0) if leaks else x)
+        return scores.masked_fill(torch.arange(3) == 1, -torch.inf)
+
+    return Net(forward, fc=nn.Linear(12, 3))
+
+
+def normalised() -> nn.Module:
+    """Return what knows modes."""
+    return nn.Sequential(nn.Linear(12, 16), nn.BatchNorm1d(16), nn.Dropout(), nn.Linear(16, 3))
+
+
+def finds(m: Any, x: Tensor) -> list[Tensor]:
+    """Return another tensor where samples differ."""
+    every = m.fc(x)
+    return [every, *([every + 1] if bool((x[1] != x[0]).any()) else [])]
+
+
+class Elsewhere(nn.Module):
+    """Keeps a count where nobody puts it back."""
+
+    def __init__(self, width: int = 12) -> None:
+        super().__init__()
+        self.head, self.calls = nn.Linear(width, 3), itertools.count(1)
+
+    def forward(self, x: Tensor, **_: Tensor) -> Tensor:
+        return self.head(x) + next(CALLS)
+
+
+CALLS = itertools.count(1)
+
+
+def recurrent(returned: Callable[[Tensor], Any], leaks: bool) -> nn.Module:
+    """Return a recurrence over a batch with time in front, or which it brings there."""
+
+    def forward(m: Any, x: Tensor, state: Tensor | None = None) -> Any:
+        h = m.head(m.rnn(x if x.shape[0] == 7 else x.transpose(0, 1), state)[0])
+        return returned(h - h.mean(1, keepdim=True) if leaks else h)
+
+    return Net(forward, rnn=nn.GRU(12, 16), head=nn.Linear(16, 3))
+
+
+LAYOUTS: dict[str, tuple[Any, Any, Callable[[Tensor], Any]]] = {
+    "flattened": (SERIES.transpose(0, 1), None, lambda h: h.transpose(0, 1).flatten(0, 1)),
+    "flattened, time in front": (SERIES.transpose(0, 1), None, lambda h: h.flatten(0, 1)),
+    "a first state tells": ((SERIES, STATE), None, lambda h: h),
+    "a first state tells, flattened": ((SERIES, STATE), None, lambda h: h.flatten(0, 1)),
+    "a state that comes back": ((SERIES, STATE), None, lambda h: (h.flatten(0, 1), h[-1:])),
+    "the output and its target tell": (SERIES, torch.zeros(6, 3), lambda h: h[-1]),
+    "moved, as its target": (SERIES, torch.zeros(6, 7, 3), lambda h: h.transpose(0, 1)),
+}
+
+
+def pooled(is_first: bool, leaks: bool) -> nn.Module:
+    """Return a model that takes time first and returns samples first, or the other way round."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        h = m.rnn(x if is_first else x.transpose(0, 1))[0]
+        h = h * m.head(h)[..., :1].softmax(1 if leaks else 0)
+        return m.head(h.sum(0) if is_first else h)
+
+    return Net(forward, rnn=nn.GRU(12, 8), head=nn.Linear(8, 3))
+
+
+NO_ROWS = Case(
+    "untold",
+    lambda: nn.Sequential(Rows(), nn.Flatten(0), nn.Linear(30, 5)),
+    X,
+    word="no output has a row",
+)
+TIME_IN_FRONT = Case("untold", lambda: nn.GRU(12, 16), SERIES, word="batch_dim=1")
+ONE_SAMPLE = Case("untold", Rows, X[:1], word="one sample")
+OF_SAMPLES = {
+    "mean": Case("fails", lambda: Rows(lambda h: h - h.mean(0)), X, word="`mean`"),
+    "softmax": Case("fails", lambda: Rows(lambda h: h * h.softmax(0)), X, "softmax"),
+    "std": Case("fails", lambda: Rows(lambda h: h / h.std(0)), X, word="`std`"),
+    "view": Case("fails", lambda: Rows(lambda h: h.T.reshape(h.shape)), X, word="`view`"),
+    "first sample": Case("fails", lambda: Rows(lambda h: h * h[:1]), X, word="`mul`"),
+    "normalised rows": Case("healthy", lambda: Rows(lambda h: F.normalize(h, dim=1)), X, target=Y),
+    "batch norm": Case(
+        "healthy",
+        normalised,
+        X,
+        target=Y,
+    ),
+    "squeeze": Case(
+        "fails",
+        lambda: Net(lambda m, x: m.body(x).squeeze(), body=Rows()),
+        X,
+        word="of one sample alone",
+    ),
+    "one column": Case("healthy", lambda: nn.Sequential(nn.Linear(12, 1), nn.Flatten(0)), X),
+    "pairs": Case("healthy", lambda: Net(lambda m, x: (h := m.body(x)) @ h.T, body=Rows()), X),
+    "one sample": ONE_SAMPLE,
+    "equal samples": Case("untold", Rows, torch.ones(8, 12), word="are equal"),
+    "no dimension in common": Case(
+        "untold",
+        lambda: Net(lambda m, x, other: m.body(x) + other.mean(), body=Rows()),
+        (X[:8], X[:3]),
+        word="no first dimension in common",
+    ),
+    "no rows": NO_ROWS,
+    "bound to its batch": Case(
+        "untold",
+        lambda: Net(lambda m, x: m.body(m.near @ x), body=Rows(), near=seeded(10, 10)),
+        X,
+        word="bound to the size of this batch",
+    ),
+    "time in front": TIME_IN_FRONT,
+    "said": Case("healthy", lambda: nn.GRU(12, 16), SERIES, options={"batch_dim": 1}),
+    "no batch_first": Case(
+        "fails",
+        lambda: Net(
+            lambda m, x: m.head(m.rnn(x)[0][:, -1]), rnn=nn.GRU(12, 16), head=nn.Linear(16, 3)
+        ),
+        seeded(6, 5, 12),
+        "rnn",
+        "batch_first",
+        torch.tensor([0, 1, 2, 0, 1, 2]),
+    ),
+    "experts that choose": Case(
+        "warns", lambda: Net(chosen, first=nn.Linear(12, 16), last=nn.Linear(16, 3)), X, target=Y
+    ),
+    "as many features as samples": Case(
+        "healthy",
+        lambda: Net(lambda m, a, b: torch.cat([m.fc(a), m.fc(b)]), fc=nn.Linear(12, 10)),
+        (X, X + 1),
+    ),
+    "fewer tensors": Case("healthy", lambda: Net(finds, fc=nn.Linear(12, 8)), X[:5]),
+    "nowhere finite": Case("untold", lambda: Rows(lambda h: h * torch.nan), X, word="no finite"),
+    "kept outside of modules": Case("untold", Elsewhere, X, word="outside of its modules"),
+    "sparse": Case(
+        "untold",
+        lambda: Net(lambda m, x: m.body(x.to_dense()), body=Rows()),
+        X.relu().to_sparse(),
+        word="sparse",
+    ),
+} | {
+    f"{name}, {twin}": case
+    for name, (inputs, target, returned) in LAYOUTS.items()
+    for twin, case in fault_and_twin(
+        lambda leaks, returned=returned: recurrent(returned, leaks),  # type: ignore[misc]
+        inputs,
+        "*",
+        target=target,
+        loss=None if target is None else F.mse_loss,
+    ).items()
+} | {
+    f"infinite in places, {twin}": case
+    for twin, case in fault_and_twin(forbidding, X).items()
+} | {
+    f"samples {'second' if first else 'first'} in the batch alone, {twin}": case
+    for first in (False, True)
+    for twin, case in fault_and_twin(
+        lambda leaks, first=first: pooled(first, leaks),  # type: ignore[misc]
+        SERIES,
+        layer="softmax",
+        options={"batch_dim": int(first)},
+    ).items()
+}  # fmt: skip
+
+GROUPS = torch.arange(5).repeat_interleave(torch.tensor([3, 5, 4, 2, 6]))
+NODES = seeded(20, 6)
+
+
+def mean_by(h: Tensor, groups: Tensor) -> Tensor:
+    """Return the mean of each group's rows."""
+    total = h.new_zeros(int(groups[-1]) + 1, h.shape[1]).index_add(0, groups, h)
+    return total / groups.bincount()[:, None]
+
+
+def ring(groups: Tensor) -> Tensor:
+    """Return edges from each row to the next of its group, shape (2, edges)."""
+    ids = torch.arange(len(groups) - 1)
+    return torch.stack([ids, ids + 1])[:, groups[:-1] == groups[1:]]
+
+
+def graphs(between: Callable[[Tensor, Tensor], Tensor], pools: bool) -> nn.Module:
+    """Return one round of messages, something between, and an output a row or a group."""
+
+    def forward(m: Any, x: Tensor, edges: Tensor, groups: Tensor) -> Tensor:
+        h = m.first(x)
+        h = between(F.relu(h.index_add(0, edges[1], h[edges[0]])), groups)
+        return m.last(mean_by(h, groups) if pools else h)
+
+    return Net(forward, first=nn.Linear(6, 16), last=nn.Linear(16, 3))
+
+
+BETWEEN: dict[str, tuple[str, str, Callable[[Tensor, Tensor], Tensor]]] = {
+    "nothing": ("healthy", "", lambda h, groups: h),
+    "mean of the group": ("healthy", "", lambda h, groups: h - mean_by(h, groups)[groups]),
+    "mean of all": ("fails", "", lambda h, groups: h - h.mean(0)),
+    "softmax over all": ("fails", "softmax", lambda h, groups: h * h.softmax(0)),
+}
+
+
+class Data:
+    """Holds a batch, as the object of a graph library does."""
+
+    def __init__(self) -> None:
+        self.x, self.edges, self.groups = NODES.clone(), ring(GROUPS), GROUPS.clone()
+        self.labels, self.pointer = torch.tensor([1, 0, 1, 1, 0]), torch.tensor([3, 8, 12, 14, 20])
+
+
+def of_object(leaks: bool) -> nn.Module:
+    """Return a model that takes such an object."""
+    between = BETWEEN["mean of all" if leaks else "nothing"][2]
+    return Net(lambda m, d: m.inner(d.x, d.edges, d.groups), inner=graphs(between, True))
+
+
+def points(m: Any, x: Tensor, groups: Tensor) -> Tensor:
+    """Normalise the points of a cloud together."""
+    return m.last((h := m.first(x)) - mean_by(h, groups)[groups])
+
+
+def users(m: Any, x: Tensor, ids: Tensor) -> Tensor:
+    """Take the mean of all rows off, whose ids happen to ascend."""
+    return m.last((h := m.first(x) + m.users(ids)) - h.mean(0))
+
+
+OF_GROUPS = {
+    f"{name}, {'pooled' if pools else 'a row each'}": Case(
+        grade,
+        lambda between=between, pools=pools: graphs(between, pools),  # type: ignore[misc]
+        (NODES, ring(GROUPS), GROUPS),
+        layer,
+        "groups see each other" if grade == "fails" else "",
+        note="5 groups",
+    )
+    for name, (grade, layer, between) in BETWEEN.items()
+    for pools in (False, True)
+} | {
+    "points": Case(
+        "healthy",
+        lambda: Net(points, first=nn.Linear(6, 8), last=nn.Linear(8, 2)),
+        (NODES, GROUPS),
+    ),
+    "nodes of one graph": Case(
+        "absent",
+        lambda: Net(
+            lambda m, x, edges: m.inner(x, edges, torch.zeros(20, dtype=torch.long)),
+            inner=graphs(BETWEEN["nothing"][2], False),
+        ),
+        (NODES, ring(torch.zeros(20, dtype=torch.long))),
+        word="no samples",
+    ),
+    "ids in order": Case(
+        "fails",
+        lambda: Net(users, users=nn.Embedding(10, 8), first=nn.Linear(6, 8), last=nn.Linear(8, 3)),
+        (NODES, torch.arange(10).repeat_interleave(2)),
+        word="samples see each other",
+    ),
+    **{f"an object, {n}": case for n, case in fault_and_twin(of_object, Data(), "inner").items()},
+}  # fmt: skip
+
+IDS = torch.randint(0, 20, (6, 13), generator=torch.Generator().manual_seed(0))
+NEXT: dict[str, Any] = {"target": IDS[:, 1:], "loss": language}
+TABLE = seeded(5, 12, 2)
+
+
+def labelled(m: Any, ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """Compute the loss of labels that are shifted inside."""
+    logits = m.writer(ids)
+    return {"loss": language(logits[:, :-1], labels[:, 1:]), "logits": logits}
+
+
+def merged(m: Any, ids: Tensor) -> Tensor:
+    """Give pairs of steps what is made of both."""
+    x = m.words(ids)
+    return m.head(x + x.unflatten(1, (-1, 2)).mean(2).repeat_interleave(2, 1))
+
+
+def convolved(sides: tuple[int, int]) -> nn.Module:
+    """Return a convolution over time, padded on its sides."""
+    return Net(
+        lambda m, x: m.head(m.conv(F.pad(x.transpose(1, 2), sides)).transpose(1, 2)),
+        conv=nn.Conv1d(2, 8, 3),
+        head=nn.Linear(8, 2),
+    )
+
+
+def attending(m: Any, ids: Tensor, mask: Tensor | None = None) -> Any:
+    """Attend to what came before and is no padding, by a number that is finite."""
+    x, real = m.words(ids), ids != 0 if mask is None else mask
+    tril = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril()
+    scores = (x @ x.transpose(1, 2)).masked_fill(~(tril & real.unsqueeze(1)), -1e9)
+    x = x + scores.softmax(-1) @ x
+    keys = m.head(x).unflatten(-1, (2, 10)).transpose(1, 2)
+    return m.head(x) if mask is None else (m.head(x), keys)
+
+
+REAL = torch.arange(8) >= torch.tensor([[0], [2], [3], [0]])
+PADDED_LEFT = IDS.clamp(min=1) * (torch.arange(13) >= 4 * (torch.arange(6) < 3)[:, None])
+
+
+def of_both(output: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
+    """Read logits and keys, but those of padding."""
+    labels = target[:, 1:].masked_fill(~REAL[:, 1:], -100)
+    return language(output[0][:, :-1], labels) + output[1][:, :, :-1].square().mean()
+
+
+OF_TIME = {
+    "no mask in the first block": Case(
+        "fails", lambda: Writer(False, True), IDS[:, :-1], "blocks.0.softmax", "mask", **NEXT
+    ),
+    "no mask in the second block": Case(
+        "fails", lambda: Writer(True, False), IDS[:, :-1], "blocks.1.softmax", "models.py", **NEXT
+    ),
+    "masks": Case("healthy", lambda: Writer(True, True), IDS[:, :-1], **NEXT),
+    **{
+        f"labels, {twin}": case
+        for twin, case in fault_and_twin(
+            lambda leaks: Net(labelled, writer=Writer(True, not leaks)),
+            {"ids": IDS, "labels": IDS},
+            "writer.blocks.1.softmax",
+        ).items()
+    },
+    "merged pairs": Case(
+        "fails",
+        lambda: Net(merged, words=nn.Embedding(20, 16), head=nn.Linear(16, 20)),
+        IDS[:, :-1],
+        **NEXT,
+    ),
+    "two directions": Case(
+        "fails",
+        lambda: Net(
+            lambda m, x: m.head(m.rnn(x)[0]),
+            rnn=nn.GRU(2, 8, batch_first=True, bidirectional=True),
+            head=nn.Linear(16, 2),
+        ),
+        TABLE[:, :-1],
+        "rnn",
+        "bidirectional=False",
+        TABLE[:, 1:],
+        F.mse_loss,
+    ),
+    "padded on both sides": Case(
+        "fails",
+        lambda: convolved((1, 1)),
+        TABLE[:, :-1],
+        "conv",
+        "kernel - 1 steps",
+        TABLE[:, 1:],
+        F.mse_loss,
+    ),
+    "padded on the left": Case(
+        "healthy", lambda: convolved((2, 0)), TABLE[:, :-1], target=TABLE[:, 1:], loss=F.mse_loss
+    ),
+    "nobody claims it": Case("absent", Rows, X, word="say causal=True", target=Y),
+    "it is denied": Case(
+        "absent",
+        lambda: nn.GRU(12, 8, batch_first=True),
+        SERIES,
+        word="causal=False",
+        options={"causal": False},
+    ),
+    **{
+        f"it is said, {twin}": case
+        for twin, case in fault_and_twin(
+            lambda leaks: nn.GRU(12, 8, batch_first=True, bidirectional=leaks),
+            SERIES,
+            options={"causal": True},
+        ).items()
+    },
+    "equal steps": Case(
+        "untold",
+        lambda: Writer(True),
+        torch.ones(4, 8, dtype=torch.long),
+        word="all steps of the sequence are equal",
+        target=torch.ones(4, 8, dtype=torch.long),
+        loss=language,
+    ),
+    "padding on the left": Case(
+        "healthy",
+        lambda: Net(attending, words=nn.Embedding(20, 16), head=nn.Linear(16, 20)),
+        PADDED_LEFT[:, :-1],
+        target=PADDED_LEFT[:, 1:],
+        loss=language,
+    ),
+    "rows of padding": Case(
+        "healthy",
+        lambda: Net(attending, words=nn.Embedding(20, 16), head=nn.Linear(16, 20)),
+        {"ids": IDS[:4, :8].clamp(min=1) * REAL, "mask": REAL},
+        target=IDS[:4, :8].clamp(min=1) * REAL,
+        loss=of_both,
+    ),
+    "kept outside of modules": Case(
+        "untold", Elsewhere, SERIES, word="outside of its modules", options={"causal": True}
+    ),
+}
+
+TEXTS = texts()
+LEFT = {name: tensor.flip(1) for name, tensor in TEXTS.items()}
+CLASSES = torch.tensor([0, 1, 2, 0, 1, 2])
+LENGTHS = torch.tensor([3, 7, 5, 4])
+TAGS = torch.randint(0, 3, (6, 9), generator=torch.Generator().manual_seed(0))
+WRITTEN = torch.randint(1, 20, (6, 9), generator=torch.Generator().manual_seed(1))
+MASK = TEXTS["mask"]
+
+
+def conventions() -> Iterator[tuple[str, Case]]:
+    """Yield masks of either side and either meaning, and models that use and ignore them."""
+    for side, batch in (("right", TEXTS), ("left", LEFT)):
+        for true_is in (True, False):
+            inputs = batch | {"mask": batch["mask"].bool() == true_is}
+            rows = fault_and_twin(
+                lambda leaks, true_is=true_is: Net(  # type: ignore[misc]
+                    lambda m, ids, mask: m.reader(ids, mask == true_is),
+                    reader=Reader(pools=not leaks),
+                ),
+                inputs,
+                "reader",
+                target=CLASSES,
+            )
+            yield from ((f"{side}, true is real: {true_is}, {n}", case) for n, case in rows.items())
+
+
+def packed(leaks: bool) -> nn.Module:
+    """Return a recurrence over as many steps as there are, or over all."""
+
+    def forward(m: Any, x: Any, lengths: Tensor) -> Tensor:
+        if not leaks:
+            x = nn.utils.rnn.pack_padded_sequence(
+                x, lengths, batch_first=True, enforce_sorted=False
+            )
+        return m.head(m.rnn(x)[1][0])
+
+    return Net(forward, rnn=nn.GRU(4, 8, batch_first=True), head=nn.Linear(8, 3))
+
+
+class Tagger(Reader):
+    """Returns a row a step, of the width of words if it writes."""
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        return F.linear(self.block(self.words(ids), mask), self.words.weight)
+
+
+class Placed(Reader):
+    """Counts positions by the ids that are no padding, and may refuse other counts."""
+
+    def __init__(self, *, raises: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self.places, self.raises = nn.Embedding(16, 16), raises
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        real = ids != 0
+        if self.raises and int(real.sum()) != 39:
+            raise ValueError("as many places as the image has patches")
+        x = self.words(ids) + self.places(real.long().cumsum(1) * real)
+        x, shown = self.block(x, mask), mask.unsqueeze(-1).float()
+        return self.head((x * shown).sum(1) / shown.sum(1) if self.pools else x.mean(1))
+
+
+class Joined(Reader):
+    """Joins words to patches; may return the first step of all beside them."""
+
+    def forward(self, ids: Tensor, mask: Tensor, patches: Tensor) -> Any:
+        x = torch.cat([self.words(ids), patches], 1)
+        shown = torch.cat([mask, torch.ones(len(mask), 4)], 1)
+        x = self.block(x, shown if self.attends else None)
+        return x if self.pools else (x, x[:, 0])
+
+
+def merging(coarse: nn.Module) -> nn.Module:
+    """Return a model that gives two steps at a time what is made of their mean."""
+
+    def forward(m: Any, ids: Tensor, mask: Tensor) -> Tensor:
+        x = m.reader.block(m.reader.words(ids), mask)
+        pairs = m.coarse(F.avg_pool1d(x.transpose(1, 2), 2).transpose(1, 2))
+        return pairs.repeat_interleave(2, dim=1)
+
+    return Net(forward, reader=Reader(), coarse=coarse)
+
+
+def stateful(layered: bool) -> nn.Module:
+    """Return a recurrence over padding that returns its last state, of one layer or of each."""
+
+    def forward(m: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        steps, last = m.rnn(m.words(ids))
+        return steps, last.permute(1, 2, 0) if layered else last[0]
+
+    return Net(forward, words=nn.Embedding(20, 16), rnn=nn.GRU(16, 16, batch_first=True))
+
+
+def ahead(output: Tensor, target: Tensor) -> Tensor:
+    """Read the logits of each next step."""
+    return language(output[:, :-1], target[:, 1:])
+
+
+OF_PADDING = {
+    "attended": Case(
+        "fails", lambda: Reader(attends=False), TEXTS, "block.softmax", "attention", CLASSES
+    ),
+    "pooled": Case(
+        "fails", lambda: Reader(pools=False), TEXTS, "", "pools over all places", CLASSES
+    ),
+    **dict(conventions()),
+    **{
+        f"all texts are padded, {twin}": case
+        for twin, case in fault_and_twin(
+            lambda leaks: Reader(pools=not leaks),
+            {name: F.pad(tensor, (0, 2)) for name, tensor in TEXTS.items()},
+            target=CLASSES,
+        ).items()
+    },
+    **{
+        f"lengths, {twin}": case
+        for twin, case in fault_and_twin(
+            packed,
+            {
+                "x": seeded(4, 7, 4) * (torch.arange(7) < LENGTHS[:, None]).unsqueeze(-1),
+                "lengths": LENGTHS,
+            },
+            "rnn",
+            target=CLASSES[:4],
+        ).items()
+    },
+    "a loss over padding": Case(
+        "warns", Tagger, TEXTS, word="the loss counts padded", target=TAGS, loss=language
+    ),
+    "a masked loss": Case(
+        "healthy", Tagger, TEXTS, target=TAGS.masked_fill(MASK == 0, -100), loss=language
+    ),
+    "first and second sentences": Case(
+        "untold",
+        lambda: Net(
+            lambda m, ids, kind: m.fc((m.words(ids) + kind.unsqueeze(-1)).mean(1)),
+            words=nn.Embedding(20, 16),
+            fc=nn.Linear(16, 3),
+        ),
+        {"ids": WRITTEN, "kind": MASK},
+        word="may show padding or something else",
+        target=CLASSES,
+    ),
+    "a form of its own": Case(
+        "absent",
+        lambda: Net(lambda m, ids, bias: m.reader(ids, bias[:, 0, 0] == 0), reader=Reader()),
+        {"ids": TEXTS["ids"], "bias": (MASK == 0).float()[:, None, None] * -1e9},
+        word="say padding=",
+        target=CLASSES,
+    ),
+    **{
+        f"a form of its own, said, {twin}": case
+        for twin, case in fault_and_twin(
+            lambda leaks: Net(
+                lambda m, ids, bias: m.reader(ids, bias[:, 0, 0] == 0),
+                reader=Reader(pools=not leaks),
+            ),
+            {"ids": TEXTS["ids"], "bias": (MASK == 0).float()[:, None, None] * -1e9},
+            "reader",
+            target=CLASSES,
+            options={"padding": MASK == 0},
+        ).items()
+    },
+    "a table": Case("absent", Rows, X, word="no mask", target=Y),
+    "a mask of ones": Case(
+        "absent", Reader, {"ids": WRITTEN, "mask": torch.ones(6, 9)}, word="", target=CLASSES
+    ),
+    "said of another shape": Case("untold", Rows, X, options={"padding": torch.ones(8, 7).bool()}),
+    "said of no place": Case("untold", Rows, X, options={"padding": torch.zeros(10, 12).bool()}),
+    "positions by ids": Case("healthy", Placed, LEFT, target=CLASSES, note="derives positions"),
+    "places by ids": Case(
+        "healthy", lambda: Placed(raises=True), LEFT, target=CLASSES, note="derives positions"
+    ),
+    "positions by ids, pooled": Case("fails", lambda: Placed(pools=False), LEFT, target=CLASSES),
+    **{
+        f"another sequence as long, {twin}": case
+        for twin, case in fault_and_twin(
+            lambda leaks: Net(
+                lambda m, ids, mask, written: (
+                    m.rnn(m.reader.words(written))[0] + m.reader(ids, mask).sum(1)[:, None, None]
+                ),
+                reader=Reader(pools=not leaks),
+                rnn=nn.GRU(16, 16, batch_first=True),
+            ),
+            LEFT | {"written": WRITTEN},
+            "reader",
+        ).items()
+    },
+    **{
+        f"words before patches, {twin}": case
+        for twin, case in fault_and_twin(
+            lambda leaks: Joined(attends=not leaks),
+            TEXTS | {"patches": seeded(6, 4, 16)},
+            "block.softmax",
+        ).items()
+    },
+    "a step beside the steps": Case(
+        "warns",
+        lambda: Joined(pools=False),
+        LEFT | {"patches": seeded(6, 4, 16)},
+        word="no loss was given",
+    ),
+    "merged at the border": Case(
+        "warns", lambda: merging(nn.Linear(16, 16)), texts(steps=10), word="one step of several"
+    ),
+    "merged, and seen from afar": Case(
+        "fails", lambda: merging(Block(16, causal=False)), texts(steps=10)
+    ),
+    **{
+        f"a state, {'of each layer' if layered else 'of one layer'}, {grade}": Case(
+            grade,
+            lambda layered=layered: stateful(layered),  # type: ignore[misc]
+            TEXTS,
+            "*",
+            target=None if loss is None else CLASSES,
+            loss=loss,
+            word="no loss was given" if loss is None else "",
+        )
+        for layered in (False, True)
+        for grade, loss in {
+            "healthy": lambda out, _: (out[0] * MASK.unsqueeze(-1)).square().mean(),
+            "fails": lambda out, _: out[1].square().mean(),
+            "warns": None,
+        }.items()
+    },
+    "the step before the first is asked for it": Case(
+        "healthy", Tagger, LEFT, target=LEFT["ids"].masked_fill(LEFT["mask"] == 0, -100), loss=ahead
+    ),
+    "all of padding is asked for": Case("warns", Tagger, LEFT, target=LEFT["ids"], loss=ahead),
+    "kept outside of modules": Case(
+        "untold",
+        Elsewhere,
+        SERIES,
+        word="outside of its modules",
+        options={"padding": torch.arange(6) >= torch.tensor([6, 5, 4, 2, 6, 6, 1])[:, None]},
+    ),
+}
+
+
+class Kept(Rows):
+    """Keeps something from call to call, and draws as it is told."""
+
+    def __init__(self, what: str, draws: Callable[[Tensor], Tensor] = lambda h: h) -> None:
+        super().__init__()
+        self.what, self.seen, self.first_seen, self.scale = what, [], None, 1.0
+        self.register_buffer("mean", torch.zeros(16))
+        self.draws = draws
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x.mul_(0.5) if self.what == "batch" else x)
+        if self.what == "buffer":
+            with torch.no_grad():
+                self.mean += 0.1 * h.mean(0)
+            h = h - self.mean
+        elif self.what == "list":
+            self.seen.append(h.detach().mean())
+        elif self.what == "first batch":
+            self.first_seen = h.detach() if self.first_seen is None else self.first_seen
+            h = h + self.first_seen
+        elif self.what == "number":
+            self.scale *= 0.9
+            h = h * self.scale
+        elif self.what == "weight":
+            with torch.no_grad():
+                self.last.weight.mul_(0.99)
+        return self.last(self.draws(h))
+
+
+class Cached(Rows):
+    """Counts calls, and fills a table in the first."""
+
+    calls, table = 0, None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.table = torch.arange(12.0) if self.table is None else self.table
+        return super().forward(x + self.table)
+
+
+class Writes(nn.Linear):
+    """Writes to the second of its arguments."""
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        return super().forward(first + second.add_(1))
+
+
+def attend(h: Tensor) -> Tensor:
+    """Attend by a function that knows no mode."""
+    x = h.unflatten(1, (4, 4))
+    return F.scaled_dot_product_attention(x, x, x, dropout_p=0.5).flatten(1)
+
+
+OF_CALLS = {
+    "buffer": Case("warns", lambda: Kept("buffer"), X, word="'mean'"),
+    "list": Case("warns", lambda: Kept("list"), X, word="'seen' goes from"),
+    "first batch": Case("warns", lambda: Kept("first batch"), X, word="another batch"),
+    "number": Case("warns", lambda: Kept("number"), X, word="'scale'"),
+    "batch": Case("fails", lambda: Kept("batch"), X, word="batch"),
+    "the second input": Case("fails", lambda: Writes(12, 3), (X, X + 1), word="input 'second'"),
+    "dropout": Case(
+        "fails", lambda: Rows(lambda h: F.dropout(h, 0.3)), X, word="training=self.training"
+    ),
+    "dropout of attention": Case(
+        "fails", lambda: Rows(attend), X, "scaled_dot_product_attention", "dropout is active"
+    ),
+    "noise": Case(
+        "warns", lambda: Rows(lambda h: h + torch.randn_like(h)), X, word="draws random numbers"
+    ),
+    "kept outside of modules": Case("warns", Elsewhere, X, word="another batch"),
+    "counters and caches": Case("healthy", Cached, X),
+    "a largest norm": Case(
+        "healthy",
+        lambda: nn.Sequential(nn.Embedding(20, 8, max_norm=1.0), nn.Flatten(), nn.Linear(96, 3)),
+        IDS[:, :12],
+    ),
+    "norm and dropout": Case(
+        "healthy",
+        lambda: nn.Sequential(
+            nn.Linear(12, 16), nn.BatchNorm1d(16), nn.Dropout(), nn.Linear(16, 3)
+        ),
+        X,
+    ),
+    "spectral norm": Case(
+        "healthy", lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(12, 3)), X
+    ),
+}
+
+CASES = {
+    f"{probe}: {name}": (probe, case)
+    for probe, cases in (
+        ("sample_independence", OF_SAMPLES),
+        ("sample_independence", OF_GROUPS),
+        ("causality", OF_TIME),
+        ("padding", OF_PADDING),
+        ("repeatability", OF_CALLS),
+    )
+    for name, case in cases.items()
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_probe_says_what_it_saw_and_where(name: str) -> None:
+    """A fault fails, what may be meant warns, what cannot be told is inconclusive.
+
+    A direct assertion takes all three for a no.
+    """
+    probe, case = CASES[name]
+    report = case.report(probe)
+    record, by_grade = report.probes[probe], {"fails": report.violations, "warns": report.warnings}
+    told = {grade: [one for one in by_grade[grade] if one.check == probe] for grade in by_grade}
+    if case.grade in OUTCOMES:
+        assert record.outcome is OUTCOMES[case.grade]
+        assert case.word in record.reason
+        assert record.reason in " ".join(one.reason for one in report.inconclusive)
+        assert report.verdict != "healthy"
+    else:
+        assert record.outcome is Outcome.JUDGED, record.reason
+    assert [grade for grade in told if told[grade]] == [case.grade] * (case.grade in told)
+    for one in told.get(case.grade, ()):
+        assert case.layer in ("*", one.layer)
+        assert case.word in one.message + one.cause
+    assert case.note in " ".join(record.notes)
+    if case.grade == "healthy":
+        getattr(report, ASSERTIONS[probe])()
+    else:
+        with pytest.raises(AssertionError):
+            getattr(report, ASSERTIONS[probe])()
+
+
+@pytest.mark.parametrize("case", [NO_ROWS, TIME_IN_FRONT, ONE_SAMPLE])
+def test_who_asks_for_all_gets_a_note(case: Case) -> None:
+    """What cannot be told touches the verdict only where it was asked for by name."""
+    report = probed(case.model(), case.inputs)
+    assert report.probes["sample_independence"].outcome is Outcome.NOT_TOLD
+    assert report.verdict == "healthy"
+    assert "note: sample_independence cannot tell" in str(report)
+
+
+def test_the_effect_is_measured_as_by_hand() -> None:
+    """It is that of the overwritten batch on the samples left alone, or on the groups."""
+    model = Rows(lambda h: h - h.mean(0))
+    by_groups = graphs(lambda h, groups: h - h.mean(0), True)
+    firsts = torch.tensor([0, 3, 8, 12, 14])[GROUPS]
+    effects: list[list[float]] = [[], []]
+    with torch.no_grad():
+        for parity in (0, 1):
+            index = torch.arange(10)
+            source = index - index % 2 if parity == 0 else (index | 1).clamp(max=9)
+            changed = torch.where((parity == GROUPS % 2)[:, None], NODES, NODES[firsts])
+            graph = ring(GROUPS), GROUPS
+            for n, before, after, same in (
+                (0, model(X), model(X[source]), source == index),
+                (1, by_groups(NODES, *graph), by_groups(changed, *graph), index[:5] % 2 == parity),
+            ):
+                moved = (before.double() - after.double()).abs()[same]
+                effects[n].append(float(moved.max() / before.double().square().mean().sqrt()))
+    for one, batch, expected in (
+        (model, X, max(effects[0])),
+        (by_groups, (NODES, ring(GROUPS), GROUPS), max(effects[1])),
+    ):
+        report = probed(one, batch, probes="sample_independence")
+        (parting,) = report.probes["sample_independence"].partings
+        assert parting.effect == pytest.approx(expected, rel=1e-4)
+        assert any(violation.details for violation in report.violations)
+
+
+@pytest.mark.parametrize("what", ["weight", "batch"])
+def test_what_a_forward_writes_is_that_of_the_inspection_alone(what: str) -> None:
+    """No run of a probe writes to weights or batch."""
+    model, x = Kept(what), X.clone()
+    before = model.last.weight.detach().clone()
+    report = probed(model, x, Y, probes="repeatability")
+    assert what in report.violations[0].message
+    assert torch.equal(model.last.weight, before * 0.99 if what == "weight" else before)
+    assert torch.equal(x, X * 0.5 if what == "batch" else X)
+
+
+def test_what_is_drawn_shows_beside_what_is_kept() -> None:
+    """Two findings of one model: the seed is tried in a run of its own, too."""
+    model = Kept("first batch", lambda h: F.dropout(h, 0.5))
+    report = probed(model, X, Y, probes="repeatability")
+    assert "dropout is active" in report.violations[0].message
+    assert "another batch" in report.warnings[0].message
+
+
+def test_healthy_models_take_few_runs() -> None:
+    """What is shared runs once, and what shows nothing is not looked into."""
+    writer = OF_TIME["masks"].report("causality").probes["causality"]
+    calls = OF_CALLS["spectral norm"].report("repeatability").probes["repeatability"]
+    assert (writer.forwards, calls.forwards) == (1, 3)
+
+
+class Conv(nn.Module):
+    """Two convolutions over the last dimension, the second one padded on both sides if it leaks."""
+
+    def __init__(self, channels: int, hidden: int, *, leaks: bool) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv1d(channels, hidden, 3), nn.Conv1d(hidden, channels, 3)
+        self.sides = (1, 1) if leaks else (2, 0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.pad(F.relu(self.first(F.pad(x, (2, 0)))), self.sides))
+
+
+class Folded(nn.Module):
+    """Time and samples folded, with as many features as steps, before a recurrence."""
+
+    def __init__(self, channels: int, hidden: int, *, leaks: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(channels, hidden)
+        self.last = nn.GRU(hidden, channels, batch_first=True, bidirectional=leaks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x.flatten(0, 1)).unflatten(0, x.shape[:2]))[0]
+
+
+@pytest.mark.parametrize("is_said", [False, True])
+@pytest.mark.parametrize("leaks", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "shape", "time"),
+    [(Conv, (3, 4, 11), 2), (Conv, (3, 8, 8), 2), (Folded, (3, 8, 5), 1), (Folded, (3, 8, 8), 1)],
+)
+def test_time_may_be_any_dimension(
+    kind: Any, shape: tuple[int, ...], time: int, leaks: bool, is_said: bool
+) -> None:
+    """It is read off the sizes, also where channels are as many as steps, or it is said."""
+    model, said = kind(shape[3 - time], 8, leaks=leaks), time - 3 if time == 2 else time
+    options = {"causal": True, "time_dim": said if is_said else None}
+    report = probed(model, torch.randn(shape), probes="causality", **options)
+    assert report.probes["causality"].outcome is Outcome.JUDGED
+    assert f"time is dimension {time}" in report.probes["causality"].changed
+    assert [one.layer for one in report.violations] == ["last"] * leaks
