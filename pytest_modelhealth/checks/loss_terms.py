@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 _OUTSIDE = -1
 """The call of what no layer makes: the loss."""
 
-_ELSEWHERE = "a tensor that neither the batch nor the model gave"
-
 # ---- terms that are multiplied by zero ----------------------------------------------------------
 
 
@@ -53,11 +51,8 @@ def weightless_terms(check: type[Check], observation: Observation) -> Iterator[V
             number
         ):
             lines.setdefault(vertex.line, by)
-    if not lines and observation.loss_path and observation.loss_path.switched_off:
-        lines = _zeros_from_elsewhere(flow)
     for line, by in lines.items():
-        by = by if by in ("0", _ELSEWHERE) else repr(by)
-        by = by if by == "0" else f"{by}, which is zero throughout"
+        by = by if by == "0" else f"{by!r}, which is zero throughout"
         yield check.fault(
             observation.layers[""],
             f"a term of the loss is multiplied by {by}{at(line)}, and asks for nothing",
@@ -68,26 +63,6 @@ def weightless_terms(check: type[Check], observation: Observation) -> Iterator[V
             independent=True,
             severity="warn",
         )
-
-
-def _zeros_from_elsewhere(flow: Flow) -> dict[str, str]:
-    """Return the line of the one product of the loss with a tensor that neither run nor batch made.
-
-    Where something is multiplied by zeros, and that is the only product, the tensor is zero. A mask
-    of the batch is zero in that batch.
-    """
-    vertices = flow.graph.vertices
-    by: dict[str, str] = {}
-    for number, vertex in enumerate(vertices):
-        if vertex.function != "mul" or vertex.call != _OUTSIDE or not vertex.live:
-            continue
-        factors = [vertices[o] for o in vertex.operands if not vertices[o].live]
-        if not factors or not _is_of_the_output(flow, number):
-            continue
-        if any(factor.kind != "unknown" for factor in factors):
-            return {}
-        by[vertex.line] = _ELSEWHERE
-    return by if len(by) == 1 else {}
 
 
 # ---- sums ---------------------------------------------------------------------------------------

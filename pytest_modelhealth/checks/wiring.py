@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.check import Check
@@ -15,11 +15,8 @@ from pytest_modelhealth.checks.siblings import (
     Siblings,
     StandIn,
     standing_in,
-    taken_for_two,
-    without_residual,
 )
 from pytest_modelhealth.settings import Settings
-from pytest_modelhealth.settings.setting import is_inside, parent
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
@@ -63,29 +60,21 @@ class Wiring(Check):
         if flow is None or NOTE in flow.notes or not flow.graph.calls:
             return
         groups = Siblings(observation, flow)
-        standing = list(standing_in(observation, flow, groups))
-        yield from _stand_ins(observation, flow, standing)
+        yield from _stand_ins(observation, flow, groups)
         yield from _one_row(observation, flow)
         yield from lost_states(observation, flow, Wiring)
         if flow.is_exact:
             if flow.graph.outputs:
                 yield from _unread(observation, flow, groups)
-            found = [one.layer for one in standing]
-            yield from _taken_for_two(observation, flow, groups, found)
-            doubled = list(_doubled(observation, flow))
-            yield from doubled
-            found = [name for violation in doubled for name in violation.layers]
-            yield from _residuals(observation, flow, groups, found)
+            yield from _doubled(observation, flow)
 
 
 # ---- a layer in the place of another ------------------------------------------------------------
 
 
-def _stand_ins(
-    observation: Observation, flow: Flow, standing: list[StandIn]
-) -> Iterator[Violation]:
+def _stand_ins(observation: Observation, flow: Flow, groups: Siblings) -> Iterator[Violation]:
     stories: dict[str, list[StandIn]] = {}
-    for one in standing:
+    for one in standing_in(observation, flow, groups):
         calls = flow.calls(one.layer)
         same = [call for call in calls if call.parent == calls[0].parent]
         line = same[1].line if len(same) > 1 else calls[0].line  # the first may be the right one
@@ -104,56 +93,6 @@ def _stand_ins(
             + ("" if is_sure else "; chosen so on purpose they look the same"),
             affected=(*never, *(name for one in found[1:] for name in (one.layer, *one.never))),
             severity="fail" if is_sure else "warn",
-        )
-
-
-def _taken_for_two(
-    observation: Observation, flow: Flow, groups: Siblings, found: Collection[str]
-) -> Iterator[Violation]:
-    for layer, never in taken_for_two(observation, flow, groups):
-        if layer in found:
-            continue
-        yield Wiring.violation(
-            observation.layers[layer],
-            f"what it returns is taken in two places, and {never!r} of the same class and shape "
-            f"is never called{at(flow.line(layer))}",
-            value=2.0,
-            cause=f"{layer!r} is used in the place of {never!r}, which learns nothing: a copied "
-            "line, or weights that are kept and not meant to be used",
-            affected=(never,),
-            severity="warn",
-        )
-
-
-# ---- a residual that siblings have --------------------------------------------------------------
-
-
-def _residuals(
-    observation: Observation, flow: Flow, groups: Siblings, known: Collection[str]
-) -> Iterator[Violation]:
-    found = list(without_residual(observation, flow, groups))
-    names, told = {layer for layer, _, _ in found}, list(known)
-    for layer, inner, siblings in found:
-        culprit = parent(layer) if inner else layer  # whose own code it is
-        if any(culprit == o or is_inside(culprit, o) or is_inside(o, culprit) for o in told):
-            continue
-        if layer in flow and not names.isdisjoint(flow.consumers(layer)):
-            continue  # the last layer of a branch stands for it
-        told.append(culprit)
-        past = (
-            f"in it no residual goes past {inner.rpartition('.')[2]!r}"
-            if inner
-            else ("no residual goes past it")
-        )
-        yield Wiring.violation(
-            observation.layers[culprit],
-            f"it differs from its {siblings} siblings, which agree: {past}, nothing that it is "
-            f"made of is added to what comes of it{at(flow.line(layer) if layer in flow else '')}",
-            value=float(siblings),
-            cause="left out by a condition or a copied line, or something else is added in its "
-            "place; or meant so: nothing that was seen tells",
-            independent=True,
-            severity="warn",
         )
 
 
