@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.catalogue import CHECKS
+from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import at, called, flow_of
+from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
+from pytest_modelhealth.report.flow import Call, Vertex
+from pytest_modelhealth.statistics import TensorStatistics
 
-if TYPE_CHECKING:
-    from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
-    from pytest_modelhealth.report.flow import Call, Vertex
-    from pytest_modelhealth.statistics import TensorStatistics
+MISSING_GRADIENTS = CHECKS["missing_gradients"]
+WIRING = CHECKS["wiring"]
 
 
 _FEWEST_STEPS = 3
@@ -20,7 +22,7 @@ _SOURCES = frozenset({"constant", "parameter", "buffer"})
 """What a state is made of that no step made."""
 
 
-def lost_states(observation: Observation, flow: Flow, check: type[Check]) -> Iterator[Violation]:
+def lost_states(observation: Observation, flow: Flow) -> Iterator[Violation]:
     """Yield what is called step by step, each time without a past, or without a part of it.
 
     Of layers that have no weights for a state of their own, those that are given a constant for it.
@@ -50,7 +52,7 @@ def lost_states(observation: Observation, flow: Flow, check: type[Check]) -> Ite
             )
         else:
             continue
-        yield check.fault(
+        yield WIRING.fault(
             record,
             f"it is called {len(calls)} times{at(line)}, once a step, {how}",
             value=float(len(calls)),
@@ -149,8 +151,8 @@ def parts(record: LayerRecord) -> list[Part]:
     return found
 
 
-def recurrent_gradients(check: type[Check], observation: Observation) -> Iterator[Finding]:
-    """Yield, as findings of a check, the recurrent layers of which a part learns nothing."""
+def recurrent_gradients(observation: Observation) -> Iterator[Finding]:
+    """Yield the recurrent layers of which a part learns nothing."""
     flow = flow_of(observation)
     for record in called(observation):
         found = parts(record)
@@ -163,15 +165,14 @@ def recurrent_gradients(check: type[Check], observation: Observation) -> Iterato
         picks = [one for one in made if one.function in _PICKS | _CHOOSES]
         idle = [part for part in found if not (part.learns or part.remembers)]
         if idle:
-            yield _unread(check, record, idle, learning, picks)
+            yield _unread(record, idle, learning, picks)
         steps = _steps(record, observation)
         forgetful = [part for part in learning if not part.remembers]
         if forgetful and steps is not None and steps >= _STEPS_TO_REMEMBER:
-            yield _one_step(check, record, forgetful, found, steps, picks)
+            yield _one_step(record, forgetful, found, steps, picks)
 
 
 def _unread(
-    check: type[Check],
     record: LayerRecord,
     idle: list[Part],
     learning: list[Part],
@@ -193,7 +194,7 @@ def _unread(
             "in vain: h_n[0] is the first layer, h_n[-1] the last"
         )
     names = " and ".join(f"{_INPUT}{part.suffix}" for part in idle)
-    return check.fault(
+    return MISSING_GRADIENTS.fault(
         record,
         f"the gradients of its {names} are exactly zero, those of its other "
         f"{'direction' if is_direction else 'layers'} are not",
@@ -204,7 +205,6 @@ def _unread(
 
 
 def _one_step(
-    check: type[Check],
     record: LayerRecord,
     forgetful: list[Part],
     found: list[Part],
@@ -220,7 +220,9 @@ def _one_step(
     )
     if chosen:
         doubt = f"`{chosen[0].function}`{at(chosen[0].line)} may choose first steps on this batch"
-        return check.inconclusive(record, f"{text}, but {doubt} alone: give longer sequences")
+        return MISSING_GRADIENTS.inconclusive(
+            record, f"{text}, but {doubt} alone: give longer sequences"
+        )
     line = next((one.line for one in picks if one.line), "")
     # the other direction of one of them remembers
     own = {part.suffix.removesuffix(_REVERSE) for part in forgetful}
@@ -236,7 +238,7 @@ def _one_step(
             "one (out[:, -1] where the batch comes first), or all"
         )
     tensor, severity = f"{_STATE}{forgetful[0].suffix}", "warn" if is_half else "fail"
-    return check.fault(record, text, tensor=tensor, cause=cause, severity=severity)
+    return MISSING_GRADIENTS.fault(record, text, tensor=tensor, cause=cause, severity=severity)
 
 
 def _steps(record: LayerRecord, observation: Observation) -> int | None:

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from pytest_modelhealth.checks.facts import trainable
+from pytest_modelhealth.report import Flow, LayerRecord, Observation
+from pytest_modelhealth.report.flow import Call
 from pytest_modelhealth.settings.setting import parent
-
-if TYPE_CHECKING:
-    from pytest_modelhealth.report import Flow, LayerRecord, Observation
-    from pytest_modelhealth.report.flow import Call
-
 
 _Form = tuple[tuple[str, str, tuple[tuple[str, tuple[int, ...]], ...]], ...]
 

@@ -6,9 +6,9 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.catalogue import CHECKS
+from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import (
     at,
     called,
@@ -22,17 +22,17 @@ from pytest_modelhealth.checks.facts import (
 )
 from pytest_modelhealth.checks.gradient_stops import FLAT, GradientStops, gives_zeros
 from pytest_modelhealth.checks.normalization import FEWEST_SAMPLES
+from pytest_modelhealth.report import LayerRecord, Observation
+from pytest_modelhealth.report.flow import Cut, Edge
 from pytest_modelhealth.settings import Severity
 from pytest_modelhealth.settings.setting import is_inside, parent
 
-if TYPE_CHECKING:
-    from pytest_modelhealth.report import LayerRecord, Observation
-    from pytest_modelhealth.report.flow import Cut, Edge
+MISSING_GRADIENTS = CHECKS["missing_gradients"]
 
 
-def zero_gradients(check: Check, observation: Observation) -> Iterator[Finding]:
-    """Yield, as findings of a check, where gradients become exactly zero, or the doubt."""
-    verdict = _Verdict(check, observation)
+def zero_gradients(observation: Observation) -> Iterator[Finding]:
+    """Yield where gradients become exactly zero, or the doubt."""
+    verdict = _Verdict(observation)
     if verdict.layers or verdict.parameters:
         yield from verdict.findings()
 
@@ -52,8 +52,7 @@ def _is_silent(record: LayerRecord) -> bool:
 class _Verdict:
     """Finds for everything silent what stops its gradient: a design, a fault or a doubt."""
 
-    def __init__(self, check: Check, observation: Observation) -> None:
-        self._check = check
+    def __init__(self, observation: Observation) -> None:
         self._observation = observation
         self._flow = flow_of(observation)
         silent = innermost(filter(_is_silent, called(observation)))
@@ -175,7 +174,7 @@ class _Verdict:
         severity: Severity = "fail",
     ) -> Finding:
         if self._observation.loss == 0.0:  # `loss` names one that is switched off
-            return self._check.inconclusive(record, _NOTHING_TO_LEARN)
+            return MISSING_GRADIENTS.inconclusive(record, _NOTHING_TO_LEARN)
         tensors = [name.rpartition(".")[2] for name in parameters]
         what = " and ".join(tensors)
         if not tensors and record.name in self.layers:
@@ -184,7 +183,7 @@ class _Verdict:
         if not what:
             message = "the gradient that reaches it is exactly zero"
         is_layer = record.name in self.layers or bool(tensors)
-        return self._check.fault(
+        return MISSING_GRADIENTS.fault(
             record,
             message,
             role=None if is_layer else "gradients",
@@ -235,7 +234,7 @@ class _Verdict:
                 doubt = f"it is multiplied by {factor}, and may be zero on this batch"
             if doubt:
                 text = f"the gradient here is exactly zero, but {doubt}"
-                yield self._check.inconclusive(record, text)
+                yield MISSING_GRADIENTS.inconclusive(record, text)
             else:
                 yield self._finding(record, self._cause(record, suspects.get(name)), affected, [])
 
