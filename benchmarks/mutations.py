@@ -155,8 +155,8 @@ MUTATIONS = [
     # ---- checks
     Mutation(
         "dead units are found only where all are dead",
-        "                if fraction <= limit.value:\n",
-        "                if fraction < 1.0:\n",
+        "            if fraction <= limit.value:\n                continue",
+        "            if fraction < 1.0:\n                continue",
         "tests/checks/test_dead_units.py",
     ),
     Mutation(
@@ -222,7 +222,7 @@ MUTATIONS = [
     ),
     Mutation(
         "layers that stand in for their siblings pass",
-        "yield from _stand_ins(observation, flow, standing)",
+        "yield from _stand_ins(observation, flow, groups)",
         "yield from ()",
         "tests/checks/test_tables.py tests/checks/test_wiring.py",
     ),

@@ -37,15 +37,16 @@ def test_loading_the_plugin_imports_no_heavy_library() -> None:
     assert not loaded & HEAVY
 
 
-def test_declaring_the_checks_loads_what_declares_them_alone() -> None:
-    """To set a limit loads every check: its file, settings and errors, and no heavy library."""
+def test_the_catalogues_load_no_implementation() -> None:
+    """To set a limit loads what declares the checks, settings and errors, and no heavy library."""
     loaded = loaded_by("from pytest_modelhealth.checks import all_checks; all_checks()")
     own = {name.split(".", 1)[1] for name in loaded if name.startswith(f"{PACKAGE.name}.")}
-    shelf = {f"checks.{path.stem}" for path in (PACKAGE / "checks").glob("*.py")}
-    others = {name for name in own - shelf if name.partition(".")[0] not in ("errors", "settings")}
-    assert "checks.finite" in own
-    assert others == {"checks"}
-    assert not loaded & HEAVY
+    others = {name for name in own if name.partition(".")[0] not in ("errors", "settings")}
+    assert others == {"checks", "checks.check", "checks.catalogue"}
+    every = loaded_by("from pytest_modelhealth.training import every_check; every_check()")
+    inside = {"training.contract", "training.monitoring", "checks.finite"}
+    assert not {f"{PACKAGE.name}.{name}" for name in inside} & every
+    assert not (loaded | every) & HEAVY
 
 
 def test_no_module_is_a_catch_all() -> None:

@@ -1,16 +1,10 @@
-"""The shelf of checks: a file an invariant, found by looking into this folder.
+"""The checks: a catalogue of what they declare, and what runs them.
 
-A run that sets a limit loads every file of it, so that each imports what it needs to be declared,
-and the report for types alone. What judges a report is `judging`, which loads with the first.
+A run that sets a limit loads the catalogue alone: what reads an observation loads with the first
+that is judged, as does `judging`.
 """
 
-from pytest_modelhealth.checks.check import (
-    Check,
-    Finding,
-    all_checks,
-    by_rank,
-    checks_in,
-    with_own_checks,
-)
+from pytest_modelhealth.checks.catalogue import all_checks
+from pytest_modelhealth.checks.check import Check, Finding, by_rank, checks_in, with_own_checks
 
 __all__ = ["Check", "Finding", "all_checks", "by_rank", "checks_in", "with_own_checks"]

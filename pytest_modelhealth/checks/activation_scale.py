@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.catalogue import CHECKS
+from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import flow_of, gain, largest_at, leaves, linear_maps
 from pytest_modelhealth.checks.paths import (
     NORMALIZATIONS,
@@ -17,11 +17,12 @@ from pytest_modelhealth.checks.paths import (
     way_to,
     way_to_weights,
 )
-from pytest_modelhealth.settings import Factor, Limit, Settings, Share
+from pytest_modelhealth.report import LayerRecord, Observation
+from pytest_modelhealth.settings import Limit, Settings
+from pytest_modelhealth.statistics import TensorStatistics
 
-if TYPE_CHECKING:
-    from pytest_modelhealth.report import LayerRecord, Observation
-    from pytest_modelhealth.statistics import TensorStatistics
+ACTIVATION_SCALE = CHECKS["activation_scale"]
+
 
 _JUMP = 10.0
 _RISEN = 3.0
@@ -30,35 +31,13 @@ _SHRINKS = 0.2
 _FEWEST_IN_A_ROW = 3
 
 
-class ActivationScale(Check):
-    """Activations keep the scale of what goes in, up to what depth and residual sums explain."""
-
-    name = "activation_scale"
-    summary = "Activations neither grow nor fade beyond what depth explains."
-    rank = 35
-    reads_scale = True
-    settings = (
-        Factor(
-            "max_activation_growth",
-            default=100.0,
-            help="largest root mean square of activations relative to the inputs and the first "
-            "layer (11 is the most of healthy models, 40 residual blocks without a norm included)",
-        ),
-        Share(
-            "min_activation_scale",
-            default=1e-8,
-            help="smallest root mean square of activations relative to the inputs and the first "
-            "layer, along layers that feed each other (float32 resolves 1e-7 beside a bias)",
-        ),
-    )
-
-    def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
-        """Yield the layers where activations begin to grow too large, or fade, if they do."""
-        inner = {r.name: r for r in leaves(observation) if _is_judged(r.activations)}
-        bases = _bases(observation, inner)
-        found = list(_grown(observation, settings, inner, bases))
-        yield from found or _stream(observation, settings, inner, bases)
-        yield from _faded(observation, settings, inner, bases)
+def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
+    """Yield the layers where activations begin to grow too large, or fade, if they do."""
+    inner = {r.name: r for r in leaves(observation) if _is_judged(r.activations)}
+    bases = _bases(observation, inner)
+    found = list(_grown(observation, settings, inner, bases))
+    yield from found or _stream(observation, settings, inner, bases)
+    yield from _faded(observation, settings, inner, bases)
 
 
 _Records = dict[str, "LayerRecord"]
@@ -109,7 +88,7 @@ def _grown(
         )
         reached = flow_of(observation).reach(culprit.name)
         explained |= {name, *reached}
-        yield ActivationScale.violation(
+        yield ACTIVATION_SCALE.violation(
             culprit,
             message,
             value=growth,
@@ -144,7 +123,7 @@ def _stream(
     )
     before = way[max(way.index(first) - 1, 0)]
     made = factors(observation, flow_of(observation).producers(before), first)
-    yield ActivationScale.violation(
+    yield ACTIVATION_SCALE.violation(
         inner[first],
         message,
         value=growth,
@@ -180,7 +159,7 @@ def _faded(
                 f"activations fade to {scale:.2g} of the scale of the inputs over "
                 f"{len(row)} layers, at {row[-1].label!r}"
             )
-            yield ActivationScale.violation(
+            yield ACTIVATION_SCALE.violation(
                 first,
                 message,
                 value=scale,

@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from functools import cache
+from collections.abc import Callable, Iterable
+from functools import cached_property, partial
 from inspect import isabstract
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 from pytest_modelhealth.errors import SettingsError
@@ -161,10 +162,62 @@ _RESERVED |= {"replay", "replay_from", "replay_limit", "replay_without"}
 """Names that an option or an argument of `Inspector` has, which is no setting."""
 
 
-@cache
-def all_checks() -> tuple[Check, ...]:
-    """Return one of each check that a file of this folder defines, the gravest first."""
-    return checks_in(__name__.rpartition(".")[0], Path(__file__).parent)
+class Listed(Check):
+    """A check of this package, a row of a `Catalogue`; what runs it loads when it first runs."""
+
+    runs: ClassVar[str]
+    """What returns its findings of an observation, under settings: ``"checks.finite:findings"``."""
+
+    home: ClassVar[str]
+    """The catalogue that has it."""
+
+    is_shared: ClassVar[bool]
+    """Whether that runs others, too, and is told which."""
+
+    def run(self, observation: Observation, settings: Settings) -> Iterable[Finding]:
+        """Yield what is violated and what could not be judged, in execution order."""
+        findings: Iterable[Finding] = self._findings(observation, settings)
+        return findings
+
+    @cached_property
+    def _findings(self) -> Callable[[Observation, Settings], Iterable[Finding]]:
+        function = resolve_name(f"pytest_modelhealth.{self.runs}")
+        return partial(function, self) if self.is_shared else function
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _listed, (self.home, self.name)
+
+
+def _listed(home: str, name: str) -> Listed:
+    """Return a check of a catalogue, as it is unpickled."""
+    catalogue: Catalogue = resolve_name(f"pytest_modelhealth.{home}")
+    return catalogue[name]
+
+
+class Catalogue(dict[str, Listed]):
+    """Checks by name, the gravest first.
+
+    Args:
+        home: where it stands, ``"checks.catalogue:CHECKS"``.
+        run: what returns the findings of any of them; it is told which.
+        shared: what all of them have in common.
+    """
+
+    def __init__(self, home: str, run: str = "", **shared: Any) -> None:
+        super().__init__()
+        own = {"__module__": __name__, "home": home, "runs": run, "is_shared": bool(run)}
+        self._shared = own | shared
+
+    def add(self, name: str, rank: int, summary: str, run: str = "", **row: Any) -> None:
+        """Add a check: a row of literals.
+
+        Args:
+            name, rank, summary: as of `Check`.
+            run: what returns its findings, where not all of them have that in common.
+            row: what else a `Check` declares.
+        """
+        own = {"name": name, "rank": rank, "summary": summary, "runs": run or self._shared["runs"]}
+        self[name] = type(name, (Listed,), {**self._shared, **own, **row})()
 
 
 def checks_in(package: str, folder: Path) -> tuple[Check, ...]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.catalogue import CHECKS
+from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.dead_units import DYING_ACTIVATIONS
 from pytest_modelhealth.checks.facts import (
     FEWEST_UNITS,
@@ -21,64 +21,35 @@ from pytest_modelhealth.checks.facts import (
     units_of,
 )
 from pytest_modelhealth.checks.paths import QUOTIENTS, nearest
-from pytest_modelhealth.settings import Limit, Setting, Settings, Share
+from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
+from pytest_modelhealth.settings import Limit, Settings
 from pytest_modelhealth.settings.setting import is_inside
 
-if TYPE_CHECKING:
-    from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
+COLLAPSE = CHECKS["collapse"]
+
 
 _SAME_RANGE = 1e-4
 _RESOLUTION = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10}
 _COARSEST = 2.0**-7
-_FEWEST_PREDICTIONS = 3
 _DROWNED = 10.0
 """The range of a unit over the samples is up to ten times its root mean square."""
 _COMPARISONS = frozenset({"sub", "subtract", "rsub", "isub"}) | QUOTIENTS
 
 
-class Collapse(Check):
-    """The output depends on the sample, and units differ from each other."""
-
-    name = "collapse"
-    summary = "The output differs from sample to sample, and units from each other."
-    rank = 27
-    reads_scale = True
-    settings = (
-        Share(
-            "min_sample_spread",
-            default=1e-5,
-            help="smallest range of a unit over the samples, as a part of the largest value of its "
-            "layer, that one layer may leave of a healthy spread (healthy models lose it over many "
-            "layers, none in one)",
-        ),
-        Setting(
-            "min_collapse_samples",
-            int,
-            default=8,
-            minimum=2,
-            help="fewest samples that say anything about outputs that are equal for all of them; "
-            "two nodes of a graph that share their neighbours are equal with nothing wrong",
-            per_layer=False,
-        ),
-    )
-
-    def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
-        """Yield where samples become one, and layers whose units are one."""
-        needed, root = settings["min_collapse_samples"], observation.layers.get("")
-        is_enough = observation.samples >= needed.value * observation.batches
-        outputs: list[Finding] = []
-        if root is not None and root.equal_input_samples is False:
-            outputs = list(_equal_outputs(root, observation, None if is_enough else needed))
-        yield from outputs
-        if is_enough and not outputs:
-            yield from _dropped_inputs(observation)
-        if is_enough and root is not None and root.equal_input_samples is False:
-            yield from _lost_spread(observation, settings)
-        symmetric = list(_equal_units(observation))
-        yield from symmetric
-        if not (outputs or symmetric):
-            yield from _equal_predictions(observation)
-        yield from _equal_tokens(observation)
+def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
+    """Yield where samples become one, and layers whose units are one."""
+    needed, root = settings["min_collapse_samples"], observation.layers.get("")
+    is_enough = observation.samples >= needed.value * observation.batches
+    outputs: list[Finding] = []
+    if root is not None and root.equal_input_samples is False:
+        outputs = list(_equal_outputs(root, observation, None if is_enough else needed))
+    yield from outputs
+    if is_enough and not outputs:
+        yield from _dropped_inputs(observation)
+    if is_enough and root is not None and root.equal_input_samples is False:
+        yield from _lost_spread(observation, settings)
+    yield from _equal_units(observation)
+    yield from _equal_tokens(observation)
 
 
 def _equal_outputs(
@@ -99,7 +70,7 @@ def _equal_outputs(
             f"its output is equal for all {observation.samples} samples, which so few may be; give "
             f"at least {needed.value} (min_collapse_samples, {needed.origin})"
         )
-        yield Collapse.inconclusive(culprit, reason)
+        yield COLLAPSE.inconclusive(culprit, reason)
         return
     if before is not None:
         seen, spread = before.activations, spread_of(before.activations)
@@ -109,7 +80,7 @@ def _equal_outputs(
                 f"its output is equal for all samples, but before it they differ by no more than "
                 f"{spread:.1g} of the largest value: deep layers made them alike little by little"
             )
-            yield Collapse.inconclusive(culprit, reason)
+            yield COLLAPSE.inconclusive(culprit, reason)
             return
     message = f"its output is the same for all {observation.samples} samples"
     cause, severity = _cause(culprit, observation), "fail"
@@ -124,7 +95,7 @@ def _equal_outputs(
         if any(n in sources or (n in layers and trainable(layers[n])) for n in beside):
             severity = "warn"
             cause += "; where it is added to what is learnt for all samples alike, it may be meant"
-    yield Collapse.fault(culprit, message, cause=cause, severity=severity)
+    yield COLLAPSE.fault(culprit, message, cause=cause, severity=severity)
 
 
 def _dropped_inputs(observation: Observation) -> Iterator[Violation]:
@@ -145,7 +116,7 @@ def _dropped_inputs(observation: Observation) -> Iterator[Violation]:
             differ = given is not None and given.std >= HEALTHY_SPREAD * given.abs_max > 0.0
         if differ and not _is_another_checks(record):
             message = f"its output is the same for all {observation.samples} samples, its inputs "
-            yield Collapse.fault(record, f"{message}differ", cause=_cause(record, observation))
+            yield COLLAPSE.fault(record, f"{message}differ", cause=_cause(record, observation))
             return
 
 
@@ -260,7 +231,7 @@ def _lost_spread(observation: Observation, settings: Settings) -> Iterator[Findi
             is_last and bias is not None and any(rms > 0.5 * bias.abs_max for rms in asked)
         )
         if spread_of(before.activations) >= HEALTHY_SPREAD and not is_meant:
-            yield Collapse.violation(
+            yield COLLAPSE.violation(
                 culprit,
                 f"over the samples its units vary by only {spread:.2g} of its largest value, those "
                 f"of {before.label!r} before it by {spread_of(before.activations):.2g}",
@@ -293,7 +264,7 @@ def _drowned_inputs(
             f"the batch is so small that the bias (up to {bias.abs_max:.3g}) drowns it: another "
             "unit, or scaled twice; normalise it to mean 0 and variance 1"
         )
-        yield Collapse.violation(record, message, value=spread, limit=limit, cause=cause)
+        yield COLLAPSE.violation(record, message, value=spread, limit=limit, cause=cause)
 
 
 def _equal_units(observation: Observation) -> Iterator[Violation]:
@@ -305,32 +276,7 @@ def _equal_units(observation: Observation) -> Iterator[Violation]:
                 "symmetric weights: each unit starts with the same ones, gets the same gradient "
                 "and stays the same; initialise at random"
             )
-            yield Collapse.fault(record, message, value=1.0, cause=cause)
-
-
-def _equal_predictions(observation: Observation) -> Iterator[Violation]:
-    """Yield the model if it predicts one value a sample, again and again, for several targets.
-
-    Predictions that all end at the same whole numbers are bounded, or rounded.
-    """
-    for call in observation.loss_calls:
-        made, asked, units = call.input, call.target, units_of(call.input)
-        if made is None or asked is None or units is None or call.classes:
-            continue
-        count, ends = len(units.alive), {*units.minimum.tolist(), *units.maximum.tolist()}
-        is_one = len(ends) == 2 and not all(map(float.is_integer, ends))
-        if asked.shape != made.shape or count < _FEWEST_PREDICTIONS or not is_one:
-            continue
-        yield Collapse.fault(
-            observation.layers[""],
-            f"its {count} predictions a sample have the same range over the samples: they are the "
-            "same one",
-            value=1.0,
-            cause="each step begins at the same state again, or the last one is repeated for all; "
-            "one level for all targets may be meant, too",
-            severity="warn",
-        )
-        return
+            yield COLLAPSE.fault(record, message, value=1.0, cause=cause)
 
 
 def _equal_tokens(observation: Observation) -> Iterator[Violation]:
@@ -359,7 +305,7 @@ def _equal_tokens(observation: Observation) -> Iterator[Violation]:
                 "blocks before it average tokens until none differs, as attention without residual "
                 "connections does: add the input of each block to its output (x + branch(x))"
             )
-            yield Collapse.violation(record, message, value=unevenness, cause=cause)
+            yield COLLAPSE.violation(record, message, value=unevenness, cause=cause)
             return
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.catalogue import CHECKS
+from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import (
     called,
     completed,
@@ -17,12 +18,13 @@ from pytest_modelhealth.checks.facts import (
 )
 from pytest_modelhealth.checks.normalization import draws
 from pytest_modelhealth.checks.paths import held_by, maker
-from pytest_modelhealth.settings import Count, Limit, Settings, Share
+from pytest_modelhealth.report import LayerRecord, Observation
+from pytest_modelhealth.settings import Limit, Settings
 from pytest_modelhealth.settings.setting import is_inside
+from pytest_modelhealth.statistics import TensorStatistics
 
-if TYPE_CHECKING:
-    from pytest_modelhealth.report import LayerRecord, Observation
-    from pytest_modelhealth.statistics import TensorStatistics
+DEAD_UNITS = CHECKS["dead_units"]
+
 
 DYING_ACTIVATIONS = frozenset(
     {"celu", "elu", "gelu", "glu", "hardshrink", "hardswish", "mish", "prelu", "relu", "relu6"}
@@ -47,50 +49,21 @@ _FEW_SAMPLES = 8
 """Enough for a layer of many units none of which is active: one by chance would be."""
 
 
-class DeadUnits(Check):
-    """Most units of every activation are active for some sample."""
-
-    name = "dead_units"
-    summary = "Behind each activation that can die, enough units are active for some sample."
-    rank = 20
-    reads_scale = True
-    settings = (
-        Share(
-            "max_dead_fraction",
-            default=0.8,
-            help="largest part of a layer's units that may be inactive for every sample (0.5 and "
-            "0.7 are usual, but healthy deep ReLU networks reach 0.5 to 0.7 when initialised)",
-        ),
-        Share(
-            "max_held_fraction",
-            default=0.5,
-            help="largest part of a layer's units that may be dead and lie further below zero than "
-            "any unit of the layer rises above it (SageMaker Debugger: half; by chance both sides "
-            "are alike)",
-        ),
-        Count(
-            "min_samples",
-            default=32,
-            help="fewest samples (tokens, where units are features of a sequence) that say "
-            "anything about dead units; with fewer, a dead fraction over its limit is inconclusive",
-        ),
-    )
-
-    def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
-        """Yield activations with too many dead units."""
-        for record in called(observation):
-            found = _dead(record) if can_die(record, observation) else ()
-            for name, fraction in zip(_LIMITS, found, strict=False):
-                limit = settings.limit(name, record.name)
-                if fraction <= limit.value:
-                    continue
-                before, out = maker(observation, record), record.activations
-                units = 0 if out is None or out.units is None else len(out.units.alive)
-                # the only unit of a layer without weights is a margin that may be satisfied
-                is_hinge = units == 1 and (before is None or not linear_maps(before))
-                if not is_hinge and not _may_open(record, observation):
-                    yield _finding(record, fraction, limit, observation, settings)
-                break
+def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
+    """Yield activations with too many dead units."""
+    for record in called(observation):
+        found = _dead(record) if can_die(record, observation) else ()
+        for name, fraction in zip(_LIMITS, found, strict=False):
+            limit = settings.limit(name, record.name)
+            if fraction <= limit.value:
+                continue
+            before, out = maker(observation, record), record.activations
+            units = 0 if out is None or out.units is None else len(out.units.alive)
+            # the only unit of a layer without weights is a margin that may be satisfied
+            is_hinge = units == 1 and (before is None or not linear_maps(before))
+            if not is_hinge and not _may_open(record, observation):
+                yield _finding(record, fraction, limit, observation, settings)
+            break
 
 
 def _finding(
@@ -111,8 +84,8 @@ def _finding(
             f"{count} were inactive, but {units.observations} samples say nothing about dead "
             f"units; give at least {needed.value} (min_samples, {needed.origin})"
         )
-        return DeadUnits.inconclusive(record, reason)
-    return DeadUnits.violation(
+        return DEAD_UNITS.inconclusive(record, reason)
+    return DEAD_UNITS.violation(
         record,
         f"{count} are dead: inactive for all {units.observations} samples",
         value=fraction,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.catalogue import CHECKS
+from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.dead_units import DYING_ACTIVATIONS
 from pytest_modelhealth.checks.facts import (
     IN_PROJECTION,
@@ -18,11 +19,12 @@ from pytest_modelhealth.checks.facts import (
     seems_trained,
     trainable,
 )
+from pytest_modelhealth.report import Flow, LayerRecord, Observation
+from pytest_modelhealth.report.flow import AS_IT_IS
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import is_inside, parent
 
-if TYPE_CHECKING:
-    from pytest_modelhealth.report import Flow, LayerRecord, Observation
+MISSING_GRADIENTS = CHECKS["missing_gradients"]
 
 
 class Design(NamedTuple):
@@ -84,12 +86,6 @@ def dropped(name: str, observation: Observation, flow: Flow) -> Design | None:
                 "calls",
                 "ignored, overwritten, or what is made of it is dropped: use it, or leave it out",
             )
-        if not twins and _is_mostly_idle(holder, observation, flow):
-            return Design(
-                f"most of what {holder!r} computes is not used",
-                "an early one of several values is read, and what comes after it runs in vain: "
-                "read a later one, or leave out or freeze what is not to learn",
-            )
     return None
 
 
@@ -102,25 +98,6 @@ def _began(layer: str, observation: Observation) -> int:
     """Return when a layer was first called; what is a parameter, never."""
     record = observation.layers.get(layer)
     return -1 if record is None or record.entered is None else record.entered
-
-
-def _is_mostly_idle(holder: str, observation: Observation, flow: Flow) -> bool:
-    """Whether most of what could learn in a module gets no gradient, and no block of a stack does.
-
-    A summary of its states may be larger than they are, and is no stack.
-    """
-    inside = [r for r in called(observation) if is_inside(r.name, holder)]
-    idle = sum(_size(record) for record in inside if not record.parameter_gradients)
-    if 2 * idle <= sum(map(_size, inside)):
-        return False
-    blocks = {r.name for r in inside if r.name in flow}.difference(flow.layers)
-    stacks = ((block, *_of_one_line(block, flow)) for block in blocks)
-    return any(len(stack) > 1 and flow.used.isdisjoint(stack) for stack in stacks)
-
-
-def _size(record: LayerRecord) -> int:
-    """Return how many trainable numbers a layer has of its own."""
-    return sum(s.count for s in trainable(record).values())
 
 
 def _ends_a_stack(layer: str, flow: Flow) -> bool:
@@ -232,7 +209,7 @@ def _is_a_network_of_several(
 _MATRIX = 2
 
 
-def waiting_factors(check: type[Check], observation: Observation) -> Iterator[Finding]:
+def waiting_factors(observation: Observation) -> Iterator[Finding]:
     """Yield layers of zeros that are given zeros, by rows of zeros that nothing else takes.
 
     Of ``up(down(x))`` the gradient of each is a product with the other. A gradient does come to
@@ -255,7 +232,7 @@ def waiting_factors(check: type[Check], observation: Observation) -> Iterator[Fi
             continue
         zeros, taken = round(made.zero_fraction * made.count), weight.shape[1]
         if taken * (made.count // made.shape[0]) <= zeros < made.count:
-            yield check.fault(
+            yield MISSING_GRADIENTS.fault(
                 record,
                 "its weight is zero, is given zeros alone, and gets a gradient of exactly zero",
                 tensor="weight",
@@ -267,8 +244,6 @@ def waiting_factors(check: type[Check], observation: Observation) -> Iterator[Fi
 
 def _maker(record: LayerRecord, observation: Observation) -> LayerRecord | None:
     """Return the layer of which this one takes a part that no other layer or operation takes."""
-    from pytest_modelhealth.report.flow import AS_IT_IS
-
     flow = flow_of(observation)
     calls = flow.calls(record.name) if flow.is_exact and record.name in flow else ()
     if len(calls) != 1 or len(calls[0].inputs) != 1:
@@ -291,9 +266,7 @@ LOOK_UPS = frozenset({"embedding", "embedding_bag", "index", "index_select", "ge
 """Operations that take some rows of a table, so that the others get no gradient."""
 
 
-def idle_rows(
-    check: type[Check], observation: Observation, settings: Settings
-) -> Iterator[Finding]:
+def idle_rows(observation: Observation, settings: Settings) -> Iterator[Finding]:
     """Yield the matrices of which a part is zero and gets no gradient, while the rest learns.
 
     What was pruned on purpose looks the same: only a fresh model is judged. Rows that are looked up
@@ -323,10 +296,12 @@ def idle_rows(
             )
             if seems_trained(observation):
                 doubt = "pruned on purpose they look the same; a freshly made model would tell"
-                yield check.inconclusive(record, f"{text}: {doubt}")
+                yield MISSING_GRADIENTS.inconclusive(record, f"{text}: {doubt}")
                 continue
             cause, part = _cause(record, what, observation), len(idle) / size
-            yield check.violation(record, text, value=part, limit=limit, tensor=name, cause=cause)
+            yield MISSING_GRADIENTS.violation(
+                record, text, value=part, limit=limit, tensor=name, cause=cause
+            )
 
 
 def _which(name: str, what: str, idle: Collection[int], size: int) -> str:

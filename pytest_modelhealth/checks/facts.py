@@ -10,10 +10,11 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from pytest_modelhealth.report import Flow, LayerRecord, Observation
+from pytest_modelhealth.report.flow.inferred import with_flow
 from pytest_modelhealth.settings.setting import parent
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.report import Flow, LayerRecord, Observation
     from pytest_modelhealth.statistics import TensorStatistics, UnitStatistics
 
 
@@ -32,8 +33,6 @@ def flow_of(observation: Observation) -> Flow:
     flow = observation.flow
     if flow is None:
         # which loads the report, as no check may when pytest prints its help
-        from pytest_modelhealth.report.flow.inferred import with_flow
-
         flow = with_flow(observation).flow
     assert flow is not None
     return flow

@@ -5,42 +5,35 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.check import Check
+from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.facts import called, completed, flow_of, innermost, leaves
 from pytest_modelhealth.checks.paths import BREAKING, UNDERIVABLE, first_of, named
+from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
+from pytest_modelhealth.report.ranks import Disagreement, named_ranks
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import is_inside
+from pytest_modelhealth.statistics import TensorStatistics
 
-if TYPE_CHECKING:
-    from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
-    from pytest_modelhealth.report.ranks import Disagreement
-    from pytest_modelhealth.statistics import TensorStatistics
+FINITE = CHECKS["finite"]
+
 
 Bad = Callable[["TensorStatistics | None"], bool]
 Kinds = Sequence[frozenset[str]]
 _LINEAR = ("Linear", "Conv1d", "Conv2d", "Conv3d", "Bilinear")
 
 
-class Finite(Check):
-    """Every value is a number."""
-
-    name = "finite"
-    summary = "No NaN and no infinity in inputs, parameters, buffers, activations or gradients."
-    rank = 10
-
-    def run(self, observation: Observation, settings: Settings) -> Iterator[Violation]:
-        """Yield one violation for each layer where non-finite values begin."""
-        state = list(_state(observation))
-        forward = list(_forward(observation, {violation.layer for violation in state}))
-        if state or forward:
-            yield from state
-            yield from forward
-        elif not math.isfinite(observation.loss or 0.0):
-            yield _loss(observation)
-        else:
-            yield from _backward(observation)
+def findings(observation: Observation, settings: Settings) -> Iterator[Violation]:
+    """Yield one violation for each layer where non-finite values begin."""
+    state = list(_state(observation))
+    forward = list(_forward(observation, {violation.layer for violation in state}))
+    if state or forward:
+        yield from state
+        yield from forward
+    elif not math.isfinite(observation.loss or 0.0):
+        yield _loss(observation)
+    else:
+        yield from _backward(observation)
 
 
 def _is_nan_or_positive_inf(statistics: TensorStatistics | None) -> bool:
@@ -64,7 +57,7 @@ def _state(observation: Observation) -> Iterator[Violation]:
     for found in _of_some_ranks(observation):
         if found.role in _STATE:  # of replicas the report shows one, which is sound
             record = observation.layers[found.layer]
-            yield Finite.fault(
+            yield FINITE.fault(
                 record,
                 found.message,
                 value=found.value,
@@ -212,7 +205,7 @@ def _loss(observation: Observation) -> Violation:
     risky = first_of(list(dict.fromkeys(passed)), *BREAKING[:2])
     where = f" ({named(risky)})" if risky else ""
     ill = (d.ranks for d in _of_some_ranks(observation) if d.role == "loss" and d.others)
-    return Finite.violation(
+    return FINITE.violation(
         root,
         f"the loss is {loss}{_alone(next(ill, ()), observation)} although every activation is "
         "finite",
@@ -306,7 +299,7 @@ def _violation(
     assembly = record.assembled.get(role)  # a tensor that is another on each rank
     some = () if assembly is None or assembly.how == "replicas" else assembly.nonfinite
     is_first = role == "activations" and not _is_nan_or_positive_inf(record.inputs)
-    return Finite.fault(
+    return FINITE.fault(
         record,
         f"{counts} of {statistics.count} values in its {where}"
         f"{_alone(some, observation)}"
@@ -323,13 +316,11 @@ def _violation(
 def _of_some_ranks(observation: Observation) -> Iterator[Disagreement]:
     """Yield what is not finite on ranks of which the statistics do not tell."""
     if observation.ranks is not None:
-        yield from (d for d in observation.ranks.disagreements if d.kind == Finite.name)
+        yield from (d for d in observation.ranks.disagreements if d.kind == FINITE.name)
 
 
 def _alone(ranks: Collection[int], observation: Observation) -> str:
     """Return ``" on rank 1 alone"``, and nothing where it is all ranks."""
-    from pytest_modelhealth.report.ranks import named_ranks
-
     is_some = observation.ranks is not None and 0 < len(ranks) < len(observation.ranks.ranks)
     return f" on {named_ranks(ranks)} alone" if is_some else ""
 

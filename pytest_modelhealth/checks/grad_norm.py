@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 from functools import partial
 from itertools import pairwise, takewhile
-from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.catalogue import CHECKS
+from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import (
     called,
     completed,
@@ -30,12 +30,14 @@ from pytest_modelhealth.checks.gradient_scale import (
     unmoving,
 )
 from pytest_modelhealth.checks.paths import factors, is_normalization, nearest, way_to
-from pytest_modelhealth.settings import Ratio, Settings, Severity, Share
+from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
+from pytest_modelhealth.report.flow import AS_IT_IS
+from pytest_modelhealth.settings import Settings, Severity
 from pytest_modelhealth.settings.setting import is_inside, parent
+from pytest_modelhealth.statistics import TensorStatistics
 
-if TYPE_CHECKING:
-    from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
-    from pytest_modelhealth.statistics import TensorStatistics
+GRAD_NORM = CHECKS["grad_norm"]
+
 
 _FEWEST_LAYERS = 4
 _SMALLEST_WEIGHT_RMS = 0.01
@@ -53,78 +55,23 @@ _VALUES = 2
 """The place of the values among the operands of fused attention."""
 
 
-class GradNorm(Check):
-    """No layer's parameter gradient vanishes or explodes."""
-
-    name = "grad_norm"
-    summary = "No layer's gradient norm vanishes or explodes."
-    rank = 40
-    reads_scale = True
-    role = "parameter_gradients"
-    settings = (
-        Ratio(
-            "max_grad_norm",
-            default=None,
-            help="largest L2 norm of the gradients of one layer's parameters",
-        ),
-        Ratio(
-            "min_grad_norm",
-            default=None,
-            help="smallest L2 norm of the gradients of one layer's parameters",
-        ),
-        Share(
-            "vanishing_ratio",
-            default=1e-7,
-            help="smallest gradient of the first layers relative to their weights, as a part of "
-            "the largest such ratio in a later layer (float32 resolves 1e-7: nothing is learnt)",
-        ),
-        Share(
-            "vanishing_chain_ratio",
-            default=1e-4,
-            help="smallest such part where four or more layers in a row, with sigmoids or other "
-            "bounded activations between them, leave less than a thousandth of the gradient "
-            "(AutoTrainer: first layer by last under 1e-3 with a norm under 1e-4)",
-        ),
-        Ratio(
-            "exploding_ratio",
-            default=1e4,
-            help="largest root mean square of a layer's gradients relative to that of its weights "
-            "(at 1e4, one step at a learning rate of 1e-4 is as large as the weights)",
-        ),
-        Ratio(
-            "min_largest_gradient",
-            default=1e-10,
-            help="smallest that the largest number in all gradients of parameters may be while the "
-            "loss is not zero (Adam adds 1e-8 to its denominator, so that it hardly moves; the "
-            "least of 803 healthy runs is 7.7e-6)",
-            per_layer=False,
-        ),
-        Ratio(
-            "singular_grad_norm",
-            default=1e8,
-            help="L2 norm of the gradients of one layer's parameters over which a derivative must "
-            "have been singular: of a root or a norm at zero (the most of 803 healthy runs is "
-            "9.8e5)",
-        ),
-    )
-
-    def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
-        """Yield layers whose gradient norm is out of bounds."""
-        records = [  # with finite gradients; the others are `finite`'s
-            record
-            for record in called(observation)
-            if record.parameter_gradients
-            and not any(s.nonfinite_count for s in record.parameter_gradients.values())
-        ]
-        yield from _absolute(records, observation, settings)
-        exploding = list(_exploding(records, observation, settings))
-        near = partial(_arriving, records, observation)
-        yield from singular(GradNorm, records, observation, settings, near, exploding)
-        vanished = list(_vanishing(records, observation, settings))
-        yield from vanished or unmoving(GradNorm, records, observation, settings)
-        known = {name for violation in vanished for name in violation.layers}
-        if not looks_trained(observation):
-            yield from _shrinking_chains(records, observation, settings, known)
+def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
+    """Yield layers whose gradient norm is out of bounds."""
+    records = [  # with finite gradients; the others are `finite`'s
+        record
+        for record in called(observation)
+        if record.parameter_gradients
+        and not any(s.nonfinite_count for s in record.parameter_gradients.values())
+    ]
+    yield from _absolute(records, observation, settings)
+    exploding = list(_exploding(records, observation, settings))
+    near = partial(_arriving, records, observation)
+    yield from singular(records, observation, settings, near, exploding)
+    vanished = list(_vanishing(records, observation, settings))
+    yield from vanished or unmoving(records, observation, settings)
+    known = {name for violation in vanished for name in violation.layers}
+    if not looks_trained(observation):
+        yield from _shrinking_chains(records, observation, settings, known)
 
 
 def _absolute(
@@ -140,7 +87,7 @@ def _absolute(
             if limit.value is not None and sign * norm > sign * limit.value:
                 message = f"gradient norm {norm:.3g} is {word} {limit.value:g}"
                 why = cause(record, observation)
-                yield GradNorm.violation(record, message, value=norm, limit=limit, cause=why)
+                yield GRAD_NORM.violation(record, message, value=norm, limit=limit, cause=why)
 
 
 def _vanishing_cause(records: list[LayerRecord], observation: Observation) -> str:
@@ -238,7 +185,7 @@ def _exploding(
             severity = "warn"
         elif is_of_the_loss or not cause:
             cause = _exploding_cause(worst, observation)
-        yield GradNorm.violation(
+        yield GRAD_NORM.violation(
             culprit,
             message,
             value=ratios[worst.name],
@@ -317,7 +264,7 @@ def _vanishing(
     by_little = list(filter(_has_scale, steering))
     if by_little:
         faint = min(by_little, key=lambda record: parts[record.name])
-        yield GradNorm.violation(
+        yield GRAD_NORM.violation(
             faint,
             f"its gradient is {parts[faint.name]:.2g} of that in the layers after it: it vanished",
             value=parts[faint.name],
@@ -338,7 +285,7 @@ def _vanishing(
         others = {r.name for r in starved} & {*behind, *flow.feeding(*behind)} - {first.name}
         explained |= others
         culprit, message, cause = _where_it_vanished(way, parts[first.name], observation)
-        yield GradNorm.violation(
+        yield GRAD_NORM.violation(
             culprit,
             message,
             value=parts[first.name],
@@ -393,8 +340,6 @@ def _steering(observation: Observation) -> Collection[str]:
 
 def _weighs(softmax: int, flow: Flow) -> bool:
     """Whether what a softmax gives is multiplied with values."""
-    from pytest_modelhealth.report.flow import AS_IT_IS
-
     weights = {softmax}
     for number, vertex in enumerate(flow.graph.vertices[softmax:], softmax):
         if weights.isdisjoint(vertex.operands):
@@ -431,7 +376,7 @@ def _shrinking_chains(
         count, kinds = len(chain.layers) - 1, " and ".join(chain.activations)
         slope = max((STEEPEST.get(kind, 1.0) for kind in chain.activations), default=1.0)
         why = f", whose slope is {slope:.3g} at most" if slope < 1.0 else ""
-        yield GradNorm.violation(
+        yield GRAD_NORM.violation(
             first,
             f"its gradient is {part:.2g} of that in the layers after it: it vanishes along "
             f"{count} activations in a row",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from pytest_modelhealth.checks.check import Check
+from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.facts import (
     called,
     completed,
@@ -18,10 +18,10 @@ from pytest_modelhealth.checks.facts import (
     seems_trained,
 )
 from pytest_modelhealth.checks.paths import EDGED, QUOTIENTS, first_of, named, way_to
+from pytest_modelhealth.report import LayerRecord, Observation, Violation
 from pytest_modelhealth.settings import Settings
 
-if TYPE_CHECKING:
-    from pytest_modelhealth.report import LayerRecord, Observation, Violation
+GRAD_NORM = CHECKS["grad_norm"]
 
 
 STEEPEST = {"sigmoid": 0.25, "hardsigmoid": 1 / 6}
@@ -134,14 +134,13 @@ _LEAST_JUMP = 1e3
 
 
 def singular(
-    check: type[Check],
     records: list[LayerRecord],
     observation: Observation,
     settings: Settings,
     near: Callable[[], Mapping[str, tuple[float, str]]],
     exploding: list[Violation],
 ) -> Iterator[Violation]:
-    """Yield, as a violation of a check, where a gradient begins that is singular.
+    """Yield where a gradient begins that is singular.
 
     Where no root, norm or quotient is seen to make it, what else explodes is said instead.
     """
@@ -170,7 +169,7 @@ def singular(
         return
     norm = gradient_norm(last, observation)
     limit = settings.limit("singular_grad_norm", last.name)
-    yield check.violation(
+    yield GRAD_NORM.violation(
         last if culprit is None else culprit,
         f"the gradient norm of {last.label!r} is {norm:.3g}, over {limit.value:g}: a derivative on "
         "the way back is all but infinite",
@@ -204,9 +203,9 @@ _SINGLE = ("float32", "bfloat16", "float16")
 
 
 def unmoving(
-    check: type[Check], records: list[LayerRecord], observation: Observation, settings: Settings
+    records: list[LayerRecord], observation: Observation, settings: Settings
 ) -> Iterator[Violation]:
-    """Yield, as a violation of a check, that every gradient is too small to move a parameter.
+    """Yield that every gradient is too small to move a parameter.
 
     In float64 a fit may end so: it is only warned of there.
     """
@@ -239,7 +238,7 @@ def unmoving(
             f"{inputs}, or multiplied by next to nothing"
         )
     is_single = any(s.dtype in _SINGLE for s in gradients)
-    yield check.violation(
+    yield GRAD_NORM.violation(
         culprit,
         f"the largest number in all gradients is {largest:.3g} while the loss is {loss:.3g}: no "
         "optimizer moves a parameter by it",

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pytest_modelhealth.checks.facts import called, flow_of, gives_nothing, learns
 from pytest_modelhealth.checks.normalization import DRAWS, draws
+from pytest_modelhealth.report import LayerRecord, Observation
+from pytest_modelhealth.report.flow import AS_IT_IS, Edge, Factor, Stopped, Vertex
 from pytest_modelhealth.settings.setting import parent
-
-if TYPE_CHECKING:
-    from pytest_modelhealth.report import LayerRecord, Observation
-    from pytest_modelhealth.report.flow import Edge, Factor, Stopped, Vertex
-    from pytest_modelhealth.statistics import TensorStatistics
+from pytest_modelhealth.statistics import TensorStatistics
 
 FLAT = frozenset(
     {"bernoulli", "ceil", "fill", "fix", "floor", "heaviside", "normal", "poisson", "round"}
@@ -90,8 +88,6 @@ class GradientStops:
     @cached_property
     def suspects(self) -> list[Edge]:
         """Operations that may be flat where they were evaluated."""
-        from pytest_modelhealth.report.flow import AS_IT_IS
-
         return self._into(lambda v: v.function not in AS_IT_IS | _LINEAR | _PICK | _JOIN)
 
     @cached_property

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.catalogue import CHECKS
+from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import largest_at, leaves
-from pytest_modelhealth.settings import DtypeName, Settings, Share
+from pytest_modelhealth.report import LayerRecord, Observation, Violation
+from pytest_modelhealth.settings import Settings
+from pytest_modelhealth.statistics import TensorStatistics
 
-if TYPE_CHECKING:
-    from pytest_modelhealth.report import LayerRecord, Observation, Violation
-    from pytest_modelhealth.statistics import TensorStatistics
+HEADROOM = CHECKS["headroom"]
 
 
 class _Range(NamedTuple):
@@ -39,46 +40,15 @@ large values carry a gradient (one through a smooth maximum), and nothing that c
 normally distributed values with half of them below it, it is 1.5 times that number."""
 
 
-class Headroom(Check):
-    """Values stay away from the ends of the dtype."""
-
-    name = "headroom"
-    summary = "Values neither come near the largest of their dtype nor sink below its normal ones."
-    rank = 46
-    reads_scale = True
-    settings = (
-        Share(
-            "max_range_used",
-            default=0.5,
-            help="largest part of the dtype's range that a value may use (0.5 leaves a factor of "
-            "two to the next batch)",
-        ),
-        Share(
-            "max_subnormal_fraction",
-            default=0.5,
-            help="largest part of a layer's non-zero weights or gradients below the smallest "
-            "normal number of the dtype, where precision is lost bit by bit",
-        ),
-        DtypeName(
-            "planned_dtype",
-            str,
-            default=None,
-            help="also judge the values against this dtype: float16, bfloat16, float8_e4m3fn or "
-            "float8_e5m2",
-            one_of=_PLANNED,
-            per_layer=False,
-        ),
-    )
-
-    def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
-        """Yield the first layer of each role that comes too near an end."""
-        planned = settings["planned_dtype"].value
-        inner = leaves(observation)
-        for role in ("activations", "parameters", "gradients", "parameter_gradients"):
-            judged = list(_tensors(inner, role, planned))
-            yield from list(_overflow(role, judged, settings))[:1]
-            if role != "activations":
-                yield from list(_underflow(role, judged, settings))[-1:]
+def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
+    """Yield the first layer of each role that comes too near an end."""
+    planned = settings["planned_dtype"].value
+    inner = leaves(observation)
+    for role in ("activations", "parameters", "gradients", "parameter_gradients"):
+        judged = list(_tensors(inner, role, planned))
+        yield from list(_overflow(role, judged, settings))[:1]
+        if role != "activations":
+            yield from list(_underflow(role, judged, settings))[-1:]
 
 
 _Tensor: TypeAlias = "tuple[LayerRecord, str, TensorStatistics, str]"
@@ -110,7 +80,7 @@ def _overflow(role: str, judged: list[_Tensor], settings: Settings) -> Iterator[
                 f"number of {dtype} ({largest:.5g})"
             )
             cause = "the next batch may overflow: scale down, normalise, or use bfloat16 or float32"
-            yield Headroom.violation(
+            yield HEADROOM.violation(
                 record,
                 message,
                 value=used,
@@ -154,6 +124,6 @@ def _underflow(role: str, judged: list[_Tensor], settings: Settings) -> Iterator
             f"{lost:.0%} of its non-zero {role.replace('_', ' ')} lie below {bound:.2g}, the "
             f"smallest normal number of {dtype}{scaled}"
         )
-        yield Headroom.violation(
+        yield HEADROOM.violation(
             record, message, value=lost, limit=limit, role=role, tensor=tensor, cause=cause
         )

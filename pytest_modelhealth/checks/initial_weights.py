@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.catalogue import CHECKS
+from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import (
     IN_PROJECTION,
     LinearMap,
@@ -19,10 +19,11 @@ from pytest_modelhealth.checks.facts import (
     trainable,
 )
 from pytest_modelhealth.checks.paths import NORMALIZATIONS, normalizer, way_to_weights
-from pytest_modelhealth.settings import Ratio, Settings
+from pytest_modelhealth.report import LayerRecord, Observation, Violation
+from pytest_modelhealth.settings import Settings
 
-if TYPE_CHECKING:
-    from pytest_modelhealth.report import LayerRecord, Observation, Violation
+INITIAL_WEIGHTS = CHECKS["initial_weights"]
+
 
 _FEWEST_VALUES = 8
 _TRAINED_FACTOR = 5.0
@@ -32,58 +33,33 @@ _SHARED_BY = 0.1
 _UNLIKE = 10.0
 
 
-class InitialWeights(Check):
-    """Weights start at a scale that passes a signal on."""
+def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
+    """Yield weights that are zero, constant, too large or too small."""
+    maps = [
+        (record, found)
+        for record in called(observation)
+        for found in linear_maps(record)
+        if found.tensor in trainable(record) and found.weights.count >= _FEWEST_VALUES
+    ]
+    trained = looks_trained(observation)
+    from statistics import median  # 5 ms, which a start of pytest need not pay
 
-    name = "initial_weights"
-    summary = "No weights are all zero, all equal or of a scale far off where a signal must pass."
-    rank = 14
-    role = "parameters"
-    settings = (
-        Ratio(
-            "max_weight_scale",
-            default=4.5,
-            help="largest standard deviation of initial weights times the root of their fan-in (He "
-            "et al. start at 1.41; healthy routers of mixtures of experts reach 4.4)",
-        ),
-        Ratio(
-            "min_weight_scale",
-            default=0.01,
-            help="smallest standard deviation of initial weights times the root of their fan-in, "
-            "where the output goes on to other weights and most layers have more (0.033 is the "
-            "least of 51 transformer architectures)",
-        ),
-    )
-
-    def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
-        """Yield weights that are zero, constant, too large or too small."""
-        maps = [
-            (record, found)
-            for record in called(observation)
-            for found in linear_maps(record)
-            if found.tensor in trainable(record) and found.weights.count >= _FEWEST_VALUES
-        ]
-        trained = looks_trained(observation)
-        from statistics import median  # 5 ms, which a start of pytest need not pay
-
-        usual = median([m.scale for _, m in maps]) if maps else 0.0
-        small = {
-            m.scale for r, m in maps if m.scale < settings.limit("min_weight_scale", r.name).value
-        }
-        is_shared = len(small) > max(1.0, _SHARED_BY * len(maps))
-        for record, found in maps:
-            if found.weights.abs_max == 0.0:
-                yield from _zero(observation, record, found, settings)
-            elif found.weights.std == 0.0:
-                yield from _constant(record, found)
-            elif wrong := (
-                _large(observation, record, found, settings, trained)
-                or _one_sided(record, found, settings, trained)
-            ):
-                yield wrong
-            elif not is_shared:
-                yield from _small(observation, record, found, settings, usual)
-        yield from _constant_embeddings(observation)
+    usual = median([m.scale for _, m in maps]) if maps else 0.0
+    small = {m.scale for r, m in maps if m.scale < settings.limit("min_weight_scale", r.name).value}
+    is_shared = len(small) > max(1.0, _SHARED_BY * len(maps))
+    for record, found in maps:
+        if found.weights.abs_max == 0.0:
+            yield from _zero(observation, record, found, settings)
+        elif found.weights.std == 0.0:
+            yield from _constant(record, found)
+        elif wrong := (
+            _large(observation, record, found, settings, trained)
+            or _one_sided(record, found, settings, trained)
+        ):
+            yield wrong
+        elif not is_shared:
+            yield from _small(observation, record, found, settings, usual)
+    yield from _constant_embeddings(observation)
 
 
 def _zero(
@@ -112,7 +88,7 @@ def _zero(
             "for every sample, and no gradient passes back; zero suits the last layer of a "
             "residual branch, gates and heads only"
         )
-    yield InitialWeights.violation(
+    yield INITIAL_WEIGHTS.violation(
         record,
         f"all {found.weights.count} values of its {found.tensor} are zero",
         value=0.0,
@@ -146,7 +122,7 @@ def _constant_embeddings(observation: Observation) -> Iterator[Violation]:
         if path and table.count >= _FEWEST_VALUES:
             message = f"all {table.count} values of its embedding table are {table.mean:.3g}"
             cause = f"every token looks alike to {path[-1].label!r}: initialise the table at random"
-            yield InitialWeights.fault(record, message, tensor="weight", cause=cause)
+            yield INITIAL_WEIGHTS.fault(record, message, tensor="weight", cause=cause)
 
 
 def _constant(record: LayerRecord, found: LinearMap) -> Iterator[Violation]:
@@ -160,7 +136,7 @@ def _constant(record: LayerRecord, found: LinearMap) -> Iterator[Violation]:
         f"a constant initialiser ({value:.3g}): all its units compute the same and get the same "
         "gradient, so they stay one unit; initialise at random"
     )
-    yield InitialWeights.fault(record, message, tensor=found.tensor, cause=cause)
+    yield INITIAL_WEIGHTS.fault(record, message, tensor=found.tensor, cause=cause)
 
 
 def _large(
@@ -208,7 +184,7 @@ def _large(
             f"initial weights too large, so that {effect}: divide by the root of the fan-in "
             f"({advice})"
         )
-    return InitialWeights.violation(
+    return INITIAL_WEIGHTS.violation(
         record, message, value=found.scale, limit=limit, tensor=found.tensor, cause=cause
     )
 
@@ -241,7 +217,7 @@ def _one_sided(
         "initial weights that do not lie around zero (uniform_(0, 1), torch.rand): they magnify "
         f"what their inputs share {shared:.3g} times, and the gates saturate"
     )
-    return InitialWeights.violation(
+    return INITIAL_WEIGHTS.violation(
         record, message, value=shared, limit=limit, tensor=found.tensor, cause=cause
     )
 
@@ -271,6 +247,6 @@ def _small(
     message, advice = _measured(found)
     message += f" (the median of the model's layers is {usual:.3g})"
     cause = f"initial weights too small: signal and gradient shrink here by that factor; {advice}"
-    yield InitialWeights.violation(
+    yield INITIAL_WEIGHTS.violation(
         record, message, value=found.scale, limit=limit, tensor=found.tensor, cause=cause
     )

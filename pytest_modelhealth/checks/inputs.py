@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
+from pytest_modelhealth.checks.catalogue import CHECKS
+from pytest_modelhealth.checks.check import ALWAYS, Finding
 from pytest_modelhealth.checks.facts import called, flow_of, largest_at, linear_maps
 from pytest_modelhealth.checks.paths import HAS_WEIGHTS, as_given, is_floating, is_normalization
-from pytest_modelhealth.settings import Limit, Ratio, Settings
+from pytest_modelhealth.report import LayerRecord, Observation, Violation
+from pytest_modelhealth.settings import Limit, Settings
+from pytest_modelhealth.statistics import TensorStatistics
 
-if TYPE_CHECKING:
-    from pytest_modelhealth.report import LayerRecord, Observation, Violation
-    from pytest_modelhealth.statistics import TensorStatistics
+INPUTS = CHECKS["inputs"]
 
 
 _FEWEST_VALUES = 16
@@ -31,60 +31,41 @@ _SENTINELS = frozenset({-99.0, -999.0, -9999.0, -99999.0, -999999.0})
 _REAL = 0.5
 
 
-class Inputs(Check):
-    """The batch is what a model can learn from."""
-
-    name = "inputs"
-    summary = "The batch is not constant, not raw, not scaled twice, and its ids are in use."
-    rank = 12
-    role = "inputs"
-    settings = (
-        Ratio(
-            "max_input_rms",
-            default=30.0,
-            help="largest root mean square of inputs that go into weights as they are (images in "
-            "0-255 have about 100, digits in 0-16 have 7; a table of uncentred columns may have "
-            "100 times as much)",
-            per_layer=False,
-        ),
-    )
-
-    def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
-        """Yield what is wrong with the batch."""
-        root = observation.layers.get("")
-        whole = None if root is None else root.inputs
-        if root is None or whole is None or whole.nonfinite_count:
-            return  # `finite` names it
-        is_constant = is_floating(whole) and whole.std == 0.0 and whole.count >= _FEWEST_VALUES
-        # they may be those of some tensors alone, as of a mask, and another one varies
-        held = sum(math.prod(one.shape) for one in observation.given) * observation.batches
-        beside = [one.name for one in observation.given if one.name in flow_of(observation).inputs]
-        if held <= whole.count:
-            beside = []
-        if is_constant and not any(
-            (one := as_given(observation, name)) is not None and one.min != one.max
-            for name in beside
-        ):
-            message = f"all {whole.count} values of the batch are equal, {whole.mean:.3g}"
-            cause = "a placeholder, or data that did not load"
-            yield Inputs.fault(root, message, cause=cause)
-            return
-        blank = observation.odd_samples.get("blank")
-        if blank is not None:
-            who, place = blank
-            message = f"{who} hold one value throughout, {place.value:.3g} in {place}"
-            cause = "a folder that is empty of content: files that did not load, or placeholders"
-            yield Inputs.fault(root, message, value=place.value, cause=cause)
-        inputs = flow_of(observation).inputs
-        for name in inputs:
-            given, taker = as_given(observation, name), _first_weights(observation, name)
-            if taker is not None and given is not None and is_floating(given):
-                what = "its inputs" if len(inputs) == 1 else f"the values of {name}"
-                yield from _values(observation, given, taker, what, settings["max_input_rms"])
-        ids = list(_ids(observation))
-        yield from ids
-        if not ids and whole.std > 0.0:
-            yield from _repeated(root, observation)
+def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
+    """Yield what is wrong with the batch."""
+    root = observation.layers.get("")
+    whole = None if root is None else root.inputs
+    if root is None or whole is None or whole.nonfinite_count:
+        return  # `finite` names it
+    is_constant = is_floating(whole) and whole.std == 0.0 and whole.count >= _FEWEST_VALUES
+    # they may be those of some tensors alone, as of a mask, and another one varies
+    held = sum(math.prod(one.shape) for one in observation.given) * observation.batches
+    beside = [one.name for one in observation.given if one.name in flow_of(observation).inputs]
+    if held <= whole.count:
+        beside = []
+    if is_constant and not any(
+        (one := as_given(observation, name)) is not None and one.min != one.max for name in beside
+    ):
+        message = f"all {whole.count} values of the batch are equal, {whole.mean:.3g}"
+        cause = "a placeholder, or data that did not load"
+        yield INPUTS.fault(root, message, cause=cause)
+        return
+    blank = observation.odd_samples.get("blank")
+    if blank is not None:
+        who, place = blank
+        message = f"{who} hold one value throughout, {place.value:.3g} in {place}"
+        cause = "a folder that is empty of content: files that did not load, or placeholders"
+        yield INPUTS.fault(root, message, value=place.value, cause=cause)
+    inputs = flow_of(observation).inputs
+    for name in inputs:
+        given, taker = as_given(observation, name), _first_weights(observation, name)
+        if taker is not None and given is not None and is_floating(given):
+            what = "its inputs" if len(inputs) == 1 else f"the values of {name}"
+            yield from _values(observation, given, taker, what, settings["max_input_rms"])
+    ids = list(_ids(observation))
+    yield from ids
+    if not ids and whole.std > 0.0:
+        yield from _repeated(root, observation)
 
 
 def _repeated(root: LayerRecord, observation: Observation) -> Iterator[Violation]:
@@ -100,7 +81,7 @@ def _repeated(root: LayerRecord, observation: Observation) -> Iterator[Violation
         targets = [call.target for call in observation.loss_calls if call.target is not None]
         one_each = ((samples,), (samples, 1))
         differ = any(t.shape in one_each and t.min < t.max for t in targets)
-        yield Inputs.fault(
+        yield INPUTS.fault(
             root,
             f"all {samples} samples of the batch are one and the same"
             f"{', and their targets differ' if differ else ''}",
@@ -123,7 +104,7 @@ def _large(
     who, place = observation.odd_samples.get("outlier", ("", None))
     if place is not None and math.isclose(place.value, given.abs_max, rel_tol=1e-6):
         signed = root.largest.get("inputs", place).value
-        return Inputs.violation(
+        return INPUTS.violation(
             root,
             f"{who} are outliers, up to {signed:.4g} in {place}, and {into}",
             value=given.rms,
@@ -146,7 +127,7 @@ def _large(
         is_meant = (bool(after) and all(map(is_normalization, after))) or (
             abs(given.mean) >= _CENTRED * given.std and given.rms <= _TABLE_FACTOR * limit.value
         )
-    return Inputs.violation(
+    return INPUTS.violation(
         root,
         f"{what}, in [{given.min:.4g}, {given.max:.4g}] with a root mean square of "
         f"{given.rms:.3g}, {into}",
@@ -212,7 +193,7 @@ def _values(
     else:
         return
     details = largest_at(root, "inputs")
-    yield Inputs.violation(root, message, value=value, limit=broken, cause=cause, details=details)
+    yield INPUTS.violation(root, message, value=value, limit=broken, cause=cause, details=details)
 
 
 def _first_weights(observation: Observation, name: str) -> LayerRecord | None:
@@ -267,4 +248,4 @@ def _ids(observation: Observation) -> Iterator[Violation]:
         elif given.mean == record.options.get("padding_idx"):
             cause = "every token is padding: the tokeniser or the collation lost the text"
         message = f"all {given.count} ids are {given.mean:.0f}: it is asked for one row only"
-        yield Inputs.fault(record, message, value=given.mean, cause=cause, severity=severity)
+        yield INPUTS.fault(record, message, value=given.mean, cause=cause, severity=severity)

@@ -5,24 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import zip_longest
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.catalogue import CHECKS
+from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import called, flow_of, innermost, is_fresh, linear_maps
 from pytest_modelhealth.checks.loss_terms import summed_over_batch, weightless_terms
 from pytest_modelhealth.checks.paths import SOFTMAXES, is_floating
 from pytest_modelhealth.checks.zero_gradients import UNDERFLOW
-from pytest_modelhealth.settings import Factor, Settings, Severity
+from pytest_modelhealth.report import (
+    ClassTargets,
+    LayerRecord,
+    LossCall,
+    LossPath,
+    Observation,
+    Violation,
+)
+from pytest_modelhealth.report.flow.inferred import same_values
+from pytest_modelhealth.settings import Settings, Severity
 
-if TYPE_CHECKING:
-    from pytest_modelhealth.report import (
-        ClassTargets,
-        LayerRecord,
-        LossCall,
-        LossPath,
-        Observation,
-        Violation,
-    )
+LOSS = CHECKS["loss"]
+
 
 _SQUASHING = {
     "cross_entropy": frozenset({"sigmoid", "hardsigmoid"}),
@@ -68,36 +71,20 @@ _LARGEST_COSINE = 128.0
 """ArcFace (Deng et al. 2019) and CosFace (Wang et al. 2018) scale by 64, CLIP by 100 at most."""
 
 
-class Loss(Check):
-    """The loss function is given what it takes, and the loss can be learnt from."""
-
-    name = "loss"
-    summary = "The loss is given what it takes, is not negated, and depends on the output."
-    rank = 15
-    reads_scale = True
-    settings = (
-        Factor(
-            "max_initial_loss",
-            default=10.0,
-            help="largest loss of a freshly initialised classifier, as a multiple of ln(classes), "
-            "which is that of a uniform guess",
-        ),
-    )
-
-    def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
-        """Yield what each loss call was wrongly given, then what is wrong with the loss."""
-        found = [f for call in observation.loss_calls for f in _of_call(call, observation)]
-        if not _fails(found):
-            found += _batch_softmax(observation)
-        if not _fails(found) and observation.loss_path is not None:
-            found += _of_path(observation.loss_path, observation)
-        if not _fails(found):
-            found += _negated(observation)
-        yield from found
-        if not _fails(found):
-            yield from _initial(observation, settings)
-            yield from weightless_terms(Loss, observation)
-            yield from summed_over_batch(Loss, observation)
+def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
+    """Yield what each loss call was wrongly given, then what is wrong with the loss."""
+    found = [f for call in observation.loss_calls for f in _of_call(call, observation)]
+    if not _fails(found):
+        found += _batch_softmax(observation)
+    if not _fails(found) and observation.loss_path is not None:
+        found += _of_path(observation.loss_path, observation)
+    if not _fails(found):
+        found += _negated(observation)
+    yield from found
+    if not _fails(found):
+        yield from _initial(observation, settings)
+        yield from weightless_terms(observation)
+        yield from summed_over_batch(observation)
 
 
 def _fails(found: list[Finding]) -> bool:
@@ -115,7 +102,7 @@ class _Fault(NamedTuple):
 
 
 def _violation(culprit: LayerRecord, fault: _Fault, role: str | None = None) -> Violation:
-    return Loss.violation(culprit, **fault._asdict(), role=role, independent=True)
+    return LOSS.violation(culprit, **fault._asdict(), role=role, independent=True)
 
 
 def _of_call(call: LossCall, observation: Observation) -> Iterator[Finding]:
@@ -127,7 +114,7 @@ def _of_call(call: LossCall, observation: Observation) -> Iterator[Finding]:
         if isinstance(found, _Fault):
             yield _violation(culprit, found)
         else:
-            yield Loss.inconclusive(culprit, found)
+            yield LOSS.inconclusive(culprit, found)
 
 
 def _of_classes(call: LossCall, observation: Observation) -> Iterator[_Fault]:
@@ -429,7 +416,7 @@ def _negated(observation: Observation) -> Iterator[Violation]:
         message = f"the loss is {loss:.3g} and can never be positive: it is negated"
         cause = "a minus sign too many or too few: minimising it makes the model worse"
         place = {"value": loss, "role": "loss", "independent": True}
-        yield Loss.fault(observation.layers[""], message, cause=cause, **place)
+        yield LOSS.fault(observation.layers[""], message, cause=cause, **place)
 
 
 def _initial(observation: Observation, settings: Settings) -> Iterator[Finding]:
@@ -458,14 +445,14 @@ def _initial(observation: Observation, settings: Settings) -> Iterator[Finding]:
         count = call.targets.count - call.targets.ignored if call.targets else call.input.count
         if count < _FEWEST_TARGETS:
             reason = f"{message}, but {count} targets say little; give at least {_FEWEST_TARGETS}"
-            yield Loss.inconclusive(culprit, reason)
+            yield LOSS.inconclusive(culprit, reason)
             continue
         cause = (
             f"{_what_is_large(culprit, call, observation)}: the logits have a root mean square of "
             f"{call.input.rms:.3g} where about 1 is usual"
         )
         ratio = call.value / guess
-        yield Loss.violation(culprit, message, value=ratio, limit=limit, cause=cause)
+        yield LOSS.violation(culprit, message, value=ratio, limit=limit, cause=cause)
 
 
 def _what_is_large(head: LayerRecord, call: LossCall, observation: Observation) -> str:
@@ -504,9 +491,6 @@ def _uniform_guess(call: LossCall) -> float | None:
 
 def _culprit(call: LossCall, observation: Observation) -> LayerRecord:
     """Return the layer whose output the loss is given, else the one that calls it."""
-    # which loads the report, as no check may when pytest prints its help
-    from pytest_modelhealth.report.flow.inferred import same_values
-
     flow = flow_of(observation)
     ran = called(observation)
     if flow.graph.loss is not None:

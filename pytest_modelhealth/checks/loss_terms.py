@@ -5,26 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import combinations
-from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.catalogue import CHECKS
+from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import at, completed
-from pytest_modelhealth.settings import Factor, Settings
+from pytest_modelhealth.report import Flow, LossCall, Observation, Vertex, Violation
+from pytest_modelhealth.report.flow.inferred import NOTE
+from pytest_modelhealth.settings import Settings
 
-if TYPE_CHECKING:
-    from pytest_modelhealth.report import Flow, LossCall, Observation, Vertex, Violation
+TASK_BALANCE = CHECKS["task_balance"]
+LOSS = CHECKS["loss"]
 
 
 _OUTSIDE = -1
 """The call of what no layer makes: the loss."""
 
-_ELSEWHERE = "a tensor that neither the batch nor the model gave"
-
 # ---- terms that are multiplied by zero ----------------------------------------------------------
 
 
-def weightless_terms(check: type[Check], observation: Observation) -> Iterator[Violation]:
-    """Yield, as violations of a check, where a term of the loss is multiplied by zero.
+def weightless_terms(observation: Observation) -> Iterator[Violation]:
+    """Yield where a term of the loss is multiplied by zero.
 
     Only where the loss has another term: one that is zero as a whole is a fault of its own.
     """
@@ -53,12 +53,9 @@ def weightless_terms(check: type[Check], observation: Observation) -> Iterator[V
             number
         ):
             lines.setdefault(vertex.line, by)
-    if not lines and observation.loss_path and observation.loss_path.switched_off:
-        lines = _zeros_from_elsewhere(flow)
     for line, by in lines.items():
-        by = by if by in ("0", _ELSEWHERE) else repr(by)
-        by = by if by == "0" else f"{by}, which is zero throughout"
-        yield check.fault(
+        by = by if by == "0" else f"{by!r}, which is zero throughout"
+        yield LOSS.fault(
             observation.layers[""],
             f"a term of the loss is multiplied by {by}{at(line)}, and asks for nothing",
             role="loss",
@@ -68,26 +65,6 @@ def weightless_terms(check: type[Check], observation: Observation) -> Iterator[V
             independent=True,
             severity="warn",
         )
-
-
-def _zeros_from_elsewhere(flow: Flow) -> dict[str, str]:
-    """Return the line of the one product of the loss with a tensor that neither run nor batch made.
-
-    Where something is multiplied by zeros, and that is the only product, the tensor is zero. A mask
-    of the batch is zero in that batch.
-    """
-    vertices = flow.graph.vertices
-    by: dict[str, str] = {}
-    for number, vertex in enumerate(vertices):
-        if vertex.function != "mul" or vertex.call != _OUTSIDE or not vertex.live:
-            continue
-        factors = [vertices[o] for o in vertex.operands if not vertices[o].live]
-        if not factors or not _is_of_the_output(flow, number):
-            continue
-        if any(factor.kind != "unknown" for factor in factors):
-            return {}
-        by[vertex.line] = _ELSEWHERE
-    return by if len(by) == 1 else {}
 
 
 # ---- sums ---------------------------------------------------------------------------------------
@@ -114,8 +91,8 @@ _NODES = {
 """Operations that hold the reduction of a loss function, and the functions that end in them."""
 
 
-def summed_over_batch(check: type[Check], observation: Observation) -> Iterator[Violation]:
-    """Yield, as a violation of a check, that the loss is a sum over the samples of the batch.
+def summed_over_batch(observation: Observation) -> Iterator[Violation]:
+    """Yield that the loss is a sum over the samples of the batch.
 
     Every term that is computed from the output must be one, with nothing after it that may divide;
     or some are sums of a loss function, and all others means.
@@ -128,7 +105,7 @@ def summed_over_batch(check: type[Check], observation: Observation) -> Iterator[
         return
     sums, beside = _sums(observation, flow, samples)
     if sums:
-        yield check.fault(
+        yield LOSS.fault(
             root,
             f"the loss is summed over the {samples} samples of the batch{beside}"
             f"{at(sums[0].line)}: it, and its gradient, grow with the size of the batch",
@@ -237,81 +214,61 @@ def _is_of_the_output(flow: Flow, number: int) -> bool:
 
 def _known(observation: Observation) -> Flow | None:
     """Return the flow where it shows how the user's loss was computed."""
-    from pytest_modelhealth.report.flow.inferred import NOTE
-
     flow = observation.flow
     if flow is None or NOTE in flow.notes or flow.graph.loss is None:
         return None
     return flow if observation.loss_path is not None and not flow.notes else None
 
 
-class TaskBalance(Check):
-    """No task's gradient on the layers it shares is negligible beside another's."""
-
-    name = "task_balance"
-    summary = "No task's gradient drowns that of another on a layer that they share."
-    rank = 38
-    role = "parameter_gradients"
-    settings = (
-        Factor(
-            "max_task_ratio",
-            default=100.0,
-            help="largest ratio of the gradient norms of two tasks at the last layer they share",
-        ),
-    )
-
-    def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
-        """Yield each pair of tasks of which one drowns the other."""
-        layers, silent = observation.layers, []
-        for task in observation.tasks:
-            reached = [layers[name] for name in task.gradient_norms if name in layers]
-            if not task.gradient_norms or any(task.gradient_norms.values()):
-                continue
-            silent.append(task)
-            if task.loss != 0.0 and math.isfinite(task.loss) and reached:
-                yield self.fault(
-                    max(reached, key=completed),
-                    f"task {task.name!r} has a loss of {task.loss:.3g} and asks nothing of any of "
-                    f"the {len(reached)} layers that it reaches: its gradient is exactly zero",
-                    cause="it is flat here: rounded, clamped, chosen by an index, or multiplied by "
-                    "zero beside a constant",
-                )
-        for a, b in combinations(observation.tasks, 2):
-            if any(task.loss != 0.0 for task in (a, b) if task in silent):
-                continue
-            shared = [layers[n] for n in a.gradient_norms if n in b.gradient_norms and n in layers]
-            if not shared:
-                continue
-            layer = max(shared, key=completed).name
-            strong, weak = sorted((a, b), key=lambda t: t.gradient_norms[layer], reverse=True)
-            high, low = strong.gradient_norms[layer], weak.gradient_norms[layer]
-            limit = settings.limit("max_task_ratio", layer)
-            if not (math.isfinite(high) and high > limit.value * low):
-                continue
-            if weak.loss == 0.0:
-                reason = (
-                    f"the loss of task {weak.name!r} is zero: it asks for nothing on this batch"
-                )
-                yield self.inconclusive(observation.layers[layer], reason)
-                continue
-            ratio = high / low if low else math.inf
-            losses = f"{strong.loss:.3g} and {weak.loss:.3g}"
-            why = f"their losses differ in scale ({losses})"
-            if abs(strong.loss) <= _APART * abs(weak.loss):
-                why = f"their losses are {losses}, and what lies between differs in scale"
-            may_be_meant = limit.origin == "default" and ratio <= _MOST_BY_WEIGHT
-            yield self.violation(
-                observation.layers[layer],
-                f"task {strong.name!r} has {ratio:.3g} times the gradient of task "
-                f"{weak.name!r} here, where the two meet (norms {high:.3g} and {low:.3g})",
-                value=ratio,
-                limit=limit,
-                cause=f"{why}: weight them, for example {weak.name!r} by {min(ratio, 1e9):.0g}, or "
-                "normalise the targets"
-                + ("; a small weight may be meant so" if may_be_meant else ""),
-                independent=True,
-                severity="warn" if may_be_meant else "fail",
+def unbalanced(observation: Observation, settings: Settings) -> Iterator[Finding]:
+    """Yield each pair of tasks of which one drowns the other."""
+    layers, silent = observation.layers, []
+    for task in observation.tasks:
+        reached = [layers[name] for name in task.gradient_norms if name in layers]
+        if not task.gradient_norms or any(task.gradient_norms.values()):
+            continue
+        silent.append(task)
+        if task.loss != 0.0 and math.isfinite(task.loss) and reached:
+            yield TASK_BALANCE.fault(
+                max(reached, key=completed),
+                f"task {task.name!r} has a loss of {task.loss:.3g} and asks nothing of any of "
+                f"the {len(reached)} layers that it reaches: its gradient is exactly zero",
+                cause="it is flat here: rounded, clamped, chosen by an index, or multiplied by "
+                "zero beside a constant",
             )
+    for a, b in combinations(observation.tasks, 2):
+        if any(task.loss != 0.0 for task in (a, b) if task in silent):
+            continue
+        shared = [layers[n] for n in a.gradient_norms if n in b.gradient_norms and n in layers]
+        if not shared:
+            continue
+        layer = max(shared, key=completed).name
+        strong, weak = sorted((a, b), key=lambda t: t.gradient_norms[layer], reverse=True)
+        high, low = strong.gradient_norms[layer], weak.gradient_norms[layer]
+        limit = settings.limit("max_task_ratio", layer)
+        if not (math.isfinite(high) and high > limit.value * low):
+            continue
+        if weak.loss == 0.0:
+            reason = f"the loss of task {weak.name!r} is zero: it asks for nothing on this batch"
+            yield TASK_BALANCE.inconclusive(observation.layers[layer], reason)
+            continue
+        ratio = high / low if low else math.inf
+        losses = f"{strong.loss:.3g} and {weak.loss:.3g}"
+        why = f"their losses differ in scale ({losses})"
+        if abs(strong.loss) <= _APART * abs(weak.loss):
+            why = f"their losses are {losses}, and what lies between differs in scale"
+        may_be_meant = limit.origin == "default" and ratio <= _MOST_BY_WEIGHT
+        yield TASK_BALANCE.violation(
+            observation.layers[layer],
+            f"task {strong.name!r} has {ratio:.3g} times the gradient of task "
+            f"{weak.name!r} here, where the two meet (norms {high:.3g} and {low:.3g})",
+            value=ratio,
+            limit=limit,
+            cause=f"{why}: weight them, for example {weak.name!r} by {min(ratio, 1e9):.0g}, or "
+            "normalise the targets" + ("; a small weight may be meant so" if may_be_meant else ""),
+            independent=True,
+            severity="warn" if may_be_meant else "fail",
+        )
 
 
 _APART = 10.0

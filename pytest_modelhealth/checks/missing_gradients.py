@@ -5,20 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.catalogue import CHECKS
+from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.designs import design, dropped, idle_rows, is_meant, waiting_factors
 from pytest_modelhealth.checks.facts import at, completed, flow_of, learns, place, trainable
 from pytest_modelhealth.checks.loss import is_switched_off
 from pytest_modelhealth.checks.recurrences import recurrent_gradients
 from pytest_modelhealth.checks.zero_gradients import zero_gradients
-from pytest_modelhealth.settings import Settings, Share
+from pytest_modelhealth.report import Cut, Flow, LayerRecord, Observation, Violation
+from pytest_modelhealth.report.flow import UNSEEN, Recurrence, near
+from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import is_inside
 
-if TYPE_CHECKING:
-    from pytest_modelhealth.report import Cut, Flow, LayerRecord, Observation, Violation
-    from pytest_modelhealth.report.flow import Recurrence
+MISSING_GRADIENTS = CHECKS["missing_gradients"]
+UNREGISTERED_PARAMETERS = CHECKS["unregistered_parameters"]
 
 
 _FEWEST = 2
@@ -26,15 +28,13 @@ _DETACHES = frozenset({"detach", "data"})
 """What is written to stop a gradient; a sample, a choice or ``no_grad`` stops it besides."""
 
 
-def detached_states(check: Check, observation: Observation) -> Iterator[Finding]:
-    """Yield, as findings of a check, the layers whose own state comes to them detached each time.
+def detached_states(observation: Observation) -> Iterator[Finding]:
+    """Yield the layers whose own state comes to them detached each time.
 
     Where each call takes one step of a sequence, gradients go back a single step. Pieces of several
     steps are truncated backpropagation. Where each call takes the same again, as in the search for
     a fixed point, the gradient of the last alone may be meant.
     """
-    from pytest_modelhealth.report.flow import near
-
     layers = observation.layers
     learning = [record for record in layers.values() if learns(record)]
     if not any(record.calls > _FEWEST for record in learning):
@@ -49,7 +49,7 @@ def detached_states(check: Check, observation: Observation) -> Iterator[Finding]
         extents = sum(size > 1 for size in given.shape[1:]) if given else 0  # of a sample
         if found.takes_more and extents > 1:
             continue  # several steps at once
-        yield check.fault(
+        yield MISSING_GRADIENTS.fault(
             record,
             f"its state is detached before each of its {found.calls} calls, so that no gradient "
             f"goes back further than one: {near(str(found.cuts[0]))}",
@@ -62,52 +62,34 @@ def detached_states(check: Check, observation: Observation) -> Iterator[Finding]
         )
 
 
-class MissingGradients(Check):
-    """Every trainable parameter whose values get to the loss gets a gradient."""
-
-    name = "missing_gradients"
-    summary = "No trainable layer that feeds the output is cut off from the loss."
-    rank = 30
-    reads_scale = True
-    role = "parameter_gradients"
-    settings = (
-        Share(
-            "max_idle_rows",
-            default=0.05,
-            help="largest part of the rows or columns of a matrix of a fresh model that may be "
-            "zero and get a gradient of exactly zero, from four on, while the rest learns (0 in "
-            "healthy models; pruning leaves 5 %, training 6 %)",
-        ),
-    )
-
-    def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
-        """Yield where the graph is cut, or where the gradient becomes exactly zero."""
-        if not observation.backward:
-            return
-        stories = _stories(observation)
-        root = observation.layers.get("")
-        has_loss = observation.loss_path is not None or bool(observation.loss_calls)
-        in_evaluation = root is not None and root.options.get("training") is False
-        if stories and in_evaluation and not has_loss:  # detectors detach their proposals
-            yield self.inconclusive(
-                stories[0].culprit.record,
-                (
-                    "no gradient reaches its trainable parameters, but a model in evaluation mode "
-                    "may have its loss in training mode only: inspect it there, or with a loss"
-                ),
-            )
-            return
-        for story in stories:
-            yield _violation(story, observation)
-        yield from detached_states(self, observation)
-        is_finite = math.isfinite(observation.loss or 0.0)
-        if not stories and is_finite and not is_switched_off(observation):
-            yield from zero_gradients(self, observation)
-        if is_finite and observation.loss != 0.0 and not is_switched_off(observation):
-            yield from recurrent_gradients(type(self), observation)
-            yield from idle_rows(type(self), observation, settings)
-            if not stories:
-                yield from waiting_factors(type(self), observation)
+def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
+    """Yield where the graph is cut, or where the gradient becomes exactly zero."""
+    if not observation.backward:
+        return
+    stories = _stories(observation)
+    root = observation.layers.get("")
+    has_loss = observation.loss_path is not None or bool(observation.loss_calls)
+    in_evaluation = root is not None and root.options.get("training") is False
+    if stories and in_evaluation and not has_loss:  # detectors detach their proposals
+        yield MISSING_GRADIENTS.inconclusive(
+            stories[0].culprit.record,
+            (
+                "no gradient reaches its trainable parameters, but a model in evaluation mode "
+                "may have its loss in training mode only: inspect it there, or with a loss"
+            ),
+        )
+        return
+    for story in stories:
+        yield _violation(story, observation)
+    yield from detached_states(observation)
+    is_finite = math.isfinite(observation.loss or 0.0)
+    if not stories and is_finite and not is_switched_off(observation):
+        yield from zero_gradients(observation)
+    if is_finite and observation.loss != 0.0 and not is_switched_off(observation):
+        yield from recurrent_gradients(observation)
+        yield from idle_rows(observation, settings)
+        if not stories:
+            yield from waiting_factors(observation)
 
 
 class _Lost(NamedTuple):
@@ -216,7 +198,7 @@ def _violation(story: _Story, observation: Observation) -> Violation:
         learning = any(r is not None and r.parameter_gradients for r in takers)
         is_sure = record.status == "no_grad_path" or learning
     message = f"no gradient reaches its trainable parameters ({', '.join(names)})"
-    return MissingGradients.fault(
+    return MISSING_GRADIENTS.fault(
         record,
         f"{message}: {why if meant is None else meant.settles}",
         value=float(len(names)),
@@ -229,8 +211,6 @@ def _violation(story: _Story, observation: Observation) -> Violation:
 
 def _why(story: _Story, flow: Flow) -> tuple[str, str]:
     """Return how it comes about, and what to look at."""
-    from pytest_modelhealth.report.flow import UNSEEN, near
-
     record, name, is_used = story.culprit
     reads = "its forward reads them, and " if name != record.name else ""
     if name not in flow:
@@ -266,8 +246,6 @@ def _why(story: _Story, flow: Flow) -> tuple[str, str]:
 
 def _ignoring(name: str, flow: Flow) -> str:
     """Return who is given what a layer returned and makes nothing of it, if that is known."""
-    from pytest_modelhealth.report.flow import near
-
     returned = [vertex for call in flow.calls(name) for vertex in call.outputs]
     made = flow.after(*returned)
     for call in flow.graph.calls:
@@ -302,31 +280,21 @@ _CAUSES = {
 """By the kind of what holds the leaves, the first that is there."""
 
 
-class UnregisteredParameters(Check):
-    """Everything that gets a gradient is in ``named_parameters()``."""
-
-    name = "unregistered_parameters"
-    summary = "Every leaf of the model that gets a gradient is one of its parameters."
-    rank = 17
-    role = "parameters"
-
-    def run(self, observation: Observation, settings: Settings) -> Iterator[Violation]:
-        """Yield one violation for each layer that keeps such leaves."""
-        from pytest_modelhealth.report.flow import near
-
-        for layer, group in groupby(observation.unregistered, key=lambda one: one.layer):
-            leaves = list(group)
-            kinds = {one.kind for one in leaves}
-            paths = [one.path for one in leaves if one.path]
-            if made := len(leaves) - len(paths):
-                lines = dict.fromkeys(near(one.line) for one in leaves if one.line)
-                used = f" (used at {', '.join([*lines][:_SHOWN])})" if lines else ""
-                paths.insert(0, f"{made} that only the graph holds{used}")
-            more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
-            yield self.fault(
-                place(observation, layer),
-                f"{len(leaves)} tensors ({sum(one.count for one in leaves):,} elements) get a "
-                f"gradient but are no parameters of the model: {', '.join(paths[:_SHOWN])}{more}",
-                value=float(len(leaves)),
-                cause=next(cause for kind, cause in _CAUSES.items() if kind in kinds or not kind),
-            )
+def unregistered(observation: Observation, settings: Settings) -> Iterator[Violation]:
+    """Yield one violation for each layer that keeps such leaves."""
+    for layer, group in groupby(observation.unregistered, key=lambda one: one.layer):
+        leaves = list(group)
+        kinds = {one.kind for one in leaves}
+        paths = [one.path for one in leaves if one.path]
+        if made := len(leaves) - len(paths):
+            lines = dict.fromkeys(near(one.line) for one in leaves if one.line)
+            used = f" (used at {', '.join([*lines][:_SHOWN])})" if lines else ""
+            paths.insert(0, f"{made} that only the graph holds{used}")
+        more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
+        yield UNREGISTERED_PARAMETERS.fault(
+            place(observation, layer),
+            f"{len(leaves)} tensors ({sum(one.count for one in leaves):,} elements) get a "
+            f"gradient but are no parameters of the model: {', '.join(paths[:_SHOWN])}{more}",
+            value=float(len(leaves)),
+            cause=next(cause for kind, cause in _CAUSES.items() if kind in kinds or not kind),
+        )

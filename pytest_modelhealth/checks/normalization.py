@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.check import ALWAYS, Check, Finding
+from pytest_modelhealth.checks.catalogue import CHECKS
+from pytest_modelhealth.checks.check import ALWAYS, Finding
 from pytest_modelhealth.checks.facts import (
     at,
     called,
@@ -16,11 +16,11 @@ from pytest_modelhealth.checks.facts import (
     was_trained,
 )
 from pytest_modelhealth.checks.paths import NORMALIZATIONS, way_to_weights
-from pytest_modelhealth.settings import Factor, Ratio, Settings
+from pytest_modelhealth.report import LayerRecord, Observation, Violation
+from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import is_inside, parent
 
-if TYPE_CHECKING:
-    from pytest_modelhealth.report import LayerRecord, Observation, Violation
+NORMALIZATION = CHECKS["normalization"]
 
 
 _FEWEST_VALUES = 64
@@ -32,10 +32,8 @@ DRAWS = frozenset({"bernoulli", "rand", "rand_like", "new_rand", "uniform"})
 """Operations by which a layer, or a forward, draws what it keeps."""
 
 
-def drops_everything(
-    check: type[Check], observation: Observation, record: LayerRecord
-) -> Iterator[Violation]:
-    """Yield, as a violation of a check, that a layer drops all that it is given, or its caller's.
+def drops_everything(observation: Observation, record: LayerRecord) -> Iterator[Violation]:
+    """Yield that a layer drops all that it is given, or its caller's.
 
     By chance a dropout zeroes all of few values; so only many tell, and a branch that is dropped by
     the sample is held against that many samples.
@@ -58,7 +56,7 @@ def drops_everything(
         "its rate is 1 where the share to drop is asked for, as where the share to keep was meant "
         "(1 - p), a percentage, or a schedule that ran past its end"
     )
-    yield check.fault(record, message, value=rate, cause=cause, independent=True)
+    yield NORMALIZATION.fault(record, message, value=rate, cause=cause, independent=True)
 
 
 def _is_off_by_rate(observation: Observation, record: LayerRecord) -> bool:
@@ -83,10 +81,8 @@ def draws(observation: Observation, record: LayerRecord) -> bool:
     return any(vertices[n].function.strip("_") in DRAWS | {"native_dropout"} for n in made)
 
 
-def drops_in_evaluation(
-    check: type[Check], observation: Observation, record: LayerRecord
-) -> Iterator[Violation]:
-    """Yield, as a violation of a check, that a layer in evaluation mode drops values by a function.
+def drops_in_evaluation(observation: Observation, record: LayerRecord) -> Iterator[Violation]:
+    """Yield that a layer in evaluation mode drops values by a function.
 
     Monte Carlo dropout does so by design, and a call shows no difference. Fused attention has no
     word for it: there the rate that is passed is for training alone.
@@ -103,7 +99,7 @@ def drops_in_evaluation(
         line = flow.line(record.name) if record.name in flow else ""
         cause = "its dropout_p applies in either mode: pass 0.0 unless self.training"
     if rate and caller.options.get("training") is False:
-        yield check.fault(
+        yield NORMALIZATION.fault(
             record,
             f"`{function}` drops with p={rate:g}{at(line)} although its layer is in evaluation "
             "mode: the output is random",
@@ -129,43 +125,21 @@ _NOTHING = 1e-3
 """Rounding leaves 2e-5 of values that are normalised by themselves."""
 
 
-class Normalization(Check):
-    """Normalisations normalise."""
-
-    name = "normalization"
-    summary = "Running statistics are real and fit the batch, scales and modes let a signal pass."
-    rank = 16
-    settings = (
-        Factor(
-            "max_norm_mismatch",
-            default=5.0,
-            help="largest factor between the root mean square of a batch normalisation's output in "
-            "evaluation mode and what its scale and shift make of normalised values (0.51 to 1.54 "
-            "in trained models, one sample or many)",
-        ),
-        Ratio(
-            "max_norm_eps",
-            default=0.1,
-            help="largest epsilon of a normalisation whose output it flattens (1e-3 is the largest "
-            "that is usual)",
-        ),
-    )
-
-    def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
-        """Yield normalisations that do not do their work."""
-        trained = was_trained(observation)
-        root = observation.layers.get("")
-        evaluated = root is not None and root.options.get("training") is False
-        for record in called(observation):
-            if evaluated:
-                yield from _left_in_training(record)
-            yield from drops_everything(Normalization, observation, record)
-            yield from drops_in_evaluation(Normalization, observation, record)
-            if "running_var" in record.buffers:
-                wrong = list(_running_variance(record))
-                yield from wrong or _mismatch(record, settings, trained=trained)
-            if record.type_name in NORMALIZATIONS:
-                yield from _of_torch(observation, record, settings)
+def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
+    """Yield normalisations that do not do their work."""
+    trained = was_trained(observation)
+    root = observation.layers.get("")
+    evaluated = root is not None and root.options.get("training") is False
+    for record in called(observation):
+        if evaluated:
+            yield from _left_in_training(record)
+        yield from drops_everything(observation, record)
+        yield from drops_in_evaluation(observation, record)
+        if "running_var" in record.buffers:
+            wrong = list(_running_variance(record))
+            yield from wrong or _mismatch(record, settings, trained=trained)
+        if record.type_name in NORMALIZATIONS:
+            yield from _of_torch(observation, record, settings)
 
 
 def _left_in_training(record: LayerRecord) -> Iterator[Violation]:
@@ -185,7 +159,7 @@ def _left_in_training(record: LayerRecord) -> Iterator[Violation]:
         "it was made, replaced or switched with .train() after model.eval(), or hidden from it "
         "outside the registered modules"
     )
-    yield Normalization.fault(record, message, value=1.0, cause=cause, independent=True)
+    yield NORMALIZATION.fault(record, message, value=1.0, cause=cause, independent=True)
 
 
 def _running_variance(record: LayerRecord) -> Iterator[Violation]:
@@ -201,7 +175,7 @@ def _running_variance(record: LayerRecord) -> Iterator[Violation]:
     else:
         return
     place = {"role": "buffers", "tensor": "running_var", "independent": True}
-    yield Normalization.fault(record, message, value=variance.min, cause=cause, **place)
+    yield NORMALIZATION.fault(record, message, value=variance.min, cause=cause, **place)
 
 
 def _mismatch(record: LayerRecord, settings: Settings, *, trained: bool) -> Iterator[Finding]:
@@ -238,7 +212,7 @@ def _mismatch(record: LayerRecord, settings: Settings, *, trained: bool) -> Iter
         )
     elif counted and (1.0 - momentum) ** counted >= _FORGOTTEN:
         reason = f"{message}, but they have seen {counted:.0f} batches only; train on, then inspect"
-        yield Normalization.inconclusive(record, reason)
+        yield NORMALIZATION.inconclusive(record, reason)
         return
     else:
         given = record.inputs
@@ -248,7 +222,7 @@ def _mismatch(record: LayerRecord, settings: Settings, *, trained: bool) -> Iter
             f"its running statistics ({center}variance {variance.mean:.3g}) are far from the "
             f"batch{came}: inputs scaled otherwise than in training, or stale or wrong buffers"
         )
-    yield Normalization.violation(record, message, value=factor, limit=limit, cause=cause)
+    yield NORMALIZATION.violation(record, message, value=factor, limit=limit, cause=cause)
 
 
 def _expected_rms(record: LayerRecord) -> float:
@@ -268,7 +242,7 @@ def _of_torch(
         if factor < 0.9:
             message = f"its eps of {eps:g} flattens its output to {factor:.2g} of what it should be"
             cause = "eps is added to the variance, to divide by no zero: 1e-5 is usual"
-            yield Normalization.violation(
+            yield NORMALIZATION.violation(
                 record, message, value=eps, limit=limit, cause=cause, independent=True
             )
     # the last one of a residual branch may start at zero
@@ -280,14 +254,14 @@ def _of_torch(
             "suits the last normalisation of a residual branch only"
         )
         place = {"role": "parameters", "tensor": "weight", "independent": True}
-        yield Normalization.fault(record, message, cause=cause, **place)
+        yield NORMALIZATION.fault(record, message, cause=cause, **place)
     if _is_over_one_value(record):
         message = "it normalises over a single value: what it gives out is constant"
         cause = (
             "each value is its own mean: a normalized_shape of 1, or a group of one channel of one "
             "pixel; use fewer groups, or normalise before the map has shrunk to a pixel"
         )
-        yield Normalization.fault(record, message, cause=cause, independent=True)
+        yield NORMALIZATION.fault(record, message, cause=cause, independent=True)
 
 
 def _is_over_one_value(record: LayerRecord) -> bool:

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.facts import at, flow_of, linear_maps
+from pytest_modelhealth.report import LayerRecord, Observation, Vertex
+from pytest_modelhealth.report.flow import By
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.report import LayerRecord, Observation, Vertex
-    from pytest_modelhealth.report.flow import By
     from pytest_modelhealth.statistics import TensorStatistics
-
 
 EDGED = frozenset(
     {"acos", "asin", "atan2", "atanh", "cdist", "dist", "erfinv", "hypot", "linalg_vector_norm"}

@@ -3,88 +3,78 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.catalogue import CHECKS
+from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import at, called, flow_of
-from pytest_modelhealth.checks.paths import as_given
-from pytest_modelhealth.settings.setting import is_inside
+from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
+from pytest_modelhealth.report.flow import Call, Vertex
+from pytest_modelhealth.statistics import TensorStatistics
 
-if TYPE_CHECKING:
-    from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
-    from pytest_modelhealth.report.flow import Call, Vertex
-    from pytest_modelhealth.settings import Severity
-    from pytest_modelhealth.statistics import TensorStatistics
+MISSING_GRADIENTS = CHECKS["missing_gradients"]
+WIRING = CHECKS["wiring"]
 
 
 _FEWEST_STEPS = 3
 _SEQUENCES = 3
 _SOURCES = frozenset({"constant", "parameter", "buffer"})
 """What a state is made of that no step made."""
-_ZEROS = frozenset({"zeros", "zeros_like", "new_zeros"})
-_JOINS = frozenset({"cat", "concat", "concatenate", "hstack"})
-
-Steps = list[tuple[tuple[int, ...], tuple[int, ...]]]
-"""What each call is given: of the sequence, and as a state."""
 
 
-def lost_states(observation: Observation, flow: Flow, check: type[Check]) -> Iterator[Violation]:
+def lost_states(observation: Observation, flow: Flow) -> Iterator[Violation]:
     """Yield what is called step by step, each time without a past, or without a part of it.
 
     Of layers that have no weights for a state of their own, those that are given a constant for it.
     """
-    stories: dict[object, list[tuple[LayerRecord, list[Call], str, Severity]]] = {}
     for record in observation.layers.values():
         if record.name not in flow or record.functional:
             continue
         calls = [call for call in flow.calls(record.name) if call.inputs]
         if len(calls) < _FEWEST_STEPS or len({call.parent for call in calls}) > 1:
             continue
-        is_recurrent = _is_recurrent(record)
-        steps: Steps = [(call.inputs[:1], call.inputs[1:]) for call in calls]
-        if _starts_anew(flow, calls, steps, is_recurrent):
+        is_recurrent, line = _is_recurrent(record), calls[0].line
+        if _starts_anew(flow, calls, is_recurrent):
             given = "a state that no step made" if calls[0].inputs[1:] else "no state"
-            stories[record.name] = [(record, calls, given, "fail" if is_recurrent else "warn")]
-        elif is_recurrent and _starts_partly_anew(flow, calls):
-            yield check.fault(
-                record,
-                f"it is called {len(calls)} times{at(calls[1].line)}, once a step, and one of its "
-                "states is the same constant each time, while another is carried on",
-                value=float(len(calls)),
-                cause="one of the states that it returns is dropped (the cell state, as in `h, _ = "
-                "cell(x, (h, c))`): assign both and pass both on",
-                independent=True,
+            how = f"with {given}: nothing of what it returns comes back to it"
+            cause = (
+                "the state is not carried from step to step, so that nothing is remembered and "
+                "the weights of the state learn nothing: assign what it returns and pass it on"
             )
-        elif zeros := _zeros_joined(observation, flow, record, calls):
-            given = "zeros joined to the step as its state"
-            stories.setdefault(zeros, []).append((record, calls, given, "warn"))
-    for (record, calls, given, severity), *others in stories.values():
-        yield check.fault(
+        elif is_recurrent and _starts_partly_anew(flow, calls):
+            line = calls[1].line
+            how = (
+                "and one of its states is the same constant each time, while another is carried on"
+            )
+            cause = (
+                "one of the states that it returns is dropped (the cell state, as in `h, _ = "
+                "cell(x, (h, c))`): assign both and pass both on"
+            )
+        else:
+            continue
+        yield WIRING.fault(
             record,
-            f"it is called {len(calls)} times{at(calls[0].line)}, once a step, with {given}: "
-            "nothing of what it returns comes back to it",
+            f"it is called {len(calls)} times{at(line)}, once a step, {how}",
             value=float(len(calls)),
-            cause="the state is not carried from step to step, so that nothing is remembered and "
-            "the weights of the state learn nothing: assign what it returns and pass it on",
+            cause=cause,
             independent=True,
-            affected=[one[0].name for one in others if not is_inside(one[0].name, record.name)],
-            severity=severity,
+            severity="fail" if is_recurrent else "warn",
         )
 
 
-def _starts_anew(flow: Flow, calls: list[Call], steps: Steps, is_recurrent: bool) -> bool:
+def _starts_anew(flow: Flow, calls: list[Call], is_recurrent: bool) -> bool:
     """Whether calls take one part of a sequence after the other, and nothing of each other."""
-    states = {number for _, given in steps for number in given}
+    states = {number for call in calls for number in call.inputs[1:]}
     if not _made_of(flow, *states) <= (_SOURCES if is_recurrent else {"constant"}):
         return False
     if not is_recurrent and not states:
         return False
-    parts = {step for step, _ in steps}
+    parts = {call.inputs[0] for call in calls}
     # the parts of what has no graph look alike
-    kinds = {flow.graph.vertices[number].function for part in parts for number in part}
+    kinds = {flow.graph.vertices[part].function for part in parts}
     if len(parts) < len(calls) and kinds != {"unbind"}:
         return False
-    if len({flow.origins(*part) for part in parts}) > 1:
+    if len({flow.origins(part) for part in parts}) > 1:
         return False
     following = flow.after(*(output for call in calls for output in call.outputs))
     return all(following.isdisjoint(call.inputs) for call in calls)
@@ -101,41 +91,6 @@ def _starts_partly_anew(flow: Flow, calls: list[Call]) -> bool:
     ]
     constant = [_made_of(flow, *(states[at] for states in later)) <= _SOURCES for at in (0, 1)]
     return any(carried) and any(constant)
-
-
-def _zeros_joined(
-    observation: Observation, flow: Flow, record: LayerRecord, calls: list[Call]
-) -> frozenset[int]:
-    """Return the zeros that a linear layer is given beside each step, if that begins anew.
-
-    Zeros that make a sequence longer leave its width as it is, and those beside a sample are no
-    state.
-    """
-    vertices, width = flow.graph.vertices, record.options.get("in_features")
-    if not isinstance(width, int) or len(calls) * observation.batches == observation.samples:
-        return frozenset()
-    steps: Steps = []
-    for call in calls:
-        joined = vertices[call.inputs[0]]
-        operands = joined.operands if joined.function in _JOINS else ()
-        zeros = []
-        for number in operands:
-            made = [vertices[origin] for origin in flow.origins(number)]
-            if made and all(one.kind == "constant" and one.name in _ZEROS for one in made):
-                zeros.append(number)
-        steps.append((tuple(n for n in operands if n not in zeros), tuple(zeros)))
-    if not all(step and zeros for step, zeros in steps):
-        return frozenset()
-    widths = set[int | None]()
-    for origin in (vertices[number] for number in flow.origins(*steps[0][0])):
-        found = as_given(observation, origin.name) if origin.kind == "input" else None
-        if origin.kind != "input" and origin.name in observation.layers:
-            found = observation.layers[origin.name].activations
-        widths.add(found.shape[-1] if found is not None and found.shape else None)
-    is_wider = None not in widths and width not in widths
-    if not is_wider or not _starts_anew(flow, calls, steps, is_recurrent=False):
-        return frozenset()
-    return frozenset(number for _, zeros in steps for number in zeros)
 
 
 def _made_of(flow: Flow, *numbers: int) -> set[str]:
@@ -196,8 +151,8 @@ def parts(record: LayerRecord) -> list[Part]:
     return found
 
 
-def recurrent_gradients(check: type[Check], observation: Observation) -> Iterator[Finding]:
-    """Yield, as findings of a check, the recurrent layers of which a part learns nothing."""
+def recurrent_gradients(observation: Observation) -> Iterator[Finding]:
+    """Yield the recurrent layers of which a part learns nothing."""
     flow = flow_of(observation)
     for record in called(observation):
         found = parts(record)
@@ -210,15 +165,14 @@ def recurrent_gradients(check: type[Check], observation: Observation) -> Iterato
         picks = [one for one in made if one.function in _PICKS | _CHOOSES]
         idle = [part for part in found if not (part.learns or part.remembers)]
         if idle:
-            yield _unread(check, record, idle, learning, picks)
+            yield _unread(record, idle, learning, picks)
         steps = _steps(record, observation)
         forgetful = [part for part in learning if not part.remembers]
         if forgetful and steps is not None and steps >= _STEPS_TO_REMEMBER:
-            yield _one_step(check, record, forgetful, found, steps, picks)
+            yield _one_step(record, forgetful, found, steps, picks)
 
 
 def _unread(
-    check: type[Check],
     record: LayerRecord,
     idle: list[Part],
     learning: list[Part],
@@ -240,7 +194,7 @@ def _unread(
             "in vain: h_n[0] is the first layer, h_n[-1] the last"
         )
     names = " and ".join(f"{_INPUT}{part.suffix}" for part in idle)
-    return check.fault(
+    return MISSING_GRADIENTS.fault(
         record,
         f"the gradients of its {names} are exactly zero, those of its other "
         f"{'direction' if is_direction else 'layers'} are not",
@@ -251,7 +205,6 @@ def _unread(
 
 
 def _one_step(
-    check: type[Check],
     record: LayerRecord,
     forgetful: list[Part],
     found: list[Part],
@@ -267,7 +220,9 @@ def _one_step(
     )
     if chosen:
         doubt = f"`{chosen[0].function}`{at(chosen[0].line)} may choose first steps on this batch"
-        return check.inconclusive(record, f"{text}, but {doubt} alone: give longer sequences")
+        return MISSING_GRADIENTS.inconclusive(
+            record, f"{text}, but {doubt} alone: give longer sequences"
+        )
     line = next((one.line for one in picks if one.line), "")
     # the other direction of one of them remembers
     own = {part.suffix.removesuffix(_REVERSE) for part in forgetful}
@@ -283,7 +238,7 @@ def _one_step(
             "one (out[:, -1] where the batch comes first), or all"
         )
     tensor, severity = f"{_STATE}{forgetful[0].suffix}", "warn" if is_half else "fail"
-    return check.fault(record, text, tensor=tensor, cause=cause, severity=severity)
+    return MISSING_GRADIENTS.fault(record, text, tensor=tensor, cause=cause, severity=severity)
 
 
 def _steps(record: LayerRecord, observation: Observation) -> int | None:

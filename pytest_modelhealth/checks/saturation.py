@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.catalogue import CHECKS
+from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import called, flow_of, gain, linear_maps, trainable
 from pytest_modelhealth.checks.paths import held_by, maker
 from pytest_modelhealth.checks.recurrences import parts
-from pytest_modelhealth.settings import Limit, Settings, Share
+from pytest_modelhealth.report import LayerRecord, Observation
+from pytest_modelhealth.settings import Limit, Settings
+from pytest_modelhealth.statistics import TensorStatistics
 
-if TYPE_CHECKING:
-    from pytest_modelhealth.report import LayerRecord, Observation
-    from pytest_modelhealth.statistics import TensorStatistics
+SATURATION = CHECKS["saturation"]
+
 
 _FLAT_FROM = {
     "hardsigmoid": (4.0, 4.0),
@@ -41,51 +42,23 @@ A trained router is one-hot for scores of 4, and can still change its mind.
 """
 
 
-class Saturation(Check):
-    """Bounded activation functions work where they have a slope."""
-
-    name = "saturation"
-    summary = "No bounded activation or attention sits where it is flat for most inputs."
-    rank = 25
-    reads_scale = True
-    settings = (
-        Share(
-            "max_saturated_fraction",
-            default=0.75,
-            help="largest part of the inputs of a bounded activation that may lie where it is flat "
-            "(SageMaker Debugger: half; a trained hypernetwork reaches 0.57)",
-        ),
-        Share(
-            "max_one_hot",
-            default=0.9,
-            help="largest mean sum of squares of the rows of a softmax with large scores, 1 where "
-            "each is one-hot (healthy attention, trained or not, stays under 0.6)",
-        ),
-        Share(
-            "max_saturated_gates",
-            default=0.5,
-            help="largest part of the gates of a recurrent layer of torch whose gradient is "
-            "exactly zero (a third at most where nothing is wrong: one step, from a state of 0)",
-        ),
-    )
-
-    def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
-        """Yield the activations that are saturated, in execution order."""
-        for record in called(observation):
-            finding = None
-            if record.activation in _FLAT_FROM:
-                finding = _bounded(record, observation, settings)
-            elif record.activation in ("softmax", "softmin"):
-                finding = _softmax(record, observation, settings)
-            elif record.type_name == _ATTENTION:
-                finding = _fused_attention(record, settings)
-            elif record.options.get("hidden_size") is not None:
-                yield from _gates(record, observation, settings)
-            if finding is not None:
-                flow, layers = flow_of(observation), observation.layers
-                reached = flow.reach(record.name).intersection(flow.layers, layers)
-                if any(trainable(layers[name]) for name in reached):
-                    yield finding
+def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
+    """Yield the activations that are saturated, in execution order."""
+    for record in called(observation):
+        finding = None
+        if record.activation in _FLAT_FROM:
+            finding = _bounded(record, observation, settings)
+        elif record.activation in ("softmax", "softmin"):
+            finding = _softmax(record, observation, settings)
+        elif record.type_name == _ATTENTION:
+            finding = _fused_attention(record, settings)
+        elif record.options.get("hidden_size") is not None:
+            yield from _gates(record, observation, settings)
+        if finding is not None:
+            flow, layers = flow_of(observation), observation.layers
+            reached = flow.reach(record.name).intersection(flow.layers, layers)
+            if any(trainable(layers[name]) for name in reached):
+                yield finding
 
 
 def _bounded(record: LayerRecord, observation: Observation, settings: Settings) -> Finding | None:
@@ -164,8 +137,8 @@ def _finding(
             f"{what}, but {count} {unit} say little; give at least {needed.value} (min_samples, "
             f"{needed.origin})"
         )
-        return Saturation.inconclusive(record, reason)
-    return Saturation.violation(record, f"saturated: {what}", value=value, limit=limit, cause=cause)
+        return SATURATION.inconclusive(record, reason)
+    return SATURATION.violation(record, f"saturated: {what}", value=value, limit=limit, cause=cause)
 
 
 def _fused_attention(record: LayerRecord, settings: Settings) -> Finding | None:
@@ -186,7 +159,7 @@ def _fused_attention(record: LayerRecord, settings: Settings) -> Finding | None:
         return None
     message = f"saturated: its scores are about {score:.3g}, so that each output is a single value"
     cause = "queries and keys are too large, or the scale 1/sqrt(d) is missing"
-    return Saturation.violation(record, message, value=min(kept, 1.0), limit=limit, cause=cause)
+    return SATURATION.violation(record, message, value=min(kept, 1.0), limit=limit, cause=cause)
 
 
 def _gates(record: LayerRecord, observation: Observation, settings: Settings) -> Iterator[Finding]:

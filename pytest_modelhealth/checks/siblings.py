@@ -1,21 +1,17 @@
-"""Layers that are alike: which no residual goes past, and which stand in for others."""
+"""Layers that are alike, and which of them stand in for others."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from pytest_modelhealth.checks.facts import trainable
+from pytest_modelhealth.report import Flow, LayerRecord, Observation
+from pytest_modelhealth.report.flow import Call
 from pytest_modelhealth.settings.setting import parent
 
-if TYPE_CHECKING:
-    from pytest_modelhealth.report import Flow, LayerRecord, Observation
-    from pytest_modelhealth.report.flow import Call
-
-
-_FEWEST_SIBLINGS = 3
 _Form = tuple[tuple[str, str, tuple[tuple[str, tuple[int, ...]], ...]], ...]
 
 
@@ -80,47 +76,6 @@ class Siblings:
     def learns(self, layer: str) -> bool:
         """Whether a layer or one inside it has parameters that are not frozen."""
         return any(map(trainable, self.below[layer]))
-
-
-# ---- a residual that one lacks and the rest have ------------------------------------------------
-
-
-def without_residual(
-    observation: Observation, flow: Flow, groups: Siblings
-) -> Iterator[tuple[str, str, int]]:
-    """Yield layers past which no residual goes, while one goes past each of three siblings or more.
-
-    Each with what it is inside of a sibling whose own code adds nothing past it, ``""`` where it is
-    its own code or that of its caller, and how many siblings there are. The first and the last may
-    be meant so, as is what changes the shape. Layers that hold no others are compared within a list
-    alone: those that have names of their own have parts of their own to play, as queries have.
-    """
-    for group in groups.alike:
-        records = [observation.layers[name] for name in group]
-        around = observation.layers[parent(group[0])]
-        is_list = around.entered is None or around.type_name == "Sequential"
-        inside = [record.name[len(group[0]) :] for record in groups.below[group[0]]]
-        if len(group) <= _FEWEST_SIBLINGS or not (is_list or len(inside) > 1):
-            continue
-        kept = {
-            (r.inputs is not None and r.activations is not None)
-            and r.inputs.shape == r.activations.shape
-            for r in records
-        }
-        calls = [flow.calls(name) if name in flow else () for name in group]
-        # one that is not called, or returns what it is given, is skipped for a step
-        is_left_out = any(
-            not c or any(set(one.outputs) <= set(one.inputs) for one in c) for c in calls
-        )
-        if is_left_out or len(kept) > 1:
-            continue
-        for inner in inside:
-            if not all(name + inner in flow for name in group):
-                continue
-            for is_around in (False, True) if inner else (True,):
-                without = [n for n in group if not flow.residual(n + inner, around=is_around)]
-                if len(without) == 1 and without[0] not in (group[0], group[-1]):
-                    yield without[0] + inner, inner if is_around else "", len(group) - 1
 
 
 _FEWEST_FOR_A_LOOP = 3
@@ -206,79 +161,3 @@ def _take_a_place(flow: Flow, calls: list[Call], by_key: bool) -> bool:
         return not by_key or all(set(b.inputs) & set(a.outputs) for a, b in pairs)
     origins = [flow.origins(*call.inputs) for call in calls]
     return all(one != origins[0] for one in origins[1:])
-
-
-# ---- one result in the place of two -------------------------------------------------------------
-
-
-def taken_for_two(
-    observation: Observation, flow: Flow, groups: Siblings
-) -> Iterator[tuple[str, str]]:
-    """Yield layers whose result is taken in two places, with the one sibling that never runs.
-
-    Siblings that run beside it, where neither feeds the other, are taken in one place each: this is
-    no stack that leaves a layer out. Where none is beside it, they are no list, and two layers take
-    the result of which neither feeds the other: it is the only one that runs, or called again.
-    """
-    places: dict[int, set[tuple[int, object]]] = {}
-    for group in groups.alike:
-        never = [name for name in group if not groups.ran(name)]
-        called = [name for name in group if name in flow and flow.calls(name)]
-        if len(never) != 1 or len(called) != len(group) - 1 or not called:
-            continue
-        if not all(map(groups.learns, group)):
-            continue
-        places = places or _places(flow)
-        for name in called:
-            if _count(flow, places, name) != {2}:
-                continue
-            beside = [other for other in called if other != name and _are_beside(flow, name, other)]
-            if beside:
-                is_for_two = all(_count(flow, places, other) == {1} for other in beside)
-            else:
-                times = Counter(call.inputs for call in flow.calls(name))
-                live = all(flow.graph.vertices[n].live for given in times for n in given)
-                is_for_two = len(called) == 1 or (live and set(times.values()) == {2})
-                is_for_two &= observation.layers[parent(name)].entered is not None
-                takers = flow.consumers(name)
-                is_for_two &= len(takers) == 2 and _are_beside(flow, *takers)
-            if is_for_two:
-                yield name, never[0]
-
-
-def _are_beside(flow: Flow, one: str, other: str) -> bool:
-    """Whether neither of two layers feeds the other."""
-    if one not in flow or other not in flow:
-        return False  # an end
-    return other not in flow.reach(one) and one not in flow.reach(other)
-
-
-def _count(flow: Flow, places: dict[int, set[tuple[int, object]]], layer: str) -> set[int]:
-    """Return in how many places what a layer makes of each input is taken."""
-    taken: dict[tuple[int, ...], set[tuple[int, object]]] = defaultdict(set)
-    for call in flow.calls(layer):
-        taken[call.inputs].update(*(places[output] for output in call.outputs[:1]))
-    return set(map(len, taken.values()))
-
-
-def _places(flow: Flow) -> dict[int, set[tuple[int, object]]]:
-    """Return for each vertex where it is taken, in another layout or not.
-
-    Its parts, taken one by one, are taken in one place.
-    """
-    from pytest_modelhealth.report.flow import AS_IT_IS, WHOLE
-
-    places: dict[int, set[tuple[int, object]]] = defaultdict(set)
-    vertices = flow.graph.vertices
-    for at, number in enumerate(flow.graph.outputs):
-        places[number].add((-1, at))
-    for number in range(len(vertices) - 1, -1, -1):
-        vertex = vertices[number]
-        for position, operand in enumerate(vertex.operands):
-            if vertex.function in WHOLE:
-                places[operand] |= places[number]
-            elif vertex.function in AS_IT_IS:
-                places[operand].add((operand, vertex.function))
-            else:
-                places[operand].add((number, position))
-    return places

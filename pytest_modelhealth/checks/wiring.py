@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-from pytest_modelhealth.checks.check import Check
+from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.designs import LOOK_UPS
 from pytest_modelhealth.checks.facts import at
 from pytest_modelhealth.checks.paths import as_given, is_floating
@@ -15,16 +14,15 @@ from pytest_modelhealth.checks.siblings import (
     Siblings,
     StandIn,
     standing_in,
-    taken_for_two,
-    without_residual,
 )
+from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
+from pytest_modelhealth.report.flow import AS_IT_IS, FILLED, Vertex
+from pytest_modelhealth.report.flow.inferred import NOTE
 from pytest_modelhealth.settings import Settings
-from pytest_modelhealth.settings.setting import is_inside, parent
+from pytest_modelhealth.statistics import TensorStatistics
 
-if TYPE_CHECKING:
-    from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
-    from pytest_modelhealth.report.flow import Vertex
-    from pytest_modelhealth.statistics import TensorStatistics
+WIRING = CHECKS["wiring"]
+
 
 _SUM = "add"
 _DOUBLED = {
@@ -48,44 +46,27 @@ _PURE = frozenset({"mul", "rsub", "sub", "add", "neg", "eq", "ne", "lt", "gt", "
 """Operations that change nothing but what they return, where they have one operand."""
 
 
-class Wiring(Check):
-    """Every layer is called where it belongs, and fed with what it is for."""
-
-    name = "wiring"
-    summary = "Layers are called where they belong, and fed with what they are for."
-    rank = 18
-
-    def run(self, observation: Observation, settings: Settings) -> Iterator[Violation]:
-        """Yield what is wired wrongly, one violation a story."""
-        from pytest_modelhealth.report.flow.inferred import NOTE
-
-        flow = observation.flow
-        if flow is None or NOTE in flow.notes or not flow.graph.calls:
-            return
-        groups = Siblings(observation, flow)
-        standing = list(standing_in(observation, flow, groups))
-        yield from _stand_ins(observation, flow, standing)
-        yield from _one_row(observation, flow)
-        yield from lost_states(observation, flow, Wiring)
-        if flow.is_exact:
-            if flow.graph.outputs:
-                yield from _unread(observation, flow, groups)
-            found = [one.layer for one in standing]
-            yield from _taken_for_two(observation, flow, groups, found)
-            doubled = list(_doubled(observation, flow))
-            yield from doubled
-            found = [name for violation in doubled for name in violation.layers]
-            yield from _residuals(observation, flow, groups, found)
+def findings(observation: Observation, settings: Settings) -> Iterator[Violation]:
+    """Yield what is wired wrongly, one violation a story."""
+    flow = observation.flow
+    if flow is None or NOTE in flow.notes or not flow.graph.calls:
+        return
+    groups = Siblings(observation, flow)
+    yield from _stand_ins(observation, flow, groups)
+    yield from _one_row(observation, flow)
+    yield from lost_states(observation, flow)
+    if flow.is_exact:
+        if flow.graph.outputs:
+            yield from _unread(observation, flow, groups)
+        yield from _doubled(observation, flow)
 
 
 # ---- a layer in the place of another ------------------------------------------------------------
 
 
-def _stand_ins(
-    observation: Observation, flow: Flow, standing: list[StandIn]
-) -> Iterator[Violation]:
+def _stand_ins(observation: Observation, flow: Flow, groups: Siblings) -> Iterator[Violation]:
     stories: dict[str, list[StandIn]] = {}
-    for one in standing:
+    for one in standing_in(observation, flow, groups):
         calls = flow.calls(one.layer)
         same = [call for call in calls if call.parent == calls[0].parent]
         line = same[1].line if len(same) > 1 else calls[0].line  # the first may be the right one
@@ -94,7 +75,7 @@ def _stand_ins(
         layer, never, times, _ = found[0]
         is_sure = any(one.is_sure for one in found)
         so_are = f" ({len(found) - 1} more like it)" if len(found) > 1 else ""
-        yield Wiring.fault(
+        yield WIRING.fault(
             observation.layers[layer],
             f"it is called {times} times{at(line)}, and {_listed(never)} of the same class and "
             f"shape never{so_are}",
@@ -104,56 +85,6 @@ def _stand_ins(
             + ("" if is_sure else "; chosen so on purpose they look the same"),
             affected=(*never, *(name for one in found[1:] for name in (one.layer, *one.never))),
             severity="fail" if is_sure else "warn",
-        )
-
-
-def _taken_for_two(
-    observation: Observation, flow: Flow, groups: Siblings, found: Collection[str]
-) -> Iterator[Violation]:
-    for layer, never in taken_for_two(observation, flow, groups):
-        if layer in found:
-            continue
-        yield Wiring.violation(
-            observation.layers[layer],
-            f"what it returns is taken in two places, and {never!r} of the same class and shape "
-            f"is never called{at(flow.line(layer))}",
-            value=2.0,
-            cause=f"{layer!r} is used in the place of {never!r}, which learns nothing: a copied "
-            "line, or weights that are kept and not meant to be used",
-            affected=(never,),
-            severity="warn",
-        )
-
-
-# ---- a residual that siblings have --------------------------------------------------------------
-
-
-def _residuals(
-    observation: Observation, flow: Flow, groups: Siblings, known: Collection[str]
-) -> Iterator[Violation]:
-    found = list(without_residual(observation, flow, groups))
-    names, told = {layer for layer, _, _ in found}, list(known)
-    for layer, inner, siblings in found:
-        culprit = parent(layer) if inner else layer  # whose own code it is
-        if any(culprit == o or is_inside(culprit, o) or is_inside(o, culprit) for o in told):
-            continue
-        if layer in flow and not names.isdisjoint(flow.consumers(layer)):
-            continue  # the last layer of a branch stands for it
-        told.append(culprit)
-        past = (
-            f"in it no residual goes past {inner.rpartition('.')[2]!r}"
-            if inner
-            else ("no residual goes past it")
-        )
-        yield Wiring.violation(
-            observation.layers[culprit],
-            f"it differs from its {siblings} siblings, which agree: {past}, nothing that it is "
-            f"made of is added to what comes of it{at(flow.line(layer) if layer in flow else '')}",
-            value=float(siblings),
-            cause="left out by a condition or a copied line, or something else is added in its "
-            "place; or meant so: nothing that was seen tells",
-            independent=True,
-            severity="warn",
         )
 
 
@@ -220,8 +151,6 @@ def _computed(
     They have the shape of ids in the batch, or are positions: without a batch dimension, of a table
     that is as long as the sequence.
     """
-    from pytest_modelhealth.report.flow import AS_IT_IS
-
     given, rows = record.inputs, record.options["num_embeddings"]
     assert given is not None
     assert isinstance(rows, int)
@@ -261,7 +190,7 @@ def _computed(
 def _all_indices(record: LayerRecord, why: str, cause: str, *, is_sure: bool) -> Violation:
     given = record.inputs
     assert given is not None
-    return Wiring.fault(
+    return WIRING.fault(
         record,
         f"all {given.count} of its indices are {given.min:.0f}{why}",
         value=given.min,
@@ -291,8 +220,6 @@ def _has_positions(flow: Flow, table: str, constants: set[str]) -> bool:
 
 def _constant_rows(observation: Observation, flow: Flow) -> Iterator[Violation]:
     """Yield the parameters of which a function is asked for one row by a constant."""
-    from pytest_modelhealth.report.flow import FILLED
-
     for vertex in flow.graph.vertices:
         if vertex.function not in LOOK_UPS or len(vertex.operands) != 2:
             continue
@@ -305,7 +232,7 @@ def _constant_rows(observation: Observation, flow: Flow) -> Iterator[Violation]:
         rows = observation.layers[layer].parameters[own].shape[0]
         beside = {table[0].name, *(one.name for one in made)}
         if rows >= _FEWEST_ROWS and not _has_positions(flow, table[0].name, beside):
-            yield Wiring.fault(
+            yield WIRING.fault(
                 observation.layers[layer],
                 f"{own!r} is asked for one of its {rows} rows only: the indices come from "
                 f"`{made[0].name}`{at(made[0].line)}, not from the batch",
@@ -334,11 +261,11 @@ def _unread(observation: Observation, flow: Flow, groups: Siblings) -> Iterator[
     if not inner and len(unread) == len(given):
         message += ": the output is the same whatever the batch"
         cause = "the model computes from its own tensors alone"
-        yield Wiring.fault(root, message, value=value, role="inputs", cause=cause)
+        yield WIRING.fault(root, message, value=value, role="inputs", cause=cause)
     elif towers is not None:
         first, second, source = towers
         again = "again" if first == second else f"as {first!r} is"
-        yield Wiring.fault(
+        yield WIRING.fault(
             observation.layers[second],
             f"it is given {source!r}{at(flow.calls(second)[-1].line)}, {again}, and {message}",
             value=value,
@@ -349,7 +276,7 @@ def _unread(observation: Observation, flow: Flow, groups: Siblings) -> Iterator[
     else:
         cause = "an argument or key that is not passed on, that this model has no use for, or that "
         cause += "only others read, as a loss or a metric: leave it out of the batch"
-        yield Wiring.violation(
+        yield WIRING.violation(
             root, message, value=value, role="inputs", cause=cause, severity="warn"
         )
 
@@ -374,8 +301,6 @@ def _unread_inside(observation: Observation, flow: Flow) -> list[str]:
 
 def _is_ignored(flow: Flow, number: int) -> bool:
     """Whether nothing comes of a vertex but other forms of it, which nothing takes."""
-    from pytest_modelhealth.report.flow import AS_IT_IS
-
     after, graph = flow.after(number), flow.graph
     if not after.isdisjoint({*graph.outputs, graph.loss}):
         return False
@@ -427,7 +352,7 @@ def _doubled(observation: Observation, flow: Flow) -> Iterator[Violation]:
             lines.setdefault((vertex.function, vertex.line), []).append(layer)
     for (function, line), layers in lines.items():
         does, cause = _DOUBLED[function]
-        yield Wiring.violation(
+        yield WIRING.violation(
             observation.layers[layers[0]],
             f"it {does}{at(line)}",
             value=float(len(layers)),
@@ -441,7 +366,7 @@ def _doubled(observation: Observation, flow: Flow) -> Iterator[Violation]:
         record = observation.layers.get(str(name))
         if times > 1 and record is not None and not record.functional:
             line = flow.calls(record.name)[-1].line
-            yield Wiring.violation(
+            yield WIRING.violation(
                 record,
                 f"it is called {times} times with the same{at(line)}, and all of it is returned",
                 value=float(times),

@@ -6,9 +6,9 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.catalogue import CHECKS
+from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import (
     at,
     called,
@@ -22,17 +22,17 @@ from pytest_modelhealth.checks.facts import (
 )
 from pytest_modelhealth.checks.gradient_stops import FLAT, GradientStops, gives_zeros
 from pytest_modelhealth.checks.normalization import FEWEST_SAMPLES
+from pytest_modelhealth.report import LayerRecord, Observation
+from pytest_modelhealth.report.flow import Cut, Edge
 from pytest_modelhealth.settings import Severity
 from pytest_modelhealth.settings.setting import is_inside, parent
 
-if TYPE_CHECKING:
-    from pytest_modelhealth.report import LayerRecord, Observation
-    from pytest_modelhealth.report.flow import Cut, Edge
+MISSING_GRADIENTS = CHECKS["missing_gradients"]
 
 
-def zero_gradients(check: Check, observation: Observation) -> Iterator[Finding]:
-    """Yield, as findings of a check, where gradients become exactly zero, or the doubt."""
-    verdict = _Verdict(check, observation)
+def zero_gradients(observation: Observation) -> Iterator[Finding]:
+    """Yield where gradients become exactly zero, or the doubt."""
+    verdict = _Verdict(observation)
     if verdict.layers or verdict.parameters:
         yield from verdict.findings()
 
@@ -52,8 +52,7 @@ def _is_silent(record: LayerRecord) -> bool:
 class _Verdict:
     """Finds for everything silent what stops its gradient: a design, a fault or a doubt."""
 
-    def __init__(self, check: Check, observation: Observation) -> None:
-        self._check = check
+    def __init__(self, observation: Observation) -> None:
         self._observation = observation
         self._flow = flow_of(observation)
         silent = innermost(filter(_is_silent, called(observation)))
@@ -175,7 +174,7 @@ class _Verdict:
         severity: Severity = "fail",
     ) -> Finding:
         if self._observation.loss == 0.0:  # `loss` names one that is switched off
-            return self._check.inconclusive(record, _NOTHING_TO_LEARN)
+            return MISSING_GRADIENTS.inconclusive(record, _NOTHING_TO_LEARN)
         tensors = [name.rpartition(".")[2] for name in parameters]
         what = " and ".join(tensors)
         if not tensors and record.name in self.layers:
@@ -184,7 +183,7 @@ class _Verdict:
         if not what:
             message = "the gradient that reaches it is exactly zero"
         is_layer = record.name in self.layers or bool(tensors)
-        return self._check.fault(
+        return MISSING_GRADIENTS.fault(
             record,
             message,
             role=None if is_layer else "gradients",
@@ -207,8 +206,7 @@ class _Verdict:
         flat = {n: e for n, e in suspects.items() if e < cut_off.get(n, (math.inf, 0))}
         yield from self._unread_stories({n: cut_off[n] for n in names if n in cut_off}, flat)
         layers = [n for n in names if n in self.silent]
-        overtaken = {n for n in layers if self._goes_on_in_vain(n)}
-        layers = [n for n in layers if n in doubts or n in overtaken or not self._is_left_out(n)]
+        layers = [n for n in layers if n in doubts or not self._is_left_out(n)]
         if not any(map(learns, called(self._observation))):
             layers = layers[-1:]
         weights = [n for n in names if n in flat and self._is_flat(n, suspects[n])]
@@ -231,17 +229,12 @@ class _Verdict:
                 severity: Severity = "warn" if is_chance else "fail"
                 yield self._finding(record, cause, affected, [], severity=severity)
                 continue
-            if name in overtaken:
-                cause = f"of what {_named(self._flow.cut_at(self._picked[name]))} {_OVERTAKEN}"
-                last = self.silent[affected[-1]]
-                yield self._finding(last, cause, affected, [], severity="warn")
-                continue
             doubt = stops.doubts.get(doubts.get(name, _NONE)) or self._doubt(record)
             if factor and name not in {*suspects, *doubts}:
                 doubt = f"it is multiplied by {factor}, and may be zero on this batch"
             if doubt:
                 text = f"the gradient here is exactly zero, but {doubt}"
-                yield self._check.inconclusive(record, text)
+                yield MISSING_GRADIENTS.inconclusive(record, text)
             else:
                 yield self._finding(record, self._cause(record, suspects.get(name)), affected, [])
 
@@ -296,22 +289,6 @@ class _Verdict:
                 if sibling not in flow.reach(around) | flow.feeding(around):  # side by side
                     return True
         return False
-
-    def _goes_on_in_vain(self, name: str) -> bool:
-        """Whether what is made of it is joined to what it was made of, and that alone is picked.
-
-        Of levels that are stacked an early one is read: most of what is joined is not taken.
-        """
-        edge = self._picked.get(name, _NONE)
-        if edge not in self._stops.unread:
-            return False
-        unread = filter(None, map(self._picked.get, self.layers))
-        idle = {position for number, position in unread if number == edge[0]}
-        vertices = self._flow.graph.vertices
-        operands = enumerate(vertices[edge[0]].operands)
-        rest = [operand for position, operand in operands if position not in idle]
-        read = {vertices[number].name for number in self._flow.origins(*rest)}
-        return len(idle) > len(rest) > 0 and not read.isdisjoint(self._flow.feeding(name))
 
     @cached_property
     def _picked(self) -> Mapping[str, Edge]:
@@ -406,11 +383,6 @@ _DROPPED = (
 _NO_EFFECT = (
     "puts together only a part is taken later, and it has no effect on that, as where a class "
     "token alone is read of the last block: leave it out there or freeze it, or read the rest"
-)
-
-_OVERTAKEN = (
-    "puts together only an early part is used, and this, which goes on from it, is not: read a "
-    "later one, or leave out or freeze what is not to learn"
 )
 
 _GIVES_NOTHING = (

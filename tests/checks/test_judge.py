@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from pytest_modelhealth import Inspector, LayerNotFoundError, ModelHealthError, SettingsError
-from pytest_modelhealth.checks import Check, all_checks
 from pytest_modelhealth.settings.setting import Waiver
 from pytest_modelhealth.training import default_settings
 
@@ -21,21 +20,6 @@ def dead(mlp):
 def waiver(layers, check=None):
     """A waiver with a reason."""
     return Waiver(layers, check, "a reason", "here")
-
-
-def test_only_the_shelf_is_the_shelf():
-    """A check that a project or another test defines is not run by others unasked."""
-
-    class Own(Check):
-        name, summary, rank = "own", "Mine.", 1
-
-        def run(self, observation, settings):
-            return []
-
-    all_checks.cache_clear()
-    names = [check.name for check in all_checks()]
-    assert {"finite", "dead_units", "missing_gradients", "grad_norm"} <= set(names)
-    assert Own.name not in names
 
 
 def test_setting_layers_restricts_what_is_judged(dead, batch):

@@ -130,17 +130,6 @@ def test_term_times_a_buffer_of_zero(batch, labels, inspect):
 MASK = torch.zeros(64, 1)
 
 
-def test_term_times_a_mask_from_elsewhere(mlp, batch, labels, inspect):
-    """A mask that is all off, and is not of this batch."""
-    report = inspect(mlp, batch, labels, loss=lambda o, t: CE(o, t) + (MASK * o.square()).mean())
-    (message,) = warned(report)
-    assert "multiplied by a tensor that neither" in message
-    some = MASK.clone()
-    some[3] = 1.0
-    report = inspect(mlp, batch, labels, loss=lambda o, t: CE(o, t) + (some * o.square()).mean())
-    assert warned(report) == []
-
-
 @pytest.mark.parametrize(
     "loss",
     [

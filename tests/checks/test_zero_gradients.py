@@ -10,7 +10,6 @@ from torch import nn
 
 from corpus.checks.zero_gradients import DRAWS, GATES, Branch, MaybeLeftOut, Weighted
 from pytest_modelhealth.checks.judging.judge import judge
-from pytest_modelhealth.checks.missing_gradients import MissingGradients
 from pytest_modelhealth.checks.zero_gradients import zero_gradients
 from pytest_modelhealth.report.flow.index import Index
 from pytest_modelhealth.training import default_settings
@@ -100,5 +99,5 @@ def test_deep_model_is_judged_in_linear_time(monkeypatch, inspect):
     assert len(zero) > 50
     assert len(told(report)) == 1
     before = len(sweeps)
-    list(zero_gradients(MissingGradients(), report.observation))
+    list(zero_gradients(report.observation))
     assert len(sweeps) - before <= 8

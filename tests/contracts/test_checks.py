@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import re
 from pathlib import Path
 
@@ -12,7 +11,9 @@ import pytest
 from pytest_modelhealth.checks import Check
 from pytest_modelhealth.training import every_check
 
-REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "checks.md"
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "docs" / "reference" / "checks.md"
+PACKAGE = ROOT / "pytest_modelhealth"
 
 each_check = pytest.mark.parametrize("check", every_check(), ids=lambda check: check.name)
 
@@ -54,17 +55,21 @@ def test_the_reference_has_the_order_of_rank() -> None:
     assert len(re.findall(r"^\n## ", text, re.MULTILINE)) == len(headings)
 
 
-@each_check
-def test_a_check_asks_for_its_settings_as_it_declares_them(check: Check) -> None:
+def test_checks_ask_for_their_settings_as_they_declare_them() -> None:
     """Values that may differ by layer are read by layer: a pattern that nobody reads is a lie."""
-    tree = ast.parse(inspect.getsource(inspect.getmodule(check)))
+    sources = [
+        p for room in ("checks", "probes", "training") for p in (PACKAGE / room).rglob("*.py")
+    ]
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in sources]
     whole = {
         node.slice.value
+        for tree in trees
         for node in ast.walk(tree)
         if isinstance(node, ast.Subscript)
         and isinstance(node.value, ast.Name)
         and node.value.id == "settings"
         and isinstance(node.slice, ast.Constant)
     }
-    per_layer = {setting.name for setting in check.settings if setting.per_layer}
+    per_layer = {s.name for check in every_check() for s in check.settings if s.per_layer}
+    assert whole
     assert not whole & per_layer, "use settings.limit(name, layer), or declare per_layer=False"

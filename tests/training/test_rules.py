@@ -22,6 +22,7 @@ from pytest_modelhealth.training import default_settings
 from pytest_modelhealth.training.monitoring.judging import CourseObserver
 from pytest_modelhealth.training.monitoring.monitor import TrainingMonitor
 from pytest_modelhealth.training.monitoring.row import STATISTICS, StepRow
+from pytest_modelhealth.training.monitoring.rules import RULES
 
 Prepare = Callable[[int, nn.Sequential, torch.optim.Optimizer], None]
 
@@ -271,12 +272,10 @@ def judged(rows: list[StepRow]) -> dict[str, str]:
         observer.follow(each)
     course = observer.course
     found = {}
-    for rule, _ in observer._followed:
-        for event in course.events:
-            if event.rule == rule.name:
-                breach = rule.assess(event, course, settings)
-                if breach is not None:
-                    found[rule.name] = breach.severity
+    for event in course.events:
+        breach = RULES[event.rule].assess(event, course, settings)
+        if breach is not None:
+            found[event.rule] = breach.severity
     return found
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pytest_modelhealth import HealthReport, Inspector, SettingsError
 from pytest_modelhealth.report import Stepped
-from pytest_modelhealth.training.shelf import all_step_checks
+from pytest_modelhealth.training.catalogue import STEP
 from tests.training.steps import X, Y, net, ran, said, usual
 
 
@@ -77,7 +77,7 @@ def test_waivers_severities_and_left_out_checks() -> None:
 
 def test_checks_of_a_step_are_silent_elsewhere() -> None:
     """An inspection is not judged by them, and a step alone not by checks of an inspection."""
-    names = {check.name for check in all_step_checks()}
+    names = {check.name for check in STEP.values()}
     model = net()
     model.into.weight.data.zero_()
     plain = Inspector(model).run_inspection(X, Y, loss=torch.nn.CrossEntropyLoss())

@@ -18,7 +18,7 @@ from pytest_modelhealth.probes.intervening.batches import NO_EFFECT
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import HealthReport, Judgement, Observation, Outcome, Violation
 from pytest_modelhealth.settings import Settings
-from pytest_modelhealth.training import all_step_checks
+from pytest_modelhealth.training.catalogue import STEP
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import ProbeRecord
@@ -83,7 +83,7 @@ def training_step(case: Case) -> None:
     """The contract of a training step, but what is on single parameters."""
     case.require_numbers()
     _require_gradients(case)
-    stepping = {check.name for check in all_step_checks()}
+    stepping = set(STEP)
     case.settle(case.report(case.subject.stepped, stepping - LEARNING))
 
 

@@ -1,8 +1,31 @@
-"""The shelf of checks of a training step: a file is a check, found by looking into this folder.
+"""The checks of a training step: tables of what may be wrong, a file a subject."""
 
-As with all checks, a run that sets a limit loads every file, so that none imports torch.
-"""
+from __future__ import annotations
 
-from pytest_modelhealth.training.contract.step_check import StepCheck
+from collections.abc import Iterator
+from dataclasses import replace
 
-__all__ = ["StepCheck"]
+from pytest_modelhealth.checks import Finding
+from pytest_modelhealth.checks.check import Listed
+from pytest_modelhealth.checks.facts import place
+from pytest_modelhealth.report import Observation
+from pytest_modelhealth.settings import Settings
+from pytest_modelhealth.training.contract import (  # noqa: F401 - each adds its rows
+    calls,
+    gradients,
+    parameters,
+    updates,
+)
+from pytest_modelhealth.training.contract.fault import SOURCES
+
+
+def findings(check: Listed, observation: Observation, settings: Settings) -> Iterator[Finding]:
+    """Yield what the step breaks, if one was run, in the layers that were seen or the model."""
+    if observation.stepped is None:
+        return
+    for source, is_last in SOURCES[check.name]:
+        found = list(source(check, observation.stepped, settings))
+        for one in found:
+            yield replace(one, layer=place(observation, one.layer).name)
+        if found and is_last:
+            return

@@ -15,7 +15,7 @@ from pytest_modelhealth.report import Course, CourseEvent, HealthReport, Observa
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.training.monitoring.following.follower import Table
 from pytest_modelhealth.training.monitoring.row import Event, StepRow
-from pytest_modelhealth.training.monitoring.rule import Rule
+from pytest_modelhealth.training.monitoring.rules import RULES
 
 
 class CourseObserver:
@@ -27,8 +27,10 @@ class CourseObserver:
     """
 
     def __init__(self, checks: Iterable[Check], settings: Settings) -> None:
-        chosen = (c for c in checks if isinstance(c, Rule) and settings.chooses(c.name))
-        self._followed = [(rule, rule.follower()) for rule in chosen]
+        chosen = (check.name for check in checks if settings.chooses(check.name))
+        self._followed = [
+            (RULES[name], RULES[name].follower(name)) for name in chosen if name in RULES
+        ]
         self._settings = settings
         self._table = Table()
         self._told: set[tuple[str, ...]] = set()
@@ -64,10 +66,9 @@ class CourseObserver:
     def steps_of_breaches(self) -> dict[str, int]:
         """Return the step in which each breach began that stands now, by its message."""
         course = self.course
-        rules = {rule.name: rule for rule, _ in self._followed}
         found: dict[str, int] = {}
         for event in course.events:
-            breach = rules[event.rule].assess(event, course, self._settings)
+            breach = RULES[event.rule].assess(event, course, self._settings)
             if breach is not None:
                 found.setdefault(breach.message, event.step)
         return found

@@ -1,24 +1,16 @@
-"""`Rule`: what must hold over a whole training. A new one is a class in a file of `rules/`."""
+"""`Rule`: what must hold over a whole training. A new one is a row of a file of `rules/`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from pytest_modelhealth.checks import Check, Finding
-from pytest_modelhealth.checks.facts import place
-from pytest_modelhealth.report import Course, CourseEvent, Observation, Violation
+from pytest_modelhealth.report import Course, CourseEvent
 from pytest_modelhealth.settings import Limit, Settings, Severity
-
-if TYPE_CHECKING:
-    from pytest_modelhealth.training.monitoring.following.follower import Follower
+from pytest_modelhealth.training.monitoring.following.follower import Follower
 
 PATIENCE = 10
 """How many watched steps something must go on for: what is shorter is a spike."""
-
-_TOGETHER = 20
 
 
 @dataclass(frozen=True)
@@ -101,89 +93,41 @@ _MEASURES: dict[str, Callable[[CourseEvent, float], float]] = {
 """By name: the value, how many steps showed it, the value by its reference (also up or down)."""
 
 
-class Rule(Check):
-    """One promise of a training, held against the course that a monitor saw of it.
+Assess = Callable[[CourseEvent, Course, Settings], Breach | None]
 
-    A `Follower` sees each step, remembers little, and says what began; `assess` is stateless and
-    says whether that breaks a limit. It says nothing of other runs.
+
+@dataclass(frozen=True)
+class Rule:
+    """What must hold over a whole training.
+
+    Args:
+        follower: sees each step, remembers little, and says what began.
+        assess: says whether that breaks a limit, as it stands now; it is stateless.
+        unseen: what to say where no forward pass was seen, by the number of steps.
     """
 
-    follows: ClassVar[str]
-    """The `Follower` of the rule: ``"weights:RatioFollower"``, loaded with the first training."""
-    kinds: ClassVar[tuple[Kind, ...]] = ()
-    """What it objects to."""
-    judges_steps = True
-    occasion = "A whole training: inspector(model).monitor()"
+    follower: type[Follower]
+    assess: Assess
+    unseen: str = ""
 
-    def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
-        """Yield what a training breaks, if one was watched."""
-        course = observation.course
-        if course is None:
-            return
-        events = (event for event in course.events if event.rule == self.name)
-        assessed = [(event, self.assess(event, course, settings)) for event in events]
-        found = [(event, breach) for event, breach in assessed if breach is not None]
-        found.sort(key=lambda pair: (pair[1].severity != "fail", pair[0].step))
-        yield from _together(
-            [(event, self._violation(event, breach, observation)) for event, breach in found],
-            settings,
-        )
 
-    def follower(self) -> Follower:
-        """Return what sees the steps of one training for this rule."""
-        kind: Any = resolve_name(f"{__package__}.following.{self.follows}")
-        follower: Follower = kind(self.name)
-        return follower
+def rule(follower: type[Follower], *kinds: Kind, unless: str = "", unseen: str = "") -> Rule:
+    """Return a rule that is a table of the kinds of events that it objects to.
 
-    def assess(self, event: CourseEvent, course: Course, settings: Settings) -> Breach | None:
-        """Return what is wrong with an event, as it stands now, if anything is."""
-        rows = (kind for kind in self.kinds if kind.kind == event.kind)
+    Args:
+        follower, unseen: as of `Rule`.
+        kinds: of several rows for one kind the first that applies counts.
+        unless: what of the loss leaves nothing to object to.
+    """
+
+    def assess(event: CourseEvent, course: Course, settings: Settings) -> Breach | None:
+        if unless and getattr(course.loss, unless):
+            return None
+        rows = (kind for kind in kinds if kind.kind == event.kind)
         assessed = (row.assess(event, course, settings) for row in rows)
         return next((breach for breach in assessed if breach is not None), None)
 
-    def _violation(self, event: CourseEvent, breach: Breach, observation: Observation) -> Violation:
-        return self.violation(
-            place(observation, event.layer),
-            breach.message,
-            value=breach.value,
-            limit=breach.limit,
-            role=event.role,
-            tensor=event.tensor,
-            cause=breach.cause,
-            independent=True,
-            severity=breach.severity,
-            details=breach.details,
-        )
-
-
-def _together(
-    found: list[tuple[CourseEvent, Violation]], settings: Settings
-) -> Iterator[Violation]:
-    """Yield violations, those that begin with an earlier one of the kind as layers it affects.
-
-    Of several in one layer the first stands; one that a waiver accepts stands alone.
-    """
-    roots: list[tuple[CourseEvent, Violation]] = []
-    alone = []
-    for event, violation in found:
-        if any(waiver.covers(violation.check, violation.layer) for waiver in settings.waivers):
-            alone.append(violation)
-            continue
-        for at, (first, root) in enumerate(roots):
-            if root.layer == violation.layer:
-                roots[at] = first, replace(root, details=(*root.details, violation.message))
-                break
-        else:
-            for at, (first, root) in enumerate(roots):
-                is_same = (first.kind, root.severity) == (event.kind, violation.severity)
-                if is_same and abs(event.step - first.step) <= max(_TOGETHER, first.rows):
-                    affected = (*root.affected, violation.layer)
-                    roots[at] = first, replace(root, affected=affected)
-                    break
-            else:
-                roots.append((event, violation))
-    yield from (root for _, root in roots)
-    yield from alone
+    return Rule(follower, assess, unseen)
 
 
 def named(event: CourseEvent) -> str:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from pytest_modelhealth.report import Course, CourseEvent
-from pytest_modelhealth.settings import Count, Factor, Ratio, Severity, Share
-from pytest_modelhealth.training.monitoring.rule import Kind, Rule, by_loss
+from pytest_modelhealth.settings import Severity
+from pytest_modelhealth.training.monitoring.following.signals import (
+    DyingFollower,
+    ExplosionFollower,
+    FadingFollower,
+    SaturationFollower,
+)
+from pytest_modelhealth.training.monitoring.rule import Kind, Rule, by_loss, rule
 
 _HUGE = 1e4
 """Activations below are in range, whatever they began at."""
@@ -32,98 +38,10 @@ _ROSE += "and stays there since step {step}"
 _TOO_LARGE = "steps are too large for this layer, and nothing bounds what it makes"
 
 
-class ExplodingSignals(Rule):
-    """A spike that passes is none; a branch that begins at zero may grow."""
-
-    name = "exploding_signals"
-    follows = "signals:ExplosionFollower"
-    summary = "No gradient or activation grows by orders of magnitude over what is usual, to stay."
-    rank = 82
-    settings = (
-        Factor(
-            "max_gradient_rise",
-            default=1000.0,
-            help="largest growth of a layer's gradient norm over what was usual, for good",
-        ),
-        Factor(
-            "max_activation_rise",
-            default=1000.0,
-            help="largest growth of a layer's activations over what was usual, for good",
-        ),
-    )
-    kinds = (
-        Kind(
-            "gradients",
-            f"the gradient norm{_ROSE}",
-            _TOO_LARGE,
-            "change",
-            "max_gradient_rise",
-            grade=_exploded,
-        ),
-        Kind(
-            "activations",
-            f"the activations (rms){_ROSE}",
-            _TOO_LARGE,
-            "change",
-            "max_activation_rise",
-            grade=_exploded,
-        ),
-        Kind(
-            "growth",
-            "the activations (rms) of {layer} grow exponentially: {change:.3g}-fold so far, from "
-            "{reference:.3g} to {value:.3g}, and {lately:.3g}-fold in the last two fifths of the "
-            "training",
-            "a gain, a scale or a reward of size is multiplied or rewarded without a bound",
-            "change",
-            grade=_exponential,
-        ),
-    )
-
-
 def _is_flat_alone(event: CourseEvent, course: Course) -> Severity | None:
     """A layer whose units died has lost its spread by that."""
     is_dead = any((e.kind, e.layer) == ("units", event.layer) for e in course.events)
     return None if is_dead else by_loss(event, course)
-
-
-class DyingLayers(Rule):
-    """A third of dead units is no fault; nearly all are."""
-
-    name = "dying_layers"
-    follows = "signals:DyingFollower"
-    summary = "No layer loses nearly all its units, or the spread of its output."
-    rank = 83
-    settings = (
-        Share(
-            "max_dying_fraction",
-            default=0.9,
-            help="largest part of a layer's units that may die in the course of a training",
-        ),
-        Ratio(
-            "min_spread_kept",
-            default=1e-3,
-            help="least of its usual standard deviation that a layer's output keeps",
-        ),
-    )
-    kinds = (
-        Kind(
-            "units",
-            "{value:.0%} of the units of {layer} are dead since step {step}; they were "
-            "{reference:.0%}",
-            "a step too large pushed its biases below all inputs, or its inputs shifted",
-            limit="max_dying_fraction",
-        ),
-        Kind(
-            "spread",
-            "the output of {layer} became constant: its standard deviation fell to {change:.3g} of "
-            "what was usual since step {step}, that of its input did not",
-            "it saturates, or its weights shrank to nothing",
-            "change",
-            "min_spread_kept",
-            below=True,
-            grade=_is_flat_alone,
-        ),
-    )
 
 
 _PATIENT = 20
@@ -148,86 +66,6 @@ _NO_GRADIENT = " since step {step}, over {rows} watched steps, while others have
 _DEAD_END = "what it makes is dead behind it, or no longer reaches the loss"
 
 
-class FadingGradients(Rule):
-    """Gradients that fade with the loss are those of a model that has learnt."""
-
-    name = "fading_gradients"
-    follows = "signals:FadingFollower"
-    summary = "No gradient falls to nothing while the loss is neither low nor near its best."
-    rank = 84
-    settings = (
-        Ratio(
-            "min_gradient_kept",
-            default=1e-4,
-            help="least of its usual size that a gradient keeps while the loss is not low",
-        ),
-        Count(
-            "max_steps_without_gradient",
-            default=30,
-            help="how many watched steps in a row a layer that had a gradient may go without",
-        ),
-    )
-    kinds = (
-        Kind(
-            "share",
-            "the gradients of {layer} fell to {change:.3g} of their usual share of all since step "
-            "{step}",
-            "a layer behind it saturates, or its outputs no longer matter",
-            "change",
-            "min_gradient_kept",
-            below=True,
-            patience=_PATIENT,
-            grade=by_loss,
-        ),
-        Kind(
-            "all",
-            "all gradients fell to {change:.3g} of what was usual since step {step}, while the "
-            "loss is {loss.recent:.3g}, its best {loss.best:.3g}",
-            "what the loss is made of saturates: it no longer tells how to improve",
-            "change",
-            "min_gradient_kept",
-            below=True,
-            patience=_PATIENT,
-            grade=_still_high,
-        ),
-        Kind(
-            "all_zero",
-            "every gradient is exactly zero since step {step}, while the loss is {loss.recent:.3g}",
-            "all units are dead or saturated, or the loss is clamped",
-            patience=_PATIENT,
-            grade=_still_high,
-        ),
-        Kind(
-            "never",
-            "the gradients of {layer} are {change:.3g} of the largest by their weights, since step "
-            "{step}, and the loss stays where it was",
-            "what lies behind this layer hardly passes gradients: it saturates",
-            "change",
-            "min_gradient_kept",
-            below=True,
-            scale=0.01,
-            patience=_PATIENT,
-            grade=_stuck,
-        ),
-        Kind(
-            "zero",
-            "the gradients of {layer} are exactly zero" + _NO_GRADIENT,
-            _DEAD_END,
-            "rows",
-            "max_steps_without_gradient",
-            grade=by_loss,
-        ),
-        Kind(
-            "missing",
-            "the gradients of {layer} are missing" + _NO_GRADIENT,
-            _DEAD_END,
-            "rows",
-            "max_steps_without_gradient",
-            grade=_cut_for_long,
-        ),
-    )
-
-
 _PART = 0.5
 
 
@@ -240,27 +78,130 @@ def _saturated(event: CourseEvent, course: Course) -> Severity | None:
     return "fail" if is_stuck else "warn"
 
 
-class SaturatingLayers(Rule):
-    """An output that is certain of data it knows by heart is none; nor is a gate that closes."""
+RULES: dict[str, Rule] = {}
 
-    name = "saturating_layers"
-    follows = "signals:SaturationFollower"
-    summary = "No softmax, sigmoid or tanh comes to give nothing but the ends of its range."
-    rank = 93
-    settings = (
-        Share(
-            "max_saturating",
-            default=0.995,
-            help="how near a bounded activation may come to the ends of its range in a training",
-        ),
-    )
-    kinds = (
-        Kind(
-            "ends",
-            "{layer} saturates since step {step}: its values are at the ends of their range to "
-            "{value:.1%}, at first to {reference:.1%}",
-            "its inputs grow without a bound: a softmax is one-hot, and gradients vanish",
-            limit="max_saturating",
-            grade=_saturated,
-        ),
-    )
+# A spike that passes is none; a branch that begins at zero may grow.
+RULES["exploding_signals"] = rule(
+    ExplosionFollower,
+    Kind(
+        "gradients",
+        f"the gradient norm{_ROSE}",
+        _TOO_LARGE,
+        "change",
+        "max_gradient_rise",
+        grade=_exploded,
+    ),
+    Kind(
+        "activations",
+        f"the activations (rms){_ROSE}",
+        _TOO_LARGE,
+        "change",
+        "max_activation_rise",
+        grade=_exploded,
+    ),
+    Kind(
+        "growth",
+        "the activations (rms) of {layer} grow exponentially: {change:.3g}-fold so far, from "
+        "{reference:.3g} to {value:.3g}, and {lately:.3g}-fold in the last two fifths of the "
+        "training",
+        "a gain, a scale or a reward of size is multiplied or rewarded without a bound",
+        "change",
+        grade=_exponential,
+    ),
+)
+
+# A third of dead units is no fault; nearly all are.
+RULES["dying_layers"] = rule(
+    DyingFollower,
+    Kind(
+        "units",
+        "{value:.0%} of the units of {layer} are dead since step {step}; they were {reference:.0%}",
+        "a step too large pushed its biases below all inputs, or its inputs shifted",
+        limit="max_dying_fraction",
+    ),
+    Kind(
+        "spread",
+        "the output of {layer} became constant: its standard deviation fell to {change:.3g} of "
+        "what was usual since step {step}, that of its input did not",
+        "it saturates, or its weights shrank to nothing",
+        "change",
+        "min_spread_kept",
+        below=True,
+        grade=_is_flat_alone,
+    ),
+)
+
+# Gradients that fade with the loss are those of a model that has learnt.
+RULES["fading_gradients"] = rule(
+    FadingFollower,
+    Kind(
+        "share",
+        "the gradients of {layer} fell to {change:.3g} of their usual share of all since step "
+        "{step}",
+        "a layer behind it saturates, or its outputs no longer matter",
+        "change",
+        "min_gradient_kept",
+        below=True,
+        patience=_PATIENT,
+        grade=by_loss,
+    ),
+    Kind(
+        "all",
+        "all gradients fell to {change:.3g} of what was usual since step {step}, while the "
+        "loss is {loss.recent:.3g}, its best {loss.best:.3g}",
+        "what the loss is made of saturates: it no longer tells how to improve",
+        "change",
+        "min_gradient_kept",
+        below=True,
+        patience=_PATIENT,
+        grade=_still_high,
+    ),
+    Kind(
+        "all_zero",
+        "every gradient is exactly zero since step {step}, while the loss is {loss.recent:.3g}",
+        "all units are dead or saturated, or the loss is clamped",
+        patience=_PATIENT,
+        grade=_still_high,
+    ),
+    Kind(
+        "never",
+        "the gradients of {layer} are {change:.3g} of the largest by their weights, since step "
+        "{step}, and the loss stays where it was",
+        "what lies behind this layer hardly passes gradients: it saturates",
+        "change",
+        "min_gradient_kept",
+        below=True,
+        scale=0.01,
+        patience=_PATIENT,
+        grade=_stuck,
+    ),
+    Kind(
+        "zero",
+        "the gradients of {layer} are exactly zero" + _NO_GRADIENT,
+        _DEAD_END,
+        "rows",
+        "max_steps_without_gradient",
+        grade=by_loss,
+    ),
+    Kind(
+        "missing",
+        "the gradients of {layer} are missing" + _NO_GRADIENT,
+        _DEAD_END,
+        "rows",
+        "max_steps_without_gradient",
+        grade=_cut_for_long,
+    ),
+)
+
+# An output that is certain of data it knows by heart is none; nor is a gate that closes.
+RULES["saturating_layers"] = rule(
+    SaturationFollower,
+    Kind(
+        "ends",
+        "{layer} saturates since step {step}: its values are at the ends of their range to "
+        "{value:.1%}, at first to {reference:.1%}",
+        "its inputs grow without a bound: a softmax is one-hot, and gradients vanish",
+        limit="max_saturating",
+        grade=_saturated,
+    ),
+)

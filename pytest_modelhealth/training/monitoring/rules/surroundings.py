@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from pytest_modelhealth.report import Course, CourseEvent
-from pytest_modelhealth.settings import Count, Factor, Ratio, Settings, Severity
-from pytest_modelhealth.training.monitoring.rule import PATIENCE, Breach, Kind, Rule, named
+from pytest_modelhealth.settings import Settings, Severity
+from pytest_modelhealth.training.monitoring.following.surroundings import (
+    BufferFollower,
+    DivergenceFollower,
+    HookFollower,
+    InputFollower,
+    ModeFollower,
+    NonfiniteFollower,
+)
+from pytest_modelhealth.training.monitoring.rule import PATIENCE, Breach, Kind, Rule, named, rule
 
 _FEW = 3
 _NONFINITE = {
@@ -36,53 +44,35 @@ _NONFINITE = {
 """Where it is, and the likely cause, by the role of the tensor."""
 
 
-class NonfiniteSteps(Rule):
-    """NaN and infinity reach no weight, and stay in no step."""
-
-    name = "nonfinite_steps"
-    follows = "surroundings:NonfiniteFollower"
-    summary = "In no step is there a NaN or infinity that the optimizer learns from."
-    rank = 80
-    settings = (
-        Count(
-            "max_skipped_steps",
-            default=20,
-            help="how many steps in a row may be skipped since gradients are not finite",
-            per_layer=False,
-        ),
-    )
-
-    def assess(self, event: CourseEvent, course: Course, settings: Settings) -> Breach | None:
-        """Return what is wrong with values that are no numbers."""
-        where, cause = _NONFINITE[event.role]
-        where = where.format(tensor=event.tensor, layer=named(event))
-        loss, after = event.facts.get("loss_before", 0.0), event.facts.get("step_before", -1.0)
-        before = f"the loss before was {loss:.3g}" if loss == loss else ""  # NaN: none was seen
-        since = f"step {event.step}"
-        if event.step - after > 1.0 and after >= 0.0:
-            since += f" (step {after:.0f} was fine, those between unwatched)"
-        limit, value = None, float(event.rows)
-        severity: Severity = "warn" if event.recovered else "fail"
-        if event.kind == "skipped":
-            limit, value = settings["max_skipped_steps"], float(event.last - event.step + 1)
-            if event.rows < _FEW or value < limit.value:
-                return None
-            text = (
-                f"every optimizer step is skipped over {value:.0f} steps, as something is not "
-                f"finite: since {since}, first {where}"
-            )
-            cause = "it is not the scale that overflows: the loss or a layer makes NaN or infinity "
-            cause += "at any scale"
-        elif event.kind == "masked":
-            text = (
-                f"NaN or infinity {where} since {since}, which reaches neither loss nor gradients"
-            )
-            cause, severity = "", "warn"
-        else:
-            text = f"NaN or infinity first appears {where} in {since}"
-            text += f"; it was gone after step {event.last}" if event.recovered else ""
-            text += f"; {before}" if before else ""
-        return Breach(text, value, limit, severity, cause, (before,) if before else ())
+def _nonfinite(event: CourseEvent, course: Course, settings: Settings) -> Breach | None:
+    """Return what is wrong with values that are no numbers."""
+    where, cause = _NONFINITE[event.role]
+    where = where.format(tensor=event.tensor, layer=named(event))
+    loss, after = event.facts.get("loss_before", 0.0), event.facts.get("step_before", -1.0)
+    before = f"the loss before was {loss:.3g}" if loss == loss else ""  # NaN: none was seen
+    since = f"step {event.step}"
+    if event.step - after > 1.0 and after >= 0.0:
+        since += f" (step {after:.0f} was fine, those between unwatched)"
+    limit, value = None, float(event.rows)
+    severity: Severity = "warn" if event.recovered else "fail"
+    if event.kind == "skipped":
+        limit, value = settings["max_skipped_steps"], float(event.last - event.step + 1)
+        if event.rows < _FEW or value < limit.value:
+            return None
+        text = (
+            f"every optimizer step is skipped over {value:.0f} steps, as something is not "
+            f"finite: since {since}, first {where}"
+        )
+        cause = "it is not the scale that overflows: the loss or a layer makes NaN or infinity "
+        cause += "at any scale"
+    elif event.kind == "masked":
+        text = f"NaN or infinity {where} since {since}, which reaches neither loss nor gradients"
+        cause, severity = "", "warn"
+    else:
+        text = f"NaN or infinity first appears {where} in {since}"
+        text += f"; it was gone after step {event.last}" if event.recovered else ""
+        text += f"; {before}" if before else ""
+    return Breach(text, value, limit, severity, cause, (before,) if before else ())
 
 
 _LARGE = 0.03
@@ -95,59 +85,35 @@ _LOST, _WORSE = 50.0, 5.0
 _PATIENT = 2 * PATIENCE
 
 
-class LossDivergence(Rule):
-    """What was learnt is not lost again."""
-
-    name = "loss_divergence"
-    follows = "surroundings:DivergenceFollower"
-    summary = "The loss does not rise far above its best level and stay there."
-    rank = 81
-    role = "loss"
-    settings = (
-        Ratio(
-            "max_loss_rise",
-            default=1000.0,
-            help="largest rise of the loss above its best, by its own scale, whatever goes with it",
-            per_layer=False,
-        ),
-        Ratio(
-            "max_lost_progress",
-            default=0.8,
-            help="largest part of what the loss had gained that may be lost again, where updates "
-            "or gradients leap with it",
-            per_layer=False,
-        ),
+def _diverged(event: CourseEvent, course: Course, settings: Settings) -> Breach | None:
+    """Return what is wrong with a loss that is above its best."""
+    if event.recovered or event.rows < PATIENCE:
+        return None
+    facts, loss = event.facts, course.loss
+    gained = facts["first"] - event.reference
+    start = abs(facts["first"]) if loss.never_negative else 0.0
+    scale = max(gained, start, _WIDE * facts["noise"], 1e-12)
+    rise = event.value - event.reference
+    risen, limit = rise / scale, settings["max_loss_rise"]
+    text = (
+        f"the loss rose from {event.reference:.3g}, its best at step {facts['best_step']:.0f}, "
+        f"to {event.value:.3g}, and stayed there since step {event.step}"
     )
-
-    def assess(self, event: CourseEvent, course: Course, settings: Settings) -> Breach | None:
-        """Return what is wrong with a loss that is above its best."""
-        if event.recovered or event.rows < PATIENCE:
-            return None
-        facts, loss = event.facts, course.loss
-        gained = facts["first"] - event.reference
-        start = abs(facts["first"]) if loss.never_negative else 0.0
-        scale = max(gained, start, _WIDE * facts["noise"], 1e-12)
-        rise = event.value - event.reference
-        risen, limit = rise / scale, settings["max_loss_rise"]
-        text = (
-            f"the loss rose from {event.reference:.3g}, its best at step {facts['best_step']:.0f}, "
-            f"to {event.value:.3g}, and stayed there since step {event.step}"
-        )
-        if risen > limit.value:
-            return Breach(text, risen, limit, cause=_cause(event))
-        gain = gained if gained > 0.3 * max(start, _WIDE * facts["noise"]) else scale
-        lost, least = rise / gain, settings["max_lost_progress"]
-        if lost < least.value or rise < _WIDE * facts["noise"]:
-            return None
-        if _is_unstable(event):
-            return Breach(text, lost, least, cause=_cause(event))
-        if event.rows < _PATIENT or course.most_optimizer_steps > 1:
-            return None
-        is_far = event.value > max(_LOST * event.reference, _WORSE * abs(facts["first"]))
-        if loss.never_negative and is_far:
-            return Breach(text, lost, least, cause="steps are too large, and add up")
-        why = "the model diverged, or what it learns changed: its data, its targets, its rewards"
-        return Breach(text, lost, least, severity="warn", cause=why)
+    if risen > limit.value:
+        return Breach(text, risen, limit, cause=_cause(event))
+    gain = gained if gained > 0.3 * max(start, _WIDE * facts["noise"]) else scale
+    lost, least = rise / gain, settings["max_lost_progress"]
+    if lost < least.value or rise < _WIDE * facts["noise"]:
+        return None
+    if _is_unstable(event):
+        return Breach(text, lost, least, cause=_cause(event))
+    if event.rows < _PATIENT or course.most_optimizer_steps > 1:
+        return None
+    is_far = event.value > max(_LOST * event.reference, _WORSE * abs(facts["first"]))
+    if loss.never_negative and is_far:
+        return Breach(text, lost, least, cause="steps are too large, and add up")
+    why = "the model diverged, or what it learns changed: its data, its targets, its rewards"
+    return Breach(text, lost, least, severity="warn", cause=why)
 
 
 def _is_unstable(event: CourseEvent) -> bool:
@@ -185,117 +151,68 @@ _OTHER_INPUTS = (
 )
 
 
-class InputShift(Rule):
-    """A batch that stands out is none; a curriculum may change the scale a little."""
-
-    name = "input_shift"
-    follows = "surroundings:InputFollower"
-    summary = "The inputs of the model do not become constant, nor change their scale for good."
-    rank = 89
-    role = "inputs"
-    settings = (
-        Factor(
-            "max_input_shift",
-            default=100.0,
-            help="by how much the scale of the model's inputs may change for good, up or down",
-            per_layer=False,
-        ),
-    )
-    kinds = (
-        Kind(
-            "constant",
-            "all inputs of the model are the same number since step {step}: their standard "
-            "deviation is {value:.3g}, it was {reference:.3g}",
-            "the loader gives blank or constant samples: nothing can be learnt of them",
-        ),
-        Kind("scale", *_OTHER_INPUTS, "max_input_shift"),
-        Kind("scale", *_OTHER_INPUTS, grade=_of_another_size),
-    )
-
-
 def _switched(event: CourseEvent, course: Course) -> Severity | None:
     """Single layers, as batch norms, may be frozen late; nothing more where the whole model is."""
     is_whole = any((e.rule, e.layer) == (event.rule, "") for e in course.events)
     return "fail" if not event.layer else None if is_whole else "warn"
 
 
-class ModeSwitch(Rule):
-    """Layers that are in evaluation mode from the start may be held there on purpose."""
+RULES: dict[str, Rule] = {}
 
-    name = "mode_switch"
-    follows = "surroundings:ModeFollower"
-    summary = "A model that trains in training mode does not go on in evaluation mode."
-    rank = 90
-    settings = (
-        Count(
-            "max_steps_in_evaluation",
-            default=20,
-            help="how many watched steps in a row may be trained in evaluation mode after some in "
-            "training mode",
-            per_layer=False,
-        ),
-    )
-    kinds = (
-        Kind(
-            "switched",
-            "{layer} trains in evaluation mode since step {step}, over {rows} watched steps; it "
-            "was in training mode over {reference:.0f}",
-            "a validation called eval(), and train() is not called after it: dropout is off",
-            "rows",
-            "max_steps_in_evaluation",
-            grade=_switched,
-        ),
-    )
+# NaN and infinity reach no weight, and stay in no step.
+RULES["nonfinite_steps"] = Rule(NonfiniteFollower, _nonfinite)
 
+# What was learnt is not lost again.
+RULES["loss_divergence"] = Rule(DivergenceFollower, _diverged)
 
-class GrowingHooks(Rule):
-    """Hooks that are removed again may be registered in each step."""
+# A batch that stands out is none; a curriculum may change the scale a little.
+RULES["input_shift"] = rule(
+    InputFollower,
+    Kind(
+        "constant",
+        "all inputs of the model are the same number since step {step}: their standard "
+        "deviation is {value:.3g}, it was {reference:.3g}",
+        "the loader gives blank or constant samples: nothing can be learnt of them",
+    ),
+    Kind("scale", *_OTHER_INPUTS, "max_input_shift"),
+    Kind("scale", *_OTHER_INPUTS, grade=_of_another_size),
+)
 
-    name = "growing_hooks"
-    follows = "surroundings:HookFollower"
-    summary = "No layer gets more forward hooks in every step."
-    rank = 91
-    settings = (
-        Count(
-            "max_rising_steps",
-            default=20,
-            help="in how many watched steps in a row a layer may get more hooks",
-        ),
-    )
-    kinds = (
-        Kind(
-            "rising",
-            "{layer} gets more forward hooks in every step since step {step}: it has {value:.0f} "
-            "now",
-            "a hook is registered in the training loop and not removed",
-            "rows",
-            "max_rising_steps",
-        ),
-    )
+# Layers that are in evaluation mode from the start may be held there on purpose.
+RULES["mode_switch"] = rule(
+    ModeFollower,
+    Kind(
+        "switched",
+        "{layer} trains in evaluation mode since step {step}, over {rows} watched steps; it "
+        "was in training mode over {reference:.0f}",
+        "a validation called eval(), and train() is not called after it: dropout is off",
+        "rows",
+        "max_steps_in_evaluation",
+        grade=_switched,
+    ),
+)
 
+# Hooks that are removed again may be registered in each step.
+RULES["growing_hooks"] = rule(
+    HookFollower,
+    Kind(
+        "rising",
+        "{layer} gets more forward hooks in every step since step {step}: it has {value:.0f} now",
+        "a hook is registered in the training loop and not removed",
+        "rows",
+        "max_rising_steps",
+    ),
+)
 
-class StatisticsDrift(Rule):
-    """A single batch that stands out is forgotten within some steps."""
-
-    name = "statistics_drift"
-    follows = "surroundings:BufferFollower"
-    summary = "The running variance of a batch norm stays near that of its usual batches."
-    rank = 92
-    role = "buffers"
-    settings = (
-        Factor(
-            "max_running_drift",
-            default=100.0,
-            help="largest running standard deviation by the usual one of a batch",
-        ),
-    )
-    kinds = (
-        Kind(
-            "far",
-            "the running statistics of {layer} are far from its usual batches since step {step}: "
-            "the running standard deviation is {value:.3g}, that of a usual input {reference:.3g}",
-            "some batches are on another scale and dominate the average",
-            "change",
-            "max_running_drift",
-        ),
-    )
+# A single batch that stands out is forgotten within some steps.
+RULES["statistics_drift"] = rule(
+    BufferFollower,
+    Kind(
+        "far",
+        "the running statistics of {layer} are far from its usual batches since step {step}: "
+        "the running standard deviation is {value:.3g}, that of a usual input {reference:.3g}",
+        "some batches are on another scale and dominate the average",
+        "change",
+        "max_running_drift",
+    ),
+)

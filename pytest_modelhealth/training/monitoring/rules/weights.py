@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
-from pytest_modelhealth.checks import Finding
-from pytest_modelhealth.checks.facts import place
-from pytest_modelhealth.report import Course, CourseEvent, Observation
-from pytest_modelhealth.settings import Count, Factor, Ratio, Settings, Severity
-from pytest_modelhealth.training.monitoring.rule import Breach, Kind, Rule, by_loss
+from pytest_modelhealth.report import Course, CourseEvent
+from pytest_modelhealth.settings import Severity
+from pytest_modelhealth.training.monitoring.following.weights import (
+    DriftFollower,
+    MeddlingFollower,
+    RatioFollower,
+    StandingFollower,
+    StillFollower,
+)
+from pytest_modelhealth.training.monitoring.rule import Kind, Rule, by_loss, rule
 
 _PATIENT = 20
 _HIGH = 1e-2
@@ -26,33 +30,6 @@ _CHANGES = (
 _RATE = "the learning rate is too large for these weights"
 
 
-class UpdateRatio(Rule):
-    """Weights that begin at zero may grow at first."""
-
-    name = "update_ratio"
-    follows = "weights:RatioFollower"
-    summary = "No optimizer goes on changing a weight matrix by a large part of its size."
-    rank = 85
-    role = "parameters"
-    settings = (
-        Ratio(
-            "max_update_ratio",
-            default=0.1,
-            help="largest update of a weight matrix by its size, both L2 norms, step after step",
-        ),
-    )
-    kinds = (
-        Kind("large", _CHANGES, _RATE, limit="max_update_ratio", patience=_PATIENT, grade=by_loss),
-        Kind(
-            "large",
-            _CHANGES + ", and the loss is where it began",
-            _RATE,
-            patience=_LONG,
-            grade=_high_for_nothing,
-        ),
-    )
-
-
 _CERTAIN = 1000.0
 
 
@@ -63,47 +40,6 @@ def _drifted(event: CourseEvent, course: Course) -> Severity | None:
 
 
 _SIZES = "from {reference:.3g} to {value:.3g} (rms); it passed a tenth of that in step {step}"
-
-
-class WeightDrift(Rule):
-    """What begins at zero may grow to the size of others."""
-
-    name = "weight_drift"
-    follows = "weights:DriftFollower"
-    summary = "No layer's weights grow without end, or shrink towards zero."
-    rank = 87
-    role = "parameters"
-    settings = (
-        Factor(
-            "max_weight_growth",
-            default=100.0,
-            help="largest growth of a layer's parameters in the course of a training",
-        ),
-        Ratio(
-            "min_weight_kept",
-            default=1e-2,
-            help="least of its largest size that a layer's parameters keep",
-        ),
-    )
-    kinds = (
-        Kind(
-            "growth",
-            "the parameters of {layer} grew {change:.3g}-fold, " + _SIZES,
-            "steps are too large, and nothing bounds these weights",
-            "change",
-            "max_weight_growth",
-            grade=_drifted,
-        ),
-        Kind(
-            "shrinking",
-            "the parameters of {layer} shrank to {change:.3g}, " + _SIZES,
-            "weight decay outweighs what the loss asks for",
-            "change",
-            "min_weight_kept",
-            below=True,
-            grade=_drifted,
-        ),
-    )
 
 
 _MOST = 0.5
@@ -117,51 +53,6 @@ _RESTS = "{layer} is no longer updated since step {step}, over {rows} watched st
 
 
 _still = partial(Kind, measure="rows", limit="max_still_steps")
-
-
-class StoppedUpdates(Rule):
-    """Frozen layers, and those whose rate a schedule brings to zero, may stand still."""
-
-    name = "stopped_updates"
-    follows = "weights:StillFollower"
-    summary = "No layer that moved stands still while it has gradients and others move."
-    rank = 86
-    role = "parameters"
-    settings = (
-        Count(
-            "max_still_steps",
-            default=30,
-            help="how many watched steps in a row may leave a layer that learns as it is",
-        ),
-    )
-    kinds = (
-        _still(
-            "frozen",
-            _RESTS + "are: its parameters no longer have requires_grad",
-            "it was frozen in the middle of the training: waive it if that is meant",
-            grade="warn",
-        ),
-        _still(
-            "rate_zero",
-            _RESTS + "are: its learning rate is zero",
-            "its schedule or its group's factor falls to zero: waive it if that is meant",
-            grade="warn",
-        ),
-        _still(
-            "left_out",
-            "no optimizer steps {layer} any longer since step {step}, over {rows} watched steps, "
-            "though it requires gradients and has them",
-            "it was left out when the optimizer was made anew; what is to rest is frozen by "
-            "requires_grad_(False)",
-            grade=_left_out_for_long,
-        ),
-        _still(
-            "zero",
-            "the parameters of {layer} stand still since step {step}, over {rows} watched steps, "
-            "though it has gradients and other layers move",
-            "updates are too small for its dtype, or the optimizer holds other tensors",
-        ),
-    )
 
 
 _STANDSTILL_LONG = 5
@@ -202,102 +93,136 @@ _NO_CHANGE += "gradients came; the loss is {loss.recent:.3g}"
 _standing = partial(Kind, measure="rows", limit="max_steps_standing")
 
 
-class Standstill(Rule):
-    """Something is learnt, or there is nothing to learn."""
+RULES: dict[str, Rule] = {}
 
-    name = "standstill"
-    follows = "weights:StandingFollower"
-    summary = "Over a training gradients come, weights change, and the loss moves."
-    rank = 88
-    role = "parameters"
-    settings = (
-        Count(
-            "max_steps_standing",
-            default=20,
-            help="how many watched steps at the beginning may pass without a gradient, or without "
-            "a change of the weights",
-            per_layer=False,
-        ),
-    )
-    kinds = (
-        _standing(
-            "weights",
-            "no parameter changed in {rows} watched steps, though gradients came",
-            "the optimizer holds other tensors, never steps, or its learning rate is 0",
-        ),
-        _standing(
-            "gradients",
-            "no gradient came to any parameter in {rows} watched steps",
-            "the loss is not computed from the output, or backward() is missing",
-        ),
-        _standing(
-            "stopped",
-            _NO_CHANGE,
-            "the learning rate is next to 0: its schedule ended, or counts other steps",
-            grade=_stops_at_no_rate,
-        ),
-        _standing(
-            "stopped",
-            _NO_CHANGE,
-            "the learning rate is too small for the weights' dtype, or the optimizer rests",
-            grade=_stops,
-        ),
-        _standing(
-            "rare",
-            "an optimizer hardly steps any longer since step {step}: in {value:.0%} of the latest "
-            "watched steps, in {reference:.0%} of the first, though gradients came",
-            "the loop skips updates: a condition on the loss, a scaler, or a count of batches",
-            grade=_rarely,
-        ),
-        _standing(
-            "idle",
-            "no optimizer took a step since step {step}, over {rows} watched steps, though "
-            "gradients came",
-            "a scaler skips every step, as gradients are not finite, or step() is not called",
-            grade=_longer_than_pauses,
-        ),
-        _standing(
-            "loss",
-            "the loss is where it began after {rows} watched steps: {loss.recent:.3g}",
-            "updates are too small or too large, the targets do not belong to the inputs, or the "
-            "output does not depend on them",
-            scale=_STANDSTILL_LONG,
-            grade=_learns_nothing,
-        ),
-    )
+# Weights that begin at zero may grow at first.
+RULES["update_ratio"] = rule(
+    RatioFollower,
+    Kind("large", _CHANGES, _RATE, limit="max_update_ratio", patience=_PATIENT, grade=by_loss),
+    Kind(
+        "large",
+        _CHANGES + ", and the loss is where it began",
+        _RATE,
+        patience=_LONG,
+        grade=_high_for_nothing,
+    ),
+)
 
-    def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
-        """Yield what stands still, or that nothing was seen of a training."""
-        course = observation.course
-        if course is not None and not course.passes and course.steps:
-            reason = (
-                f"no forward pass was seen in {course.steps} watched steps: the loop must train "
-                "this very object, with gradients on, before step_end()"
-            )
-            yield self.inconclusive(place(observation), reason)
-        yield from super().run(observation, settings)
+# What begins at zero may grow to the size of others.
+RULES["weight_drift"] = rule(
+    DriftFollower,
+    Kind(
+        "growth",
+        "the parameters of {layer} grew {change:.3g}-fold, " + _SIZES,
+        "steps are too large, and nothing bounds these weights",
+        "change",
+        "max_weight_growth",
+        grade=_drifted,
+    ),
+    Kind(
+        "shrinking",
+        "the parameters of {layer} shrank to {change:.3g}, " + _SIZES,
+        "weight decay outweighs what the loss asks for",
+        "change",
+        "min_weight_kept",
+        below=True,
+        grade=_drifted,
+    ),
+)
 
-    def assess(self, event: CourseEvent, course: Course, settings: Settings) -> Breach | None:
-        """Return what stands still, unless there is nothing left to learn."""
-        return None if course.loss.is_at_floor else super().assess(event, course, settings)
+# Frozen layers, and those whose rate a schedule brings to zero, may stand still.
+RULES["stopped_updates"] = rule(
+    StillFollower,
+    _still(
+        "frozen",
+        _RESTS + "are: its parameters no longer have requires_grad",
+        "it was frozen in the middle of the training: waive it if that is meant",
+        grade="warn",
+    ),
+    _still(
+        "rate_zero",
+        _RESTS + "are: its learning rate is zero",
+        "its schedule or its group's factor falls to zero: waive it if that is meant",
+        grade="warn",
+    ),
+    _still(
+        "left_out",
+        "no optimizer steps {layer} any longer since step {step}, over {rows} watched steps, "
+        "though it requires gradients and has them",
+        "it was left out when the optimizer was made anew; what is to rest is frozen by "
+        "requires_grad_(False)",
+        grade=_left_out_for_long,
+    ),
+    _still(
+        "zero",
+        "the parameters of {layer} stand still since step {step}, over {rows} watched steps, "
+        "though it has gradients and other layers move",
+        "updates are too small for its dtype, or the optimizer holds other tensors",
+    ),
+)
 
+# Something is learnt, or there is nothing to learn.
+RULES["standstill"] = rule(
+    StandingFollower,
+    _standing(
+        "weights",
+        "no parameter changed in {rows} watched steps, though gradients came",
+        "the optimizer holds other tensors, never steps, or its learning rate is 0",
+    ),
+    _standing(
+        "gradients",
+        "no gradient came to any parameter in {rows} watched steps",
+        "the loss is not computed from the output, or backward() is missing",
+    ),
+    _standing(
+        "stopped",
+        _NO_CHANGE,
+        "the learning rate is next to 0: its schedule ended, or counts other steps",
+        grade=_stops_at_no_rate,
+    ),
+    _standing(
+        "stopped",
+        _NO_CHANGE,
+        "the learning rate is too small for the weights' dtype, or the optimizer rests",
+        grade=_stops,
+    ),
+    _standing(
+        "rare",
+        "an optimizer hardly steps any longer since step {step}: in {value:.0%} of the latest "
+        "watched steps, in {reference:.0%} of the first, though gradients came",
+        "the loop skips updates: a condition on the loss, a scaler, or a count of batches",
+        grade=_rarely,
+    ),
+    _standing(
+        "idle",
+        "no optimizer took a step since step {step}, over {rows} watched steps, though "
+        "gradients came",
+        "a scaler skips every step, as gradients are not finite, or step() is not called",
+        grade=_longer_than_pauses,
+    ),
+    _standing(
+        "loss",
+        "the loss is where it began after {rows} watched steps: {loss.recent:.3g}",
+        "updates are too small or too large, the targets do not belong to the inputs, or the "
+        "output does not depend on them",
+        scale=_STANDSTILL_LONG,
+        grade=_learns_nothing,
+    ),
+    unless="is_at_floor",
+    unseen="no forward pass was seen in {} watched steps: the loop must train this very object, "
+    "with gradients on, before step_end()",
+)
 
-class OutsideChanges(Rule):
-    """Bounds that are put on weights in each step belong to a training, and are none."""
-
-    name = "outside_changes"
-    follows = "weights:MeddlingFollower"
-    summary = "Between two steps nothing but an optimizer changes weights by much."
-    rank = 94
-    role = "parameters"
-    kinds = (
-        Kind(
-            "outside",
-            "the weights of {layer} were replaced or overwritten before step {last}: their norm "
-            "jumped from {reference:.3g} to {value:.3g}, the update was {update:.3g}",
-            "they were initialised anew, loaded, averaged or scaled by something else",
-            "jump",
-            patience=1,
-            grade="warn",
-        ),
-    )
+# Bounds that are put on weights in each step belong to a training, and are none.
+RULES["outside_changes"] = rule(
+    MeddlingFollower,
+    Kind(
+        "outside",
+        "the weights of {layer} were replaced or overwritten before step {last}: their norm "
+        "jumped from {reference:.3g} to {value:.3g}, the update was {update:.3g}",
+        "they were initialised anew, loaded, averaged or scaled by something else",
+        "jump",
+        patience=1,
+        grade="warn",
+    ),
+)
