@@ -18,8 +18,9 @@ from pytest_modelhealth import (
     ModelHealthError,
     ModelHealthWarning,
 )
+from pytest_modelhealth.report import HealthReport, Observation
 from pytest_modelhealth.training import default_settings
-from pytest_modelhealth.training.monitoring.judging import CourseObserver
+from pytest_modelhealth.training.monitoring.judging import TrainingJudge
 from pytest_modelhealth.training.monitoring.monitor import TrainingMonitor
 from pytest_modelhealth.training.monitoring.row import STATISTICS, StepRow
 from pytest_modelhealth.training.monitoring.rules import RULES
@@ -267,16 +268,17 @@ def row(step: int, loss: float | None, **numbers: float | list[float]) -> StepRo
 def judged(rows: list[StepRow]) -> dict[str, str]:
     """Return what rules find at the end, by name, with the severity."""
     settings = default_settings()
-    observer = CourseObserver(settings.checks, settings)
+    judge = TrainingJudge(settings, _no_report)
+    observation = Observation({}, "")
     for each in rows:
-        observer.follow(each)
-    course = observer.course
-    found = {}
-    for event in course.events:
-        breach = RULES[event.rule].assess(event, course, settings)
-        if breach is not None:
-            found[event.rule] = breach.severity
-    return found
+        judge.follow(each, observation)
+    course = judge.course
+    breaches = [(e.rule, RULES[e.rule].assess(e, course, settings)) for e in course.events]
+    return {rule: breach.severity for rule, breach in breaches if breach is not None}
+
+
+def _no_report(_: Observation) -> HealthReport:
+    raise AssertionError
 
 
 def learning(step: int) -> float:

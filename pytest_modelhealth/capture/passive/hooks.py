@@ -6,8 +6,7 @@ import gc
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from threading import get_ident
 from types import FunctionType
 from typing import Any
@@ -33,7 +32,7 @@ WHY_OPAQUE = (
 )
 
 
-class CompiledObjects:
+class Compiled:
     """What of the process is compiled and has to do with a model, or may have.
 
     `torch.compile` leaves no trace on what it compiles, so everything that Python's garbage
@@ -45,38 +44,51 @@ class CompiledObjects:
     Attributes:
         function: name of a compiled function that may run inside the model; ``""`` if none may. A
             function mode would have it compiled anew.
-        inside: modules of the model that compiled functions run.
         runs_optimizer: whether an optimizer's step is compiled, which hooks would break up.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.function = ""
         self.runs_optimizer = False
-        self._own = set(model.modules())
+        self._model = model
         self._wrappers: list[weakref.ref[nn.Module]] = []
-        self.inside: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._inside: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # of compiled functions
+        own = set(model.modules())
         for thing in compiled_things():
             if type(thing) is FunctionType:
-                self._add_function(vars(thing)["_torchdynamo_orig_callable"])
-            elif unwrapped(thing) in self._own:
+                self._add_function(vars(thing)["_torchdynamo_orig_callable"], own)
+            elif unwrapped(thing) in own:
                 self._wrappers.append(weakref.ref(thing))
-        self._own.clear()
 
-    def wrappers(self) -> Iterator[nn.Module]:
-        """Yield what `torch.compile` put around the model, or a module in it."""
-        yield from (wrapper for ref in self._wrappers if (wrapper := ref()) is not None)
-
-    def _add_function(self, function: Any) -> None:
+    def _add_function(self, function: Any, own: set[nn.Module]) -> None:
         owner = getattr(function, "__self__", getattr(function, "__wrapped__", None))
         if isinstance(owner, Optimizer):
             self.runs_optimizer = True
         elif not isinstance(owner, nn.Module):
             self.function = getattr(function, "__qualname__", type(function).__name__)
             for module in _modules_in(function):
-                self.inside.update(self._own.intersection(module.modules()))
-        elif owner in self._own and getattr(function, "__name__", "") not in _CALLS:
+                self._inside.update(own.intersection(module.modules()))
+        elif owner in own and getattr(function, "__name__", "") not in _CALLS:
             # a method of a module, whose own hooks lie around it
-            self.inside.update(child for child in owner._modules.values() if child is not None)
+            self._inside.update(child for child in owner._modules.values() if child is not None)
+
+    def parts(self) -> tuple[set[nn.Module], dict[nn.Module, nn.Module]]:
+        """Return the modules that run as compiled code now, and what is around some of them.
+
+        What `torch.compile` put around a module is given with that module, whose inputs and outputs
+        show there.
+        """
+        inside: set[nn.Module] = set()
+        around: dict[nn.Module, nn.Module] = {}
+        for module in self._inside:
+            inside.update(module.modules())
+        wrappers = (wrapper for ref in self._wrappers if (wrapper := ref()) is not None)
+        for module in (*wrappers, *self._model.modules()):
+            if is_compiled(module):
+                if is_wrapper(module) and module not in inside:
+                    around[module] = unwrapped(module)
+                inside.update(unwrapped(module).modules())
+        return inside, around
 
 
 def compiled_things() -> list[Any]:
@@ -109,39 +121,6 @@ def _modules_in(function: Any) -> list[nn.Module]:
         return []
     held = (*scope.nonlocals.values(), *scope.globals.values())
     return [one for one in held if isinstance(one, nn.Module)]
-
-
-@dataclass
-class Compiled:
-    """What of a model is compiled at a time.
-
-    Attributes:
-        inside: modules that run as compiled code.
-        wrappers: those that `torch.compile` put around others, each with the module in it, whose
-            inputs and outputs show at the wrapper.
-    """
-
-    inside: set[nn.Module] = field(default_factory=set)
-    wrappers: dict[nn.Module, nn.Module] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, model: nn.Module, others: CompiledObjects) -> Compiled:
-        """Return what of `model` is compiled, in itself or by others."""
-        found = cls()
-        for module in others.inside:
-            found.inside.update(module.modules())
-        for module in (*others.wrappers(), *model.modules()):
-            if is_compiled(module):
-                inside = unwrapped(module)
-                if is_wrapper(module) and module not in found.inside:
-                    found.wrappers[module] = inside
-                found.inside.update(inside.modules())
-        return found
-
-    @property
-    def hidden(self) -> set[nn.Module]:
-        """Modules of which nothing shows: those inside, but for what wrappers show."""
-        return self.inside.difference(self.wrappers.values())
 
 
 PASSES_A_PAGE = 16
@@ -199,14 +178,16 @@ class PassiveHooks(Hooks):
         self._passed_over: Layer | None = None
         self._backward_pass = self._graph_task
 
-    def register_around(self, compiled: Compiled) -> None:
+    def register_around(
+        self, inside: set[nn.Module], around: Mapping[nn.Module, nn.Module]
+    ) -> None:
         """Hook every layer that hooks reach; of compiled ones the outside, where that shows."""
         layers = self.recorder.by_module
         for module, layer in layers.items():
-            if not (layer.opaque or module in compiled.inside):
+            if not (layer.opaque or module in inside):
                 self.hook(module, layer)
-        for wrapper, inside in compiled.wrappers.items():
-            self.hook(wrapper, layers[inside])
+        for wrapper, module in around.items():
+            self.hook(wrapper, layers[module])
 
     def remove(self) -> None:
         """Remove every hook, and our hooks only."""

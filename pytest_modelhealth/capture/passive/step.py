@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.optim import Optimizer
 
 from pytest_modelhealth.capture.observing.layer import Held, Layer
-from pytest_modelhealth.capture.observing.recorder import Recorder, merged_entries
+from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.observing.records import in_order, layer_records
 from pytest_modelhealth.capture.observing.tensors import (
     NO_SCALE,
@@ -29,10 +30,9 @@ from pytest_modelhealth.capture.passive.hooks import (
     PASSES_A_PAGE,
     WHY_OPAQUE,
     Compiled,
-    CompiledObjects,
     PassiveHooks,
 )
-from pytest_modelhealth.capture.passive.updates import OptimizerSteps
+from pytest_modelhealth.capture.passive.updates import OptimizerSteps, can_be_subtracted
 from pytest_modelhealth.capture.step.batch import batch_size
 from pytest_modelhealth.capture.step.company import notes_on_ranks
 from pytest_modelhealth.capture.step.isolation import is_inspecting, uninterrupted
@@ -51,6 +51,7 @@ class WatchedStep:
 
     Args:
         observation: all of it, as of an inspection; there is no flow, and of the loss the value.
+        layers: every layer by name, in execution order, those never called last.
         updates: what an optimizer changed, by layer and own name of the parameter; of one that no
             optimizer touched there is nothing.
         rates: the largest learning rate that optimizers stepped parameters of a layer with.
@@ -62,26 +63,16 @@ class WatchedStep:
     """
 
     observation: Observation
+    layers: dict[str, Layer]
     updates: dict[tuple[str, str], TensorStatistics]
     rates: dict[str, float]
     passes: int
     optimizer_steps: int
     modes: dict[str, bool]
     hooks: dict[str, int]
-    _layers: list[Layer]
-
-    @cached_property
-    def layers(self) -> dict[str, Layer]:
-        """Every layer by name, in execution order, those never called last."""
-        return {layer.name: layer for layer in in_order(self._layers)}
-
-    def statistics(self, layer: Layer, role: str) -> TensorStatistics | None:
-        """Return what was seen of a layer in a role, merged over its tensors."""
-        entries: Iterable[Entry] = layer.seen.get(role) or layer.own.get(role, {}).values()
-        return merged_entries(entries)
 
 
-class PassiveStep:
+class PassiveStep(OptimizerSteps):
     """A step that is being watched.
 
     Args:
@@ -92,22 +83,24 @@ class PassiveStep:
     """
 
     def __init__(
-        self, model: nn.Module, selection: Selection, scaler: Any, compiled: CompiledObjects
+        self, model: nn.Module, selection: Selection, scaler: Any, compiled: Compiled
     ) -> None:
         self._model = model
         self._scaler = scaler
         self._scale = NO_SCALE
-        self._batch = self._samples = 0
-        self._objects = compiled
-        self._compiled = Compiled.of(model, compiled)
+        self._batch = self._samples = self._optimizer_steps = 0
+        self._compiled = compiled
+        self._inside, self._around = compiled.parts()
         self._recorder = recorder = Recorder(named_modules(model), selection, compare_outputs=False)
-        for module in self._compiled.hidden.intersection(recorder.by_module):
+        hidden = self._inside.difference(self._around.values())
+        for module in hidden.intersection(recorder.by_module):
             recorder.by_module[module].opaque = WHY_OPAQUE
         self._held = {id(held[2]): held for held in recorder.held("_parameters")}
-        self._before = KnownTensors[bool]()  # gradients of earlier steps
+        super().__init__({number: held[2] for number, held in self._held.items()})
+        self._before_step = KnownTensors[bool]()  # gradients of earlier steps
         for _, _, parameter in self._held.values():
             if parameter.grad is not None:
-                self._before.put(parameter.grad, True)
+                self._before_step.put(parameter.grad, True)
         self._modes: dict[str, bool] = {}
         self._hook_counts = {
             layer.name: len(module._forward_hooks) + len(module._forward_pre_hooks)
@@ -115,31 +108,31 @@ class PassiveStep:
         }
         self._gradients: dict[int, Entry] = {}  # as the latest backward pass left them
         self._taken: dict[int, Entry] = {}  # of those, what an optimizer took
+        self._updates: dict[int, Entry] = {}  # by an optimizer's latest step
+        self._rates: dict[str, float] = {}
         self._is_state_read = False
-        is_functional = not (self._compiled.inside or compiled.function)
+        self._thread = get_ident()
+        is_functional = not (self._inside or compiled.function)
         self._hooks = PassiveHooks(recorder, is_functional, self._begin_pass, self._end_backward)
-        wanted = {n: (p, "parameters" in lyr.roles) for n, (lyr, _, p) in self._held.items()}
-        ledger = recorder.reader.ledger
-        self._steps = OptimizerSteps(wanted, ledger, self._see_update, recorder.errors)
 
     def register(self) -> None:
         """Put hooks on the model, and have torch tell of optimizers."""
-        self._hooks.register_around(self._compiled)
-        if not self._objects.runs_optimizer:
-            self._steps.register()
+        self._hooks.register_around(self._inside, self._around)
+        if not self._compiled.runs_optimizer:
+            self.hear_of_steps()
 
     def remove(self) -> None:
         """Leave nothing on the model."""
         self._hooks.end_calls()
         self._hooks.remove()
-        self._steps.remove()
+        self.hear_no_more()
 
     @property
     def passes(self) -> int:
         """How many forward passes there were."""
         return self._hooks.passes
 
-    # What happens meanwhile.
+    # Passes.
 
     def _begin_pass(self, arguments: Any) -> None:
         with torch._C.DisableTorchFunction():
@@ -161,48 +154,81 @@ class PassiveStep:
 
     def _end_backward(self) -> None:
         with noted(self._recorder.errors), torch._C.DisableTorchFunction():
-            self._read_gradients(filter(self._is_new, self._held.values()))
-
-    def _is_new(self, held: Held) -> bool:
-        """Whether a parameter has a gradient that is not from before this step."""
-        gradient = held[2].grad
-        return gradient is not None and not self._before.get(gradient)
-
-    def _see_update(self, parameters: list[int], optimizer: Optimizer, is_over: bool) -> None:
-        """Take what an optimizer uses; a closure makes that within its step.
-
-        Gradients that no backward pass showed are read now.
-        """
-        missing = [self._held[number] for number in parameters if number not in self._gradients]
-        if missing:
-            scale = getattr(optimizer, "grad_scale", None)  # where the optimizer itself unscales
-            factor = NO_SCALE if scale is None else LossScale(float(scale))
-            self._read_gradients(filter(self._is_new, missing), factor)
-        if is_over:
-            for number in parameters:
-                if number in self._gradients:
-                    self._taken[number] = self._gradients[number]
-        else:
-            self._read_parameters()
+            self._read_gradients(self._held.values())
 
     def _read_gradients(self, parameters: Iterable[Held], scale: LossScale | None = None) -> None:
-        """Read the gradients of parameters, which a loss scale still is in."""
+        """Read gradients that are not from before this step, which a loss scale still is in."""
         reader = self._recorder.reader
         held = [
             (layer, name, parameter.grad, id(parameter))
             for layer, name, parameter in parameters
-            if parameter.grad is not None and "parameter_gradients" in layer.roles
+            if parameter.grad is not None
+            and "parameter_gradients" in layer.roles
+            and not self._before_step.get(parameter.grad)
         ]
-        self._recorder.reader.expect(self._batch, self._scale if scale is None else scale)
+        reader.expect(self._batch, self._scale if scale is None else scale)
         try:
-            found = reader.read_many([gradient for _, _, gradient, _ in held], gradients=True)
-            for (layer, name, gradient, number), entry in zip(held, found, strict=True):
+            entries = reader.read_many([gradient for _, _, gradient, _ in held], gradients=True)
+            for (layer, name, gradient, number), entry in zip(held, entries, strict=True):
                 try:
                     self._gradients[number] = entry or reader.read_gradient(gradient)
                 except UnsupportedTensorError as error:
                     layer.unsupported = f"{name}: {error}"
         finally:
-            self._recorder.reader.expect(self._batch, self._scale)
+            reader.expect(self._batch, self._scale)
+
+    # Optimizers.
+
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if is_compiling() or is_inspecting() or is_capturing() or get_ident() != self._thread:
+            return
+        with noted(self._recorder.errors), torch._C.DisableTorchFunction():
+            super()._before(optimizer, args, kwargs)
+
+    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not is_compiling():
+            with noted(self._recorder.errors), torch._C.DisableTorchFunction():
+                super()._after(optimizer, args, kwargs)
+
+    def is_compared(self, parameter: Tensor) -> bool:
+        """Whether a parameter's update is to be seen, and can be."""
+        layer = self._held[id(parameter)][0]
+        return "parameters" in layer.roles and can_be_subtracted(parameter)
+
+    def begin_step(
+        self, optimizer: Optimizer, held: list[Tensor], before: Any, args: Any, kwargs: Any
+    ) -> None:
+        """Read what a step begins with: parameters, and gradients that no backward pass showed."""
+        if not held:
+            return
+        self._optimizer_steps += 1
+        for group in optimizer.param_groups:
+            for parameter in group["params"] if group.get("lr") is not None else ():
+                if id(parameter) in self._held:
+                    name = self._held[id(parameter)][0].name
+                    self._rates[name] = max(float(group["lr"]), self._rates.get(name, 0.0))
+        self._read_missing(optimizer, held)
+        self._read_parameters()
+
+    def end_step(self, optimizer: Optimizer, held: list[Tensor], before: dict[int, Tensor]) -> None:
+        """Take what a step used, which a closure makes within it, and what it changed."""
+        self._read_missing(optimizer, held)
+        for number in map(id, held):
+            if number in self._gradients:
+                self._taken[number] = self._gradients[number]
+        if before:
+            differences = list(before.values())  # the copies are to be gone in the end
+            torch._foreach_sub_(differences, [self._parameters[n].detach() for n in before])
+            ledger = self._recorder.reader.ledger
+            entries = ledger.add_many(differences)
+            for number, change, entry in zip(before, differences, entries, strict=True):
+                self._updates[number] = entry or ledger.add(change)
+
+    def _read_missing(self, optimizer: Optimizer, held: list[Tensor]) -> None:
+        missing = [self._held[id(p)] for p in held if id(p) not in self._gradients]
+        if missing:
+            scale = getattr(optimizer, "grad_scale", None)  # where the optimizer itself unscales
+            self._read_gradients(missing, NO_SCALE if scale is None else LossScale(float(scale)))
 
     def _read_parameters(self) -> None:
         if not self._is_state_read:
@@ -217,8 +243,7 @@ class PassiveStep:
         recorder = self._recorder
         with torch._C.DisableTorchFunction():
             missing = [held for n, held in self._held.items() if n not in self._gradients]
-            scale = NO_SCALE if self._is_unscaled() else self._scale
-            self._read_gradients(filter(self._is_new, missing), scale)
+            self._read_gradients(missing, NO_SCALE if self._is_unscaled() else self._scale)
             self._read_parameters()
             recorder.add_state("buffers", recorder.held("_buffers"))
             if isinstance(loss, Tensor):
@@ -227,40 +252,37 @@ class PassiveStep:
             layer, name, _ = self._held[number]
             layer.own.setdefault("parameter_gradients", {})[name] = entry
         recorder.note_modules()
-        layers = list(recorder.layers.values())
+        layers = in_order(recorder.layers.values())
         records = layer_records(layers, backward=self._hooks.saw_backward)
         recorder.let_go()
         recorder.loss_calls.settle()
-        updates = {self._held[n][:2]: entry for n, entry in self._steps.updates.items()}
-        rates: dict[str, float] = {}
-        for number, rate in self._steps.rates.items():
-            name = self._held[number][0].name
-            rates[name] = max(rate, rates.get(name, rate))
+        observation = self._observation(records, loss)
+        updates = [(self._held[number], entry) for number, entry in self._updates.items()]
         return WatchedStep(
-            self._observation(records, loss),
-            {(layer.name, name): entry.statistics for (layer, name), entry in updates.items()},
-            rates,
+            observation,
+            {layer.name: layer for layer in layers},
+            {(layer.name, name): entry.statistics for (layer, name, _), entry in updates},
+            self._rates,
             self.passes,
-            self._steps.count,
+            self._optimizer_steps,
             self._modes,
             self._hook_counts,
-            layers,
         )
 
     def _notes(self) -> list[str]:
         """Return what compiled code kept from being seen, and that there are other ranks."""
         notes = list(notes_on_ranks(self._model))
-        if self._compiled.inside:
+        if self._inside:
             notes.append(
                 "the model is compiled, or a part of it: functional layers were not looked at, nor "
                 "anything inside compiled code"
             )
-        elif self._objects.function:
+        elif self._compiled.function:
             notes.append(
                 "functional layers were not looked at: a function is compiled in this process, "
-                f"{self._objects.function}(), which would be compiled anew if the model calls it"
+                f"{self._compiled.function}(), which would be compiled anew if the model calls it"
             )
-        if self._objects.runs_optimizer:
+        if self._compiled.runs_optimizer:
             notes.append("updates were not seen: the step of an optimizer is compiled")
         return notes
 
@@ -272,12 +294,11 @@ class PassiveStep:
         is_done = any(state["found_inf_per_device"] for state in states)
         return is_done or LossScale.of(self._scaler).factor != self._scale.factor
 
-    def _observation(self, records: Any, loss: Any) -> Observation:
+    def _observation(self, layers: Mapping[str, LayerRecord], loss: Any) -> Observation:
         recorder = self._recorder
         value = recorder.loss if isinstance(loss, Tensor) else loss
-        layers: dict[str, LayerRecord] = records
         if recorder.reader.ledger.has_queued:  # what waits on a device is tensors
-            layers = dict(records)
+            layers = dict(layers)
         return Observation(
             layers=layers,
             model_type=recorder.layers[""].type_name,
@@ -310,7 +331,7 @@ class PassiveWatch:
         self._model = model
         self._selection = selection
         self._scaler = scaler
-        self._compiled: CompiledObjects | None = None
+        self._compiled: Compiled | None = None
 
     @property
     def is_on(self) -> bool:
@@ -375,7 +396,7 @@ class PassiveWatch:
             InspectionError: the layers of the model cannot be listed.
         """
         if self._compiled is None:
-            self._compiled = CompiledObjects(self._model)
+            self._compiled = Compiled(self._model)
         with uninterrupted():
             self._discard()
             step = PassiveStep(self._model, self._selection, self._scaler, self._compiled)

@@ -118,7 +118,7 @@ class TrainingMonitor(NamesItsAttributes):
         self._on_close: list[Callable[[], object]] = []
         self._last: int | None = None
         self._latest: StepRow | None = None
-        self._latest_seen: WatchedStep | None = None
+        self._observation: Observation | None = None  # of the latest step
         self._report: HealthReport | None = None
 
     # Begin and end.
@@ -204,9 +204,9 @@ class TrainingMonitor(NamesItsAttributes):
         self._watch.close()
         for file in self._files:
             file.close()
-        if self._state == "started" and self._latest_seen is not None:
+        if self._state == "started" and self._observation is not None:
             self.report_of_training()
-            self._judge.hand_out(self._latest_seen.observation)
+            self._judge.hand_out()
         self._state = "closed"
         while self._on_close:
             self._on_close.pop()()
@@ -283,7 +283,7 @@ class TrainingMonitor(NamesItsAttributes):
         except Exception as error:  # noqa: BLE001 - ours
             self._warn_of_loss(number, error)
             return None
-        self._latest, self._latest_seen, self._report = row, seen, None
+        self._latest, self._observation, self._report = row, seen.observation, None
         return row
 
     def _check_first(self, number: int, seen: WatchedStep) -> None:
@@ -306,14 +306,14 @@ class TrainingMonitor(NamesItsAttributes):
             )
 
     def _tell(self, row: StepRow) -> None:
-        assert self._latest_seen is not None
-        self._latest = row = self._judge.follow(row)
+        assert self._observation is not None
+        self._latest = row = self._judge.follow(row, self._observation)
         self.history.add(row)
         for file in self._files:
             file.write(row)
         for observer in self.observers:
             observer(row)
-        self._judge.react(row, self._latest_seen.observation)
+        self._judge.react(row)
 
     # What was seen.
 
@@ -337,8 +337,8 @@ class TrainingMonitor(NamesItsAttributes):
         """
         if self._report is None:
             assert self.latest is not None
-            assert self._latest_seen is not None
-            self._report = self._make_report(self._latest_seen.observation)
+            assert self._observation is not None
+            self._report = self._make_report(self._observation)
         return self._report
 
     def report_of_training(self) -> HealthReport:
@@ -348,8 +348,7 @@ class TrainingMonitor(NamesItsAttributes):
             InspectionError: none was watched yet.
         """
         assert self.latest is not None
-        assert self._latest_seen is not None
-        report = self._judge.report(self._latest_seen.observation)
+        report = self._judge.report
         report._history = self.history
         return report
 
@@ -407,9 +406,7 @@ class TrainingMonitor(NamesItsAttributes):
     @property
     def events(self) -> tuple[Event, ...]:
         """What rules object to in the training so far, and since which step, the gravest first."""
-        if self._latest_seen is None:
-            return ()
-        return self._judge.events(self._latest_seen.observation)
+        return self._judge.events()
 
     def plot(
         self, path: Path | None = None, *, events: Iterable[tuple[int, str, str]] | None = None
@@ -448,9 +445,7 @@ class TrainingMonitor(NamesItsAttributes):
     @property
     def _worst(self) -> Event | None:
         """The gravest of what fails; what only warns is none."""
-        if self._latest_seen is None:
-            return None
-        failures = self._judge.events(self._latest_seen.observation, warnings=False)
+        failures = self._judge.events(warnings=False)
         return failures[0] if failures else None
 
     def __repr__(self) -> str:

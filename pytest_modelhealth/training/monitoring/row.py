@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_modelhealth.capture.observing.layer import Layer
+from pytest_modelhealth.capture.observing.recorder import merged_entries
 from pytest_modelhealth.capture.passive.step import WatchedStep
 from pytest_modelhealth.errors import LayerNotFoundError, UnknownNameError, suggest, suggest_layer
 from pytest_modelhealth.statistics import TensorStatistics
@@ -47,11 +48,13 @@ EDGES = np.ldexp(1.0, np.arange(LOWEST, HIGHEST + 1, WIDTH))
 """Edges of the bins of positive values; the first and the last bin also take what is beyond."""
 
 
-def binned(seen: TensorStatistics) -> Fractions:
+def binned(seen: TensorStatistics | None) -> Fractions:
     """Return which part of the finite values is in each bin, in ascending order of value.
 
     NaN where there is no finite value.
     """
+    if seen is None:
+        return np.full(BINS, np.nan, dtype=np.float16)
     counts = seen.exponents.counts
     exponents = seen.exponents.lowest + np.arange(len(counts))
     places = np.clip((exponents - LOWEST) // WIDTH, 0, _A_SIGN - 1)
@@ -96,22 +99,26 @@ _WORDS = {
 }
 
 
-def origin_of(layers: Sequence[Layer], seen: WatchedStep) -> Origin | None:
-    """Return where the first value of a step came from that is no number, if there is one.
+_Tensors = Mapping[tuple[Layer, str], TensorStatistics | None]
+"""What was seen by layer and role, merged over the tensors of its calls."""
 
-    Args:
-        layers: the layers that were observed.
-        seen: what was seen of the step.
-    """
-    called = sorted((lyr for lyr in layers if lyr.completed is not None), key=_completed)
-    bad = [layer for layer in called if _is_bad(seen.statistics(layer, "activations"))]
+
+def _origin_of(layers: Sequence[Layer], tensors: _Tensors, loss: float | None) -> Origin | None:
+    """Return where the first value of a step came from that is no number, if there is one."""
+    # in the order in which they returned: one that holds others comes after these
+    called = sorted((lyr for lyr in layers if lyr.completed), key=lambda lyr: lyr.completed or 0)
+    bad = [layer for layer in called if _is_bad(tensors[layer, "activations"])]
     if bad:
-        return _forward(bad, seen)
-    loss = seen.observation.loss
+        # the first layer that was given numbers
+        makers = [layer for layer in bad if not _is_bad(tensors[layer, "inputs"])]
+        first = (makers or bad)[0]
+        if name := _first_bad(first, "parameters"):
+            return Origin(first.name, "parameters", name, first.label)
+        return Origin(first.name, "activations" if makers else "inputs", label=first.label)
     if loss is not None and not math.isfinite(loss):
         return Origin("", "loss")
     for layer in reversed(called):
-        gradients = seen.statistics(layer, "gradients")
+        gradients = tensors[layer, "gradients"]
         if gradients is not None and gradients.nonfinite_count:
             return Origin(layer.name, "gradients", label=layer.label)
     for role in ("parameter_gradients", "parameters"):
@@ -119,20 +126,6 @@ def origin_of(layers: Sequence[Layer], seen: WatchedStep) -> Origin | None:
             if name := _first_bad(layer, role):
                 return Origin(layer.name, role, name, layer.label)
     return None
-
-
-def _completed(layer: Layer) -> int:
-    """The order in which layers returned: one that holds others comes after these."""
-    return layer.completed or 0
-
-
-def _forward(bad: Sequence[Layer], seen: WatchedStep) -> Origin:
-    """Return where activations stopped being numbers: in the first layer that was given numbers."""
-    makers = [layer for layer in bad if not _is_bad(seen.statistics(layer, "inputs"))]
-    first = (makers or bad)[0]
-    if name := _first_bad(first, "parameters"):
-        return Origin(first.name, "parameters", name, first.label)
-    return Origin(first.name, "activations" if makers else "inputs", label=first.label)
 
 
 def _is_bad(statistics: TensorStatistics | None) -> bool:
@@ -291,10 +284,13 @@ def row_of(
         histograms: whether those of its tensors are among them.
     """
     layers = [layer for layer in seen.layers.values() if layer.roles]
+    tensors: _Tensors = {
+        (layer, role): merged_entries(layer.seen.get(role, ()))
+        for layer in layers
+        for role in ("inputs", "activations", "gradients")
+    }
     rows = []
-    weights: dict[
-        tuple[str, str], TensorStatistics
-    ] = {}  # of the parameters that an optimizer changed
+    weights: dict[tuple[str, str], TensorStatistics] = {}  # that an optimizer changed
     gradients: list[TensorStatistics] = []
     for layer in layers:
         own, own_gradients = _held(layer, "parameters"), _held(layer, "parameter_gradients")
@@ -308,13 +304,13 @@ def row_of(
         change = _joined([seen.updates[key] for key in changed])
         rows.append(
             (
-                *_activations(seen.statistics(layer, "activations")),
-                *_gradients(seen.statistics(layer, "gradients")),
+                *_activations(tensors[layer, "activations"]),
+                *_gradients(tensors[layer, "gradients"]),
                 *_together(own.values()),
                 *_together(own_gradients.values()),
                 change,
                 _ratio(change, changed.values()),
-                *_evidence(layer, seen),
+                *_evidence(layer, tensors, seen),
             )
         )
     table = np.array(rows, dtype=np.float64).reshape(len(rows), len(STATISTICS)).T
@@ -331,18 +327,16 @@ def row_of(
             ".".join(filter(None, key)): _ratio(_joined([change]), [weights[key]])
             for key, change in changes.items()
         },
-        origin=origin_of(layers, seen),
+        origin=_origin_of(layers, tensors, seen.observation.loss),
         passes=seen.passes,
         optimizer_steps=seen.optimizer_steps,
-        histograms={role: _binned(layers, role, seen) for role in BINNED} if histograms else {},
+        histograms={
+            role: np.array(
+                [binned(tensors[layer, role]) for layer in layers], dtype=np.float16
+            ).reshape(len(layers), BINS)
+            for role in (BINNED if histograms else ())
+        },
     )
-
-
-def _binned(layers: Sequence[Layer], role: str, seen: WatchedStep) -> Fractions:
-    found = [seen.statistics(layer, role) for layer in layers]
-    nothing = np.full(BINS, np.nan, dtype=np.float16)
-    filled = [nothing if tensor is None else binned(tensor) for tensor in found]
-    return np.array(filled, dtype=np.float16).reshape(len(layers), BINS)
 
 
 def _held(layer: Layer, role: str) -> dict[str, TensorStatistics]:
@@ -380,9 +374,8 @@ def _ratio(change: float, before: Iterable[TensorStatistics]) -> float:
     return change / size if size else math.nan
 
 
-def _evidence(layer: Layer, seen: WatchedStep) -> tuple[float, ...]:
-    given = seen.statistics(layer, "inputs")
-    made = seen.statistics(layer, "activations")
+def _evidence(layer: Layer, tensors: _Tensors, seen: WatchedStep) -> tuple[float, ...]:
+    given, made = tensors[layer, "inputs"], tensors[layer, "activations"]
     units = None if made is None else made.units
     parameters = layer.own.get("parameters", {})
     running = layer.own.get("buffers", {}).get("running_var")

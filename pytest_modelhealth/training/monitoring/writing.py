@@ -14,6 +14,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from mmap import mmap
 from pathlib import Path
 from typing import IO, Any
 
@@ -50,8 +51,13 @@ class Lines(ABC):
         """
         try:
             self._file = self.path.open("r+b" if self.path.exists() else "x+b")
-            self._end_at_a_line(self._file)
-            self._check(self._file)
+            end = 0
+            # an empty file cannot be mapped
+            with suppress(ValueError), mmap(self._file.fileno(), 0) as lines:
+                end = lines.rfind(b"\n") + 1
+            self._file.truncate(end)  # without a line that a crash left unfinished
+            self._file.seek(0)
+            self._check(self._file.readline().decode(errors="replace"))
             self._file.seek(0, os.SEEK_END)
         except OSError as error:
             self.close()
@@ -84,27 +90,12 @@ class Lines(ABC):
             )
 
     @abstractmethod
-    def _check(self, file: IO[bytes]) -> None:
-        """Do nothing if what is in the file fits what will be written."""
+    def _check(self, first: str) -> None:
+        """Do nothing if the first line, ``""`` of a new file, fits what will be written."""
 
     @abstractmethod
     def _text(self, row: StepRow) -> str:
         """Return the text to add for a step."""
-
-    @staticmethod
-    def _end_at_a_line(file: IO[bytes]) -> None:
-        """Remove an unfinished last line."""
-        size = end = file.seek(0, os.SEEK_END)
-        while end:
-            start = max(0, end - 4096)
-            file.seek(start)
-            newline = file.read(end - start).rfind(b"\n")
-            if newline >= 0:
-                end = start + newline + 1
-                break
-            end = start
-        if end < size:
-            file.truncate(end)
 
 
 class CsvLines(Lines):
@@ -116,9 +107,8 @@ class CsvLines(Lines):
     _columns: list[str] | None = None
     _is_warned = False
 
-    def _check(self, file: IO[bytes]) -> None:
-        file.seek(0)
-        header = next(csv.reader([file.readline().decode(errors="replace")]), [])
+    def _check(self, first: str) -> None:
+        header = next(csv.reader([first]), [])
         if not header:
             return
         expected = [*COLUMNS, *_cells(self._layers)]
@@ -179,9 +169,7 @@ class JsonLines(Lines):
     forward passes and of optimizer steps. A loss that is no number is a string: ``"nan"``.
     """
 
-    def _check(self, file: IO[bytes]) -> None:
-        file.seek(0)
-        first = file.readline()
+    def _check(self, first: str) -> None:
         try:
             fits = not first or {*COLUMNS, "layers"} <= json.loads(first).keys()
         except (ValueError, AttributeError):

@@ -11,16 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import (
-    Optimizer,
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim import Optimizer
 
 from pytest_modelhealth.capture.eager import is_compiled
 from pytest_modelhealth.capture.observing.hooks import OurHook
 from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.capture.passive.updates import parameters_of
+from pytest_modelhealth.capture.passive.updates import OptimizerSteps, parameters_of
 
 
 @dataclass
@@ -97,7 +93,7 @@ class Watched:
     rows: list[tuple[float, float]] = field(default_factory=list)
 
 
-class Watch:
+class Watch(OptimizerSteps):
     """Watches calls of a step one after the other; nothing of it stays on the model.
 
     Args:
@@ -117,14 +113,14 @@ class Watch:
         clears: bool = False,
         by_hand: bool = False,
     ) -> None:
+        super().__init__(parameters)
         self._by_hand, self._left = by_hand, dict[int, Tensor]()
-        self._model, self._parameters, self._samples = model, parameters, samples
+        self._model, self._samples = model, samples
         self._clears, self._evaluating = clears, set[int]()
         self._stepped: set[int] = set()  # parameters whose gradient an optimizer has used up
         self._reached: set[int] = set()  # that a backward pass reached since
         self._within: dict[int, set[int]] = {}  # the backward passes that a gradient is the sum of
         self._forwards = 0  # of modules in this call, with gradients on
-        self._before: list[dict[int, Tensor]] = []  # one each step that runs: one may call another
         self._on_rows: list[Any] = []
         self.seen = Watched()
 
@@ -138,6 +134,8 @@ class Watch:
         start = {k: p.detach().clone() for k, p in self._parameters.items() if self._by_hand}
         with ExitStack() as stack:
             stack.callback(self._forget_rows)
+            stack.callback(self.hear_no_more)
+            self.hear_of_steps()
             for hook in self._hooks():
                 stack.callback(hook.remove)
             yield seen
@@ -155,11 +153,8 @@ class Watch:
                 seen.gradients[key] = dense(gradient).clone()
         if not seen.steps:
             self._take_by_hand(start)
-        self._before.clear()
 
     def _hooks(self) -> Iterator[Any]:
-        yield register_optimizer_step_pre_hook(self._before_step)
-        yield register_optimizer_step_post_hook(self._after_step)
         leaves = [p for p in self._parameters.values() if p.requires_grad and p.is_leaf]
         for parameter in leaves:  # the dictionaries of hooks that this leaves go by the snapshot
             seeing, summing = self._seeing(id(parameter)), self._summing(id(parameter))
@@ -205,12 +200,14 @@ class Watch:
 
     # ---- the optimizer
 
-    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+    def begin_step(
+        self, optimizer: Any, held: list[Tensor], before: dict[int, Tensor], args: Any, kwargs: Any
+    ) -> Any:
+        """Take down the step, and the gradients that it is made of."""
         seen = self.seen
         steps = seen.steps.setdefault(id(optimizer), Steps())
         seen.optimizers[id(optimizer)] = optimizer
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        held = [p for p in parameters_of(optimizer) if id(p) in self._parameters]
         if not steps.count:
             steps.rate = rate_of(optimizer)
             steps.passes.update(*(self._within.get(id(p), ()) for p in held))
@@ -220,9 +217,8 @@ class Watch:
         groups = optimizer.param_groups
         rates = {id(p): float(group.get("lr") or 0.0) for group in groups for p in group["params"]}
         seen.rates = rates | seen.rates
-        within = bool(self._before)  # another one's, which may have taken back a look ahead
-        self._before.append({id(p): p.detach().clone() for p in held})
-        for key, value in self._before[-1].items():
+        within = bool(self._steps_that_run)  # another one's, which may have taken back a look ahead
+        for key, value in before.items():
             if within and steps.count == 1:
                 seen.at_first[key] = value
             seen.at_first.setdefault(key, value)
@@ -272,10 +268,10 @@ class Watch:
             return False
         return all(torch.equal(now, before) for now, before in pairs)
 
-    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def end_step(self, optimizer: Any, held: list[Tensor], before: dict[int, Tensor]) -> None:
+        """Take what the step changed."""
         seen, steps = self.seen, self.seen.steps[id(optimizer)]
         along, updates, gradients = 0.0, 0.0, 0.0
-        before = self._before.pop()
         for parameter in parameters_of(optimizer):
             key = id(parameter)
             self._stepped.add(key)

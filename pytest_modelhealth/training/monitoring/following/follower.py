@@ -6,14 +6,14 @@ import math
 import statistics
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from pytest_modelhealth.report import CourseEvent, LossSummary
+from pytest_modelhealth.report import Course, CourseEvent, LossSummary
 from pytest_modelhealth.training.monitoring.row import Reals, StepRow
 
 Mask = npt.NDArray[np.bool_]
@@ -216,6 +216,7 @@ class Table:
         self.layers: list[str] = []
         self.loss = LossCourse()
         self.steps = 0
+        self._first_step = self._passes = self._optimizer_steps = self._most = 0
         self._latest: deque[int] = deque(maxlen=LATELY)
         self._columns: dict[str, int] = {}
         self._known: tuple[str, ...] = ()
@@ -224,7 +225,12 @@ class Table:
     def take(self, row: StepRow) -> None:
         """Take the next step."""
         self.row = row
+        if not self.steps:
+            self._first_step = row.step
         self.steps += 1
+        self._passes += row.passes
+        self._optimizer_steps += row.optimizer_steps
+        self._most = max(self._most, row.optimizer_steps)
         self._latest.append(row.step)
         self.loss.add(row.step, row.loss)
         if row.layers == self._known:
@@ -237,6 +243,19 @@ class Table:
         where = np.array([self._columns[layer] for layer in row.layers], dtype=np.intp)
         is_same = np.array_equal(where, np.arange(len(self.layers)))
         self._where = None if is_same else where
+
+    def course(self, events: Iterable[CourseEvent] = ()) -> Course:
+        """Return how the training went so far, with what followers say of it."""
+        return Course(
+            steps=self.steps,
+            first_step=self._first_step,
+            last_step=self.row.step if self.steps else 0,
+            passes=self._passes,
+            optimizer_steps=self._optimizer_steps,
+            most_optimizer_steps=self._most,
+            loss=self.loss.summary,
+            events=tuple(sorted(events, key=lambda event: event.step)),
+        )
 
     @property
     def lately(self) -> int:

@@ -8,7 +8,7 @@ the module is attached to.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -52,111 +52,95 @@ def made(given: Given) -> Iterator[TrainingStep]:
         raise InspectionError("the step of a LightningModule needs a batch: run_step(batch=...)")
     trainer = given.step if given.step is not None else getattr(module, "_trainer", None)
     with _attached(module, trainer) as fabric:
-        plan = _plan(module, given.optimizer)
-        if module.automatic_optimization and len(plan.optimizers) > 1:
+        optimizers, schedules = _configured(module, given.optimizer)
+        if module.automatic_optimization and len(optimizers) > 1:
             raise InspectionError(
-                f"configure_optimizers() of {type(module).__name__} returns "
-                f"{len(plan.optimizers)} optimizers, which automatic optimization does not "
-                "take: set self.automatic_optimization = False, as Lightning asks for"
+                f"configure_optimizers() of {type(module).__name__} returns {len(optimizers)} "
+                "optimizers, which automatic optimization does not take: set "
+                "self.automatic_optimization = False, as Lightning asks for"
             )
-        fabric.optimizers = plan.optimizers
-        fabric.lr_scheduler_configs = plan.schedules
-        module._fabric_optimizers = plan.optimizers
-        step = _Step(fabric, plan, trainer)
-        optimizer = plan.optimizers[0] if len(plan.optimizers) == 1 else (*plan.optimizers,)
-        restore = (*(each.scheduler for each in plan.schedules), *given.restored)
-        steps_them = bool(module.automatic_optimization)
+        fabric.optimizers = module._fabric_optimizers = optimizers
+        fabric.lr_scheduler_configs = schedules
+        optimizer = optimizers[0] if len(optimizers) == 1 else (*optimizers,)
+        restore = (*(each.scheduler for each in schedules), *given.restored)
         yield TrainingStep(
-            step, optimizer, batch, restore, "training_step", has_schedules=steps_them
+            _step(fabric, schedules, trainer),
+            optimizer,
+            batch,
+            restore,
+            "training_step",
+            has_schedules=bool(module.automatic_optimization),
         )
 
 
-class _Schedule(NamedTuple):
-    """A schedule of the learning rate, and when it is stepped."""
-
-    scheduler: Any
-    interval: str = "epoch"
-    frequency: int = 1
-
-
-class _Plan(NamedTuple):
-    """What `configure_optimizers` returned."""
-
-    optimizers: list[Any]
-    schedules: list[_Schedule]
-
-
-class _Step:
-    """One step of the training, as a `Trainer` makes it.
+def _step(fabric: Any, schedules: list[Any], trainer: Any) -> Callable[[Any, Any, Any], Any]:
+    """Return one step of the training, as a `Trainer` makes it.
 
     Args:
         fabric: what the module believes to be run by.
-        plan: optimizers and schedules.
+        schedules: those of the learning rate.
         trainer: whose clipping and accumulation are followed, if there is one.
     """
+    number = 0
 
-    def __init__(self, fabric: Any, plan: _Plan, trainer: Any) -> None:
-        self._fabric = fabric
-        self._plan = plan
-        self._clip = getattr(trainer, "gradient_clip_val", None)
-        self._clips_by = getattr(trainer, "gradient_clip_algorithm", None)
-        self._accumulated = int(getattr(trainer, "accumulate_grad_batches", 1))
-        self._number = 0
-
-    def __call__(self, module: Any, optimizer: Any, batch: Any) -> Any:
-        """Make one step; return the loss."""
-        self._fabric.losses.clear()
+    def step(module: Any, optimizer: Any, batch: Any) -> Any:
+        nonlocal number
+        fabric.losses.clear()
         with _needing_no_trainer(module):
-            module.on_train_batch_start(batch, self._number)
+            module.on_train_batch_start(batch, number)
             if module.automatic_optimization:
-                output = self._run(module, optimizer, batch)
-                self._step_schedules(module)
+                output = _optimized(module, optimizer, batch, number, trainer)
+                for each in schedules:
+                    is_due = each.interval == "step" and (number + 1) % each.frequency == 0
+                    if is_due and not isinstance(each.scheduler, ReduceLROnPlateau):
+                        module.lr_scheduler_step(each.scheduler, None)
             else:
-                output = self._training_step(module, batch)
-            module.on_train_batch_end(output, batch, self._number)
-        self._number += 1
+                output = _training_step(module, batch, number)
+            module.on_train_batch_end(output, batch, number)
+        number += 1
         loss = loss_in(output)
-        return self._fabric.losses_together() if loss is None else loss
+        return fabric.losses_together() if loss is None else loss
 
-    def _run(self, module: Any, optimizer: Any, batch: Any) -> Any:
-        """Make a step of automatic optimization."""
-        outputs: list[Any] = []
+    return step
 
-        def closure() -> Any:
-            outputs.clear()
-            for index in range(self._accumulated):
-                outputs.append(self._training_step(module, batch))
-                loss = loss_in(outputs[-1])
-                if not index:
-                    module.on_before_zero_grad(optimizer)
-                    module.optimizer_zero_grad(0, self._number, optimizer)
-                if loss is not None:
-                    loss = loss / self._accumulated
-                    module.on_before_backward(loss)
-                    module.backward(loss)
-                    module.on_after_backward()
-            module.on_before_optimizer_step(optimizer)
-            if self._clip or is_own(module, "configure_gradient_clipping"):
-                module.configure_gradient_clipping(optimizer, self._clip, self._clips_by)
-            return loss_in(outputs[-1])
 
-        closure_runs = torch.enable_grad()(closure)
-        if is_own(module, "optimizer_step") or isinstance(optimizer, torch.optim.LBFGS):
-            module.optimizer_step(0, self._number, optimizer, closure_runs)
-        else:
-            closure_runs()
-            optimizer.step()
-        return outputs[-1] if outputs else None
+def _training_step(module: Any, batch: Any, number: int) -> Any:
+    arguments = arguments_of(module, batch, number)
+    return module.training_step(*arguments.args, **arguments.kwargs)
 
-    def _training_step(self, module: Any, batch: Any) -> Any:
-        arguments = arguments_of(module, batch, self._number)
-        return module.training_step(*arguments.args, **arguments.kwargs)
 
-    def _step_schedules(self, module: Any) -> None:
-        for each in self._plan.schedules:
-            is_due = each.interval == "step" and (self._number + 1) % each.frequency == 0
-            if is_due and not isinstance(each.scheduler, ReduceLROnPlateau):
-                module.lr_scheduler_step(each.scheduler, None)
+def _optimized(module: Any, optimizer: Any, batch: Any, number: int, trainer: Any) -> Any:
+    """Make a step of automatic optimization; return what the last training step did."""
+    clip = getattr(trainer, "gradient_clip_val", None)
+    clips_by = getattr(trainer, "gradient_clip_algorithm", None)
+    accumulated = int(getattr(trainer, "accumulate_grad_batches", 1))
+    output: Any = None
+
+    @torch.enable_grad()
+    def closure() -> Any:
+        nonlocal output
+        for index in range(accumulated):
+            output = _training_step(module, batch, number)
+            loss = loss_in(output)
+            if not index:
+                module.on_before_zero_grad(optimizer)
+                module.optimizer_zero_grad(0, number, optimizer)
+            if loss is not None:
+                loss = loss / accumulated
+                module.on_before_backward(loss)
+                module.backward(loss)
+                module.on_after_backward()
+        module.on_before_optimizer_step(optimizer)
+        if clip or is_own(module, "configure_gradient_clipping"):
+            module.configure_gradient_clipping(optimizer, clip, clips_by)
+        return loss_in(output)
+
+    if is_own(module, "optimizer_step") or isinstance(optimizer, torch.optim.LBFGS):
+        module.optimizer_step(0, number, optimizer, closure)
+    else:
+        closure()
+        optimizer.step()
+    return output
 
 
 @contextmanager
@@ -196,41 +180,38 @@ def _fabric(module: nn.Module, trainer: Any) -> Any:
     return fabric
 
 
-def _plan(module: Any, optimizer: Any) -> _Plan:
+class _Schedule(NamedTuple):
+    """A schedule of the learning rate, and when it is stepped; modules read it of Lightning."""
+
+    scheduler: Any
+    interval: str = "epoch"
+    frequency: int = 1
+
+
+def _configured(module: Any, given: Any) -> tuple[list[Any], list[_Schedule]]:
     """Return the optimizers and schedules of a module, those that were given before its own."""
-    if optimizer is not None:
-        return _Plan(optimizers_in(optimizer), [])
+    if given is not None:
+        return optimizers_in(given), []
     with random_numbers_kept(), _needing_no_trainer(module):
         configured = module.configure_optimizers()
-    plan = _Plan([], [])
     several = configured if isinstance(configured, tuple | list) else [configured]
     if len(several) == 2 and all(isinstance(part, tuple | list) for part in several):
-        plan.optimizers.extend(several[0])
-        plan.schedules.extend(map(_schedule, several[1]))
+        optimizers, schedules = list(several[0]), list(several[1])
     else:
-        for one in several:
-            _add(one, plan)
-    if not plan.optimizers:
+        each = [one if isinstance(one, Mapping) else {"optimizer": one} for one in several]
+        each = [one for one in each if one["optimizer"] is not None]
+        optimizers = [one["optimizer"] for one in each]
+        schedules = [s for one in each if (s := one.get("lr_scheduler")) is not None]
+    if not optimizers:
         raise InspectionError(
             f"configure_optimizers() of {type(module).__name__} returns no optimizer; give it "
             "another: run_step(optimizer=..., batch=...)"
         )
-    return plan
-
-
-def _add(one: Any, plan: _Plan) -> None:
-    if isinstance(one, Mapping):
-        plan.optimizers.append(one["optimizer"])
-        if one.get("lr_scheduler") is not None:
-            plan.schedules.append(_schedule(one["lr_scheduler"]))
-    elif one is not None:
-        plan.optimizers.append(one)
-
-
-def _schedule(one: Any) -> _Schedule:
-    if not isinstance(one, Mapping):
-        return _Schedule(one)
-    return _Schedule(one["scheduler"], one.get("interval", "epoch"), one.get("frequency", 1) or 1)
+    each = [one if isinstance(one, Mapping) else {"scheduler": one} for one in schedules]
+    return optimizers, [
+        _Schedule(s["scheduler"], s.get("interval", "epoch"), s.get("frequency", 1) or 1)
+        for s in each
+    ]
 
 
 @contextmanager

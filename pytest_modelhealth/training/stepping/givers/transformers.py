@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -45,9 +45,8 @@ def made(given: Given) -> Iterator[TrainingStep]:
         scheduler = trainer.create_scheduler(_steps(trainer), optimizer)
         scaler = getattr(trainer.accelerator, "scaler", None)
         restore = [one for one in (scheduler, scaler) if one is not None]
-        step = _Step(trainer, prepared, scheduler)
         yield TrainingStep(
-            step,
+            _step(trainer, prepared, scheduler),
             optimizer,
             given.batch,
             (*restore, *given.restored),
@@ -75,22 +74,18 @@ def _require(given: Given) -> None:
         )
 
 
-class _Step:
-    """One step of the optimizer, of all batches that the trainer accumulates for it.
+def _step(trainer: Any, prepared: Any, scheduler: Any) -> Callable[[Any, Any, Any], Any]:
+    """Return one step of the optimizer, of all batches that the trainer accumulates for it.
 
     Args:
         trainer: the trainer.
-        optimizer: the optimizer as the accelerator prepared it.
+        prepared: the optimizer as the accelerator prepared it.
         scheduler: the schedule of the learning rate.
     """
 
-    def __init__(self, trainer: Any, optimizer: Any, scheduler: Any) -> None:
-        self._trainer, self._optimizer, self._scheduler = trainer, optimizer, scheduler
-
-    def __call__(self, model: Any, optimizer: Any, batch: Any) -> Any:
+    def step(model: Any, optimizer: Any, batch: Any) -> Any:
         """Make one step; return the loss as the trainer logs it."""
-        trainer, args = self._trainer, self._trainer.args
-        accelerator = trainer.accelerator
+        args, accelerator = trainer.args, trainer.accelerator
         count = args.gradient_accumulation_steps
         each = iter([copy.copy(batch) for _ in range(count)])
         batches, items = trainer.get_batch_samples(each, count, args.device)
@@ -101,12 +96,14 @@ class _Step:
             losses.append(trainer.training_step(model, inputs, items))
         if args.max_grad_norm is not None and args.max_grad_norm > 0:
             accelerator.clip_grad_norm_(model.parameters(), args.max_grad_norm)
-        self._optimizer.step()
+        prepared.step()
         skipped = accelerator.optimizer_step_was_skipped
-        if not skipped and not isinstance(self._scheduler, ReduceLROnPlateau):
-            self._scheduler.step()
+        if not skipped and not isinstance(scheduler, ReduceLROnPlateau):
+            scheduler.step()
         model.zero_grad()
         return sum(losses[1:], losses[0])
+
+    return step
 
 
 @contextmanager
