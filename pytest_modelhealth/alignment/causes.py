@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from pytest_modelhealth.alignment.alignable import Alignable
 from pytest_modelhealth.alignment.result import Alignment, Pair
-from pytest_modelhealth.report import Status
+from pytest_modelhealth.report import LayerRecord, Status
 from pytest_modelhealth.settings.setting import is_inside
 
 MOST_CALLS = 3
@@ -112,7 +111,7 @@ class Causes:
         return (*lost, *gained)
 
 
-def _call_phrase(pair: Pair, x: Alignable, y: Alignable, calls: int) -> str:
+def _call_phrase(pair: Pair, x: LayerRecord, y: LayerRecord, calls: int) -> str:
     """Return what became of the calls of a layer; ``""`` where as much went through it.
 
     So it does where a batch is taken in parts. What ran unseen was called, if not by hooks, and
@@ -123,16 +122,19 @@ def _call_phrase(pair: Pair, x: Alignable, y: Alignable, calls: int) -> str:
     if x.calls in (y.calls, calls) or unseen or pair.reason is not None:
         return ""
     if not calls:
-        return "" if y.trained and not y.calls else "no longer called"
+        return "" if y.parameter_gradients and not y.calls else "no longer called"
     if not x.calls:
-        return "" if x.trained else "now called, was not"
-    if x.output_size is not None and x.output_size == y.output_size:
+        return "" if x.parameter_gradients else "now called, was not"
+    ours, theirs = x.activations, y.activations
+    if ours is not None and theirs is not None and ours.count == theirs.count:
         return ""
     return called(x.calls, calls)
 
 
 def _broken(
-    layers: Mapping[str, Alignable], counterparts: Mapping[str, tuple[Pair, Alignable]], verb: str
+    layers: Mapping[str, LayerRecord],
+    counterparts: Mapping[str, tuple[Pair, LayerRecord]],
+    verb: str,
 ) -> Iterator[TieChange]:
     """Yield each tie of one side that the other has two parameters for."""
     for layer in layers.values():
@@ -164,6 +166,6 @@ def dotted(layer: str, own_name: str) -> str:
     return ".".join(filter(None, (layer, own_name)))
 
 
-def _full_name(layer: Alignable, own: str) -> str:
+def _full_name(layer: LayerRecord, own: str) -> str:
     """Return the full name of a parameter at the first layer that has it."""
     return layer.tied.get(own, dotted(layer.name, own))

@@ -8,6 +8,7 @@ rename nor a shift of all numbers in a `Sequential` tears the models apart.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,20 +16,23 @@ from dataclasses import replace
 from difflib import SequenceMatcher
 from itertools import accumulate, pairwise
 
-from pytest_modelhealth.alignment.alignable import Alignable, Fingerprint, containers
 from pytest_modelhealth.alignment.result import (
     MOST_PARTS,
     Alignment,
     Change,
-    Fold,
     Pair,
-    Split,
-    Unseen,
+    Reason,
+    containers,
+    fingerprints,
+    is_inert,
+    kind,
+    order,
 )
-from pytest_modelhealth.report import Status
+from pytest_modelhealth.report import LayerRecord, Status
 from pytest_modelhealth.settings.setting import ancestors
+from pytest_modelhealth.statistics import TensorStatistics
 
-Layers = Mapping[str, Alignable]
+Layers = Mapping[str, LayerRecord]
 Places = Sequence[tuple[int, int]]
 """Pairs of places in the execution order of the reference and of the candidate."""
 
@@ -55,13 +59,16 @@ def align(reference: Layers, candidate: Layers, *, is_blind: bool = False) -> Al
         matcher.match_containers()
     pairs = _pairs(matcher)
     if is_blind:
-        unseen = (p if p.aligned else replace(p, reason=Unseen(is_all=True)) for p in pairs)
+        unseen = (
+            p if p.aligned else replace(p, reason=Reason("unseen", is_all=True)) for p in pairs
+        )
         return Alignment(tuple(unseen), (), reference, candidate)
     splits = tuple(_splits(matcher))
-    reasons: dict[tuple[bool, str], Split] = {}
+    reasons: dict[tuple[bool, str], Reason] = {}
     for split in splits:
-        reasons[split.fused, split.whole] = split
-        reasons |= {(not split.fused, part): split for part in split.parts}
+        is_fused = split.word == "fused"
+        reasons[is_fused, split.one] = split
+        reasons |= {(not is_fused, part): split for part in split.several}
     pairs = [
         pair
         if pair.aligned
@@ -88,6 +95,7 @@ class _Side:
     def __init__(self, layers: Layers) -> None:
         self.layers = layers
         self.taken: dict[str, str] = {}
+        self._fingerprints: dict[str, tuple[object, ...]] = {}
         holders = containers(layers)
         self.holds_layers = "" in holders and "" in layers
         self.containers: list[str] = []
@@ -97,29 +105,38 @@ class _Side:
             if one.name in holders and not one.parameters:
                 self.containers.append(one.name)
             else:
-                (self.idle if one.order is None else self.leaves).append(one.name)
+                (self.idle if one.entered is None else self.leaves).append(one.name)
         self.own = {*self.leaves, *self.idle}
         self.place = {name: place for place, name in enumerate(self.leaves)}
 
     @property
     def structure(self) -> list[tuple[object, ...]]:
         """All that names, types and shapes say of the model, in execution order."""
-        return [(one.name, one.kind, one.shapes) for one in self.in_order()]
+        return [
+            (one.name, kind(one), sorted(p.shape for p in one.parameters.values()))
+            for one in self.in_order()
+        ]
 
-    def in_order(self) -> list[Alignable]:
+    def in_order(self) -> list[LayerRecord]:
         """Return the layers in execution order; those never called come last."""
-        return sorted(self.layers.values(), key=lambda one: one.place)
+        return sorted(self.layers.values(), key=order)
 
     def free(self, names: Iterable[str]) -> list[str]:
         """Return those of these layers that are not matched yet."""
         return [name for name in names if name not in self.taken]
 
-    def by_fingerprint(self, names: Iterable[str]) -> dict[Fingerprint, list[str]]:
+    def fingerprint(self, name: str) -> tuple[object, ...]:
+        """Return the key of the values of a layer's parameters, which are spelled once."""
+        if name not in self._fingerprints:
+            self._fingerprints[name] = fingerprints(self.layers[name])
+        return self._fingerprints[name]
+
+    def by_fingerprint(self, names: Iterable[str]) -> dict[object, list[str]]:
         """Return layers with parameters by the values of these."""
-        found: dict[Fingerprint, list[str]] = defaultdict(list)
+        found: dict[object, list[str]] = defaultdict(list)
         for name in names:
             if self.layers[name].parameters:
-                found[self.layers[name].fingerprint].append(name)
+                found[self.fingerprint(name)].append(name)
         return found
 
     def held(self) -> dict[str, set[str]]:
@@ -206,8 +223,8 @@ class _Matcher:
                 layer = other.layers[leaf]
                 if not layer.parameters:
                     continue
-                same_output = one.layers[name].output == layer.output
-                if same_output and layer.fingerprint not in known:
+                same_output = _output(one.layers[name]) == _output(layer)
+                if same_output and other.fingerprint(leaf) not in known:
                     one.taken[name], other.taken[layer.name] = layer.name, name
 
     def _anchors(self) -> list[tuple[str, str]]:
@@ -231,7 +248,7 @@ class _Matcher:
 
     def _may_be_named(self, name: str) -> bool:
         """Whether the candidate has a leaf of this name that could as well be the same one."""
-        return self._has_name(name) and self.a.layers[name].has_form_of(self.b.layers[name])
+        return self._has_name(name) and _are_of_one_form(self.a.layers[name], self.b.layers[name])
 
     def _has_name(self, name: str) -> bool:
         """Whether the candidate has a leaf of this name, and both are modules or both functions.
@@ -248,7 +265,7 @@ class _Matcher:
             if name not in a.own or name not in b.own or name in a.taken or name in b.taken:
                 continue
             ours = a.layers[name]
-            if not by_form or (ours.parameters and ours.has_form_of(b.layers[name])):
+            if not by_form or (ours.parameters and _are_of_one_form(ours, b.layers[name])):
                 self.add(name, name)
 
     def match_values(self, ours: list[str], theirs: list[str]) -> None:
@@ -256,7 +273,7 @@ class _Matcher:
         a, b = self.a, self.b
         known = b.by_fingerprint(b.free(theirs))
         for name in a.free(ours):
-            same = known.get(a.layers[name].fingerprint)
+            same = known.get(a.fingerprint(name))
             if same:
                 self.add(name, same.pop(0))
 
@@ -272,7 +289,7 @@ class _Matcher:
         self.add_all((a.leaves[i], b.leaves[j]) for i, j in longer)
         return sorted([*backbone, *longer])
 
-    def _gaps(self, backbone: Places) -> Iterator[tuple[list[Alignable], list[Alignable]]]:
+    def _gaps(self, backbone: Places) -> Iterator[tuple[list[LayerRecord], list[LayerRecord]]]:
         """Yield what is not matched yet between each two neighbours of the backbone."""
         a, b = self.a, self.b
         i = j = 0
@@ -316,20 +333,22 @@ def _fits(pair: tuple[int, int], backbone: Places) -> bool:
     return after_previous and (place == len(backbone) or pair[1] < backbone[place][1])
 
 
-def _aligned_sequences(left: list[Alignable], right: list[Alignable]) -> Iterator[tuple[str, str]]:
+def _aligned_sequences(
+    left: list[LayerRecord], right: list[LayerRecord]
+) -> Iterator[tuple[str, str]]:
     """Yield the pairs of the best alignment of two sequences (Needleman and Wunsch, 1970).
 
     Gaps cost nothing: a pair has to be worth it. Two very long sequences without anything in common
     are aligned by the runs of equal layers in them.
     """
     if len(left) * len(right) > MOST_CELLS:
-        ours, theirs = ([(x.kind, x.sizes, x.output) for x in side] for side in (left, right))
+        ours, theirs = ([(kind(x), _sizes(x), _output(x)) for x in side] for side in (left, right))
         matcher = SequenceMatcher(None, ours, theirs, autojunk=False)
         for i, j, length in matcher.get_matching_blocks():
             for x, y in zip(left[i : i + length], right[j : j + length], strict=True):
                 yield x.name, y.name
         return
-    worth = [[_likeness(x, y) for y in right] for x in left]
+    worth = [[_likeness(x, y) for y in map(_Traits, right)] for x in map(_Traits, left)]
     best = [[0.0] * (len(right) + 1) for _ in range(len(left) + 1)]
     for i in range(len(left) - 1, -1, -1):
         for j in range(len(right) - 1, -1, -1):
@@ -347,20 +366,30 @@ def _aligned_sequences(left: list[Alignable], right: list[Alignable]) -> Iterato
             j += 1
 
 
-def _likeness(x: Alignable, y: Alignable) -> float:
+class _Traits:
+    """What two layers are likened by, read once a layer."""
+
+    def __init__(self, layer: LayerRecord) -> None:
+        self.name, self.own_name = layer.name, layer.name.rpartition(".")[2]
+        self.kind, self.output, self.sizes = kind(layer), _output(layer), _sizes(layer)
+        self.values, self.tied = fingerprints(layer), bool(layer.tied)
+        self.inert = is_inert(layer)
+
+
+def _likeness(x: _Traits, y: _Traits) -> float:
     """Return how well two layers go together; 0 if they cannot be the same."""
     same_name, same_own_name = x.name == y.name, x.own_name == y.own_name
     same_kind, same_output, same_sizes = x.kind == y.kind, x.output == y.output, x.sizes == y.sizes
     if same_kind and same_sizes:
-        same_values = bool(x.parameters) and x.fingerprint == y.fingerprint
+        same_values = bool(x.values) and x.values == y.values
         return 4.0 + 2 * same_output + same_own_name + 2 * same_name + 3 * same_values
-    if same_kind and same_output and bool(x.tied) != bool(y.tied):
+    if same_kind and same_output and x.tied != y.tied:
         return 3.0  # a tied weight is among the parameters of another layer
-    if x.is_inert or y.is_inert:
+    if x.inert or y.inert:
         return 0.0
     if same_name or (same_kind and same_own_name and same_output):
         return 2.0 + same_output + same_sizes
-    if same_output and same_sizes and x.parameters:
+    if same_output and same_sizes and x.values:
         return 1.0 + same_own_name
     has_more = len(x.sizes) < len(y.sizes)  # a fused layer has a bias, where it had none
     same_weight = has_more and x.sizes[-1:] == y.sizes[-1:] != ()
@@ -369,8 +398,21 @@ def _likeness(x: Alignable, y: Alignable) -> float:
     return 0.0
 
 
+def _output(layer: LayerRecord) -> tuple[int, ...]:
+    return () if layer.activations is None else layer.activations.shape
+
+
+def _sizes(layer: LayerRecord) -> tuple[int, ...]:
+    return tuple(sorted(p.count for p in layer.parameters.values()))
+
+
+def _are_of_one_form(x: LayerRecord, y: LayerRecord) -> bool:
+    """Whether two layers are of one kind, with parameters of the same sizes."""
+    return kind(x) == kind(y) and _sizes(x) == _sizes(y)
+
+
 def _containers_of(
-    layer: Alignable, images: set[str], held: Mapping[str, set[str]], side: _Side, free: set[str]
+    layer: LayerRecord, images: set[str], held: Mapping[str, set[str]], side: _Side, free: set[str]
 ) -> Iterator[tuple[str, float]]:
     """Yield the containers that hold most of `images` and little else, and how well they fit."""
     if not images:
@@ -405,12 +447,15 @@ def _pairs(found: _Matcher) -> list[Pair]:
     for layer in a.in_order():
         other = a.taken.get(layer.name)
         if other is None:
-            unseen = Unseen() if layer.functional and hidden else None
+            unseen = Reason("unseen") if layer.functional and hidden else None
             pairs.append(Pair(layer.name, None, Change.REMOVED, unseen))
         else:
             change = Change.MATCHED if layer.name == other else Change.RENAMED
             change = Change.MOVED if layer.name in moved else change
-            if layer.name and b.layers[other].kind not in (layer.kind, ""):  # not told if deployed
+            if layer.name and kind(b.layers[other]) not in (
+                kind(layer),
+                "",
+            ):  # not told if deployed
                 change = Change.RETYPED
             pairs += [Pair(layer.name, other, change), *inserted[other]]
     return pairs
@@ -418,7 +463,7 @@ def _pairs(found: _Matcher) -> list[Pair]:
 
 def _moved(a: _Side, b: _Side) -> set[str]:
     """Return the leaves that run at another place among the others."""
-    orders = ((name, b.layers[a.taken[name]].order) for name in a.leaves if name in a.taken)
+    orders = ((name, b.layers[a.taken[name]].entered) for name in a.leaves if name in a.taken)
     known = [(name, order) for name, order in orders if order is not None]
     kept = {place for place, _ in _rising([(i, order) for i, (_, order) in enumerate(known)])}
     return {name for i, (name, _) in enumerate(known) if i not in kept}
@@ -431,35 +476,56 @@ def _with_folds(pairs: list[Pair], a: _Side, b: _Side) -> list[Pair]:
         norm, host = pairs[place[name]], pairs[place[host_name]]
         if host.candidate is None or "BatchNorm" not in a.layers[name].type_name:
             continue
-        is_gone = norm.candidate is None or b.layers[norm.candidate].is_inert
-        if is_gone and a.layers[host_name].has_other_values(b.layers[host.candidate]):
-            fold = Fold((name,), host.candidate)
+        is_gone = norm.candidate is None or is_inert(b.layers[norm.candidate])
+        if is_gone and _are_of_other_values(a.layers[host_name], b.layers[host.candidate]):
+            fold = Reason("folded", host.candidate, (name,))
             pairs[place[host_name]] = replace(host, reason=fold)
             pairs[place[name]] = replace(norm, reason=fold)
     return pairs
 
 
-def _splits(found: _Matcher) -> Iterator[Split]:
+def _are_of_other_values(x: LayerRecord, y: LayerRecord) -> bool:
+    """Whether the values of their parameters differ, be it in the last digits."""
+    ours, theirs = (sorted(p.rms for p in one.parameters.values()) for one in (x, y))
+    return fingerprints(x) != fingerprints(y) or ours != theirs
+
+
+def _splits(found: _Matcher) -> Iterator[Reason]:
     """Yield the layers whose parameters are those of several unmatched layers of the other side."""
-    for one, other, fused in ((found.a, found.b, False), (found.b, found.a, True)):
+    for one, other, word in ((found.a, found.b, "split"), (found.b, found.a, "fused")):
         free = [other.layers[name] for name in other.free((*other.leaves, *other.idle))]
         parts = [layer for layer in free if layer.parameters]
         for name in one.leaves:
-            whole, counterpart = one.layers[name], other.layers.get(one.taken.get(name, ""))
-            same = counterpart is not None and whole.fingerprint == counterpart.fingerprint
+            whole, counterpart = one.layers[name], one.taken.get(name, "")
+            same = counterpart in other.layers and (
+                one.fingerprint(name) == other.fingerprint(counterpart)
+            )
             names = _parts_of(whole, parts) if whole.parameters and not same else ()
             if names:
-                yield Split(name, names, fused)
+                yield Reason(word, name, names)
                 parts = [layer for layer in parts if layer.name not in names]
 
 
-def _parts_of(whole: Alignable, layers: Sequence[Alignable]) -> tuple[str, ...]:
+def _parts_of(whole: LayerRecord, layers: Sequence[LayerRecord]) -> tuple[str, ...]:
     """Return the names of the neighbouring layers whose parameters together are those of one."""
     own = whole.parameters
     for start in range(len(layers)):
         for length in range(2, min(MOST_PARTS, len(layers) - start) + 1):
             group = layers[start : start + length]
             parts = {n: [p.parameters[n] for p in group if n in p.parameters] for n in own}
-            if all(len(parts[n]) == length and own[n].equals_joined(parts[n]) for n in own):
+            if all(len(parts[n]) == length and _is_joined(own[n], parts[n]) for n in own):
                 return tuple(layer.name for layer in group)
     return ()
+
+
+def _is_joined(whole: TensorStatistics, parts: Sequence[TensorStatistics]) -> bool:
+    """Whether a parameter has the values of several together: their numbers, extremes and rms."""
+    size = sum(part.count for part in parts)
+    squares = sum(part.count * part.rms**2 for part in parts)
+    mean = math.sqrt(squares / size) if size else math.nan
+    return (
+        (whole.count, whole.zero_count) == (size, sum(part.zero_count for part in parts))
+        and f"{whole.min:.4e}" == f"{min(part.min for part in parts):.4e}"
+        and f"{whole.max:.4e}" == f"{max(part.max for part in parts):.4e}"
+        and math.isclose(mean, whole.rms, rel_tol=1e-5, abs_tol=1e-12)
+    )

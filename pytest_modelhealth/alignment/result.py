@@ -1,13 +1,19 @@
-"""The outcome of an alignment: every layer of both models in one pair, and why it is there."""
+"""The outcome of an alignment: every layer of both models in one pair, and why it is there.
+
+And what is read of a layer for it, be its record of a run or of a line of a snapshot.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
-from pytest_modelhealth.alignment.alignable import Alignable
+from pytest_modelhealth.report import UNCALLED, LayerRecord, Status
+from pytest_modelhealth.settings.setting import ancestors
+from pytest_modelhealth.statistics import TensorStatistics
 
 MOST_PARTS = 8
 """So many parts of a layer are named."""
@@ -31,70 +37,43 @@ class Change(StrEnum):
 
 
 @dataclass(frozen=True)
-class Fold:
-    """Layers that the one before them has taken over: a batch norm, say, and an activation.
+class Reason:
+    """Why a layer is not simply one of the other side: of one layer and of several.
 
     Args:
-        layers: their names in the reference, in order; the last gave what the host gives.
-        host: name in the candidate of the layer that took them over.
-    """
-
-    layers: tuple[str, ...]
-    host: str
-    word = "folded"
-
-    def note(self, pair: Pair) -> str:
-        """Return what it means for one of the layers."""
-        if pair.reference in self.layers:
-            return f"is folded into {self.host}"
-        return f"has {', '.join(self.layers)} folded into it"
-
-
-@dataclass(frozen=True)
-class Split:
-    """One layer that is several: the rows of their parameters, one below the other, or its calls.
-
-    Args:
-        whole: name of the one layer.
-        parts: names of the several, in the order of the rows or calls.
-        fused: whether the one is in the candidate, and the several are in the reference.
-    """
-
-    whole: str
-    parts: tuple[str, ...]
-    fused: bool = False
-
-    def has_part(self, pair: Pair) -> bool:
-        """Whether a layer of one side only is one of the several."""
-        return (pair.reference is None) is not self.fused
-
-    @property
-    def word(self) -> str:
-        """What became of the one layer, in a word."""
-        return "fused" if self.fused else "split"
-
-    def note(self, pair: Pair) -> str:
-        """Return what it means for the one layer, or for one of the several."""
-        if self.has_part(pair):
-            return f"is a part of {self.whole}"
-        parts = listed(self.parts, MOST_PARTS)
-        return f"is {'fused from' if self.fused else 'split into'} {parts}"
-
-
-@dataclass(frozen=True)
-class Unseen:
-    """A layer that nothing watches inside a candidate of compiled or scripted code.
-
-    Args:
+        word: ``"folded"``: the candidate's one layer has taken over several that came after it in
+            the reference, the last of which gave what it gives. ``"split"``: the reference's one
+            layer is several of the candidate, ``"fused"``: several of the reference are one of the
+            candidate, by the rows of their parameters or by their calls. ``"unseen"``: nothing
+            watches it inside a candidate of compiled or scripted code.
+        one: name of the one layer.
+        several: the names of the several, in order.
         is_all: whether nothing inside the candidate is seen, rather than no functional layer.
     """
 
+    word: str
+    one: str = ""
+    several: tuple[str, ...] = ()
     is_all: bool = False
-    word = "unseen"
+
+    def is_of_part(self, pair: Pair) -> bool:
+        """Whether a layer is one of the several."""
+        if self.word == "folded":
+            return pair.reference in self.several
+        on_this_side = (pair.reference is None) is (self.word == "split")
+        return self.word in ("split", "fused") and on_this_side
 
     def note(self, pair: Pair) -> str:
-        """Return what it means for the layer; ``""`` where it is so of all layers."""
-        return "" if self.is_all else "a functional layer, which cannot be seen in the candidate"
+        """Return what it means for one of the layers; ``""`` where it is so of all layers."""
+        if self.word == "unseen":
+            what = "a functional layer, which cannot be seen in the candidate"
+            return "" if self.is_all else what
+        if self.is_of_part(pair):
+            return f"is {'folded into' if self.word == 'folded' else 'a part of'} {self.one}"
+        several = listed(self.several, MOST_PARTS)
+        if self.word == "folded":
+            return f"has {several} folded into it"
+        return f"is {'fused from' if self.word == 'fused' else 'split into'} {several}"
 
 
 @dataclass(frozen=True)
@@ -111,7 +90,7 @@ class Pair:
     reference: str | None
     candidate: str | None
     change: Change
-    reason: Fold | Split | Unseen | None = None
+    reason: Reason | None = None
 
     @property
     def name(self) -> str:
@@ -134,33 +113,38 @@ class Pair:
         if self.change is Change.MATCHED:
             return self.reason.word if self.reason else ""
         if self.reason is not None:
-            is_part = isinstance(self.reason, Split) and self.reason.has_part(self)
+            is_part = self.reason.is_of_part(self) and self.reason.word != "folded"
             return "part" if is_part else self.reason.word
         is_on_one_side = not self.aligned or self.candidate == self.reference
         return str(self.change) if is_on_one_side else str(self.candidate)
 
     @property
+    def folded_in(self) -> tuple[str, ...]:
+        """The layers of the reference that its own has taken over."""
+        is_host = self.reason is not None and self.reason.word == "folded" and not self.is_folded
+        return self.reason.several if self.reason is not None and is_host else ()
+
+    @property
     def output_of(self) -> str | None:
         """The layer of the reference whose outputs the candidate's are, where that is another."""
-        if isinstance(self.reason, Fold) and self.reference not in self.reason.layers:
-            return self.reason.layers[-1]
-        return None
+        return self.folded_in[-1] if self.folded_in else None
 
     @property
     def is_out_of_sight(self) -> bool:
         """Whether it may well be in the candidate, inside of which nothing is seen."""
-        return isinstance(self.reason, Unseen) and self.reason.is_all
+        return self.reason is not None and self.reason.is_all
 
     @property
     def is_folded(self) -> bool:
         """Whether another layer has taken it over."""
-        return isinstance(self.reason, Fold) and self.output_of is None
+        reason = self.reason
+        return reason is not None and reason.word == "folded" and reason.is_of_part(self)
 
     @property
     def is_noted_elsewhere(self) -> bool:
         """Whether the note of another pair says all that its own does."""
-        is_part = isinstance(self.reason, Split) and self.reason.has_part(self)
-        return is_part or self.output_of is not None
+        is_part = self.reason is not None and self.reason.is_of_part(self)
+        return bool(self.folded_in) or (is_part and not self.is_folded)
 
 
 @dataclass(frozen=True)
@@ -178,9 +162,9 @@ class Alignment:
     """
 
     pairs: tuple[Pair, ...]
-    splits: tuple[Split, ...]
-    reference: Mapping[str, Alignable] = field(repr=False)
-    candidate: Mapping[str, Alignable] = field(repr=False)
+    splits: tuple[Reason, ...]
+    reference: Mapping[str, LayerRecord] = field(repr=False)
+    candidate: Mapping[str, LayerRecord] = field(repr=False)
     calls: Mapping[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
 
     @cached_property
@@ -189,7 +173,7 @@ class Alignment:
         return {ours.name: theirs.name for _, ours, theirs in self.aligned}
 
     @cached_property
-    def aligned(self) -> tuple[tuple[Pair, Alignable, Alignable], ...]:
+    def aligned(self) -> tuple[tuple[Pair, LayerRecord, LayerRecord], ...]:
         """The pairs of layers that are on both sides, and both layers of each."""
         return tuple(
             (pair, self.reference[pair.reference], self.candidate[pair.candidate])
@@ -210,3 +194,38 @@ class Alignment:
     def of(self, *changes: Change) -> tuple[Pair, ...]:
         """Return the pairs with one of these changes."""
         return tuple(pair for pair in self.pairs if pair.change in changes)
+
+
+def kind(layer: LayerRecord) -> str:
+    """Return what a layer computes: `F.relu` and `nn.ReLU` are of one kind."""
+    return layer.activation or layer.type_name
+
+
+def order(layer: LayerRecord) -> float:
+    """Return the place of a layer in execution order; those never called come last."""
+    return math.inf if layer.entered is None else layer.entered
+
+
+def is_inert(layer: LayerRecord) -> bool:
+    """Whether a layer gives what it takes, or is never called."""
+    idle = layer.status == Status.ALIAS_OF_INPUT or layer.status in UNCALLED
+    return idle or layer.type_name == "Identity"
+
+
+Fingerprint = tuple[int, int, str, str]
+
+
+def fingerprint(parameter: TensorStatistics) -> Fingerprint:
+    """Return a key of the values of a parameter, transposed or not."""
+    extremes = f"{parameter.min:.4e}", f"{parameter.max:.4e}"
+    return parameter.count, parameter.zero_count, *extremes
+
+
+def fingerprints(layer: LayerRecord) -> tuple[Fingerprint, ...]:
+    """Return a key of the values of a layer's parameters; empty where it has none."""
+    return tuple(sorted(map(fingerprint, layer.parameters.values())))
+
+
+def containers(names: Iterable[str]) -> frozenset[str]:
+    """Return the names of the layers that others lie in."""
+    return frozenset(above for name in names for above in ancestors(name))

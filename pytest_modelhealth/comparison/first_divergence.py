@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from pytest_modelhealth.alignment.causes import MOST_CALLS, CallChange, Causes, TieChange, retyped
-from pytest_modelhealth.alignment.result import Change, Pair, listed
+from pytest_modelhealth.alignment.result import Change, Pair, kind, listed
 from pytest_modelhealth.comparison.comparison import FORWARD, Divergence
 from pytest_modelhealth.comparison.layer_differences import (
     are_known,
@@ -413,7 +413,9 @@ class Search:
         if pair.reference is None or pair.candidate is None:
             return code
         x, y = self.a.layers[pair.reference], self.b.layers[pair.candidate]
-        is_other = x.kind != y.kind or (x.type_name != y.type_name and x.functional == y.functional)
+        is_other = kind(x) != kind(y) or (
+            x.type_name != y.type_name and x.functional == y.functional
+        )
         what = retyped(x.type_name, y.type_name) if is_other and y.type_name else ""
         dtypes = other_dtypes(pair, self.a, self.b)
         return _joined(what, dtypes, *other_settings(pair, self.runs)) or code

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pytest_modelhealth.alignment.result import Change, Pair, Split
+from pytest_modelhealth.alignment.result import Change, Pair, Reason, fingerprint, fingerprints
 from pytest_modelhealth.capture.observing.tensors import TensorStore
 from pytest_modelhealth.comparison.trace import Key, Trace, TwoRuns
 from pytest_modelhealth.report import Status
@@ -80,7 +80,7 @@ def link(runs: TwoRuns, given: Set[str], merged: Container[str]) -> list[Link]:
             if found is not None and own.dtype.is_floating_point and own.shape == found.shape:
                 links.append(Link(key, (other,)))
     for split in alignment.splits:
-        links += _of_fusion(split, a, b) if split.fused else _of_split(split, a, b)
+        links += _of_fusion(split, a, b) if split.word == "fused" else _of_split(split, a, b)
     kept = (
         one
         for one in links
@@ -165,38 +165,38 @@ def parameter_names(runs: TwoRuns, ours: str, theirs: str) -> dict[str, str]:
     others = len(x.parameters) != len(y.parameters) or held[0] != held[1]
     if set(x.parameters) & set(y.parameters) or others:
         return {name: name for name in x.parameters if name in y.parameters}
-    if x.fingerprint != y.fingerprint:
+    if fingerprints(x) != fingerprints(y):
         return dict(zip(x.parameters, y.parameters, strict=True))
     by_values = (
-        sorted(one.parameters, key=lambda n: one.parameters[n].fingerprint) for one in (x, y)
+        sorted(one.parameters, key=lambda n: fingerprint(one.parameters[n])) for one in (x, y)
     )
     return dict(zip(*by_values, strict=True))
 
 
-def _of_split(split: Split, a: Trace, b: Trace) -> Iterator[Link]:
+def _of_split(split: Reason, a: Trace, b: Trace) -> Iterator[Link]:
     """Yield the one layer's tensors beside those of its parts, joined."""
     for role in ("activations", "gradients"):
-        groups = zip(*(b.of_role[part, role] for part in split.parts), strict=False)
-        for one, others in zip(a.of_role[split.whole, role], groups, strict=False):
+        groups = zip(*(b.of_role[part, role] for part in split.several), strict=False)
+        for one, others in zip(a.of_role[split.one, role], groups, strict=False):
             yield Link(one, tuple(others))
-    for one in a.of_role[split.whole, "inputs"][:1]:
-        yield from (Link(one, (other,)) for other in b.of_role[split.parts[0], "inputs"][:1])
-    for one in a.of_role[split.whole, "parameter_gradients"]:
-        others = tuple(one._replace(layer=part) for part in split.parts)
+    for one in a.of_role[split.one, "inputs"][:1]:
+        yield from (Link(one, (other,)) for other in b.of_role[split.several[0], "inputs"][:1])
+    for one in a.of_role[split.one, "parameter_gradients"]:
+        others = tuple(one._replace(layer=part) for part in split.several)
         if all(other in b.entries for other in others):
             shapes = [b.entries[other].shape for other in others]
             yield Link(one, others, None, _is_other_way(a.entries[one].shape, shapes))
 
 
-def _of_fusion(split: Split, a: Trace, b: Trace) -> Iterator[Link]:
+def _of_fusion(split: Reason, a: Trace, b: Trace) -> Iterator[Link]:
     """Yield the tensors of each part beside its rows of the candidate's one layer."""
     start = 0
-    parameters = {part: a.layers[part].parameters for part in split.parts}
-    for part in split.parts:
+    parameters = {part: a.layers[part].parameters for part in split.several}
+    for part in split.several:
         rows = next(iter(parameters[part].values())).shape[0]
         for role in (*FLOWING, "parameter_gradients"):
             for one in a.of_role[part, role]:
-                other = one._replace(layer=split.whole)
+                other = one._replace(layer=split.one)
                 if other not in b.entries:
                     continue
                 transposed = role == "parameter_gradients" and _is_other_way(

@@ -15,13 +15,20 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 
-from pytest_modelhealth.alignment.alignable import Alignable
-from pytest_modelhealth.alignment.result import Alignment, Change, Fold, Pair, Split, Unseen
+from pytest_modelhealth.alignment.result import (
+    Alignment,
+    Change,
+    Pair,
+    Reason,
+    is_inert,
+    kind,
+    order,
+)
 from pytest_modelhealth.capture.observing.tensors import TensorStore
 from pytest_modelhealth.capture.onnx_graphs.operators import is_rounding
 from pytest_modelhealth.comparison.measures import gap
 from pytest_modelhealth.comparison.trace import Trace
-from pytest_modelhealth.report import Flow, Status
+from pytest_modelhealth.report import Flow, LayerRecord, Status
 from pytest_modelhealth.report.flow.graph import Kind
 from pytest_modelhealth.settings.setting import ancestors
 
@@ -32,8 +39,8 @@ CallKey = tuple[str, int]
 def with_calls(alignment: Alignment, a: Trace, b: Trace) -> Alignment:
     """Return an alignment that says which call is which of layers that are not called alike."""
     layers = alignment.reference, alignment.candidate
-    run = [(x.place, y.place) for _, x, y in alignment.aligned if x.parameters]
-    is_ordered = [place for _, place in sorted(run)] == sorted(place for _, place in run)
+    run = [(order(x), order(y)) for _, x, y in alignment.aligned if x.parameters]
+    is_ordered = [at for _, at in sorted(run)] == sorted(at for _, at in run)
     alike = [
         (x, y)
         for _, x, y in alignment.aligned
@@ -85,10 +92,10 @@ def _with_reasons(alignment: Alignment, calls: Mapping[CallKey, CallKey]) -> Ali
         if ours not in single and ours in {None, *whole[0]} and theirs in {None, *whole[1]}:
             if len(images[ours]) > 1 or ours is None:
                 whole_name = ours or next(iter(origins[theirs]))
-                reason = Split(whole_name, tuple(images[whole_name]))
+                reason = Reason("split", whole_name, tuple(images[whole_name]))
             else:
                 whole_name = theirs or next(iter(images[ours]))
-                reason = Split(whole_name, tuple(origins[whole_name]), fused=True)
+                reason = Reason("fused", whole_name, tuple(origins[whole_name]))
             pair = replace(pair, reason=reason)
         pairs.append(pair)
     kept = {x: y for x, y in calls.items() if x[0] not in single or x[1] != y[1]}
@@ -115,7 +122,7 @@ def _paired_anew(pairs: Iterable[Pair], found: Mapping[str, str]) -> Iterator[Pa
 
 def _places(
     flow: Flow,
-    layers: Mapping[str, Alignable],
+    layers: Mapping[str, LayerRecord],
     loose: Set[str | None],
     names: Mapping[str, str],
     anchors: Set[str],
@@ -154,7 +161,7 @@ def _places(
             owners |= {layer.name} if layer.parameters else set()
             own = frozenset(names.get(owner, owner) for owner in owners)
             by = _joined({fed[vertex] for vertex in call.inputs})
-            found[layer.kind, own, by].append((call.layer, numbers[index]))
+            found[kind(layer), own, by].append((call.layer, numbers[index]))
     return found
 
 
@@ -169,9 +176,9 @@ def with_folds(alignment: Alignment, a: Trace, b: Trace, store: TensorStore) -> 
     for key, entry in a.entries.items():
         if key.role == "inputs" and key.layer not in holders:
             takers[entry.slot][key.layer] = None
-    reasons: dict[str | None, Fold | Unseen] = dict(_out_of_sight(alignment, a, b))
+    reasons: dict[str | None, Reason] = dict(_out_of_sight(alignment, a, b))
     for pair, x, y in alignment.aligned:
-        known = pair.reason.layers if isinstance(pair.reason, Fold) else ()
+        known = pair.folded_in
         if x.name in holders or pair.is_folded or (pair.reason is not None and not known):
             continue
         chain = [x.name, *known]
@@ -181,8 +188,8 @@ def with_folds(alignment: Alignment, a: Trace, b: Trace, store: TensorStore) -> 
             distances = [_distance(name, y.name, a, b, store) for name in choices]
             best = distances.index(min(distances))
             if best:  # more was taken over than was known
-                fold = Fold(tuple(chain[1 : len(known) + best + 1]), y.name)
-                reasons |= dict.fromkeys((x.name, *fold.layers), fold)
+                fold = Reason("folded", y.name, tuple(chain[1 : len(known) + best + 1]))
+                reasons |= dict.fromkeys((x.name, *fold.several), fold)
     pairs = (replace(p, reason=reasons.get(p.reference, p.reason)) for p in alignment.pairs)
     return replace(alignment, pairs=tuple(pairs))
 
@@ -199,9 +206,9 @@ def _gone_after(
         (name,) = after
         pair = alignment.by_reference[name]
         is_gone = pair.candidate is None or (
-            b.layers[pair.candidate].is_inert and not a.layers[name].is_inert
+            is_inert(b.layers[pair.candidate]) and not is_inert(a.layers[name])
         )
-        if not is_gone or isinstance(pair.reason, Fold | Split):
+        if not is_gone or (pair.reason is not None and pair.reason.word != "unseen"):
             return
         yield name
 
@@ -216,19 +223,19 @@ def _distance(ours: str, theirs: str, a: Trace, b: Trace, store: TensorStore) ->
     return sum(gap(store[x.slot], store[y.slot])[0] ** 2 for x, y in both)
 
 
-def _out_of_sight(alignment: Alignment, a: Trace, b: Trace) -> Iterator[tuple[str, Unseen]]:
+def _out_of_sight(alignment: Alignment, a: Trace, b: Trace) -> Iterator[tuple[str, Reason]]:
     """Yield the functions of the reference that may well run in the candidate, unseen.
 
     In scripts and compiled code none is seen, inside a transform of `torch.func` each is seen
     once for all samples, and where a value is rounded to few bits, its ends cut off what is
     outside as a ReLU does.
     """
-    kinds = {y.kind for y in b.layers.values() if y.status is Status.UNSUPPORTED}
+    kinds = {kind(y) for y in b.layers.values() if y.status is Status.UNSUPPORTED}
     flow = b.observation.flow
     if flow is not None and any(map(is_rounding, {v.name for v in flow.graph.vertices})):
         kinds |= {"relu", "relu6", "hardtanh"}
     for pair in alignment.pairs:
         if pair.reference is not None and pair.candidate is None and pair.reason is None:
             layer = a.layers[pair.reference]
-            if layer.functional and (not b.shows_functions or layer.kind in kinds):
-                yield layer.name, Unseen()
+            if layer.functional and (not b.shows_functions or kind(layer) in kinds):
+                yield layer.name, Reason("unseen")

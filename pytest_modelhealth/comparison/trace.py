@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pytest_modelhealth.alignment.alignable import Alignable
 from pytest_modelhealth.alignment.result import Alignment
 from pytest_modelhealth.capture.observing.tensors import (
     KnownTensors,
@@ -22,7 +21,7 @@ from pytest_modelhealth.capture.observing.tensors import (
     pairs,
     version,
 )
-from pytest_modelhealth.report import Observation
+from pytest_modelhealth.report import LayerRecord, Observation
 from pytest_modelhealth.statistics import UnsupportedTensorError
 from pytest_modelhealth.statistics.dense import dense_values, step
 
@@ -76,10 +75,10 @@ class Trace:
     is_ordered: bool = True
     shows_functions: bool = True
 
-    @cached_property
-    def layers(self) -> dict[str, Alignable]:
-        """What an alignment reads of the layers, by their names."""
-        return {name: Alignable.of(seen) for name, seen in self.observation.layers.items()}
+    @property
+    def layers(self) -> Mapping[str, LayerRecord]:
+        """The layers by their names."""
+        return self.observation.layers
 
     @cached_property
     def of_role(self) -> Mapping[tuple[str, str], list[Key]]:

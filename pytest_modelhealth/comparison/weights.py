@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 from torch.nn.utils.parametrize import is_parametrized
 
-from pytest_modelhealth.alignment.result import Alignment, Fold, Pair
+from pytest_modelhealth.alignment.result import Alignment, Pair
 from pytest_modelhealth.comparison.links import parameter_names
 from pytest_modelhealth.comparison.trace import Modules, TwoRuns
 from pytest_modelhealth.layers import own_parameters, type_name
@@ -213,9 +213,7 @@ def _only_norm(folded: list[nn.Module]) -> Any:
 
 def _folded(pair: Pair, reference: Modules) -> list[nn.Module]:
     """Return the modules with parameters or buffers that are folded into a layer."""
-    if not isinstance(pair.reason, Fold) or pair.is_folded:
-        return []
-    modules = [reference[name] for name in pair.reason.layers if name in reference]
+    modules = [reference[name] for name in pair.folded_in if name in reference]
     return [module for module in modules if module._parameters or module._buffers]
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
-from pytest_modelhealth.alignment.alignable import Alignable, Values
 from pytest_modelhealth.alignment.causes import Causes
 from pytest_modelhealth.alignment.matching import align
-from pytest_modelhealth.alignment.result import Change, Fold, Pair
-from pytest_modelhealth.report import Status
+from pytest_modelhealth.alignment.result import Change, Pair
+from pytest_modelhealth.report import ROLES, LayerRecord, Status
 from pytest_modelhealth.snapshot.snapshot import Snapshot, TensorKey, TensorLine
 
 Tensors = Mapping[TensorKey, TensorLine]
@@ -64,7 +64,7 @@ class SnapshotPair:
 
     def __init__(self, before: Snapshot, now: Snapshot) -> None:
         self.old, self.new = before, now
-        self.alignment = align(_alignables(before), _alignables(now))
+        self.alignment = align(_records(before), _records(now))
         self.causes = Causes(self.alignment)
 
     @property
@@ -106,7 +106,7 @@ class SnapshotPair:
         self, what: str, pair: Pair, side: Snapshot, has_successors: bool
     ) -> LayerChange:
         name, line = pair.name, side.layers[pair.name]
-        is_split = any(name in (one.whole, *one.parts) for one in self.alignment.splits)
+        is_split = any(name in (one.one, *one.several) for one in self.alignment.splits)
         harmless = pair.is_folded or is_split or not side.computes(name)
         formal = not line.owns_parameters or has_successors
         rest = f" ({', '.join(filter(None, (line.type, pair.note)))})"
@@ -129,7 +129,8 @@ class SnapshotPair:
             if getattr(before, name) != getattr(now, name)
         )
         lost = list(self._tensors_come_and_gone(reference, candidate))
-        if altered and not isinstance(pair.reason, Fold):
+        is_fold = pair.is_folded or bool(pair.folded_in)
+        if altered and not is_fold:
             sides = ((self.old, reference), (self.new, candidate))
             mere = not any(side.computes(name) for side, name in sides) or all(
                 name in side.holders and not side.layers[name].owns_parameters
@@ -140,7 +141,7 @@ class SnapshotPair:
             return
         if pair.note:
             yield LayerChange("changed", label, f": {pair.note}", harmless=True)
-        if not isinstance(pair.reason, Fold):
+        if not is_fold:
             yield from lost
 
     def _tensors_come_and_gone(self, reference: str, candidate: str) -> Iterator[LayerChange]:
@@ -192,26 +193,23 @@ class SnapshotPair:
         return _has_more(self.new, self.old, counterparts)
 
 
-def _alignables(snapshot: Snapshot) -> dict[str, Alignable]:
-    """Return the layers as far as a snapshot knows them."""
+def _records(snapshot: Snapshot) -> dict[str, LayerRecord]:
+    """Return the layers as the records of a run, as far as a snapshot knows them."""
     found = {}
     for place, (name, line) in enumerate(snapshot.layers.items()):
-        seen, lines = line.tensors.get(("activations", "")), line.tensors.items()
-        found[name] = Alignable(
+        tensors: dict[str, dict[str, Any]] = {role: {} for role in ROLES}
+        for (role, own_name), tensor in line.tensors.items():
+            tensors[role][own_name] = tensor  # it has the statistics that an alignment reads
+        found[name] = LayerRecord(
             name=name,
             type_name=line.type,
-            kind=line.activation or line.type,
-            order=place if line.calls else None,
             status=Status(line.status) if line.status in set(Status) else Status.OBSERVED,
+            activation=line.activation or None,
+            entered=place if line.calls else None,
             calls=line.calls,
-            output=() if seen is None else seen.shape,
-            output_size=None if seen is None else seen.count,
-            parameters={
-                own: Values(one.shape, one.count, one.zero_count, one.min, one.max, one.rms)
-                for (role, own), one in lines
-                if role == "parameters"
-            },
-            trained=any(role == "parameter_gradients" for role, _ in line.tensors),
+            activations=tensors["activations"].get(""),
+            parameters=tensors["parameters"],
+            parameter_gradients=tensors["parameter_gradients"],
             tied=line.tied,
         )
     return found

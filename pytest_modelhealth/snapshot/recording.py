@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from pytest_modelhealth import __version__
-from pytest_modelhealth.alignment.alignable import containers
+from pytest_modelhealth.alignment.result import containers
 from pytest_modelhealth.errors import ModelHealthError
 from pytest_modelhealth.report import ROLES, HealthReport, LayerRecord, Noises, Observation
 from pytest_modelhealth.snapshot.detection import detect_drift

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from pytest_modelhealth.alignment.alignable import containers
 from pytest_modelhealth.alignment.causes import dotted
+from pytest_modelhealth.alignment.result import containers
 from pytest_modelhealth.report import UNCALLED, Status
 
 REAL = ("mean", "std", "min", "max")

@@ -11,22 +11,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_modelhealth import Inspector
-from pytest_modelhealth.alignment.alignable import Alignable
 from pytest_modelhealth.alignment.matching import align
-from pytest_modelhealth.alignment.result import Alignment, Change, Fold, Split
+from pytest_modelhealth.alignment.result import Alignment, Change, Reason
 from pytest_modelhealth.report import LayerRecord, Status
 from tests.builders import layer, observation
 
 
-def seen(model: nn.Module, batch: torch.Tensor | None = None) -> dict[str, Alignable]:
+def seen(model: nn.Module, batch: torch.Tensor | None = None) -> dict[str, LayerRecord]:
     """Return the layers of a model that was run once."""
     batch = torch.randn(4, 8) if batch is None else batch
-    return alignables(*Inspector(model).run_inspection(batch).layers.values())
-
-
-def alignables(*records: LayerRecord) -> dict[str, Alignable]:
-    """Return what an alignment reads of layers."""
-    return {record.name: Alignable.of(record) for record in records}
+    return dict(Inspector(model).run_inspection(batch).layers)
 
 
 def changes(alignment: Alignment) -> dict[str, tuple[str | None, str]]:
@@ -213,10 +207,10 @@ def test_a_split_projection_is_recognised_by_its_rows():
     """The parts of a fused projection are named, and all around them is aligned."""
     fused, split = seen(Projections(fused=True)), seen(Projections(fused=False))
     alignment = align(fused, split)
-    assert alignment.splits == (Split("qkv", ("q", "k", "v")),)
+    assert alignment.splits == (Reason("split", "qkv", ("q", "k", "v")),)
     assert [pair.name for pair in alignment.of(Change.REMOVED)] == ["qkv"]
     assert alignment.to_candidate["out"] == "out"
-    assert align(split, fused).splits == (Split("qkv", ("q", "k", "v"), fused=True),)
+    assert align(split, fused).splits == (Reason("fused", "qkv", ("q", "k", "v")),)
 
 
 def test_other_weights_are_no_split():
@@ -239,7 +233,7 @@ def test_a_batch_norm_folded_into_a_convolution_is_said():
     alignment = align(seen(reference, batch), seen(candidate, batch))
     assert alignment.by_reference["conv"].output_of == "bn"
     assert alignment.by_reference["bn"].change is Change.REMOVED
-    assert alignment.by_reference["bn"].reason == Fold(("bn",), "conv")
+    assert alignment.by_reference["bn"].reason == Reason("folded", "conv", ("bn",))
     assert alignment.by_reference["bn"].note == "is folded into conv"
     assert alignment.to_candidate["act"] == "act"
 
@@ -276,7 +270,7 @@ def test_layers_never_called_are_matched_too():
     weight = {"weight": torch.arange(4.0)}
     idle = {"status": Status.NOT_CALLED, "parameters": weight}
     reference, again, other = (
-        alignables(*observation(layer("a"), layer(name, **idle)).layers.values())
+        observation(layer("a"), layer(name, **idle)).layers
         for name in ("unused", "unused", "spare")
     )
     alignment = align(reference, again)
@@ -297,17 +291,17 @@ def test_every_layer_of_both_sides_is_in_exactly_one_pair():
         assert sorted(p.candidate for p in pairs if p.candidate is not None) == sorted(sides[1])
 
 
-def renamed_blocks(count: int) -> tuple[dict[str, Alignable], dict[str, Alignable]]:
+def renamed_blocks(count: int) -> tuple[dict[str, LayerRecord], dict[str, LayerRecord]]:
     """Return two sides of as many blocks, all renamed, each with a weight of its own."""
     generator = torch.Generator().manual_seed(0)
     weights = [torch.randn(4, generator=generator) for _ in range(count)]
 
-    def side(prefix: str) -> dict[str, Alignable]:
+    def side(prefix: str) -> dict[str, LayerRecord]:
         records = []
         for index, weight in enumerate(weights):
             records.append(layer(f"{prefix}{index}.fc", parameters={"weight": weight}))
             records.append(layer(f"{prefix}{index}.act", type_name="ReLU", activation="relu"))
-        return alignables(*observation(*records).layers.values())
+        return dict(observation(*records).layers)
 
     return side("block"), side("layer")
 
@@ -366,7 +360,9 @@ def test_a_fold_that_hardly_changes_a_weight_is_one_all_the_same():
     batch = torch.randn(2, 3, 6, 6)
     reference = seen(Fresh(nn.BatchNorm2d(4), 1.0).eval(), batch)
     candidate = seen(Fresh(nn.Identity(), (1 + 1e-5) ** -0.5).eval(), batch)
-    assert align(reference, candidate).by_reference["bn"].reason == Fold(("bn",), "conv")
+    assert align(reference, candidate).by_reference["bn"].reason == Reason(
+        "folded", "conv", ("bn",)
+    )
     dropped = seen(Fresh(nn.Identity(), 1.0).eval(), batch)
     assert align(reference, dropped).by_reference["bn"].reason is None
 

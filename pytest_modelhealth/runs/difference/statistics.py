@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pytest_modelhealth.alignment.alignable import containers
+from pytest_modelhealth.alignment.result import containers
 from pytest_modelhealth.layers import ACTIVATION_MODULES
 from pytest_modelhealth.report import ROLES
 from pytest_modelhealth.runs.difference.result import Change, Place
