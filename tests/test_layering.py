@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -61,3 +62,24 @@ def test_every_module_imports_without_a_warning() -> None:
     names = [".".join(path.parts).removesuffix(".__init__") for path in paths]
     code = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
     run_python("-W", "error", "-c", code, *names)
+
+
+def holders(pattern: str) -> set[str]:
+    """The files of the package in which a line matches."""
+    files = {
+        str(path.relative_to(PACKAGE)): path.read_text("utf-8") for path in PACKAGE.rglob("*.py")
+    }
+    return {name for name, text in files.items() if re.search(pattern, text)}
+
+
+def test_one_place_calls_a_model_of_the_users() -> None:
+    """Whatever runs a batch says `Inputs.call`; a training step of Lightning's is no model."""
+    callers = holders(r"(?<!bind)\(\*[\w.]*\bargs, \*\*[\w.]+\.kwargs\)")
+    assert callers == {"capture/step/batch.py", "training/stepping/givers/lightning.py"}
+    assert holders(r"\b(model|module)\(\*") == {"capture/step/batch.py"}
+
+
+def test_one_place_puts_random_numbers_and_memory_back() -> None:
+    """What a run moved is put back by the guard of `capture/step`, for every kind of run."""
+    assert holders(r"set_rng_state|\bsetstate\b|\.set_state\b") == {"capture/step/isolation.py"}
+    assert holders(r"_unsafe_preserve_version_counter|\.resize_\(") == {"capture/step/state.py"}

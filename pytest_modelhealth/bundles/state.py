@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -18,6 +17,7 @@ from torch.nn.parameter import is_lazy
 from pytest_modelhealth import __version__
 from pytest_modelhealth.bundles.file import Packer, qualified_name
 from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.capture.step.isolation import generator_access
 from pytest_modelhealth.capture.step.state import is_generator
 from pytest_modelhealth.errors import InspectionError, suggest
 from pytest_modelhealth.layers import named_modules, original_class
@@ -70,7 +70,7 @@ def take(model: nn.Module, packer: Packer, weights: str) -> dict[str, Any]:
     for one in held(model):
         path, value = f"model.{one.path}", one.value
         if is_generator(type(value)):
-            packed = packer.pack(_generator(value)[0](), path)
+            packed = packer.pack(generator_access(value)[0](), path)
         else:
             known.add(id(value))
             packed = None if weights else packer.pack(value, path)
@@ -99,16 +99,6 @@ def _form(value: Any) -> str:
     return f"{'x'.join(map(str, shape)) or 'a scalar'} {value.dtype}".replace("torch.", "")
 
 
-def _generator(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], object]]:
-    """Return what reads the state of a generator, and what sets it."""
-    if isinstance(generator, random.Random):
-        return generator.getstate, generator.setstate
-    if isinstance(generator, np.random.Generator):
-        bits = generator.bit_generator
-        return lambda: bits.state, partial(setattr, bits, "state")
-    return generator.get_state, generator.set_state  # of torch, numpy.random.RandomState
-
-
 def load(model: nn.Module, kept: Mapping[str, Any], *, values: bool) -> None:
     """Have a model hold what was kept, behind the back of autograd.
 
@@ -133,7 +123,7 @@ def load(model: nn.Module, kept: Mapping[str, Any], *, values: bool) -> None:
         if not values:
             continue
         if is_generator(type(here)):
-            _generator(here)[1](value)
+            generator_access(here)[1](value)
         elif isinstance(value, Tensor) or form == "NoneType":
             _put(owner, name, value, may_grow=registry == _BUFFERS)
 

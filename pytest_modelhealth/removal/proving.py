@@ -209,7 +209,7 @@ class Prover:
         with self._beside.put_back((batch.args, batch.kwargs), evaluation=True), torch.no_grad():
             for unit in units:
                 self._mask(*unit)
-            output = self._beside.model(*batch.args, **batch.kwargs)
+            output = batch.call(self._beside.model)
             return [tensor.detach().clone() for tensor in find_tensors(output)]
 
     def _mask(self, layer: str, kind: str, unit: Any) -> None:
@@ -233,7 +233,7 @@ def rounding_noise(beside: Beside, inputs: Any, base: Sequence[Tensor], epsilon:
         copy = perturbed_copy(beside.model, epsilon, seed)
         batch = Inputs.of(perturbed_batch(inputs, epsilon, seed))
         with beside.put_back((batch.args, batch.kwargs), evaluation=True), torch.no_grad():
-            outputs = find_tensors(copy.eval()(*batch.args, **batch.kwargs))
+            outputs = find_tensors(batch.call(copy.eval()))
         # rounding moves these by a little, while an index may jump
         smooth = [t.is_floating_point() or t.is_complex() for t in base]
         sides = [[t for t, s in zip(side, smooth, strict=False) if s] for side in (base, outputs)]

@@ -222,16 +222,20 @@ def random_numbers_kept() -> Iterator[None]:
         restore_random_state(state)
 
 
+def generator_access(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], object]]:
+    """Return what reads the state of a random generator, and what sets it."""
+    if isinstance(generator, random.Random):
+        return generator.getstate, generator.setstate
+    if hasattr(generator, "set_state"):  # of torch, numpy.random.RandomState
+        return generator.get_state, generator.set_state
+    bits = getattr(generator, "bit_generator", generator)  # of a numpy.random.Generator
+    return partial(getattr, bits, "state"), partial(setattr, bits, "state")
+
+
 def generator_restorer(generator: Any) -> Callable[[], Any]:
     """Return a function that puts a generator back where it stands now."""
-    if isinstance(generator, torch.Generator):
-        return partial(generator.set_state, generator.get_state())
-    if isinstance(generator, random.Random):
-        return partial(generator.setstate, generator.getstate())
-    generator = getattr(generator, "bit_generator", generator)  # of a numpy.random.Generator
-    if hasattr(generator, "set_state"):  # numpy.random.RandomState
-        return partial(generator.set_state, generator.get_state())
-    return partial(setattr, generator, "state", generator.state)
+    read, write = generator_access(generator)
+    return partial(write, read())
 
 
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGALRM") if hasattr(signal, name)]

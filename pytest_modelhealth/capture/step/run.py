@@ -191,7 +191,7 @@ class _Step:
     def _run_forward(self, hooks: Hooks) -> Any:
         """Return what the model returns."""
         self._functions = hooks.functions if hooks.functions.is_on else None
-        output = self._model(*self._arguments.args, **self._arguments.kwargs)
+        output = self._arguments.call(self._model)
         if self._request.visitor is not None:
             self._request.visitor.see_output(output)
         return output

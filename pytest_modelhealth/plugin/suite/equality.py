@@ -268,7 +268,7 @@ def _results(
     batch, trained = made.batch, [p for p in model.parameters() if p.requires_grad]
     inputs, loss = Inputs.of(batch["inputs"]), batch["loss"]
     with seeded(seed):
-        output = call(*inputs.args, **inputs.kwargs)
+        output = inputs.call(call)
         given = [tensor.detach().clone() for tensor in find_tensors(output)]
         loss = TaskLosses(loss) if isinstance(loss, Mapping) else loss
         value = compute_loss(output, batch["target"], loss)

@@ -172,7 +172,7 @@ def made_by(suite: ModelHealthSuite, name: str, seed: int) -> Made:
         if any(map(is_lazy, (*model.parameters(), *model.buffers()))):
             inputs, was = Inputs.of(copied_batch(made.inputs)), model.training
             with torch.no_grad():  # as a user does before the optimizer is made
-                model.eval()(*inputs.args, **inputs.kwargs)
+                inputs.call(model.eval())
             model.train(was)
     return made
 

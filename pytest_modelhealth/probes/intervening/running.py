@@ -118,7 +118,7 @@ class Runs:
     def output(self, batch: Inputs) -> Any:
         """Run the model, inside of `kept`: the one place where a probe does."""
         self.count["forwards"] += 1
-        return self.model(*batch.args, **batch.kwargs)
+        return batch.call(self.model)
 
     @property
     def tensors(self) -> list[Tensor]:

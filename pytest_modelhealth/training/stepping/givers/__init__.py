@@ -107,7 +107,7 @@ class UsualStep:
         optimizers = optimizers_in(optimizer)
         for one in optimizers:
             one.zero_grad()
-        loss = compute_loss(model(*inputs.args, **inputs.kwargs), target, self._loss)
+        loss = compute_loss(inputs.call(model), target, self._loss)
         if loss is None:
             raise InspectionError("the model returns no number to differentiate: give loss=...")
         loss.backward()
