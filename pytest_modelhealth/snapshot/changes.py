@@ -106,7 +106,7 @@ class SnapshotPair:
         self, what: str, pair: Pair, side: Snapshot, has_successors: bool
     ) -> LayerChange:
         name, line = pair.name, side.layers[pair.name]
-        is_split = any(name in (one.one, *one.several) for one in self.alignment.splits)
+        is_split = any(name in (one.whole, *one.parts) for one in self.alignment.splits)
         harmless = pair.is_folded or is_split or not side.computes(name)
         formal = not line.owns_parameters or has_successors
         rest = f" ({', '.join(filter(None, (line.type, pair.note)))})"
