@@ -372,7 +372,6 @@ class Inspector(NamesItsAttributes):
                 a wrong type.
             Exception: whatever the model or the loss raises, with a note on the batch.
         """
-        from pytest_modelhealth.removal.result import RemovableUnits
         from pytest_modelhealth.removal.search import search
 
         self._require_module("removable masks the weights of a torch.nn.Module")
@@ -382,11 +381,10 @@ class Inspector(NamesItsAttributes):
         require_how_many(max_batches, progress)
         self._begin()
         request = Request(self._model, None, loss=loss, selection=self._selection)
-        record, observation = search(
+        observation, units = search(
             self._engine, request, self._observe, batches, held_out, max_batches, progress
         )
-        report = self._reported(observation, self._settings)
-        return RemovableUnits(record, report, self._model)
+        return units(self._reported(observation, self._settings), self._model)
 
     @checked_call(default_settings)
     def monitor(
