@@ -10,14 +10,13 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from pytest_modelhealth.checks import Check, Finding, checks_in
 from pytest_modelhealth.checks.facts import at, place
 from pytest_modelhealth.probes.conventions import Found
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.probes.intervening.running import Runs
     from pytest_modelhealth.report import LayerRecord, Observation, Parting, ProbeRecord
     from pytest_modelhealth.settings import Settings
 
@@ -82,7 +81,7 @@ class Probe(Check):
     def experiment(self) -> str:
         """What changes something and runs again, ``module:function`` of `intervening`."""
 
-    def probe(self, runs: Runs) -> Found:
+    def probe(self, runs: Any) -> Found:
         """Change something, run the model again, and return what followed.
 
         Raises:
