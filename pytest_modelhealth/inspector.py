@@ -32,7 +32,8 @@ from pytest_modelhealth.errors import (
     taking,
 )
 from pytest_modelhealth.layers import Pattern, Rule, Selection
-from pytest_modelhealth.probes.probing import Conventions, Probing
+from pytest_modelhealth.probes.probe import Conventions
+from pytest_modelhealth.probes.probing import Probing
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import ROLES, HealthReport, Observation
 from pytest_modelhealth.settings import Settings
