@@ -22,8 +22,6 @@ SNAPSHOT_CHECKS = pytest.StashKey[list[tuple[Any, Path, int]]]()
 """What came of a test's comparisons with snapshots, each with the line that made it; kept until
 the test has ended."""
 
-_WRITTEN = pytest.StashKey[list[dict[str, str]]]()
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the ini option of snapshots."""
@@ -66,7 +64,6 @@ def health_snapshot(request: pytest.FixtureRequest) -> HealthSnapshot:
     settings = {f.name: getattr(snapshot, f.name) for f in dataclasses.fields(snapshot) if f.init}
     ours = HealthSnapshot(**settings | {"extension_class": HealthSnapshotExtension})
     ours.strict_names = request.config.getini(_STRICT_NAMES)
-    request.node.stash[_WRITTEN] = ours.written
     checks = request.node.stash.setdefault(SNAPSHOT_CHECKS, [])
     ours.on_check = lambda check: checks.append((check, *calling_line()))
     return ours
@@ -98,10 +95,13 @@ class _Unfinished:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_sessionfinish(self) -> Generator[None, Any, Any]:
-        from pytest_modelhealth.snapshot.extension import kept
+        from pytest_modelhealth.snapshot.extension import UNFINISHED, own_id
 
-        with kept(self._tests) as self._kept:
+        token = UNFINISHED.set((frozenset(map(own_id, self._tests)), self._kept))
+        try:
             return (yield)
+        finally:
+            UNFINISHED.reset(token)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         for test in self._kept:
@@ -116,9 +116,11 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Put what was recorded on the test's report, as text that crosses from xdist's workers."""
     report = yield
-    written = item.stash.get(_WRITTEN, [])
-    if written and call.when == "call":
-        report.modelhealth_snapshots = written  # type: ignore[attr-defined]
+    if call.when == "call":
+        checks = item.stash.get(SNAPSHOT_CHECKS, [])
+        written = [{"file": c.file, "change": c.change} for c, *_ in checks if c.change]
+        if written:
+            report.modelhealth_snapshots = written  # type: ignore[attr-defined]
     return report
 
 

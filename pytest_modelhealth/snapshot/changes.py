@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,9 +16,6 @@ from pytest_modelhealth.comparison.links import FLOWING
 from pytest_modelhealth.comparison.trace import KeptTensor, Key, Trace, TwoRuns
 from pytest_modelhealth.report import ROLES, LayerRecord, Observation, Status
 from pytest_modelhealth.snapshot.snapshot import Snapshot, TensorKey, TensorLine
-
-Tensors = Mapping[TensorKey, TensorLine]
-
 
 _STAGES = (
     ("inputs",),
@@ -99,6 +95,14 @@ class SnapshotPair:
         self.alignment = align(a.layers, b.layers)
         self.runs = TwoRuns(a, b, self.alignment, ({}, {}), TensorStore(0))
         self.causes = Causes(self.alignment)
+        to_candidate = self.alignment.to_candidate
+        self._lost = _only_in(before, now, to_candidate)
+        self._gained = _only_in(now, before, {y: x for x, y in to_candidate.items()})
+        # others may have taken the place of those that are gone
+        self._lost_parameters, self._new_parameters = (
+            any(role == "parameters" for keys in tensors.values() for role, _ in keys)
+            for tensors in (self._lost, self._gained)
+        )
 
     @property
     def has_common_layers(self) -> bool:
@@ -131,9 +135,9 @@ class SnapshotPair:
             if pair.reference is not None and pair.candidate is not None:
                 yield from self._changed(pair, pair.reference, pair.candidate)
             elif pair.reference is None:
-                yield self._on_one_side("added", pair, self.new, self.has_lost_parameters)
+                yield self._on_one_side("added", pair, self.new, self._lost_parameters)
             else:
-                yield self._on_one_side("removed", pair, self.old, self.has_gained_parameters)
+                yield self._on_one_side("removed", pair, self.old, self._new_parameters)
 
     def _on_one_side(
         self, what: str, pair: Pair, side: Snapshot, has_successors: bool
@@ -181,49 +185,31 @@ class SnapshotPair:
         ties = {one.parameter: one for one in self.causes.ties if one.pair.candidate == candidate}
         for tie in ties.values():
             yield LayerChange("changed", tie.label, f": {tie.phrase}", False, candidate)
-        before, now = self.old.layers[reference].tensors, self.new.layers[candidate].tensors
-        for one, other, side, layer in (
-            (before, now, self.old, reference),
-            (now, before, self.new, candidate),
-        ):
-            for role, own_name in one:
-                is_free = role == "inputs" and layer  # those of inner layers only serve the story
-                if (role, own_name) in other or own_name in ties or is_free:
-                    continue
-                if side is self.new:
-                    what = f"new {role} of"
-                    formal = "parameter" not in role or self.has_lost_parameters
-                else:
-                    what = f"no {role} any more of"
-                    formal = bool(reference) and self._may_go(role, own_name, before, now)
-                label = side.label(layer, own_name)
-                yield LayerChange(what, label, "", False, candidate, formal)
+        # the inputs of inner layers only serve the story
+        for role, own_name in self._lost[reference]:
+            if own_name not in ties and not (role == "inputs" and reference):
+                label = self.old.label(reference, own_name)
+                formal = bool(reference) and self._may_go(role, own_name, reference, candidate)
+                yield LayerChange(f"no {role} any more of", label, "", False, candidate, formal)
+        for role, own_name in self._gained[candidate]:
+            if own_name not in ties and not (role == "inputs" and candidate):
+                label = self.new.label(candidate, own_name)
+                formal = "parameter" not in role or self._lost_parameters
+                yield LayerChange(f"new {role} of", label, "", False, candidate, formal)
 
-    def _may_go(self, role: str, own_name: str, before: Tensors, now: Tensors) -> bool:
+    def _may_go(self, role: str, own_name: str, reference: str, candidate: str) -> bool:
         """Whether a tensor may be gone and every number be as it was.
 
         Not so: a parameter that nothing takes the place of, the gradient of a parameter that is
         still there, and running statistics.
         """
         if role == "parameters":
-            return self.has_gained_parameters
+            return self._new_parameters
         if role == "parameter_gradients":
-            return ("parameters", own_name) not in now
+            return ("parameters", own_name) not in self.new.layers[candidate].tensors
         if role == "buffers":
             return not own_name.startswith(("running_", "num_batches"))
-        trained = [key for key in before if key[0] == "parameter_gradients"]
-        return all(key in now for key in trained)
-
-    @cached_property
-    def has_lost_parameters(self) -> bool:
-        """Whether parameters are gone: others may have taken their place."""
-        return _has_more(self.old, self.new, self.alignment.to_candidate)
-
-    @cached_property
-    def has_gained_parameters(self) -> bool:
-        """Whether there are parameters that were not."""
-        counterparts = {y: x for x, y in self.alignment.to_candidate.items()}
-        return _has_more(self.new, self.old, counterparts)
+        return all(lost != "parameter_gradients" for lost, _ in self._lost[reference])
 
 
 def _trace(snapshot: Snapshot) -> Trace:
@@ -256,17 +242,15 @@ def _trace(snapshot: Snapshot) -> Trace:
     return Trace(Observation(layers, snapshot.model), entries, "")
 
 
-def _has_more(one: Snapshot, other: Snapshot, counterparts: Mapping[str, str]) -> bool:
-    """Whether a side has a parameter of which the other has none of its name in its layer."""
-    return any(
-        role == "parameters"
-        and (
-            name not in counterparts
-            or (role, own_name) not in other.layers[counterparts[name]].tensors
-        )
+def _only_in(
+    one: Snapshot, other: Snapshot, counterparts: Mapping[str, str]
+) -> dict[str, list[TensorKey]]:
+    """Return of each layer of a side the tensors of which the other has none of their name."""
+    known = {name: other.layers[there].tensors for name, there in counterparts.items()}
+    return {
+        name: [key for key in line.tensors if key not in known.get(name, ())]
         for name, line in one.layers.items()
-        for role, own_name in line.tensors
-    )
+    }
 
 
 def phrases(changes: Iterable[LayerChange]) -> list[str]:

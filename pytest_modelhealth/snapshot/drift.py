@@ -133,6 +133,7 @@ class SnapshotCheck:
         now: what the report has.
         before: what was recorded; ``None`` where nothing was that could be compared.
         found: what separates the two, where both are there.
+        change: why it was recorded; ``""`` where it was not.
     """
 
     file: str
@@ -141,6 +142,7 @@ class SnapshotCheck:
     now: Snapshot
     before: Snapshot | None = None
     found: DriftReport | None = None
+    change: str = ""
 
 
 def explain(report: DriftReport) -> list[str]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from contextvars import ContextVar
-from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -28,41 +27,33 @@ from pytest_modelhealth.snapshot.drift import (
     note,
     summary,
 )
-from pytest_modelhealth.snapshot.file_format import UNKNOWN_TEST, SnapshotFormatError, load
+from pytest_modelhealth.snapshot.file_format import (
+    UNKNOWN_TEST,
+    SnapshotFormatError,
+    dump,
+    load,
+)
 from pytest_modelhealth.snapshot.recording import (
     another_test,
     file_of,
-    is_of_another_test,
     merge,
     missing_profile,
     profile_of_observation,
-    record,
 )
 from pytest_modelhealth.snapshot.snapshot import Snapshot
 
-_UNFINISHED: ContextVar[tuple[frozenset[str], list[str]]] = ContextVar("UNFINISHED")
-"""The tests of the run that is about to end, and the snapshots that were kept for them."""
+UNFINISHED: ContextVar[tuple[frozenset[str], list[str]]] = ContextVar("UNFINISHED")
+"""The tests that did not pass in the run that is about to end, and which snapshots they keep.
+
+syrupy deletes what no test used, and a test that failed early, or never ran because of Ctrl-C or
+``-x``, used nothing.
+"""
 
 
-def _own_id(node_id: str) -> str:
+def own_id(node_id: str) -> str:
     """Return the id of a test as its snapshots hold it: without the folder, in which they lie."""
     path, _, name = node_id.partition("::")
     return f"{PurePosixPath(path).name}::{name}"
-
-
-@contextmanager
-def kept(node_ids: Iterable[str]) -> Iterator[list[str]]:
-    """Keep the snapshots of these tests while the context lasts; give what was kept.
-
-    syrupy deletes what no test used, and a test that failed early, or never ran because of Ctrl-C
-    or ``-x``, used nothing.
-    """
-    found: list[str] = []
-    token = _UNFINISHED.set((frozenset(map(_own_id, node_ids)), found))
-    try:
-        yield found
-    finally:
-        _UNFINISHED.reset(token)
 
 
 class HealthSnapshotExtension(SingleFileSnapshotExtension):
@@ -86,8 +77,8 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
 
     def serialize(
         self, data: Any, *, exclude: Any = None, include: Any = None, matcher: Any = None
-    ) -> str:
-        """Return the text of the snapshot file for `data`.
+    ) -> Any:
+        """Return the snapshot file for `data`, with every digit until it is written.
 
         Raises:
             ModelHealthError: the report is unhealthy, or recording it would lose what the file
@@ -106,11 +97,11 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
             )
         if data.verdict is Verdict.UNHEALTHY:
             raise ModelHealthError(f"{data.render('failure')}\n{_REFUSAL}", data)
-        text = record(data, test=self.test)
+        file = file_of(data, self.test)
         if self.updated is not None and self.updated.exists():
             # Before anything is written, as syrupy deletes what a failed write leaves unused.
-            merge(_read(self.updated), text, self.path)
-        return text
+            merge(_read(self.updated), file, self.path)
+        return file
 
     def matches(self, *, serialized_data: Any, snapshot_data: Any) -> bool:
         """Return whether the report is within the tolerances of the snapshot."""
@@ -126,10 +117,9 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
             yield f"the snapshot cannot be read: {error.at(self.path)}"
             yield "Restore the file from version control, or record it anew."
             return
-        report = file_of(serialized_data)
-        ((profile, snapshot),) = report.snapshots.items()
-        if is_of_another_test(file, report):
-            yield from another_test(file, report)
+        ((profile, snapshot),) = serialized_data.snapshots.items()
+        if stranger := another_test(file.test, serialized_data.test):
+            yield from stranger.split("\n")
         elif profile not in file.snapshots:
             yield missing_profile(profile, file)
         elif self.renews and snapshot.calibrated and not file.snapshots[profile].calibrated:
@@ -141,14 +131,6 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
             self.note, lines = note(found), explain(found)
             self.change = summary(found) if lines else ""
             yield from lines
-
-    def refusal(self, before: str, now: str) -> list[str]:
-        """Return why recording would not replace a snapshot; nothing where it would."""
-        try:
-            merge(before, now, self.path)
-        except ModelHealthError as error:
-            return str(error).split("\n")
-        return []
 
     def read_snapshot_data_from_location(
         self, *, snapshot_location: str, snapshot_name: str, session_id: str
@@ -162,9 +144,8 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
             return None
         except SnapshotFormatError:
             return text
-        is_ours = UNKNOWN_TEST in (self.test, file.test) or self.test == file.test
-        is_new = self.profile is not None and is_ours and self.profile not in file.snapshots
-        return None if is_new else text
+        is_known = self.profile is None or self.profile in file.snapshots
+        return text if is_known or another_test(file.test, self.test) else None
 
     @classmethod
     def write_snapshot_collection(
@@ -174,9 +155,8 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
         (snapshot,) = snapshot_collection
         path = Path(snapshot_collection.location)
         data: Any = snapshot.data
-        text = str(data)
-        if path.exists():
-            text = merge(_read(path), data, os.path.relpath(path))
+        name = os.path.relpath(path)
+        text = merge(_read(path), data, name) if path.exists() else dump(data)
         # syrupy leaves files with this suffix alone.
         draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         try:
@@ -194,7 +174,7 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
         except SnapshotFormatError:  # its name is all there is to go by
             test = f"{path.parent.name}.py::{path.stem}"
         # A file says which of several snapshots of its test it is behind the id.
-        tests, kept_ones = _UNFINISHED.get((frozenset(), []))
+        tests, kept_ones = UNFINISHED.get((frozenset(), []))
         if any(test == one or test.startswith(f"{one} ") for one in tests):
             kept_ones.append(test)
         else:
@@ -243,11 +223,6 @@ class HealthSnapshot(SnapshotAssertion):
     """Told what came of each comparison."""
     _strict_once: bool | None = None
 
-    @cached_property
-    def written(self) -> list[dict[str, str]]:
-        """The files that were written, each with its ``file`` and ``change``."""
-        return []
-
     def __call__(self, *, strict_names: bool | None = None, **options: Any) -> HealthSnapshot:
         """Set options of the comparison that follows.
 
@@ -272,22 +247,19 @@ class HealthSnapshot(SnapshotAssertion):
         self._prepare(report)
         agrees = super().__eq__(report)
         result = self.executions[self.num_executions - 1]
-        self._tell(result)
-        extension = self._ours
-        if agrees:
-            if result.created or result.updated:
-                change = extension.change or f"recorded for {extension.profile}"
-                self.written.append({"file": extension.path, "change": change})
-            if extension.note:
-                text = f"{extension.note}. {_ACCEPT_NAMES}"
-                warnings.warn(text, ModelHealthWarning, stacklevel=2)
-            return True
         if isinstance(result.exception, OSError):
             raise ModelHealthError("\n".join(self._unreached(result, result.exception)))
-        if result.exception is None:
-            raise ModelHealthError("\n".join(self._failure(result)))
-        # Its traceback is syrupy's, and hides the line of the test.
-        raise result.exception.with_traceback(None)
+        if result.exception is not None:
+            # Its traceback is syrupy's, and hides the line of the test.
+            raise result.exception.with_traceback(None)
+        text = "" if agrees else "\n".join(self._failure(result))
+        self._tell(result, text)
+        if not agrees:
+            raise ModelHealthError(text)
+        if self._ours.note:
+            names = f"{self._ours.note}. {_ACCEPT_NAMES}"
+            warnings.warn(names, ModelHealthWarning, stacklevel=2)
+        return True
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -306,7 +278,7 @@ class HealthSnapshot(SnapshotAssertion):
         strict = self.strict_names if self._strict_once is None else self._strict_once
         self._strict_once = None
         # The folder is left out of the id: it depends on where pytest was started.
-        extension.test = _own_id(self.test_location.nodeid)
+        extension.test = own_id(self.test_location.nodeid)
         if isinstance(self.index, str):
             extension.test += f" name={self.index!r}"
         elif self.index:
@@ -323,22 +295,22 @@ class HealthSnapshot(SnapshotAssertion):
         if isinstance(report, HealthReport):
             extension.profile = profile_of_observation(report.observation)
 
-    def _tell(self, result: AssertionResult) -> None:
+    def _tell(self, result: AssertionResult, text: str) -> None:
         """Say what came of a comparison, where the report could be written down at all."""
-        now: Any = result.asserted_data
-        if self.on_check is None or now is None or result.exception is not None:
-            return
-        compared, text = self._ours.compared, ""
-        outcome = Outcome.UNCHANGED
+        extension, change = self._ours, ""
         if result.created or result.updated:
             outcome = Outcome.RECORDED
-        elif not result.success:
-            outcome = Outcome.MISSING if compared is None else Outcome.DRIFTED
-            text = "\n".join(self._failure(result))
-        (section,) = file_of(now).snapshots.values()
-        self.on_check(
-            SnapshotCheck(self._ours.path, outcome, text, section, *compared or (None, None))
-        )
+            change = extension.change or f"recorded for {extension.profile}"
+        elif result.success:
+            outcome = Outcome.UNCHANGED
+        else:
+            outcome = Outcome.MISSING if extension.compared is None else Outcome.DRIFTED
+        if self.on_check is not None:
+            file: Any = result.asserted_data
+            (now,) = file.snapshots.values()
+            before, found = extension.compared or (None, None)
+            path = extension.path
+            self.on_check(SnapshotCheck(path, outcome, text, now, before, found, change))
 
     @property
     def _command(self) -> str:
@@ -346,20 +318,23 @@ class HealthSnapshot(SnapshotAssertion):
 
     def _failure(self, result: AssertionResult) -> Iterator[str]:
         path, before, extension = self._ours.path, result.recalled_data, self._ours
-        now: Any = result.asserted_data or ""
+        now: Any = result.asserted_data
         if before is None:
             try:
-                file = load(_read(Path(path)))
-            except (OSError, SnapshotFormatError):
+                known = _read(Path(path))
+            except OSError:
                 yield f"there is no snapshot {result.snapshot_name!r} yet"
             else:
-                yield missing_profile(extension.profile or "", file)
+                yield from extension.diff_lines(now, known)
                 yield "Recording keeps these and adds a section to the file."
             yield f"To record {path}: {self._command}"
             return
-        refusal = extension.refusal(str(before), now)
-        yield from refusal or extension.diff_lines(now, before)
-        if not refusal:
+        try:
+            merge(str(before), now, path)
+        except ModelHealthError as refusal:
+            yield str(refusal)
+        else:
+            yield from extension.diff_lines(now, before)
             yield f"To accept this as the new {path}: {self._command}"
 
     def _unreached(self, result: AssertionResult, error: OSError) -> Iterator[str]:

@@ -118,37 +118,20 @@ def _layer_line(record: LayerRecord, holders: frozenset[str]) -> LayerLine:
     return LayerLine(record.type_name, status, record.calls, activation, record.tied, tensors)
 
 
-class Recorded(str):
-    """The text of a snapshot file for one report, which still has every digit of its numbers.
-
-    Attributes:
-        file: what the text spells.
-    """
-
-    file: SnapshotFile
-
-
-def record(report: HealthReport, *, test: str = UNKNOWN_TEST) -> Recorded:
+def record(report: HealthReport, *, test: str = UNKNOWN_TEST) -> str:
     """Return the text of the snapshot file for one report.
 
     Args:
         report: made by ``Inspector(model, calibrate=True)`` if its noise is to be measured.
         test: the test it belongs to.
     """
+    return dump(file_of(report, test))
+
+
+def file_of(report: HealthReport, test: str = UNKNOWN_TEST) -> SnapshotFile:
+    """Return the snapshot file for one report, with every digit of its numbers."""
     snapshot = from_observation(report.observation, report._noise)
-    file = SnapshotFile(test, {snapshot.profile: snapshot})
-    text = Recorded(dump(file))
-    text.file = file
-    return text
-
-
-def file_of(text: str) -> SnapshotFile:
-    """Return what a text spells, with every digit where it was just recorded.
-
-    Raises:
-        SnapshotFormatError: it spells no snapshot file.
-    """
-    return text.file if isinstance(text, Recorded) else load(text)
+    return SnapshotFile(test, {snapshot.profile: snapshot})
 
 
 def check(text: str, report: HealthReport, *, strict_names: bool = False) -> DriftReport:
@@ -163,7 +146,7 @@ def check(text: str, report: HealthReport, *, strict_names: bool = False) -> Dri
     Raises:
         SnapshotFormatError: `text` is no snapshot, or has none for this device and dtype.
     """
-    file = load(str(text))
+    file = load(text)
     now = from_observation(report.observation, report._noise)
     before = file.snapshots.get(now.profile)
     if before is None:
@@ -177,22 +160,21 @@ def missing_profile(profile: str, file: SnapshotFile) -> str:
     return f"there is no snapshot for {profile} yet; the file has {known}"
 
 
-def merge(old_text: str, new_text: str, path: str = "") -> str:
-    """Return a snapshot file with one newly recorded section, the others kept as they were.
+def merge(old_text: str, new: SnapshotFile, path: str = "") -> str:
+    """Return a file's text with one newly recorded section, the others kept as they were.
 
     Of the section itself, lines within their tolerance are kept too, so that a diff shows what
     drifted and nothing else.
 
     Args:
         old_text: content of the file.
-        new_text: what `record` returned.
+        new: what `file_of` returned.
         path: the file, for messages.
 
     Raises:
         ModelHealthError: something would be lost that another test, another device or a later
             version of the plugin recorded.
     """
-    new = file_of(new_text)
     (now,) = new.snapshots.values()
     try:
         old, problems = load_sound(old_text)
@@ -201,9 +183,9 @@ def merge(old_text: str, new_text: str, path: str = "") -> str:
             f"the snapshot cannot be read: {error.at(path)}\n{_UPGRADE}{_NOT_LOST}"
         ) from None
     except SnapshotFormatError:
-        return new_text
-    if is_of_another_test(old, new):
-        raise ModelHealthError("\n".join(another_test(old, new)))
+        return dump(new)
+    if stranger := another_test(old.test, new.test):
+        raise ModelHealthError(stranger)
     lost = [p for p in profiles_in(old_text) if p != now.profile and p not in old.snapshots]
     if lost:
         raise ModelHealthError(
@@ -222,17 +204,11 @@ _NOT_LOST = (
 )
 
 
-def is_of_another_test(old: SnapshotFile, new: SnapshotFile) -> bool:
-    """Whether two files belong to different tests."""
-    return UNKNOWN_TEST not in (old.test, new.test) and old.test != new.test
-
-
-def another_test(old: SnapshotFile, new: SnapshotFile) -> list[str]:
-    """Return the lines on a file that belongs to another test."""
-    return [
-        f"the snapshot is of another test: {old.test}, not {new.test}",
-        _SHARED_NAME,
-    ]
+def another_test(old: str, new: str) -> str:
+    """Return what is to be said on a file that belongs to another test; ``""`` where none does."""
+    if UNKNOWN_TEST in (old, new) or old == new:
+        return ""
+    return f"the snapshot is of another test: {old}, not {new}\n{_SHARED_NAME}"
 
 
 _SHARED_NAME = (

@@ -10,8 +10,8 @@ from torch import nn
 
 from pytest_modelhealth import HealthReport, Inspector, ModelHealthError
 from pytest_modelhealth.snapshot import check, record
-from pytest_modelhealth.snapshot.file_format import SnapshotFormatError, load
-from pytest_modelhealth.snapshot.recording import merge
+from pytest_modelhealth.snapshot.file_format import SnapshotFormatError, dump, load
+from pytest_modelhealth.snapshot.recording import file_of, merge
 
 
 def inspected(
@@ -86,22 +86,22 @@ def test_batches_are_calibrated_together() -> None:
 def test_recording_another_dtype_keeps_the_sections_there_are() -> None:
     """A section is added behind the others, which stay as they were, letter for letter."""
     one = record(inspected())
-    both = merge(one, record(inspected(torch.float64)))
+    both = merge(one, file_of(inspected(torch.float64)))
     assert both.startswith(one.removesuffix("\nend\n"))
     assert list(load(both).snapshots) == ["cpu float32", "cpu float64"]
-    assert merge(both, record(inspected())) == both
+    assert merge(both, file_of(inspected())) == both
 
 
 def test_only_what_drifted_is_rewritten() -> None:
     """Lines within their tolerance stay, though their last digits differ."""
     text = record(inspected(calibrate=True))
-    moved = record(inspected(scale=1.001, calibrate=True))
+    moved = file_of(inspected(scale=1.001, calibrate=True))
     kept, new = (load(one).snapshots["cpu float32"].layers for one in (text, merge(text, moved)))
     for key in (("parameters", "weight"), ("activations", "")):
         assert new["0"].tensors[key] == kept["0"].tensors[key]
         assert new["3"].tensors[key] != kept["3"].tensors[key]
-    inside = record(inspected(scale=1 + 3e-7, calibrate=True))
-    assert inside != text
+    inside = file_of(inspected(scale=1 + 3e-7, calibrate=True))
+    assert dump(inside) != text
     assert merge(text, inside) == text
 
 
@@ -123,20 +123,20 @@ def test_only_what_drifted_is_rewritten() -> None:
 )
 def test_nothing_of_others_is_lost(damage: object, message: str) -> None:
     """Recording refuses where a section of another profile or test would go."""
-    both = merge(record(inspected(), test="a"), record(inspected(torch.float64), test="a"))
+    both = merge(record(inspected(), test="a"), file_of(inspected(torch.float64), "a"))
     with pytest.raises(ModelHealthError, match=message):
-        merge(damage(both), record(inspected(), test="a"))
+        merge(damage(both), file_of(inspected(), "a"))
 
 
 def test_a_damaged_section_of_its_own_is_replaced() -> None:
     """What would be overwritten anyway may be damaged; the other section is kept."""
-    both = merge(record(inspected(torch.float64)), record(inspected()))
+    both = merge(record(inspected(torch.float64)), file_of(inspected()))
     start = both.index("=== cpu float32")
     broken = both[:start] + both[start:].replace("layer=", "layers=", 1)
-    assert merge(broken, record(inspected())) == both
+    assert merge(broken, file_of(inspected())) == both
 
 
 def test_a_file_of_an_earlier_format_is_replaced() -> None:
     """Recording anew over an old file gives a file of the present format."""
-    new = record(inspected())
-    assert merge(new.replace("format 4", "format 3"), new) == new
+    new = file_of(inspected())
+    assert merge(dump(new).replace("format 4", "format 3"), new) == dump(new)

@@ -9,10 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pytest
 
-_TOLD = (
-    *("snapshot_location", "snapshot_name", "asserted_data", "recalled_data"),
-    *("created", "updated", "success"),
-)
+_TOLD = ("snapshot_location", "snapshot_name", "created", "updated", "success")
 
 
 def write_nothing(config: pytest.Config) -> None:
@@ -49,11 +46,12 @@ def take_over(item: pytest.Item, used: list[dict[str, Any]]) -> None:
     from syrupy.utils import import_module_member
 
     location = PyTestLocation(item)
+    unread: dict[str, Any] = dict.fromkeys(("asserted_data", "recalled_data", "exception"))
     first = {(one["snapshot_location"], one["snapshot_name"]): one for one in reversed(used)}
     for one in first.values():
         with contextlib.suppress(FailedToLoadModuleMember, TypeError):
             extension = import_module_member(one.pop("extension"))()
-            result = AssertionResult(**one, exception=None, test_location=location)
+            result = AssertionResult(**one, **unread, test_location=location)
             session.register_request(  # as far as syrupy's report reads an assertion
                 SimpleNamespace(
                     extension=extension,
