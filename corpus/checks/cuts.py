@@ -673,6 +673,9 @@ FAULTS = {
     "the rests of all stages dropped": (
         lambda: Unrolled(keeps=False), "fail", "stages.2.backcast"
     ),
+    "the first of several states": (
+        lambda: Reading(States(4, 16), 0), "warn", "part.summary.2", "most of what 'part' computes"
+    ),
     **{
         f"a state {name} at each step, {'each' if each else 'the last'} read": (
             lambda cut=cut, each=each: steps(Steps(cut, each=each)),

@@ -706,6 +706,9 @@ FAULTS = {
         "fail", "modulate", "multiplied by what is made of it at",
         "self.between(gate) * self.branch",
     ),
+    "the first of several levels": (
+        lambda: Levels(lambda y: y[:, 0]), "warn", "row.3", "`stack` at", {"row.1", "row.2"}
+    ),
     "one step of a recurrence": (lambda: Cell(1), "unsure", "sigmoid", "`zeros_like`"),
     "a loss weight of zero": (
         lambda: graded(Two(), lambda out: out[0].square().mean() + 0.0 * out[1].square().mean()),

@@ -31,6 +31,7 @@ COLLAPSE = CHECKS["collapse"]
 _SAME_RANGE = 1e-4
 _RESOLUTION = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10}
 _COARSEST = 2.0**-7
+_FEWEST_PREDICTIONS = 3
 _DROWNED = 10.0
 """The range of a unit over the samples is up to ten times its root mean square."""
 _COMPARISONS = frozenset({"sub", "subtract", "rsub", "isub"}) | QUOTIENTS
@@ -48,7 +49,10 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
         yield from _dropped_inputs(observation)
     if is_enough and root is not None and root.equal_input_samples is False:
         yield from _lost_spread(observation, settings)
-    yield from _equal_units(observation)
+    symmetric = list(_equal_units(observation))
+    yield from symmetric
+    if not (outputs or symmetric):
+        yield from _equal_predictions(observation)
     yield from _equal_tokens(observation)
 
 
@@ -277,6 +281,31 @@ def _equal_units(observation: Observation) -> Iterator[Violation]:
                 "and stays the same; initialise at random"
             )
             yield COLLAPSE.fault(record, message, value=1.0, cause=cause)
+
+
+def _equal_predictions(observation: Observation) -> Iterator[Violation]:
+    """Yield the model if it predicts one value a sample, again and again, for several targets.
+
+    Predictions that all end at the same whole numbers are bounded, or rounded.
+    """
+    for call in observation.loss_calls:
+        made, asked, units = call.input, call.target, units_of(call.input)
+        if made is None or asked is None or units is None or call.classes:
+            continue
+        count, ends = len(units.alive), {*units.minimum.tolist(), *units.maximum.tolist()}
+        is_one = len(ends) == 2 and not all(map(float.is_integer, ends))
+        if asked.shape != made.shape or count < _FEWEST_PREDICTIONS or not is_one:
+            continue
+        yield COLLAPSE.fault(
+            observation.layers[""],
+            f"its {count} predictions a sample have the same range over the samples: they are the "
+            "same one",
+            value=1.0,
+            cause="each step begins at the same state again, or the last one is repeated for all; "
+            "one level for all targets may be meant, too",
+            severity="warn",
+        )
+        return
 
 
 def _equal_tokens(observation: Observation) -> Iterator[Violation]:

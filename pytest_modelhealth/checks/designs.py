@@ -86,6 +86,12 @@ def dropped(name: str, observation: Observation, flow: Flow) -> Design | None:
                 "calls",
                 "ignored, overwritten, or what is made of it is dropped: use it, or leave it out",
             )
+        if not twins and _is_mostly_idle(holder, observation, flow):
+            return Design(
+                f"most of what {holder!r} computes is not used",
+                "an early one of several values is read, and what comes after it runs in vain: "
+                "read a later one, or leave out or freeze what is not to learn",
+            )
     return None
 
 
@@ -98,6 +104,25 @@ def _began(layer: str, observation: Observation) -> int:
     """Return when a layer was first called; what is a parameter, never."""
     record = observation.layers.get(layer)
     return -1 if record is None or record.entered is None else record.entered
+
+
+def _is_mostly_idle(holder: str, observation: Observation, flow: Flow) -> bool:
+    """Whether most of what could learn in a module gets no gradient, and no block of a stack does.
+
+    A summary of its states may be larger than they are, and is no stack.
+    """
+    inside = [r for r in called(observation) if is_inside(r.name, holder)]
+    idle = sum(_size(record) for record in inside if not record.parameter_gradients)
+    if 2 * idle <= sum(map(_size, inside)):
+        return False
+    blocks = {r.name for r in inside if r.name in flow}.difference(flow.layers)
+    stacks = ((block, *_of_one_line(block, flow)) for block in blocks)
+    return any(len(stack) > 1 and flow.used.isdisjoint(stack) for stack in stacks)
+
+
+def _size(record: LayerRecord) -> int:
+    """Return how many trainable numbers a layer has of its own."""
+    return sum(s.count for s in trainable(record).values())
 
 
 def _ends_a_stack(layer: str, flow: Flow) -> bool:

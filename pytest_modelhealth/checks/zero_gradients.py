@@ -206,7 +206,8 @@ class _Verdict:
         flat = {n: e for n, e in suspects.items() if e < cut_off.get(n, (math.inf, 0))}
         yield from self._unread_stories({n: cut_off[n] for n in names if n in cut_off}, flat)
         layers = [n for n in names if n in self.silent]
-        layers = [n for n in layers if n in doubts or not self._is_left_out(n)]
+        overtaken = {n for n in layers if self._goes_on_in_vain(n)}
+        layers = [n for n in layers if n in doubts or n in overtaken or not self._is_left_out(n)]
         if not any(map(learns, called(self._observation))):
             layers = layers[-1:]
         weights = [n for n in names if n in flat and self._is_flat(n, suspects[n])]
@@ -228,6 +229,11 @@ class _Verdict:
                 is_chance = self._observation.samples < FEWEST_SAMPLES
                 severity: Severity = "warn" if is_chance else "fail"
                 yield self._finding(record, cause, affected, [], severity=severity)
+                continue
+            if name in overtaken:
+                cause = f"of what {_named(self._flow.cut_at(self._picked[name]))} {_OVERTAKEN}"
+                last = self.silent[affected[-1]]
+                yield self._finding(last, cause, affected, [], severity="warn")
                 continue
             doubt = stops.doubts.get(doubts.get(name, _NONE)) or self._doubt(record)
             if factor and name not in {*suspects, *doubts}:
@@ -289,6 +295,22 @@ class _Verdict:
                 if sibling not in flow.reach(around) | flow.feeding(around):  # side by side
                     return True
         return False
+
+    def _goes_on_in_vain(self, name: str) -> bool:
+        """Whether what is made of it is joined to what it was made of, and that alone is picked.
+
+        Of levels that are stacked an early one is read: most of what is joined is not taken.
+        """
+        edge = self._picked.get(name, _NONE)
+        if edge not in self._stops.unread:
+            return False
+        unread = filter(None, map(self._picked.get, self.layers))
+        idle = {position for number, position in unread if number == edge[0]}
+        vertices = self._flow.graph.vertices
+        operands = enumerate(vertices[edge[0]].operands)
+        rest = [operand for position, operand in operands if position not in idle]
+        read = {vertices[number].name for number in self._flow.origins(*rest)}
+        return len(idle) > len(rest) > 0 and not read.isdisjoint(self._flow.feeding(name))
 
     @cached_property
     def _picked(self) -> Mapping[str, Edge]:
@@ -383,6 +405,11 @@ _DROPPED = (
 _NO_EFFECT = (
     "puts together only a part is taken later, and it has no effect on that, as where a class "
     "token alone is read of the last block: leave it out there or freeze it, or read the rest"
+)
+
+_OVERTAKEN = (
+    "puts together only an early part is used, and this, which goes on from it, is not: read a "
+    "later one, or leave out or freeze what is not to learn"
 )
 
 _GIVES_NOTHING = (

@@ -426,6 +426,43 @@ def test_another_value_that_is_equal_is_named(function, batch, inspect):
     assert found(inspect(Model(), batch)) == [""]
 
 
+class Steps(nn.Module):
+    """Integrates a derivative over six steps, of which `carry` says how they go on."""
+
+    def __init__(self, carry):
+        super().__init__()
+        self.start, self.derivative = nn.Linear(16, 8), nn.Linear(8, 8)
+        self.observe, self.carry = nn.Linear(8, 1), carry
+
+    def forward(self, x):
+        start = state = self.start(x)
+        seen = []
+        for _ in range(6):
+            before = start if self.carry == "none" else state
+            state = before + 0.3 * self.derivative(before)
+            seen.append(self.observe(state))
+        return seen[-1].expand(-1, 6) if self.carry == "last" else torch.cat(seen, 1)
+
+
+@pytest.mark.parametrize("carry", ["none", "last", "all"])
+def test_one_prediction_for_several_targets_is_warned_of(carry, inspect):
+    """Steps that all begin at the start, or a last one that is repeated."""
+    batch, target = torch.randn(64, 16), torch.randn(64, 6)
+    report = inspect(Steps(carry), batch, target=target, loss=nn.MSELoss())
+    said = [v for v in report.warnings if v.check == "collapse"]
+    assert [v.layer for v in said] == ([] if carry == "all" else [""])
+
+
+def test_predictions_that_are_bounded_are_left_alone(inspect):
+    """They end at the same numbers, and are not the same."""
+    model = nn.Sequential(nn.Linear(16, 6), nn.Hardtanh())
+    with torch.no_grad():
+        model[0].weight.mul_(4.0)
+    target = torch.randn(64, 6)
+    report = inspect(model, torch.randn(64, 16), target=target, loss=nn.MSELoss())
+    assert not [v for v in (*report.violations, *report.warnings) if v.check == "collapse"]
+
+
 def test_weights_that_share_a_mean_drown_no_batch(inspect):
     """Their scale is not what comes of the inputs, and the bias adds little to that."""
     model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pytest_modelhealth.report import Course, CourseEvent
+from pytest_modelhealth.report import Course, CourseEvent, Violation
 from pytest_modelhealth.settings import Limit, Settings, Severity
 from pytest_modelhealth.training.monitoring.following.follower import See
 
@@ -13,25 +13,30 @@ PATIENCE = 10
 """How many watched steps something must go on for: what is shorter is a spike."""
 
 
-@dataclass(frozen=True)
-class Breach:
-    """What is wrong with an event.
-
-    Args:
-        message: what is wrong, one sentence that stands alone.
-        value: what was measured.
-        limit: the limit it breaks, if one is a number.
-        severity: ``"warn"`` where a design may look the same, and nothing seen tells.
-        cause: the likely cause, one sentence.
-        details: what else was seen, a sentence each.
-    """
-
-    message: str
-    value: float
-    limit: Limit | None = None
-    severity: Severity = "fail"
-    cause: str = ""
-    details: tuple[str, ...] = ()
+def breach(
+    event: CourseEvent,
+    message: str,
+    value: float,
+    limit: Limit | None = None,
+    severity: Severity = "fail",
+    cause: str = "",
+    details: tuple[str, ...] = (),
+) -> Violation:
+    """Return what is wrong with an event; fields as of `Violation`."""
+    return Violation(
+        event.rule,
+        event.layer,
+        event.role,
+        value=value,
+        limit=None if limit is None else limit.value,
+        origin="always" if limit is None else limit.origin,
+        message=message,
+        cause=cause,
+        tensor=event.tensor,
+        independent=True,
+        severity=severity,
+        details=details,
+    )
 
 
 Grade = Callable[[CourseEvent, Course], Severity | None]
@@ -63,7 +68,7 @@ class Kind:
     patience: int = PATIENCE
     grade: Severity | Grade = "fail"
 
-    def assess(self, event: CourseEvent, course: Course, settings: Settings) -> Breach | None:
+    def assess(self, event: CourseEvent, course: Course, settings: Settings) -> Violation | None:
         """Return what is wrong with an event, if anything is."""
         is_short = self.measure != "rows" and event.rows < self.patience
         if event.recovered or is_short:
@@ -80,7 +85,7 @@ class Kind:
             return None
         told = {**vars(event), **event.facts, "layer": named(event), "change": change}
         message = self.message.format(**told, loss=course.loss)
-        return Breach(message, measured, limit, severity, self.cause)
+        return breach(event, message, measured, limit, severity, self.cause)
 
 
 _MEASURES: dict[str, Callable[[CourseEvent, float], float]] = {
@@ -93,7 +98,7 @@ _MEASURES: dict[str, Callable[[CourseEvent, float], float]] = {
 """By name: the value, how many steps showed it, the value by its reference (also up or down)."""
 
 
-Assess = Callable[[CourseEvent, Course, Settings], Breach | None]
+Assess = Callable[[CourseEvent, Course, Settings], Violation | None]
 
 
 @dataclass(frozen=True)
@@ -120,12 +125,12 @@ def rule(see: See, *kinds: Kind, unless: str = "", unseen: str = "") -> Rule:
         unless: what of the loss leaves nothing to object to.
     """
 
-    def assess(event: CourseEvent, course: Course, settings: Settings) -> Breach | None:
+    def assess(event: CourseEvent, course: Course, settings: Settings) -> Violation | None:
         if unless and getattr(course.loss, unless):
             return None
         rows = (kind for kind in kinds if kind.kind == event.kind)
         assessed = (row.assess(event, course, settings) for row in rows)
-        return next((breach for breach in assessed if breach is not None), None)
+        return next((found for found in assessed if found is not None), None)
 
     return Rule(see, assess, unseen)
 

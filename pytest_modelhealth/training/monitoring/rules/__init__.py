@@ -10,7 +10,7 @@ from pytest_modelhealth.checks.check import Listed
 from pytest_modelhealth.checks.facts import place
 from pytest_modelhealth.report import CourseEvent, Observation, Violation
 from pytest_modelhealth.settings import Settings
-from pytest_modelhealth.training.monitoring.rule import Breach, Rule
+from pytest_modelhealth.training.monitoring.rule import Rule
 from pytest_modelhealth.training.monitoring.rules import signals, surroundings, weights
 
 RULES: dict[str, Rule] = {**signals.RULES, **surroundings.RULES, **weights.RULES}
@@ -28,27 +28,13 @@ def findings(check: Listed, observation: Observation, settings: Settings) -> Ite
         yield check.inconclusive(place(observation), rule.unseen.format(course.steps))
     events = (event for event in course.events if event.rule == check.name)
     assessed = [(event, rule.assess(event, course, settings)) for event in events]
-    found = [(event, breach) for event, breach in assessed if breach is not None]
+    found = [
+        (event, replace(violation, layer=place(observation, event.layer).name))
+        for event, violation in assessed
+        if violation is not None
+    ]
     found.sort(key=lambda pair: (pair[1].severity != "fail", pair[0].step))
-    made = [(event, _violation(check, event, breach, observation)) for event, breach in found]
-    yield from _together(made, settings)
-
-
-def _violation(
-    check: Listed, event: CourseEvent, breach: Breach, observation: Observation
-) -> Violation:
-    return check.violation(
-        place(observation, event.layer),
-        breach.message,
-        value=breach.value,
-        limit=breach.limit,
-        role=event.role,
-        tensor=event.tensor,
-        cause=breach.cause,
-        independent=True,
-        severity=breach.severity,
-        details=breach.details,
-    )
+    yield from _together(found, settings)
 
 
 def _together(

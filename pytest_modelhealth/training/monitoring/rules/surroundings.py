@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pytest_modelhealth.report import Course, CourseEvent
+from pytest_modelhealth.report import Course, CourseEvent, Violation
 from pytest_modelhealth.settings import Settings, Severity
 from pytest_modelhealth.training.monitoring.following import surroundings as following
-from pytest_modelhealth.training.monitoring.rule import PATIENCE, Breach, Kind, Rule, named, rule
+from pytest_modelhealth.training.monitoring.rule import PATIENCE, Kind, Rule, breach, named, rule
 
 _FEW = 3
 _NONFINITE = {
@@ -37,7 +37,7 @@ _NONFINITE = {
 """Where it is, and the likely cause, by the role of the tensor."""
 
 
-def _nonfinite(event: CourseEvent, course: Course, settings: Settings) -> Breach | None:
+def _nonfinite(event: CourseEvent, course: Course, settings: Settings) -> Violation | None:
     """Return what is wrong with values that are no numbers."""
     where, cause = _NONFINITE[event.role]
     where = where.format(tensor=event.tensor, layer=named(event))
@@ -65,7 +65,7 @@ def _nonfinite(event: CourseEvent, course: Course, settings: Settings) -> Breach
         text = f"NaN or infinity first appears {where} in {since}"
         text += f"; it was gone after step {event.last}" if event.recovered else ""
         text += f"; {before}" if before else ""
-    return Breach(text, value, limit, severity, cause, (before,) if before else ())
+    return breach(event, text, value, limit, severity, cause, (before,) if before else ())
 
 
 _LARGE = 0.03
@@ -78,7 +78,7 @@ _LOST, _WORSE = 50.0, 5.0
 _PATIENT = 2 * PATIENCE
 
 
-def _diverged(event: CourseEvent, course: Course, settings: Settings) -> Breach | None:
+def _diverged(event: CourseEvent, course: Course, settings: Settings) -> Violation | None:
     """Return what is wrong with a loss that is above its best."""
     if event.recovered or event.rows < PATIENCE:
         return None
@@ -93,20 +93,20 @@ def _diverged(event: CourseEvent, course: Course, settings: Settings) -> Breach 
         f"to {event.value:.3g}, and stayed there since step {event.step}"
     )
     if risen > limit.value:
-        return Breach(text, risen, limit, cause=_cause(event))
+        return breach(event, text, risen, limit, cause=_cause(event))
     gain = gained if gained > 0.3 * max(start, _WIDE * facts["noise"]) else scale
     lost, least = rise / gain, settings["max_lost_progress"]
     if lost < least.value or rise < _WIDE * facts["noise"]:
         return None
     if _is_unstable(event):
-        return Breach(text, lost, least, cause=_cause(event))
+        return breach(event, text, lost, least, cause=_cause(event))
     if event.rows < _PATIENT or course.most_optimizer_steps > 1:
         return None
     is_far = event.value > max(_LOST * event.reference, _WORSE * abs(facts["first"]))
     if loss.never_negative and is_far:
-        return Breach(text, lost, least, cause="steps are too large, and add up")
+        return breach(event, text, lost, least, cause="steps are too large, and add up")
     why = "the model diverged, or what it learns changed: its data, its targets, its rewards"
-    return Breach(text, lost, least, severity="warn", cause=why)
+    return breach(event, text, lost, least, severity="warn", cause=why)
 
 
 def _is_unstable(event: CourseEvent) -> bool:
