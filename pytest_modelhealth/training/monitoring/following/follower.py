@@ -152,44 +152,30 @@ class LossCourse:
         self.summary = LossSummary()
         self._latest: deque[float] = deque(maxlen=_WINDOW)
         self._opening: list[float] = []
-        self._count = 0
-        self._first = math.nan
-        self._best, self._best_step = math.inf, 0
-        self._noise = 0.0
-        self._level = math.nan
-        self._never_negative = True
+        self._best = math.inf
 
     def add(self, step: int, loss: float | None) -> None:
         """Take the loss of a step; one that is no number says nothing of a level."""
         if loss is None or not math.isfinite(loss):
             return
-        if len(self._opening) < _OPENING:
+        before, count = self.summary, self.summary.count
+        first, noise, best_step = before.first, before.noise, before.best_step
+        if count < _OPENING:
             self._opening.append(loss)
-            self._first = _level_of(self._opening)
-        if self._count >= _OPENING:
-            self._add_noise(abs(loss - self._level))
-        self._count += 1
-        self._never_negative &= loss >= 0.0
+            first = _level_of(self._opening)
+        else:  # the recent deviations more; a single large one says little
+            deviation = abs(loss - before.recent)
+            if noise > 0.0 and count > 2 * _WINDOW:
+                deviation = min(deviation, 5.0 * noise)
+            noise += (deviation - noise) / min(count - _OPENING + 1, 50)
         self._latest.append(loss)
-        self._level = statistics.median(self._latest)
-        if self._count >= _OPENING and self._level < self._best:
-            self._best, self._best_step = self._level, step
+        level = statistics.median(self._latest)
+        if count + 1 >= _OPENING and level < self._best:
+            self._best, best_step = level, step
+        is_positive, best = before.never_negative and loss >= 0.0, min(self._best, level)
         self.summary = LossSummary(
-            self._count,
-            self._first,
-            min(self._best, self._level),
-            self._best_step,
-            self._level,
-            self._noise,
-            self._never_negative,
-            loss,
+            count + 1, first, best, best_step, level, noise, is_positive, loss
         )
-
-    def _add_noise(self, deviation: float) -> None:
-        """Average deviations, the recent ones more; a single large one says little."""
-        if self._noise > 0.0 and self._count > 2 * _WINDOW:
-            deviation = min(deviation, 5.0 * self._noise)
-        self._noise += (deviation - self._noise) / min(self._count - _OPENING + 1, 50)
 
 
 def _level_of(opening: list[float]) -> float:
