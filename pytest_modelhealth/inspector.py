@@ -32,7 +32,8 @@ from pytest_modelhealth.errors import (
     taking,
 )
 from pytest_modelhealth.layers import Pattern, Rule, Selection
-from pytest_modelhealth.probes.probing import Conventions, Probing
+from pytest_modelhealth.probes.conventions import Conventions
+from pytest_modelhealth.probes.probing import Probing
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import ROLES, HealthReport, Observation
 from pytest_modelhealth.settings import Settings
@@ -372,7 +373,6 @@ class Inspector(NamesItsAttributes):
                 a wrong type.
             Exception: whatever the model or the loss raises, with a note on the batch.
         """
-        from pytest_modelhealth.removal.result import RemovableUnits
         from pytest_modelhealth.removal.search import search
 
         self._require_module("removable masks the weights of a torch.nn.Module")
@@ -382,11 +382,10 @@ class Inspector(NamesItsAttributes):
         require_how_many(max_batches, progress)
         self._begin()
         request = Request(self._model, None, loss=loss, selection=self._selection)
-        record, observation = search(
+        observation, units = search(
             self._engine, request, self._observe, batches, held_out, max_batches, progress
         )
-        report = self._reported(observation, self._settings)
-        return RemovableUnits(record, report, self._model)
+        return units(self._reported(observation, self._settings), self._model)
 
     @checked_call(default_settings)
     def monitor(

@@ -14,12 +14,18 @@ from corpus.checks.wirings import (
     Block,
     Bottleneck,
     Cell,
+    Coded,
     Deaf,
     Doubled,
+    Holding,
+    Inverted,
     Model,
+    Remembering,
+    T5Block,
     TwoTasks,
     adapted,
     adapted_inside,
+    added_to,
     asked_by_one_query,
     attends,
     blocks,
@@ -46,10 +52,12 @@ from corpus.checks.wirings import (
     encoder_blocks_decode,
     encoder_decodes,
     ensemble,
+    every_other_masked,
     features,
     first_block_for_all,
     first_of_both_twice,
     functional_look_up,
+    gate_not_applied,
     gated,
     ids,
     ignores_others,
@@ -61,13 +69,16 @@ from corpus.checks.wirings import (
     last_block_twice,
     last_layer_reads_one,
     last_left_out,
+    linear_tables,
     linears,
     many_dropouts,
     mask,
+    masked_otherwise_but_once,
     mixture,
     no_state_at_all,
     norm_of_the_place_before,
     norms,
+    not_added,
     of_a_kind,
     one_convolution,
     one_head_of_all,
@@ -88,14 +99,18 @@ from corpus.checks.wirings import (
     reads_nothing,
     recurrent,
     repeated,
+    residual_but_once,
     rotary,
     routed_by_sample,
     row_of_a_table,
     same_position,
+    scaled,
     sentences,
     siamese,
+    skipped,
     state_not_carried,
     steps_by_themselves,
+    t5,
     table,
     told_by_list,
     told_by_number,
@@ -105,6 +120,7 @@ from corpus.checks.wirings import (
     two_views,
     u_net,
     universal,
+    with_a_kept_sum,
     with_boxes,
     with_context,
     with_types,
@@ -184,6 +200,14 @@ FAULTS: dict[str, Case] = {
     "the encoder decodes": (
         lambda: (Model(encoder_decodes, encoder=Block(), decoder=Block()), (ids(),)),
         "fail", "encoder", "model.encoder(",
+    ),
+    "a residual forgotten in one block": (
+        lambda: (Model(in_a_row, blocks=blocks("", "", "residual", "")), (ids(),)),
+        "warn", "blocks.2", "residual",
+    ),
+    "a residual forgotten by the caller": (
+        lambda: (Model(residual_but_once, layers=linears(5), norms=norms(5)), (ids(),)),
+        "warn", "layers.2", "residual",
     ),
     "all positions the same": (
         lambda: (Model(same_position, position=position_table()), (ids(),)),
@@ -278,6 +302,35 @@ FAULTS: dict[str, Case] = {
         lambda: (Model(in_a_row, blocks=nn.ModuleList(Doubled() for _ in range(3))), (ids(),)),
         "warn", "blocks.0", "h + h",
     ),
+    "a gate computed and not applied": (
+        lambda: (
+            Model(in_a_row, blocks=coded(gated, gated, gate_not_applied, gated)), (ids(),)
+        ),
+        "warn", "blocks.2", "no residual goes past 'gate'",
+    ),
+    "a residual forgotten inside one block": (
+        lambda: (
+            Model(in_a_row, blocks=coded(gated, gated, not_added, gated, block=Holding)),
+            (ids(),),
+        ),
+        "warn", "blocks.2.inner", "no residual goes past it",
+    ),
+    **{
+        f"{kind} in the place of a residual": (
+            lambda run=run, block=block: (
+                Model(in_a_row, blocks=coded(gated, gated, run, gated, block=block)), (ids(),)
+            ),
+            "warn", layer, f"no residual goes past {past}",
+        )
+        for kind, run in (
+            ("a number", added_to(lambda _: 0)),
+            ("zeros", added_to(lambda x: torch.zeros(WIDTH))),
+            ("zeros like the input", added_to(torch.zeros_like)),
+        )
+        for block, layer, past in (
+            (Coded, "blocks.2", "'fc'"), (Holding, "blocks.2.inner", "it"),
+        )
+    },
     "a value joined to itself": (
         lambda: (Model(joined_to_itself, **parts()), (ids(),)), "warn", "", "torch.cat([one, one]",
     ),
@@ -361,14 +414,30 @@ HEALTHY: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
         (ids(),),
     ),
     "a sequence of one": lambda: (Model(same_position, position=position_table()), (ids()[:, :1],)),
+    "T5's first block makes the bias": lambda: (
+        Model(t5, blocks=nn.ModuleList(T5Block(number == 0) for number in range(5))), (ids(),)
+    ),
+    "the first block's values go to all": lambda: (
+        Model(t5, blocks=nn.ModuleList(Remembering() for _ in range(5))), (ids(),)
+    ),
+    "Swin masks every other block": lambda: (
+        Model(every_other_masked, blocks=blocks(*[""] * 6)), (ids(), mask())
+    ),
+    "one block of four with a mask of its own": lambda: (
+        Model(masked_otherwise_but_once, blocks=blocks(*[""] * 4)), (ids(), mask())
+    ),
     "torch's own encoder": lambda: (
         nn.TransformerEncoder(
             nn.TransformerEncoderLayer(WIDTH, 2, WIDTH, batch_first=True), num_layers=4
         ),
         (features(),),
     ),
+    "stochastic depth that grows": lambda: (Model(in_a_row, blocks=linear_tables(5)), (ids(),)),
     "ResNet": lambda: (
         Model(convolved, blocks=nn.ModuleList(Bottleneck(s) for s in (2, 1, 1, 1, 1))), (ids(),)
+    ),
+    "MobileNet": lambda: (
+        Model(convolved, blocks=nn.ModuleList(Inverted(s) for s in (1, 1, 2, 1, 1))), (ids(),)
     ),
     "DenseNet": lambda: (Model(dense, layers=linears(5)), (ids(),)),
     "U-Net": lambda: (
@@ -436,6 +505,21 @@ HEALTHY: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
         Model(in_a_row, blocks=nn.ModuleList(Doubled(fault=False) for _ in range(4))), (ids(),)
     ),
     "gates": lambda: (Model(in_a_row, blocks=coded(*[gated] * 4)), (ids(),)),
+    "the first block scales": lambda: (
+        Model(in_a_row, blocks=coded(scaled, *[gated] * 4)), (ids(),)
+    ),
+    "the last block has no gate": lambda: (
+        Model(in_a_row, blocks=coded(*[gated] * 4, gate_not_applied)), (ids(),)
+    ),
+    "every other block has no gate": lambda: (
+        Model(in_a_row, blocks=coded(*[gated, gate_not_applied] * 3)), (ids(),)
+    ),
+    "a block left out for a step": lambda: (
+        Model(in_a_row, blocks=coded(gated, gated, skipped, gated, gated)), (ids(),)
+    ),
+    "the first block sums for all": lambda: (
+        Model(in_a_row, blocks=with_a_kept_sum()), (ids(),)
+    ),
     "two states of one layer joined": lambda: (
         Model(both_states, lstm=nn.LSTM(WIDTH, WIDTH), join=nn.Linear(2 * WIDTH, WIDTH)), (ids(),)
     ),

@@ -174,6 +174,13 @@ def encoder_decodes(model: Any, x: Tensor) -> Tensor:
     return model.encoder(model.encoder(x))
 
 
+def residual_but_once(model: Any, x: Tensor) -> Tensor:
+    for number, layer in enumerate(model.layers):
+        branch = F.gelu(layer(model.norms[number](x)))
+        x = branch if number == 2 else x + branch
+    return x
+
+
 def same_position(model: Any, x: Tensor) -> Tensor:
     return x + model.position(torch.zeros(x.shape[:2], dtype=torch.long))
 
@@ -225,6 +232,12 @@ def both_towers_on_one(model: Any, x: Tensor, _: Tensor) -> Tensor:
 
 def one_input_twice(model: Any, x: Tensor, _: Tensor) -> Tensor:
     return (model.tower(x) - model.tower(x)).abs()
+
+
+def masked_otherwise_but_once(model: Any, x: Tensor, hidden: Tensor) -> Tensor:
+    for number, block in enumerate(model.blocks):
+        x = block(x, hidden.flip(0) if number == 3 else hidden)
+    return x
 
 
 def state_not_carried(model: Any, x: Tensor) -> Tensor:
@@ -296,6 +309,17 @@ class Coded(nn.Module):
         return self.run[0](self, x)
 
 
+class Holding(nn.Module):
+    """A block around one whose code is given."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self.inner, self.out = Coded(run), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.inner(x))
+
+
 def coded(*runs: Run, block: Callable[[Run], nn.Module] = Coded) -> nn.ModuleList:
     """Return a block for each of these."""
     return nn.ModuleList(map(block, runs))
@@ -303,6 +327,42 @@ def coded(*runs: Run, block: Callable[[Run], nn.Module] = Coded) -> nn.ModuleLis
 
 def gated(block: Any, x: Tensor) -> Tensor:
     return x + torch.sigmoid(block.gate(x)) * block.fc(block.norm(x))
+
+
+def gate_not_applied(block: Any, x: Tensor) -> Tensor:
+    torch.sigmoid(block.gate(x))
+    return x + block.fc(block.norm(x))
+
+
+def not_added(block: Any, x: Tensor) -> Tensor:
+    return torch.sigmoid(block.gate(x)) * block.fc(block.norm(x))
+
+
+def added_to(past: Callable[[Tensor], Any]) -> Run:
+    """Return code that adds something made of the input in place of it."""
+    return lambda block, x: not_added(block, x) + past(x)
+
+
+def scaled(block: Any, x: Tensor) -> Tensor:
+    return gated(block, x * 3.0)
+
+
+def skipped(_: Any, x: Tensor) -> Tensor:
+    return x
+
+
+def with_a_kept_sum() -> nn.ModuleList:
+    """Return blocks of which the first computes a sum for all."""
+    kept: list[Tensor] = []
+
+    def first(block: Any, x: Tensor) -> Tensor:
+        kept[:] = [x.sum(1, keepdim=True)]
+        return later(block, x)
+
+    def later(block: Any, x: Tensor) -> Tensor:
+        return gated(block, x) + kept[0]
+
+    return coded(first, later, later, later, later)
 
 
 def joined(model: Any, x: Tensor) -> Tensor:
@@ -508,6 +568,72 @@ def counted_from_a_buffer(model: Any, x: Tensor) -> Tensor:
     return x + model.position(model.numbers[:, : x.shape[1]])
 
 
+class T5Block(nn.Module):
+    """A block of which the first makes the bias that all add to their scores."""
+
+    def __init__(self, first: bool) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.bias = nn.Embedding(2 * LENGTH, 1) if first else None
+
+    def forward(self, x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        if bias is None:
+            at = torch.arange(x.shape[1])
+            bias = self.bias(at[None] - at[:, None] + x.shape[1])[..., 0]
+        scores = self.q(x) @ self.k(x).transpose(1, 2) + bias
+        return x + scores.softmax(-1) @ self.v(x), bias
+
+
+def t5(model: Any, x: Tensor) -> Tensor:
+    bias = None
+    for block in model.blocks:
+        x, bias = block(x, bias)
+    return x
+
+
+class Remembering(nn.Module):
+    """A block that adds the first one's values to its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.v, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:
+        values = self.v(x)
+        mixed = values if first is None else values + first
+        return x + self.out(mixed), values if first is None else first
+
+
+def every_other_masked(model: Any, x: Tensor, hidden: Tensor) -> Tensor:
+    for number, block in enumerate(model.blocks):
+        x = block(x, hidden) if number % 2 else block(x)
+    return x
+
+
+class DropPath(nn.Module):
+    """Leaves out the branch of whole samples; the first block's never."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.p:
+            return x
+        return x * torch.empty(len(x), 1, 1).bernoulli_(1 - self.p) / (1 - self.p)
+
+
+class Deep(nn.Module):
+    """A block with stochastic depth."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.fc, self.drop = nn.Linear(WIDTH, WIDTH), DropPath(p)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.drop(F.gelu(self.fc(x)))
+
+
 class Bottleneck(nn.Module):
     """A block of a ResNet, with a projection where it strides."""
 
@@ -526,6 +652,19 @@ def convolved(model: Any, x: Tensor) -> Tensor:
     for block in model.blocks:
         x = block(x)
     return x.mean(-1)
+
+
+class Inverted(nn.Module):
+    """A block of a MobileNet: what strides has no residual."""
+
+    def __init__(self, stride: int) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv1d(WIDTH, WIDTH, 3, stride, 1), nn.BatchNorm1d(WIDTH)
+        self.residual = stride == 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.norm(self.conv(x))
+        return x + out if self.residual else out
 
 
 def dense(model: Any, x: Tensor) -> Tensor:
@@ -630,6 +769,11 @@ def last_layer_reads_one(model: Any, x: Tensor, hidden: Tensor) -> Tensor:
     for block in model.blocks[:2]:
         x = block(x, hidden)
     return model.blocks[2](x[:, :1])
+
+
+def linear_tables(count: int) -> nn.ModuleList:
+    """Return blocks with stochastic depth that grows."""
+    return nn.ModuleList(Deep(0.1 * number) for number in range(count))
 
 
 def frozen(part: nn.Module) -> nn.Module:

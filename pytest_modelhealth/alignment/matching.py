@@ -67,8 +67,8 @@ def align(reference: Layers, candidate: Layers, *, is_blind: bool = False) -> Al
     reasons: dict[tuple[bool, str], Reason] = {}
     for split in splits:
         is_fused = split.word == "fused"
-        reasons[is_fused, split.one] = split
-        reasons |= {(not is_fused, part): split for part in split.several}
+        reasons[is_fused, split.whole] = split
+        reasons |= {(not is_fused, part): split for part in split.parts}
     pairs = [
         pair
         if pair.aligned

@@ -46,20 +46,20 @@ class Reason:
             layer is several of the candidate, ``"fused"``: several of the reference are one of the
             candidate, by the rows of their parameters or by their calls. ``"unseen"``: nothing
             watches it inside a candidate of compiled or scripted code.
-        one: name of the one layer.
-        several: the names of the several, in order.
+        whole: name of the one layer.
+        parts: the names of the several, in order.
         is_all: whether nothing inside the candidate is seen, rather than no functional layer.
     """
 
     word: str
-    one: str = ""
-    several: tuple[str, ...] = ()
+    whole: str = ""
+    parts: tuple[str, ...] = ()
     is_all: bool = False
 
     def is_of_part(self, pair: Pair) -> bool:
         """Whether a layer is one of the several."""
         if self.word == "folded":
-            return pair.reference in self.several
+            return pair.reference in self.parts
         on_this_side = (pair.reference is None) is (self.word == "split")
         return self.word in ("split", "fused") and on_this_side
 
@@ -69,8 +69,8 @@ class Reason:
             what = "a functional layer, which cannot be seen in the candidate"
             return "" if self.is_all else what
         if self.is_of_part(pair):
-            return f"is {'folded into' if self.word == 'folded' else 'a part of'} {self.one}"
-        several = listed(self.several, MOST_PARTS)
+            return f"is {'folded into' if self.word == 'folded' else 'a part of'} {self.whole}"
+        several = listed(self.parts, MOST_PARTS)
         if self.word == "folded":
             return f"has {several} folded into it"
         return f"is {'fused from' if self.word == 'fused' else 'split into'} {several}"
@@ -122,7 +122,7 @@ class Pair:
     def folded_in(self) -> tuple[str, ...]:
         """The layers of the reference that its own has taken over."""
         is_host = self.reason is not None and self.reason.word == "folded" and not self.is_folded
-        return self.reason.several if self.reason is not None and is_host else ()
+        return self.reason.parts if self.reason is not None and is_host else ()
 
     @property
     def output_of(self) -> str | None:

@@ -21,8 +21,7 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     """Yield the layers with too many units that can go, the worst first."""
     if observation.removable is None:
         return
-    found = observation.removable.layers.values()
-    for layer in sorted(found, key=lambda layer: -layer.fraction):
+    for layer in sorted(observation.removable.values(), key=lambda layer: -layer.fraction):
         limit = settings.limit("max_removable_fraction", layer.name)
         if limit.value is None or layer.fraction <= limit.value:
             continue

@@ -1,4 +1,4 @@
-"""Layers that are alike, and which of them stand in for others."""
+"""Layers that are alike: which no residual goes past, and which stand in for others."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pytest_modelhealth.report import Flow, LayerRecord, Observation
 from pytest_modelhealth.report.flow import Call
 from pytest_modelhealth.settings.setting import parent
 
+_FEWEST_SIBLINGS = 3
 _Form = tuple[tuple[str, str, tuple[tuple[str, tuple[int, ...]], ...]], ...]
 
 
@@ -76,6 +77,47 @@ class Siblings:
     def learns(self, layer: str) -> bool:
         """Whether a layer or one inside it has parameters that are not frozen."""
         return any(map(trainable, self.below[layer]))
+
+
+# ---- a residual that one lacks and the rest have ------------------------------------------------
+
+
+def without_residual(
+    observation: Observation, flow: Flow, groups: Siblings
+) -> Iterator[tuple[str, str, int]]:
+    """Yield layers past which no residual goes, while one goes past each of three siblings or more.
+
+    Each with what it is inside of a sibling whose own code adds nothing past it, ``""`` where it is
+    its own code or that of its caller, and how many siblings there are. The first and the last may
+    be meant so, as is what changes the shape. Layers that hold no others are compared within a list
+    alone: those that have names of their own have parts of their own to play, as queries have.
+    """
+    for group in groups.alike:
+        records = [observation.layers[name] for name in group]
+        around = observation.layers[parent(group[0])]
+        is_list = around.entered is None or around.type_name == "Sequential"
+        inside = [record.name[len(group[0]) :] for record in groups.below[group[0]]]
+        if len(group) <= _FEWEST_SIBLINGS or not (is_list or len(inside) > 1):
+            continue
+        kept = {
+            (r.inputs is not None and r.activations is not None)
+            and r.inputs.shape == r.activations.shape
+            for r in records
+        }
+        calls = [flow.calls(name) if name in flow else () for name in group]
+        # one that is not called, or returns what it is given, is skipped for a step
+        is_left_out = any(
+            not c or any(set(one.outputs) <= set(one.inputs) for one in c) for c in calls
+        )
+        if is_left_out or len(kept) > 1:
+            continue
+        for inner in inside:
+            if not all(name + inner in flow for name in group):
+                continue
+            for is_around in (False, True) if inner else (True,):
+                without = [n for n in group if not flow.residual(n + inner, around=is_around)]
+                if len(without) == 1 and without[0] not in (group[0], group[-1]):
+                    yield without[0] + inner, inner if is_around else "", len(group) - 1
 
 
 _FEWEST_FOR_A_LOOP = 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.designs import LOOK_UPS
@@ -14,11 +14,13 @@ from pytest_modelhealth.checks.siblings import (
     Siblings,
     StandIn,
     standing_in,
+    without_residual,
 )
 from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
 from pytest_modelhealth.report.flow import AS_IT_IS, FILLED, Vertex
 from pytest_modelhealth.report.flow.inferred import NOTE
 from pytest_modelhealth.settings import Settings
+from pytest_modelhealth.settings.setting import is_inside, parent
 from pytest_modelhealth.statistics import TensorStatistics
 
 WIRING = CHECKS["wiring"]
@@ -58,7 +60,10 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Violation
     if flow.is_exact:
         if flow.graph.outputs:
             yield from _unread(observation, flow, groups)
-        yield from _doubled(observation, flow)
+        doubled = list(_doubled(observation, flow))
+        yield from doubled
+        known = [name for violation in doubled for name in violation.layers]
+        yield from _residuals(observation, flow, groups, known)
 
 
 # ---- a layer in the place of another ------------------------------------------------------------
@@ -85,6 +90,38 @@ def _stand_ins(observation: Observation, flow: Flow, groups: Siblings) -> Iterat
             + ("" if is_sure else "; chosen so on purpose they look the same"),
             affected=(*never, *(name for one in found[1:] for name in (one.layer, *one.never))),
             severity="fail" if is_sure else "warn",
+        )
+
+
+# ---- a residual that siblings have --------------------------------------------------------------
+
+
+def _residuals(
+    observation: Observation, flow: Flow, groups: Siblings, known: Collection[str]
+) -> Iterator[Violation]:
+    found = list(without_residual(observation, flow, groups))
+    names, told = {layer for layer, _, _ in found}, list(known)
+    for layer, inner, siblings in found:
+        culprit = parent(layer) if inner else layer  # whose own code it is
+        if any(culprit == o or is_inside(culprit, o) or is_inside(o, culprit) for o in told):
+            continue
+        if layer in flow and not names.isdisjoint(flow.consumers(layer)):
+            continue  # the last layer of a branch stands for it
+        told.append(culprit)
+        past = (
+            f"in it no residual goes past {inner.rpartition('.')[2]!r}"
+            if inner
+            else ("no residual goes past it")
+        )
+        yield WIRING.violation(
+            observation.layers[culprit],
+            f"it differs from its {siblings} siblings, which agree: {past}, nothing that it is "
+            f"made of is added to what comes of it{at(flow.line(layer) if layer in flow else '')}",
+            value=float(siblings),
+            cause="left out by a condition or a copied line, or something else is added in its "
+            "place; or meant so: nothing that was seen tells",
+            independent=True,
+            severity="warn",
         )
 
 

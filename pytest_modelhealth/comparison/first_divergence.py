@@ -25,6 +25,23 @@ _OTHER_BACKWARD = "its backward changed: a detach(), a custom autograd.Function"
 _NO_SETTING = (
     "its settings are the same: the code of its forward changed, or it draws random numbers"
 )
+_OTHER_LOSS = "the loss function, its reduction, or a scale?"
+
+_HINTS = (
+    ("norm", "its eps, or its mode?"),
+    ("dropout", "its mode, its p, or a seed?"),
+    ("softmax", "its dim, or a scale?"),
+    ("attention", "its mask, its scale, or dropout?"),
+    ("conv", "its stride, padding, dilation or groups?"),
+    ("pool", "its kernel, stride or padding?"),
+    ("embedding", "its padding_idx or max_norm, or other indices?"),
+    ("lstm", "its initial state, or its direction?"),
+    ("upsample", "its mode or align_corners?"),
+    ("gelu", "its approximation?"),
+    ("relu", "another activation, or its slope?"),
+)
+_NO_HINT = "its settings or its forward?"
+"""Where the settings of a layer are not known, what it may be, by a word of its type."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +52,14 @@ class Search:
         runs: both runs.
         changed: the parameters and buffers of each layer of the reference whose values differ.
         results: what became of each tensor, in order of appearance in the reference.
+        of_snapshots: whether the runs are what snapshots keep of them: statistics, merged over
+            calls, of models that are not here. Layers go by their names in the later one.
     """
 
     runs: TwoRuns
     changed: Mapping[str, Changed]
     results: Sequence[TensorResult]
+    of_snapshots: bool = False
 
     @property
     def a(self) -> Trace:
@@ -80,19 +100,32 @@ class Search:
         weights = self._other_weights()
         if weights is not None and not (forward and self._moment(forward) < self._moment(weights)):
             return self._weights(weights)
-        if forward:
-            return self._forward(forward)
-        kept = [result for result in self.diverged if result.key.role == "buffers"]
-        if kept:
-            return self._buffers(kept)
-        return self._backward(self.diverged[0]) if self.diverged else None
+        kept = next((one for one in self.diverged if one.key.role == "buffers"), None)
+        first = forward or kept or next(iter(self.diverged), None)
+        return None if first is None else self.begun_by(first)
 
-    def _buffers(self, kept: list[TensorResult]) -> Divergence:
+    def begun_by(self, first: TensorResult) -> Divergence:
+        """Return the divergence that began with a tensor, where all before it is right."""
+        name, role = first.key.layer, first.key.role
+        if role in FORWARD:
+            if self.of_snapshots and role == "activations":
+                if calls := self._calls_of(name):
+                    return self._called(calls, first, "another output")
+                if self._values(name):
+                    return self._weights(first)
+            return self._forward(first)
+        if role == "parameters":
+            return self._weights(first)
+        return self._buffers(first) if role == "buffers" else self._backward(first)
+
+    def _buffers(self, first: TensorResult) -> Divergence:
         """Return the divergence of a layer that keeps something else for the next step."""
-        first, name = kept[0], kept[0].key.layer
-        names = [result.key.tensor for result in kept if result.key.layer == name]
+        name = first.key.layer
+        names = [r.key.tensor for r in self.diverged if r.key[:2] == (name, "buffers")]
         verb = "is" if len(names) == 1 else "are"
-        story = f"same output, but after the step {' and '.join(names)} {verb} not the same"
+        story = f"after the step {' and '.join(names)} {verb} not the same"
+        if not self._is_off(name, "activations"):
+            story = f"same output, but {story}"
         calls = self._calls_of(name)
         if calls:
             return self._called(calls, first, story)
@@ -152,6 +185,8 @@ class Search:
         for tie in self.causes.ties:
             if tie.pair is pair and tie.parameter in values:
                 return self._tied(tie, output, "it has other values", cause)
+        if self.of_snapshots and not self._is_off(output.key.layer, "activations"):
+            return self._made(pair, "parameters", output, self._given(pair, "other weights"), cause)
         if output.diverged:
             return self._own(pair, output)
         story = "other weights, although on this batch the output is the same up to rounding"
@@ -165,16 +200,29 @@ class Search:
         if pair.output_of is not None:
             story = f"same input, and its output is not that of {pair.output_of}, which was folded"
             return self._made(pair, kind, first, f"{story} into it", changed)
-        given = "same input" if self.a.of_role[name, "inputs"] else "no input"
         if changed:
             cause = _joined(changed, *other_settings(pair, self.runs))
-            return self._made(pair, kind, first, f"{given}, other weights, other output", cause)
+            story = self._given(pair, "other weights, other output")
+            return self._made(pair, kind, first, story, cause)
         owns = self.a.layers[name].parameters and self.b.layers[pair.candidate or ""].parameters
         is_same = owns and self.changed[name].are_all_read
-        story = f"{given}, {'same weights, ' if is_same else ''}other output"
+        story = self._given(pair, f"{'same weights, ' if is_same else ''}other output")
         cause = _joined(self._settings(pair), self._operations(pair))
         cause = first.coarse or cause or self._settings(pair, or_code=True)
         return self._made(pair, kind, first, story, cause)
+
+    def _given(self, pair: Pair, story: str) -> str:
+        """Return a story of a layer that begins with what it was given, as far as that is known."""
+        name = pair.reference or ""
+        if self._is_off(name, "inputs"):
+            return story
+        if self.a.of_role[name, "inputs"]:
+            return f"same input, {story}"
+        return story if self.of_snapshots else f"no input, {story}"
+
+    def _is_off(self, layer: str, role: str) -> bool:
+        """Whether any tensor of a layer in a role diverged."""
+        return any(one.key[:2] == (layer, role) for one in self.diverged)
 
     def _between(self, first: TensorResult, around: str, seen: str) -> Divergence:
         """Return the divergence where all aligned layers before are right."""
@@ -184,7 +232,7 @@ class Search:
         pair = self._pair_or_stand_in(around)
         if added or lost:
             parts = [
-                f"{what} {', '.join(self._label(pair.name) for pair in pairs)}"
+                f"{what} {', '.join(map(self._name_of, pairs))}"
                 for what, pairs in (("inserted", added), ("removed", lost))
                 if pairs
             ]
@@ -227,7 +275,8 @@ class Search:
             pair = around
         pair = pair or self._pair_or_stand_in(name)
         cuts = self._operations(around, backward=True) or self._operations(pair, backward=True)
-        cause = cuts or first.problem or _OTHER_BACKWARD
+        other = _OTHER_LOSS if self.of_snapshots and not name else _OTHER_BACKWARD
+        cause = cuts or first.problem or other
         return self._made(pair, "backward", first, story, cause)
 
     def _parameter_gradient(self, first: TensorResult, name: str) -> Divergence:
@@ -293,7 +342,7 @@ class Search:
         return Divergence(
             layer=pair.name,
             candidate=pair.candidate,
-            label=self._label(pair.name),
+            label=self._name_of(pair),
             kind=kind,
             result=result,
             story=story,
@@ -331,7 +380,14 @@ class Search:
         return self._pair(name) or _stand_in(name)
 
     def _label(self, name: str) -> str:
-        return name or self.a.observation.model_type
+        """Return what to call a layer of the reference."""
+        pair = self.runs.alignment.by_reference.get(name)
+        return name or self.a.observation.model_type if pair is None else self._name_of(pair)
+
+    def _name_of(self, pair: Pair) -> str:
+        side = self.b if self.of_snapshots and pair.candidate is not None else self.a
+        name = pair.candidate if side is self.b else pair.name
+        return name or side.observation.model_type
 
     def _runs_others(self, name: str) -> bool:
         """Whether other layers ran inside this one."""
@@ -413,6 +469,8 @@ class Search:
         if pair.reference is None or pair.candidate is None:
             return code
         x, y = self.a.layers[pair.reference], self.b.layers[pair.candidate]
+        if or_code and self.of_snapshots:
+            code = next((hint for word, hint in _HINTS if word in y.type_name.lower()), _NO_HINT)
         is_other = kind(x) != kind(y) or (
             x.type_name != y.type_name and x.functional == y.functional
         )

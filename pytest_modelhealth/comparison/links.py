@@ -176,13 +176,13 @@ def parameter_names(runs: TwoRuns, ours: str, theirs: str) -> dict[str, str]:
 def _of_split(split: Reason, a: Trace, b: Trace) -> Iterator[Link]:
     """Yield the one layer's tensors beside those of its parts, joined."""
     for role in ("activations", "gradients"):
-        groups = zip(*(b.of_role[part, role] for part in split.several), strict=False)
-        for one, others in zip(a.of_role[split.one, role], groups, strict=False):
+        groups = zip(*(b.of_role[part, role] for part in split.parts), strict=False)
+        for one, others in zip(a.of_role[split.whole, role], groups, strict=False):
             yield Link(one, tuple(others))
-    for one in a.of_role[split.one, "inputs"][:1]:
-        yield from (Link(one, (other,)) for other in b.of_role[split.several[0], "inputs"][:1])
-    for one in a.of_role[split.one, "parameter_gradients"]:
-        others = tuple(one._replace(layer=part) for part in split.several)
+    for one in a.of_role[split.whole, "inputs"][:1]:
+        yield from (Link(one, (other,)) for other in b.of_role[split.parts[0], "inputs"][:1])
+    for one in a.of_role[split.whole, "parameter_gradients"]:
+        others = tuple(one._replace(layer=part) for part in split.parts)
         if all(other in b.entries for other in others):
             shapes = [b.entries[other].shape for other in others]
             yield Link(one, others, None, _is_other_way(a.entries[one].shape, shapes))
@@ -191,12 +191,12 @@ def _of_split(split: Reason, a: Trace, b: Trace) -> Iterator[Link]:
 def _of_fusion(split: Reason, a: Trace, b: Trace) -> Iterator[Link]:
     """Yield the tensors of each part beside its rows of the candidate's one layer."""
     start = 0
-    parameters = {part: a.layers[part].parameters for part in split.several}
-    for part in split.several:
+    parameters = {part: a.layers[part].parameters for part in split.parts}
+    for part in split.parts:
         rows = next(iter(parameters[part].values())).shape[0]
         for role in (*FLOWING, "parameter_gradients"):
             for one in a.of_role[part, role]:
-                other = one._replace(layer=split.one)
+                other = one._replace(layer=split.whole)
                 if other not in b.entries:
                     continue
                 transposed = role == "parameter_gradients" and _is_other_way(

@@ -189,7 +189,7 @@ def with_folds(alignment: Alignment, a: Trace, b: Trace, store: TensorStore) -> 
             best = distances.index(min(distances))
             if best:  # more was taken over than was known
                 fold = Reason("folded", y.name, tuple(chain[1 : len(known) + best + 1]))
-                reasons |= dict.fromkeys((x.name, *fold.several), fold)
+                reasons |= dict.fromkeys((x.name, *fold.parts), fold)
     pairs = (replace(p, reason=reasons.get(p.reference, p.reason)) for p in alignment.pairs)
     return replace(alignment, pairs=tuple(pairs))
 

@@ -25,7 +25,8 @@ from pytest_modelhealth.capture.step.state import Memory, State
 from pytest_modelhealth.data_sets.extremes import Extremes, OddSamples
 from pytest_modelhealth.errors import InspectionError, ModelHealthWarning
 from pytest_modelhealth.layers import type_name
-from pytest_modelhealth.probes.probing import Conventions, Probing
+from pytest_modelhealth.probes.conventions import Conventions
+from pytest_modelhealth.probes.probing import Probing
 from pytest_modelhealth.progress import track
 from pytest_modelhealth.report import Observation, Part
 from pytest_modelhealth.settings import Settings

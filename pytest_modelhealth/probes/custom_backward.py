@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.facts import at, place
 from pytest_modelhealth.probes.parameter_effect import without_gradient
-from pytest_modelhealth.probes.probe import (
-    Evidence,
-    Probe,
-)
+from pytest_modelhealth.probes.probe import Evidence, Probe
 from pytest_modelhealth.settings import Setting, Settings
 
 if TYPE_CHECKING:

@@ -6,51 +6,19 @@ What probes say of two runs that part stands here, too, and which probes there a
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from pytest_modelhealth.checks import Check, Finding, checks_in
 from pytest_modelhealth.checks.facts import at, place
+from pytest_modelhealth.probes.conventions import Found
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.probes.intervening.running import Runs
     from pytest_modelhealth.report import LayerRecord, Observation, Parting, ProbeRecord
     from pytest_modelhealth.settings import Settings
-
-
-class Found(NamedTuple):
-    """What a probe found.
-
-    Args:
-        changed: what was changed, for people.
-        partings: where runs part that should not, in execution order.
-        notes: what else a reader should know.
-    """
-
-    changed: str
-    partings: Sequence[Parting] = ()
-    notes: tuple[str, ...] = ()
-
-
-class UntellableError(Exception):
-    """Nothing can be told.
-
-    Args:
-        reason: why, and what is needed.
-        changed: what was changed, where a run followed; ``""`` where none did.
-        notes: what else a reader should know.
-    """
-
-    def __init__(self, reason: str, changed: str = "", notes: tuple[str, ...] = ()) -> None:
-        super().__init__(reason)
-        self.changed, self.notes = changed, notes
-
-
-class NotApplicableError(UntellableError):
-    """There is nothing to judge in this model or batch."""
 
 
 class Evidence(NamedTuple):
@@ -113,7 +81,7 @@ class Probe(Check):
     def experiment(self) -> str:
         """What changes something and runs again, ``module:function`` of `intervening`."""
 
-    def probe(self, runs: Runs) -> Found:
+    def probe(self, runs: Any) -> Found:
         """Change something, run the model again, and return what followed.
 
         Raises:

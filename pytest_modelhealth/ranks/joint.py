@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,8 +24,8 @@ from pytest_modelhealth.ranks.comparing import disagreements
 from pytest_modelhealth.ranks.evidence import Evidence
 from pytest_modelhealth.ranks.group import RankGroup, limited
 from pytest_modelhealth.ranks.layout import Place, described, place_of
-from pytest_modelhealth.report import Observation
-from pytest_modelhealth.report.parts import Extreme, Probed
+from pytest_modelhealth.report import LayerRecord, Observation, Probed
+from pytest_modelhealth.report.merging import merged
 from pytest_modelhealth.tolerance import Run, observed
 
 _groups: dict[Place, RankGroup] = {}
@@ -121,48 +122,46 @@ def settled(group: RankGroup, own: Observation, over_batches: bool) -> Observati
     Raises:
         InspectionError: another rank is not at its end.
     """
-    alone = (own.probes, own.costs, own.stepped)
-    if alone == _NOTHING and not over_batches:
+    if (own.probes, own.costs, own.stepped) == (Probed(), None, None) and not over_batches:
         return own
     batches = f"{own.batches} batch" + ("" if own.batches == 1 else "es")
     group.barrier.wait(f"the end of its inspection, after {batches}")
     with group.telling("ending its inspection"):
-        extremes = {name: (r.largest, r.nonfinite) for name, r in own.layers.items()}
-        sent = group.gather((extremes, own.odd_samples, alone))
-    layers = {}
-    for name, record in own.layers.items():
-        largest, first = zip(*(each[name] for each, _, _ in sent), strict=True)
-        layers[name] = replace(
-            record,
-            largest=_outstanding(group, largest, lambda one: -abs(one.value)),
-            nonfinite=_outstanding(group, first, lambda one: one.batch),
+        mine = replace(
+            own,
+            layers={n: replace(r, **_extremes(group, r)) for n, r in own.layers.items()},
+            odd_samples={
+                kind: (who, replace(place, rank=group.rank))
+                for kind, (who, place) in own.odd_samples.items()
+            },
+            flow=None,
         )
-    odd = {
-        kind: (who, replace(place, rank=rank))
-        for rank, (_, each, _) in reversed([*zip(group.ranks, sent, strict=True)])
-        for kind, (who, place) in each.items()
-    }
-    probes, costs, stepped = sent[0][2]
-    return replace(own, layers=layers, odd_samples=odd, probes=probes, costs=costs, stepped=stepped)
+        joint = merged(group.gather(mine), over="ranks")
+    return replace(
+        own,
+        layers={
+            n: replace(r, largest=joint.layers[n].largest, nonfinite=joint.layers[n].nonfinite)
+            for n, r in own.layers.items()
+        },
+        odd_samples=joint.odd_samples,
+        probes=joint.probes,
+        costs=joint.costs,
+        stepped=joint.stepped,
+    )
 
 
-def _outstanding(
-    group: RankGroup, extremes: Sequence[Mapping[str, Extreme]], order: Callable[[Extreme], float]
-) -> dict[str, Extreme]:
-    """Return by role the first of the smallest `order`; gradients as their statistics are."""
-    found: dict[str, Extreme] = {}
-    for rank, each in zip(group.ranks, extremes, strict=True):
-        for role, one in each.items():
-            if role not in found or order(one) < order(found[role]):
-                found[role] = replace(one, rank=rank)
+def _extremes(group: RankGroup, record: LayerRecord) -> dict[str, Any]:
+    """Return where values of a layer stood, with the rank; gradients as their statistics are."""
     shares = len(group.place.data)
     return {
-        role: replace(one, value=one.value / shares) if role == "gradients" else one
-        for role, one in found.items()
+        kind: {
+            role: replace(
+                one, rank=group.rank, value=one.value / (shares if role == "gradients" else 1)
+            )
+            for role, one in getattr(record, kind).items()
+        }
+        for kind in ("largest", "nonfinite")
     }
-
-
-_NOTHING = (Probed(), None, None)
 
 
 def _structure(request: Request) -> str:

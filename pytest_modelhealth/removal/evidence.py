@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,15 +51,13 @@ class Evidence:
             max(self.epsilon, other.epsilon),
         )
 
-    @property
-    def inactive(self) -> tuple[int, ...]:
-        """The units that were zero."""
-        return tuple(self.zero.nonzero().flatten().tolist())
-
-    @property
-    def unused(self) -> tuple[int, ...]:
-        """The units that were not, and that nothing read."""
-        return tuple((self.unread & ~self.zero).nonzero().flatten().tolist())
+    def units(self) -> dict[str, tuple[Any, ...]]:
+        """Return the units that look removable, by kind; of duplicates pairs of unit and twin."""
+        inactive = self.zero.nonzero().flatten().tolist()
+        unread = (self.unread & ~self.zero).nonzero().flatten().tolist()
+        masked = {*inactive, *unread}
+        pairs = tuple(pair for pair in self.twins() if masked.isdisjoint(pair))
+        return {"inactive": tuple(inactive), "unread": tuple(unread), "duplicates": pairs}
 
     def twins(self) -> tuple[tuple[int, int], ...]:
         """Return pairs of a unit and the first one that has the same values, in order.
@@ -74,16 +72,18 @@ class Evidence:
             pairs = zip(marks[one][:projections], marks[other][:projections], strict=True)
             return all(abs(a - b) <= limit for a, b in pairs)
 
-        groups: list[list[int]] = []
-        near: list[list[int]] = []  # groups that a unit further on may still be of
-        for unit in sorted((~self.zero).nonzero().flatten().tolist(), key=marks.__getitem__):
-            near = [group for group in near if agree(unit, group[0], 1)]
-            group = next((g for g in near if agree(unit, g[0], len(marks[unit]))), None)
-            if group is None:
-                group = []
-                near.append(group)
-                groups.append(group)
-            group.append(unit)
+        def grouped() -> Iterator[list[int]]:
+            near: list[list[int]] = []  # groups that a unit further on may still be of
+            for unit in sorted((~self.zero).nonzero().flatten().tolist(), key=marks.__getitem__):
+                near = [group for group in near if agree(unit, group[0], 1)]
+                group = next((g for g in near if agree(unit, g[0], len(marks[unit]))), None)
+                if group is not None:
+                    group.append(unit)
+                    continue
+                near.append([unit])
+                yield near[-1]
+
+        groups = [*grouped()]
         return tuple(sorted((u, min(group)) for group in groups for u in group if u != min(group)))
 
 

@@ -18,8 +18,9 @@ from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.bare import Beside
 from pytest_modelhealth.capture.step.batch import Inputs, copied_batch
 from pytest_modelhealth.removal.evidence import Evidence
+from pytest_modelhealth.removal.result import Proof
 from pytest_modelhealth.removal.routes import Route, parameter_of
-from pytest_modelhealth.report.removable import Proof, RemovableLayer
+from pytest_modelhealth.report.removable import RemovableLayer
 from pytest_modelhealth.tolerance import RUNS, perturbed_batch, perturbed_copy
 
 FACTOR = 10.0
@@ -61,26 +62,21 @@ class Prover:
         self.refused: dict[str, dict[str, None]] = {}
         self.proof = Proof()
 
-    def propose(self, route: Route, found: Evidence) -> None:
+    def propose(self, route: Route, evidence: Evidence) -> None:
         """Take the units of a layer that look removable for candidates.
 
         Units that are outputs of the model have to be given, whatever they are.
         """
         if route.is_output:
             return
-        layer, masked = route.layer, {*found.inactive, *found.unused}
-        pairs = tuple(pair for pair in found.twins() if masked.isdisjoint(pair))
+        layer, units = route.layer, dict[str, Any](evidence.units())
+        pairs = units["duplicates"]
         if pairs and layer.read_by:
             are = f"{len(pairs):,} units are duplicates" if pairs[1:] else "1 unit is a duplicate"
             reason = f"{are}, but {layer.read_by} reads it, and no weight that can be merged"
             self._refuse(layer.name, reason)
-            pairs = ()
-        units: dict[str, Any] = {
-            "inactive": found.inactive,
-            "unread": found.unused,
-            "duplicates": pairs,
-        }
-        layer = replace(layer, samples=found.samples, **units)
+            units["duplicates"] = ()
+        layer = replace(layer, samples=evidence.samples, **units)
         own = {id(p) for p in self._modules[layer.name]._parameters.values() if p is not None}
         sharers = [
             repr(name)
@@ -93,17 +89,15 @@ class Prover:
         elif layer.removable:
             self.layers[layer.name] = layer
 
-    def add(self, inputs: Any, found: Mapping[str, Evidence], samples: int) -> None:
-        """Prove the candidates on one more batch.
-
-        Args:
-            inputs: the batch.
-            found: what it says itself of the units of each layer.
-            samples: how many it has.
-        """
+    def confirm(self, evidence: Mapping[str, Evidence]) -> None:
+        """Take off the candidates that do not look removable any more, with one batch more."""
         for name, layer in list(self.layers.items()):
-            if name in found:
-                self._confirm(layer, found[name])
+            for kind, units in evidence[name].units().items():
+                if wrong := set(getattr(layer, kind)).difference(units):
+                    self._take_off(name, kind, wrong)
+
+    def prove(self, inputs: Any, samples: int) -> None:
+        """Prove the candidates on a batch of so many samples."""
         base = self._outputs(inputs, ()) if self.layers else []
         self._prove(inputs, base, self._units("inactive", "unread"), limit=0.0)
         merged = limit = 0.0
@@ -138,23 +132,6 @@ class Prover:
         what = f"1 unit was {was}" if len(units) == 1 else f"{len(units):,} units were {was}"
         but = but or f" but {does if len(units) == 1 else do} on held-out ones"
         self._refuse(name, f"{what} over {layer.samples:,} samples{but}")
-
-    def _confirm(self, layer: RemovableLayer, found: Evidence) -> None:
-        """Take off the candidates of a layer of which a batch says otherwise."""
-        zero, twins = set(found.inactive), dict(found.twins())
-        wrong: dict[str, list[Any]] = {
-            "inactive": [unit for unit in layer.inactive if unit not in zero],
-            "unread": [unit for unit in layer.unread if unit not in zero | {*found.unused}],
-            # two units with the same values may each be said to be a third one's twin
-            "duplicates": [
-                pair
-                for pair in layer.duplicates
-                if len({twins.get(unit, unit) for unit in pair}) > 1 and not zero.issuperset(pair)
-            ],
-        }
-        for kind, units in wrong.items():
-            if units:
-                self._take_off(layer.name, kind, units)
 
     def _prove(self, inputs: Any, base: list[Tensor], units: list[_Unit], limit: float) -> float:
         """Take off the units without which an output moves further than the limit.

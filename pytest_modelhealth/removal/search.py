@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from math import prod
 from operator import length_hint
 from typing import Any
@@ -22,9 +23,10 @@ from pytest_modelhealth.layers import named_modules
 from pytest_modelhealth.progress import track
 from pytest_modelhealth.removal.evidence import Evidence, UnitWatch
 from pytest_modelhealth.removal.proving import Prover
+from pytest_modelhealth.removal.result import RemovableUnits
 from pytest_modelhealth.removal.routes import Place, Route, parameter_of, routes
 from pytest_modelhealth.report import Observation
-from pytest_modelhealth.report.removable import Removable, RemovableLayer
+from pytest_modelhealth.report.removable import RemovableLayer
 from pytest_modelhealth.tolerance import coarsest_epsilon
 
 Observe = Callable[[Request], Observation]
@@ -33,7 +35,7 @@ Batch = tuple[str, Any, Any, bool]
 
 
 class Finder:
-    """Runs batches and tells what each said of the units of each layer.
+    """Runs batches and keeps what they say together of the units of each layer.
 
     Args:
         request: what is asked of the engine, but for the batch.
@@ -43,32 +45,21 @@ class Finder:
 
     Attributes:
         routes: where the units of each layer went, joined over the batches.
-        evidence: what was seen of them, joined over the batches that `find` ran.
-        merged: what those batches showed.
+        evidence: what was seen of them.
     """
 
     def __init__(
         self, request: Request, observe: Observe, beside: Beside, modules: Mapping[str, nn.Module]
     ) -> None:
-        self._request, self._observe, self._beside = request, observe, beside
+        self._request, self._observe, self.beside = request, observe, beside
         self._modules = modules
-        self._routes: dict[str, Route] = {}
+        self._routes: dict[str, Route] = {}  # of the latest batch
         self._sequence: list[Place] | None = None
         self.routes: dict[str, Route] = {}
         self.evidence: dict[str, Evidence] = {}
-        self.merged: Observation | None = None
 
-    def find(self, inputs: Any, target: Any) -> tuple[Observation, dict[str, Evidence]]:
-        """As `run`, and add what the batch says to what others said."""
-        observation, said = self.run(inputs, target)
-        self.merged = observation if self.merged is None else self.merged.merge(observation)
-        for name, one in said.items():
-            known = self.evidence.get(name)
-            self.evidence[name] = one if known is None else known.merge(one)
-        return observation, said
-
-    def run(self, inputs: Any, target: Any) -> tuple[Observation, dict[str, Evidence]]:
-        """Return what a batch showed, and what it said of the units of each layer.
+    def run(self, inputs: Any, target: Any) -> Observation:
+        """Return what a batch showed.
 
         Where units are to be looked at is known once the model has run: the first batch, and one in
         which the model goes another way, are run twice.
@@ -82,19 +73,18 @@ class Finder:
                 if "activations" in self._request.selection.roles(name, self._modules[name])
             }
             observation, watch = self._run_watched(inputs, target)
-        said = {}
         for name, route in self._routes.items():
-            seen = [watch.seen[place] for place in route.places if place in watch.seen]
-            units = [len(one.zero) for one in seen]
-            if units != [route.layer.units] * len(route.places):
+            calls = [watch.seen[place] for place in route.places if place in watch.seen]
+            if [len(call.zero) for call in calls] != [route.layer.units] * len(route.places):
                 continue  # a call of it returned something else
-            joined = seen[0]
-            for one in seen[1:]:
-                joined = joined.merge(one)
-            said[name] = replace(joined, unread=self._unread(observation, route))
-            known = self.routes.get(name)
-            self.routes[name] = route if known is None else known.joined(route)
-        return observation, said
+            unread = self._unread(observation, route)
+            known = [self.evidence[name]] if name in self.evidence else []
+            first, *others = (*known, *(replace(call, unread=unread) for call in calls))
+            for other in others:
+                first = first.merge(other)
+            self.evidence[name] = first
+            self.routes[name] = self.routes[name].joined(route) if known else route
+        return observation
 
     def _run_watched(self, inputs: Any, target: Any) -> tuple[Observation, UnitWatch]:
         watch = UnitWatch({p: r.layer.dimension for r in self._routes.values() for p in r.places})
@@ -105,7 +95,7 @@ class Finder:
         recurrent = (m for m in self._modules.values() if isinstance(m, nn.RNNBase))
         is_on_cuda = any(p.is_cuda for module in recurrent for p in module.parameters())
         with (
-            self._beside.put_back(given, evaluation=True, watched=True),
+            self.beside.put_back(given, evaluation=True, watched=True),
             torch.backends.cudnn.flags(enabled=not is_on_cuda),
         ):
             for parameter in self._request.model.parameters():
@@ -146,8 +136,8 @@ def search(
     held_out: Iterable[Any] | None,
     most: int | None,
     shown: bool | None,
-) -> tuple[Removable, Observation]:
-    """Return the units of a model that can go, and what the batches they were found on showed.
+) -> tuple[Observation, Callable[..., RemovableUnits]]:
+    """Return what the batches showed that units were found on, and what makes the result.
 
     Args:
         engine: runs the model.
@@ -169,6 +159,7 @@ def search(
         )
     modules = {named.name: named.module for named in named_modules(beside.model)}
     finder = Finder(request, observe, beside, modules)
+    merged: Observation | None = None
     prover: Prover | None = None
     costs: _Costs = None
     few = "units are proven on batches that were not used to find them"
@@ -178,41 +169,47 @@ def search(
         lacking = f"there is one batch only, and {few}: give two at least, or others as held_out="
         if held_out is not None:
             lacking = f"held_out has no batch with samples: {few}"
-        is_first = finder.merged is None
-        if is_first and is_held_out:
+        if is_held_out and merged is None:
             break
-        with noted(name, "removable"):
-            observation, said = (finder.run if is_held_out else finder.find)(inputs, target)
-        if is_first:
-            costs = _multiply_adds(engine, request, beside, inputs)
-        if not is_held_out:
-            continue
-        if prover is None:
-            assert finder.merged is not None
-            prover = Prover(beside, modules, coarsest_epsilon(finder.merged))
+        if is_held_out and prover is None:
+            assert merged is not None
+            prover = Prover(beside, modules, coarsest_epsilon(merged))
             for layer, evidence in finder.evidence.items():
                 prover.propose(finder.routes[layer], evidence)
-        prover.add(inputs, said, observation.samples)
-    if finder.merged is None or prover is None:
+        with noted(name, "removable"):
+            observation = finder.run(inputs, target)
+        if prover is not None:
+            prover.confirm(finder.evidence)
+            prover.prove(inputs, observation.samples)
+        elif merged is None:
+            merged, costs = observation, _multiply_adds(engine, request, beside, inputs)
+        else:
+            merged = merged.merge(observation)
+    if merged is None or prover is None:
         raise InspectionError(lacking)
-    kept, reasons = prover.layers, prover.refused
-    layers = {name: _priced(kept[name], costs) for name in finder.evidence if name in kept}
-    going = _gone([layer for layer in layers.values() if not layer.read_by], costs)
-    sizes = {
-        name: finder.routes[name] for name in finder.evidence if not finder.routes[name].is_output
-    }
-    record = Removable(
+    return _result(finder, prover, merged, costs)
+
+
+def _result(
+    finder: Finder, prover: Prover, merged: Observation, costs: _Costs
+) -> tuple[Observation, Callable[..., RemovableUnits]]:
+    ordered = [name for name in finder.evidence if name in prover.layers]
+    layers = {name: _priced(prover.layers[name], costs) for name in ordered}
+    parameters, multiply_adds = _gone([one for one in layers.values() if not one.read_by], costs)
+    inner = {name: route for name, route in finder.routes.items() if not route.is_output}
+    result = partial(
+        RemovableUnits,
         layers=layers,
-        refused={name: "; ".join(reasons[name]) for name in finder.evidence if name in reasons},
-        sizes={name: route.layer.units for name, route in sizes.items()},
-        samples=finder.merged.samples,
+        refused={n: "; ".join(prover.refused[n]) for n in finder.evidence if n in prover.refused},
+        sizes={name: route.layer.units for name, route in inner.items()},
+        samples=merged.samples,
         proof=prover.proof,
-        parameters=sum(parameter.numel() for parameter in beside.model.parameters()),
-        multiply_adds=None if costs is None else costs[_WHOLE],
-        removable_parameters=going[0],
-        removable_multiply_adds=going[1],
+        parameters=parameters,
+        multiply_adds=multiply_adds,
+        of_parameters=sum(parameter.numel() for parameter in finder.beside.model.parameters()),
+        of_multiply_adds=None if costs is None else costs[_WHOLE],
     )
-    return record, replace(finder.merged, removable=record)
+    return replace(merged, removable=layers), result
 
 
 def _read(named: Iterable[tuple[str, Any, bool]], *, with_target: bool) -> Iterator[Batch]:

@@ -183,13 +183,13 @@ def plot_removable(result: RemovableUnits) -> Figure:
     A row stands for all units of a layer, in their order from left to right; those that can go are
     coloured by why.
     """
-    if not result.record.sizes:
+    if not result.sizes:
         raise InspectionError(
             "there is nothing to draw: no linear layer or convolution inside the model ran, but "
             "those that give its outputs"
         )
     rows = []
-    for name, size in result.record.sizes.items():
+    for name, size in result.sizes.items():
         layer, kinds = result.layers.get(name), {}
         if layer is not None:
             duplicates = [unit for unit, _ in layer.duplicates]

@@ -48,14 +48,13 @@ _NAME, _INDICES = 34, 28
 
 def line(result: RemovableUnits) -> str:
     """Return how many units can go and what that saves, in one line."""
-    record = result.record
     name = printable(result.report.observation.model_type)
-    if not record.sizes:
+    if not result.sizes:
         return (
             f"{name}: no units to look at, as no linear layer or convolution ran but those that "
             "give outputs"
         )
-    of, layers = plural(sum(record.sizes.values()), "unit"), record.layers.values()
+    of, layers = plural(sum(result.sizes.values()), "unit"), result.layers.values()
     going = sum(len(layer.removable) for layer in layers if not layer.read_by)
     idle = sum(len(layer.removable) for layer in layers if layer.read_by)
     told = f"{'has' if idle == 1 else 'have'} no effect, to be masked"
@@ -63,8 +62,8 @@ def line(result: RemovableUnits) -> str:
         return f"{name}: {f'{idle:,} of {of} {told}' if idle else f'none of {of} can go'}"
     saved = []
     for part, whole_, what in (
-        (record.removable_parameters, record.parameters, "parameters"),
-        (record.removable_multiply_adds, record.multiply_adds, "multiply-adds"),
+        (result.parameters, result.of_parameters, "parameters"),
+        (result.multiply_adds, result.of_multiply_adds, "multiply-adds"),
     ):
         if whole_ is not None:
             share = percent((part or 0) / whole_ if whole_ else 0.0)
@@ -75,43 +74,42 @@ def line(result: RemovableUnits) -> str:
 
 def text(result: RemovableUnits) -> str:
     """Return the line, a table of layers, the proof, and what was refused."""
-    record = result.record
-    rows = [_cells(layer) for layer in record.layers.values()]
+    rows = [_cells(layer) for layer in result.layers.values()]
     short = [(abbreviate(row[0], _NAME), *row[1:-1], shorten(row[-1], _INDICES)) for row in rows]
     body = [line(result), ""]
     if short:
         body += [*table([COLUMNS, *short], left=TEXTS), ""]
     body += remarks(result)
-    if record.refused:
+    if result.refused:
         body.append("looked removable, and is not:")
-    body += [f"  {_label(name)}: {printable(why)}" for name, why in record.refused.items()]
+    body += [f"  {_label(name)}: {printable(why)}" for name, why in result.refused.items()]
     return "\n".join(body)
 
 
 def remarks(result: RemovableUnits) -> list[str]:
     """Return how it was found and proven, a sentence each."""
-    record, proof = result.record, result.proof
-    found = f"found on {plural(record.samples, 'sample')}"
+    proof = result.proof
+    found = f"found on {plural(result.samples, 'sample')}"
     on = f"on {proof.samples:,} held-out ones"
-    if not record.layers:
-        return [f"looked for on {plural(record.samples, 'sample')}, and {on}"]
+    if not result.layers:
+        return [f"looked for on {plural(result.samples, 'sample')}, and {on}"]
     told = []
-    if any(layer.masked for layer in record.layers.values()):
+    if any(layer.masked for layer in result.layers.values()):
         told.append(f"{found}; with them masked, each output {on} is the same, bit for bit")
-    if any(layer.duplicates for layer in record.layers.values()):
+    if any(layer.duplicates for layer in result.layers.values()):
         told.append(
             f"duplicates merged, outputs {on} move by {number(proof.merged)} of their size; "
             f"rounding explains {number(proof.limit)}"
         )
-    for layer in record.layers.values():
+    for layer in result.layers.values():
         if layer.read_by:
             count = len(layer.removable)
             told.append(
                 f"{_label(layer.name)}: {plural(count, 'unit')} {'has' if count == 1 else 'have'} "
                 f"no effect; to be masked, not cut: read by {printable(layer.read_by)}"
             )
-    if record.samples < _FEW:
-        told.append(f"{plural(record.samples, 'sample')} are few: over more, more units fire")
+    if result.samples < _FEW:
+        told.append(f"{plural(result.samples, 'sample')} are few: over more, more units fire")
     return told
 
 
@@ -162,6 +160,17 @@ def to_dict(result: RemovableUnits) -> dict[str, Any]:
         asdict(layer) | {"removable": layer.removable, "fraction": layer.fraction}
         for layer in result.layers.values()
     ]
-    model_type = result.report.observation.model_type
-    data = {"format_version": FORMAT_VERSION, "model_type": model_type, **asdict(result.record)}
-    return {key: plain(value) for key, value in (data | {"layers": layers}).items()}
+    data = {
+        "format_version": FORMAT_VERSION,
+        "model_type": result.report.observation.model_type,
+        "layers": layers,
+        "refused": result.refused,
+        "sizes": result.sizes,
+        "samples": result.samples,
+        "proof": asdict(result.proof),
+        "parameters": result.of_parameters,
+        "multiply_adds": result.of_multiply_adds,
+        "removable_parameters": result.parameters,
+        "removable_multiply_adds": result.multiply_adds,
+    }
+    return {key: plain(value) for key, value in data.items()}

@@ -30,7 +30,7 @@ from pytest_modelhealth.report.parts import (
     largest_of_each,
 )
 from pytest_modelhealth.report.ranks import Assembly, Placement, Ranks, together
-from pytest_modelhealth.report.removable import Removable
+from pytest_modelhealth.report.removable import RemovableLayer
 from pytest_modelhealth.report.training import Course, Stepped
 
 if TYPE_CHECKING:
@@ -600,7 +600,7 @@ class Observation:
             replay.
         unlisted: why nothing inside the model could be seen, not even which layers it has; ``""``
             where that could be.
-        removable: the units that can go; ``None`` where nobody asked for them.
+        removable: by layer, the units that can go; ``None`` where nobody asked for them.
         part: that a run over batches ended before the last one; ``None`` where all were run.
         odd_samples: samples of a run over batches that stand out: by kind, ``blank`` where all of
             a class or a batch hold one value throughout, ``outlier`` where few are far larger than
@@ -635,7 +635,7 @@ class Observation:
     costs: Costs | None = None
     replayed: Replayed | None = None
     unlisted: str = ""
-    removable: Removable | None = None
+    removable: Mapping[str, RemovableLayer] | None = None
     part: Part | None = field(default=None, metadata={"merge": "apart"})
     odd_samples: Mapping[str, tuple[str, Extreme]] = field(
         default_factory=dict, metadata={"merge": _first_odd}

@@ -1,9 +1,9 @@
-"""`Removable`: the units of a model that can go, as plain data."""
+"""`RemovableLayer`: the units of one layer that can go, as plain data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -77,46 +77,3 @@ class RemovableLayer:
     def fraction(self) -> float:
         """Part of the units that can go."""
         return len(self.removable) / self.units if self.units else 0.0
-
-
-@dataclass(frozen=True)
-class Proof:
-    """How far outputs moved on batches that were not used to find units.
-
-    Args:
-        samples: of these batches.
-        merged: largest difference of an output with duplicates merged into their twins, relative to
-            the largest magnitude of the output; all other units go without any.
-        limit: up to which rounding explains `merged`: measured.
-    """
-
-    samples: int = 0
-    merged: float = 0.0
-    limit: float = 0.0
-
-
-@dataclass(frozen=True)
-class Removable:
-    """The units of a model that can go, and the proof.
-
-    Args:
-        layers: by name, each layer with units that can go, in execution order.
-        refused: by name, why units that looked removable are not, a sentence.
-        sizes: the number of units of every layer that was looked at, in execution order.
-        samples: how many samples of batches they were found on.
-        proof: what was measured on the others.
-        parameters: number of elements of all parameters of the model.
-        multiply_adds: of the model, a sample; ``None`` where that could not be measured.
-        removable_parameters, removable_multiply_adds: how many of them go with all of the units
-            that weights alone read; what two layers share counts once.
-    """
-
-    layers: Mapping[str, RemovableLayer] = field(default_factory=dict)
-    refused: Mapping[str, str] = field(default_factory=dict)
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    samples: int = 0
-    proof: Proof = field(default_factory=Proof)
-    parameters: int = 0
-    multiply_adds: int | None = None
-    removable_parameters: int = 0
-    removable_multiply_adds: int | None = None

@@ -7,13 +7,44 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from pytest_modelhealth.alignment.causes import Causes
 from pytest_modelhealth.alignment.matching import align
 from pytest_modelhealth.alignment.result import Change, Pair
-from pytest_modelhealth.report import ROLES, LayerRecord, Status
+from pytest_modelhealth.capture.observing.tensors import TensorStore
+from pytest_modelhealth.comparison.links import FLOWING
+from pytest_modelhealth.comparison.trace import KeptTensor, Key, Trace, TwoRuns
+from pytest_modelhealth.report import ROLES, LayerRecord, Observation, Status
 from pytest_modelhealth.snapshot.snapshot import Snapshot, TensorKey, TensorLine
 
 Tensors = Mapping[TensorKey, TensorLine]
+
+
+_STAGES = (
+    ("inputs",),
+    ("parameters",),
+    ("buffers", "inputs", "activations"),
+    ("loss",),
+    ("gradients", "parameter_gradients"),
+)
+"""A run from its causes to its effects, and in each stage the roles of a layer likewise. Only in
+the last do later layers come first. The inputs of the first stage are those of the model. Buffers
+may be either: a batch norm's follow earlier layers."""
+
+
+def stage(role: str, layer: str, place: Mapping[str, int]) -> tuple[int, int, int]:
+    """Return a key that sorts the tensors of a run from causes to effects.
+
+    Args:
+        role: of the tensor.
+        layer: of the tensor.
+        place: place of each layer in the order in which they returned.
+    """
+    position = place.get(layer, -1)
+    stages = range(1, len(_STAGES)) if role == "inputs" and layer else range(5)
+    at = next(i for i in stages if role in _STAGES[i])
+    return at, -position if at == len(_STAGES) - 1 else position, _STAGES[at].index(role)
 
 
 @dataclass(frozen=True)
@@ -64,7 +95,9 @@ class SnapshotPair:
 
     def __init__(self, before: Snapshot, now: Snapshot) -> None:
         self.old, self.new = before, now
-        self.alignment = align(_records(before), _records(now))
+        a, b = _trace(before), _trace(now)
+        self.alignment = align(a.layers, b.layers)
+        self.runs = TwoRuns(a, b, self.alignment, ({}, {}), TensorStore(0))
         self.causes = Causes(self.alignment)
 
     @property
@@ -106,7 +139,7 @@ class SnapshotPair:
         self, what: str, pair: Pair, side: Snapshot, has_successors: bool
     ) -> LayerChange:
         name, line = pair.name, side.layers[pair.name]
-        is_split = any(name in (one.one, *one.several) for one in self.alignment.splits)
+        is_split = any(name in (one.whole, *one.parts) for one in self.alignment.splits)
         harmless = pair.is_folded or is_split or not side.computes(name)
         formal = not line.owns_parameters or has_successors
         rest = f" ({', '.join(filter(None, (line.type, pair.note)))})"
@@ -193,26 +226,34 @@ class SnapshotPair:
         return _has_more(self.new, self.old, counterparts)
 
 
-def _records(snapshot: Snapshot) -> dict[str, LayerRecord]:
-    """Return the layers as the records of a run, as far as a snapshot knows them."""
-    found = {}
+def _trace(snapshot: Snapshot) -> Trace:
+    """Return a snapshot as a run that shows its tensors from causes to effects."""
+    layers, keys = {}, list[Key]()
     for place, (name, line) in enumerate(snapshot.layers.items()):
         tensors: dict[str, dict[str, Any]] = {role: {} for role in ROLES}
         for (role, own_name), tensor in line.tensors.items():
-            tensors[role][own_name] = tensor  # it has the statistics that an alignment reads
-        found[name] = LayerRecord(
+            tensors[role][own_name] = tensor  # it has the statistics that are read of it
+            times = max(line.calls, 1) if role in ("inputs", "activations") else 1
+            keys += [Key(name, role, own_name, number) for number in range(times)]
+        seen: dict[str, Any] = {role: tensors.pop(role).get("") for role in FLOWING}
+        seen |= tensors
+        layers[name] = LayerRecord(
             name=name,
             type_name=line.type,
             status=Status(line.status) if line.status in set(Status) else Status.OBSERVED,
             activation=line.activation or None,
             entered=place if line.calls else None,
             calls=line.calls,
-            activations=tensors["activations"].get(""),
-            parameters=tensors["parameters"],
-            parameter_gradients=tensors["parameter_gradients"],
             tied=line.tied,
+            **seen,
         )
-    return found
+    keys.sort(key=lambda key: stage(key.role, key.layer, snapshot.place))
+    entries = {}
+    for moment, key in enumerate(keys):
+        tensor = snapshot.layers[key.layer].tensors[key.role, key.tensor]
+        dtype = getattr(torch, tensor.dtype, torch.float32)
+        entries[key] = KeptTensor(moment, moment, tensor.shape, dtype)
+    return Trace(Observation(layers, snapshot.model), entries, "")
 
 
 def _has_more(one: Snapshot, other: Snapshot, counterparts: Mapping[str, str]) -> bool:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from pytest_modelhealth.alignment.causes import MOST_CALLS, CallChange, retyped
-from pytest_modelhealth.settings.setting import is_inside
-from pytest_modelhealth.snapshot.changes import LayerChange, MatchedTensor, SnapshotPair
+from pytest_modelhealth.alignment.causes import CallChange
+from pytest_modelhealth.comparison.first_divergence import Search
+from pytest_modelhealth.comparison.links import Link
+from pytest_modelhealth.comparison.results import TensorResult
+from pytest_modelhealth.comparison.trace import Key
+from pytest_modelhealth.comparison.weights import Changed
+from pytest_modelhealth.snapshot.changes import LayerChange, MatchedTensor, SnapshotPair, stage
 from pytest_modelhealth.snapshot.drift import LOSS, Drift, DriftReport
 from pytest_modelhealth.snapshot.snapshot import (
     FRACTIONS,
     Snapshot,
-    is_given,
     is_judged_whole,
     shape_text,
 )
@@ -23,17 +26,6 @@ from pytest_modelhealth.snapshot.tolerances import Allowance, Tolerances
 EXACT = ("dtype", "shape", "count", "nan", "inf")
 REAL = ("rms", "std", "mean", "min", "max")
 """In this order: of several that moved alike, the first is shown."""
-
-_STAGES = (
-    ("inputs",),
-    ("parameters",),
-    ("buffers", "inputs", "activations"),
-    (LOSS,),
-    ("gradients", "parameter_gradients"),
-)
-"""A run from its causes to its effects, and in each stage the roles of a layer likewise. Only in
-the last do later layers come first. The inputs of the first stage are those of the model. Buffers
-may be either: a batch norm's follow earlier layers."""
 
 
 def detect_drift(before: Snapshot, now: Snapshot, *, strict_names: bool = False) -> DriftReport:
@@ -50,7 +42,7 @@ def detect_drift(before: Snapshot, now: Snapshot, *, strict_names: bool = False)
     found = [(tensor, _tensor_drift(pair, tolerances, tensor)) for tensor in pair.tensors()]
     drifts = [drift for _, drift in found if drift is not None]
     drifts += _loss_drift(tolerances, before, now.loss)
-    drifts.sort(key=lambda drift: _stage(drift, now.place))
+    drifts.sort(key=lambda drift: stage(drift.role, drift.layer, now.place))
     # An input that the layer makes the same of is another form of it.
     others = {drift.layer for drift in drifts if drift.role != "inputs" and not drift.formal}
     drifts = [
@@ -61,17 +53,14 @@ def detect_drift(before: Snapshot, now: Snapshot, *, strict_names: bool = False)
     if _is_form_only(drifts, changes, pair):
         changes = (*(replace(c, harmless=True) for c in changes), *map(_as_change, drifts))
         drifts = []
-    story: Told = ("", frozenset())
-    if drifts:
-        drifted = {(drift.role, drift.layer) for drift in drifts}
-        story = FirstDrift(drifts[0].role, drifts[0].layer, drifted, pair).story()
+    story, told = _story(pair, found, drifts) if drifts else ("", frozenset[str]())
     kept = {
         (one.layer, (one.role, one.own_name)): one.before for one, drift in found if drift is None
     }
     remarks = tuple(_remarks(before, now, drifts, tolerances))
     common = pair.has_common_layers
     return DriftReport(
-        tuple(drifts), changes, len(found), *story, remarks, strict_names, common, kept
+        tuple(drifts), changes, len(found), story, told, remarks, strict_names, common, kept
     )
 
 
@@ -96,12 +85,56 @@ def _as_change(drift: Drift) -> LayerChange:
     return LayerChange("changed", drift.label, rest, harmless=True, layer=drift.layer)
 
 
-def _stage(drift: Drift, place: Mapping[str, int]) -> tuple[int, int, int]:
-    position = place.get(drift.layer, -1)
-    stages = range(1, len(_STAGES)) if drift.role == "inputs" and drift.layer else range(5)
-    stage = next(i for i in stages if drift.role in _STAGES[i])
-    backward = stage == len(_STAGES) - 1
-    return stage, -position if backward else position, _STAGES[stage].index(drift.role)
+def _story(
+    pair: SnapshotPair,
+    found: Sequence[tuple[MatchedTensor, Drift | None]],
+    drifts: Sequence[Drift],
+) -> tuple[str, frozenset[str]]:
+    """Return what began the drifts, and the layers of which that says all.
+
+    The latter is where it is a change of calls or of a tied weight.
+    """
+    began = drifts[0]
+    if began.role == LOSS:
+        none = frozenset[str]()
+        return "every layer agrees and the loss does not: its function or the target changed", none
+    if began.role == "inputs" and not began.layer:
+        return f"{pair.new.label('')}: the batch is another one", frozenset()
+    results, values = [], {name: dict[str, str]() for name in pair.old.layers}
+    first = None
+    for tensor, drift in sorted(
+        found, key=lambda one: stage(one[0].role, one[0].layer, pair.new.place)
+    ):
+        key = Key(tensor.origin, tensor.role, tensor.own_name)
+        link = Link(key, (key._replace(layer=tensor.layer),))
+        result = TensorResult(link, 1.0)
+        if drift is not None:
+            result.error, result.floor = (drift.excess, drift.excess), (1.0, 1.0)
+            if tensor.role == "parameters":
+                phrase = (
+                    f"{drift.statistic} of {tensor.own_name} is {drift.now}, was {drift.before}"
+                )
+                values[tensor.origin][tensor.own_name] = phrase
+            if first is None and (drift.role, drift.layer, drift.label) == (
+                began.role,
+                began.layer,
+                began.label,
+            ):
+                first = result
+        results.append(result)
+    for tie in pair.causes.ties:
+        values[tie.pair.name].setdefault(tie.parameter, tie.phrase)
+    assert first is not None
+    changed = {name: Changed(of_layer, {}, True) for name, of_layer in values.items()}
+    divergence = Search(pair.runs, changed, results, of_snapshots=True).begun_by(first)
+    if not divergence.causes:
+        why = filter(None, (divergence.label, divergence.story, divergence.cause))
+        return ": ".join(why), frozenset()
+    to, told = pair.alignment.to_candidate, set[str]()
+    for cause in divergence.causes:
+        inside = cause.inside if isinstance(cause, CallChange) else (cause.pair.name,)
+        told |= {to[name] for name in inside}
+    return "; ".join(map(str, divergence.causes)), frozenset(told)
 
 
 def _tensor_drift(
@@ -217,137 +250,3 @@ def _remarks(
         )
     if before.recorded != now.recorded:
         yield f"The snapshot was recorded with {before.recorded}; this is {now.recorded}."
-
-
-_HINTS = (
-    ("norm", "its eps, or its mode?"),
-    ("dropout", "its mode, its p, or a seed?"),
-    ("softmax", "its dim, or a scale?"),
-    ("attention", "its mask, its scale, or dropout?"),
-    ("conv", "its stride, padding, dilation or groups?"),
-    ("pool", "its kernel, stride or padding?"),
-    ("embedding", "its padding_idx or max_norm, or other indices?"),
-    ("lstm", "its initial state, or its direction?"),
-    ("upsample", "its mode or align_corners?"),
-    ("gelu", "its approximation?"),
-    ("relu", "another activation, or its slope?"),
-)
-
-_NO_HINT = "its settings or its forward?"
-
-
-Told = tuple[str, frozenset[str]]
-"""A story, and the layers of the report of which it tells all, as it is one of calls or of ties."""
-
-
-@dataclass(frozen=True)
-class FirstDrift:
-    """The first drift, from cause to effect, and what it comes from.
-
-    Args:
-        role: which tensor of the layer drifted; ``"loss"`` for the loss.
-        layer: name of the layer in the report.
-        drifted: role and layer of each tensor that drifted.
-        pair: both snapshots.
-    """
-
-    role: str
-    layer: str
-    drifted: Set[tuple[str, str]]
-    pair: SnapshotPair
-
-    def story(self) -> Told:
-        """Return the change of calls or of a tied weight it comes from, else what numbers tell."""
-        for tie in self.pair.causes.ties:
-            later, owner = tie.pair.candidate, tie.owner.candidate
-            if (self.role, self.layer) in (
-                ("activations", later),
-                ("parameters", later),
-                ("parameter_gradients", later),
-                ("parameter_gradients", owner),
-            ):
-                return str(tie), frozenset({later or ""})
-        calls = [] if self.role == LOSS or is_given(self.role, self.layer) else self._calls()
-        if not calls:
-            return self._of_numbers(), frozenset()
-        to = self.pair.alignment.to_candidate
-        text = "; ".join(map(str, calls[:MOST_CALLS]))
-        return text, frozenset(to[name] for change in calls for name in change.inside)
-
-    def _calls(self) -> list[CallChange]:
-        """Return what is called more or less often and explains the drift.
-
-        - The layer itself, or one around it, and whatever else is.
-        - Of a container whose layers agree and that gives something else: what is in it.
-        - Of a layer that takes something else, and nothing came or went before it: all.
-        """
-        changes, name = self.pair.causes.calls, self.pair.origin(self.layer)
-        if name is None:
-            return []
-        own = [one for one in changes if name in one.inside]
-        if own or (self.role == "inputs" and not self._unmatched()):
-            rest = [one for one in changes if one not in own]
-            return sorted([*own, *rest], key=lambda one: not one.more)
-        if self.role == "activations" and self.layer in self.pair.new.holders:
-            return [one for one in changes if is_inside(one.pair.name, name)]
-        return []
-
-    def _of_numbers(self) -> str:
-        label = self.pair.new.label(self.layer)
-        if self.role == LOSS:
-            return "every layer agrees and the loss does not: its function or the target changed"
-        if self.role == "inputs":
-            return f"{label}: {self._other_input() if self.layer else 'the batch is another one'}"
-        # Whether the input of the layer is known to be the same.
-        seen = ("inputs", "") in self.pair.new.layers[self.layer].tensors
-        same = ["same input"] if seen and ("inputs", self.layer) not in self.drifted else []
-        if self.role in ("parameters", "buffers"):
-            what = "weights" if self.role == "parameters" else "buffers"
-            return f"{label}: {', '.join([*same, f'other {what}'])}"
-        if self.role == "activations":
-            return f"{label}: {self._other_output(same)}"
-        what = "its gradient" if self.role == "gradients" else "the gradient of its parameters"
-        cause = "a detach(), a custom backward, or the loss function?"
-        if not self.layer:
-            cause = "the loss function, its reduction, or a scale?"
-        return f"{label}: the forward pass agrees, {what} is the first that does not: {cause}"
-
-    def _other_input(self) -> str:
-        new = self.pair.new
-        between = self._unmatched()
-        if between:
-            return f"other input; between it and the layers before: {', '.join(between)}"
-        before = [name for name in new.layers if name not in new.holders or name == self.layer]
-        index = before.index(self.layer)
-        after = f" after {new.label(before[index - 1])}" if index else ""
-        parent = new.label(self.layer.rpartition(".")[0])
-        return (
-            f"other input, while every layer before it agrees: what happens{after} in {parent} "
-            "changed (a residual, a mask, a reshape, a function?)"
-        )
-
-    def _other_output(self, same: list[str]) -> str:
-        old, new, origin = self.pair.old, self.pair.new, self.pair.origin(self.layer)
-        if self.layer in new.holders and len(new.layers) > 1:
-            return "every layer in it agrees, its own output does not: its forward changed"
-        line = new.layers[self.layer]
-        before = line if origin is None else old.layers[origin]
-        hint = next((hint for word, hint in _HINTS if word in line.type.lower()), _NO_HINT)
-        cause = hint if before.type == line.type else retyped(before.type, line.type)
-        known = [*same, *["same weights"] * line.owns_parameters, "other output"]
-        return f"{', '.join(known)}: {cause}"
-
-    def _unmatched(self) -> list[str]:
-        """Return what was added or removed right before the layer, and may change numbers."""
-        found: list[str] = []
-        old, new = self.pair.old, self.pair.new
-        for pair in self.pair.alignment.pairs:
-            if pair.candidate == self.layer:
-                break
-            if pair.aligned and pair.candidate not in new.holders:
-                found = []
-            elif pair.candidate is None and old.computes(pair.name):
-                found.append(f"{old.label(pair.name)} was removed")
-            elif pair.reference is None and new.computes(pair.name):
-                found.append(f"{new.label(pair.name)} was added")
-        return found

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from pytest_modelhealth import HealthReport, Inspector
 from pytest_modelhealth.capture import Request, find_engine
 from pytest_modelhealth.probes import all_probes
-from pytest_modelhealth.probes.probing import Conventions, Probing
+from pytest_modelhealth.probes.conventions import Conventions
+from pytest_modelhealth.probes.probing import Probing
 from pytest_modelhealth.report import Observation, Outcome, ProbeRecord
 from pytest_modelhealth.training import default_settings
 

@@ -65,7 +65,7 @@ def test_a_pull_request(branch: Project) -> None:
     assert not flow.run("comment").failed
     first, second = branch.state["comments"]
     assert (first, second["body"]) == (theirs, diff.summary)
-    assert "blocks.0: every layer in it agrees, its own output does not" in second["body"]
+    assert "blocks.0: every layer before is right, its output is not" in second["body"]
 
     push(branch)
     test = flow.run("test")

@@ -65,7 +65,7 @@ def test_nox(project: Project) -> None:
     status, said = tool(project, "nox", "--no-venv", "--no-install", "-s", *sessions)
     assert status == 0, said
     assert "modelhealth: page in " in said
-    assert "blocks.0: every layer in it agrees, its own output does not" in said
+    assert "blocks.0: every layer before is right, its output is not" in said
 
 
 def test_tox(project: Project) -> None:

@@ -134,15 +134,6 @@ def test_the_gradient_flow_names_the_violated_layers() -> None:
     assert "Model" not in shown
 
 
-def test_of_very_many_rows_the_violated_ones_are_named() -> None:
-    """The figure stays at a height that can be viewed, and the culprit is named in it."""
-    seen = reports.large().observation
-    culprit = list(seen.layers)[503]
-    figure = reports.judged(seen, reports.violation(culprit)).plot_gradient_flow()
-    assert any("503" in text for text in texts(figure)[2:])
-    assert figure.get_figheight() < 20
-
-
 def test_figures_of_a_report_are_the_same_each_time_in_every_style() -> None:
     """Bytes and all, whatever was drawn between; on a dark style, the page stays white."""
     assert list(figures(reports.dead())) == ["culprit", "predecessor", "gradient_flow"]

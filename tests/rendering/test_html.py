@@ -35,16 +35,12 @@ def test_names_are_text_whatever_they_hold() -> None:
 
 
 def test_each_layer_has_a_row() -> None:
-    """The table has a row a layer, and one more for each violation."""
+    """And one more for each violation, with its message and the likely cause."""
     page = Page(reports.dead()._repr_html_())
     assert page.tags.count("tr") == 1 + 5 + 1
     assert page.attributes.count(("class", "violated")) == 1
     assert page.attributes.count(("class", "unseen")) == 1
     assert ("title", "forward never called it") in page.attributes
-
-
-def test_a_violation_is_explained() -> None:
-    """The message and the likely cause stand below the layer."""
-    text = "".join(Page(reports.dead()._repr_html_()).texts)
+    text = "".join(page.texts)
     assert "dead_units: 3 of 4 units are dead" in text
     assert "likely cause: the bias holds them on the flat side" in text

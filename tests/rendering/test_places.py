@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib.util
 import inspect
@@ -18,7 +17,6 @@ from torch import nn
 
 from pytest_modelhealth import HealthReport, Inspector
 from pytest_modelhealth.rendering import places
-from tests import builders
 
 SOURCE = '''
 import functools
@@ -197,13 +195,6 @@ def test_the_data_of_a_violation_has_both_places(models: ModuleType) -> None:
     assert first["layer"] == "scale"
     assert first["defined_at"] == at(models, "class: Scale")
     assert first["called_at"].startswith(f"{models.__file__}:")
-
-
-def test_a_record_of_an_earlier_version_has_no_place() -> None:
-    """Records made by hand, or unpickled from before there were places, lead nowhere."""
-    record = builders.layer("fc")
-    assert record.definitions == ()
-    assert places.class_place(dataclasses.replace(record)) == ""
 
 
 def test_a_library_is_told_from_the_users_own_code() -> None:

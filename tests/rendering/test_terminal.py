@@ -60,11 +60,6 @@ def test_violated_layers_are_marked_and_explained_below() -> None:
     assert lines[marked + 1] == "    dead_units: 3 of 4 units are dead"
 
 
-def test_a_layer_that_was_not_observed_says_why() -> None:
-    """The status stands where a shape would."""
-    assert row(reports.dead(), "spare")[:4] == ["spare", "Linear", "not", "called"]
-
-
 def test_max_rows_keeps_the_violated_layers_and_says_what_is_missing() -> None:
     """The violated layer is shown although it is not among the first, and the rest is counted."""
     text = reports.dead().render("terminal", max_rows=2)
@@ -77,11 +72,8 @@ def test_nonfinite_values_have_a_column_only_where_there_are_some() -> None:
     """A clean report is not made wider; a bad one counts activations and gradients."""
     assert "NaN/inf" not in str(reports.dead())
     assert row(reports.nonfinite(), "exp")[-1] == "6"
-
-
-def test_a_norm_over_no_finite_value_is_nan() -> None:
-    """A gradient that is all NaN is not shown as a norm of zero."""
-    assert row(reports.nonfinite(), "log")[-3] == "nan"
+    assert row(reports.nonfinite(), "log")[-3] == "nan"  # the norm of no finite value
+    assert row(reports.dead(), "spare")[:4] == ["spare", "Linear", "not", "called"]
 
 
 @pytest.mark.parametrize("name", ["fc", "encoder.layer.10.attention.self.query" * 3])
@@ -101,16 +93,12 @@ def test_the_run_is_described() -> None:
     assert lines[1] == "Model, 1 violation, 2 layers, 64 samples, no backward pass"
 
 
-def test_repr_of_an_unhealthy_report() -> None:
+def test_repr_of_a_report() -> None:
     """Verdict, culprit, check, message and counts stand in one line."""
+    assert repr(reports.healthy()) == "<HealthReport healthy: no check objects to Model; 2 layers>"
     assert repr(reports.dead()) == (
         "<HealthReport unhealthy: relu (dead_units): 3 of 4 units are dead; 1 violation, 5 layers>"
     )
-
-
-def test_repr_of_a_healthy_report() -> None:
-    """Without findings it says so, and how many layers were looked at."""
-    assert repr(reports.healthy()) == "<HealthReport healthy: no check objects to Model; 2 layers>"
 
 
 def test_repr_does_not_raise_where_a_check_does() -> None:

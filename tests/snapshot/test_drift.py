@@ -415,7 +415,7 @@ def test_measured_noise_catches_what_a_fixed_tolerance_cannot() -> None:
         (lambda model: model.first.weight.mul_(2), "first: same input, other weights"),
         (
             lambda model: setattr(model, "residual", 0.5),
-            "head: other input, while every layer before it agrees: what happens after second",
+            "Tower: every layer before is right, the input of head is not: its own code after",
         ),
     ],
     ids=["computation", "parameters", "input"],
@@ -436,7 +436,7 @@ def test_a_changed_batch_loss_and_backward_are_told_apart() -> None:
     model = Tower()
     model.second.register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * 2,))
     story = explain(detect_drift(before, tower(model)))[1]
-    assert "the forward pass agrees" in story
+    assert "forward is right; the gradient that reaches the output of relu is not" in story
 
 
 def test_a_wrapped_model_agrees_with_a_note() -> None:

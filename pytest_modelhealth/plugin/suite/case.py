@@ -28,7 +28,8 @@ from pytest_modelhealth.plugin.inspections import (
 )
 from pytest_modelhealth.plugin.suite.making import Made, made_by, seeded
 from pytest_modelhealth.plugin.suite.suite import ModelHealthSuite
-from pytest_modelhealth.probes.probing import Conventions, Probing
+from pytest_modelhealth.probes.conventions import Conventions
+from pytest_modelhealth.probes.probing import Probing
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import HealthReport, Judgement, Observation, Verdict, Violation
 from pytest_modelhealth.settings import Settings

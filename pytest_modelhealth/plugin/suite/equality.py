@@ -25,8 +25,8 @@ from pytest_modelhealth.data_sets.running import in_mode
 from pytest_modelhealth.errors import InspectionError, ModelHealthError
 from pytest_modelhealth.plugin.suite.case import FEW_STEPS, Unjudged
 from pytest_modelhealth.plugin.suite.making import Made, seeded
+from pytest_modelhealth.probes.conventions import Conventions
 from pytest_modelhealth.probes.intervening.running import Runs
-from pytest_modelhealth.probes.probing import Conventions
 from pytest_modelhealth.rendering.notation import plural, shorten
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs
+from pytest_modelhealth.probes.conventions import Found, NotApplicableError
 from pytest_modelhealth.probes.intervening.running import Runs, changeable
-from pytest_modelhealth.probes.probe import Found, NotApplicableError
 
 NO_EFFECT = "has no effect on the output"
 

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs
+from pytest_modelhealth.probes.conventions import Found, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.batches import along, folded, samples_in
 from pytest_modelhealth.probes.intervening.differences import Apart, apart, is_rounding
 from pytest_modelhealth.probes.intervening.locating import Same, parting_at, where_they_part
 from pytest_modelhealth.probes.intervening.running import Ran, Runs
-from pytest_modelhealth.probes.probe import Found, NotApplicableError, UntellableError
 from pytest_modelhealth.report import Parting
 
 _SHORTEST = 4

@@ -19,9 +19,9 @@ from pytest_modelhealth.capture.step.state import graph_leaves
 from pytest_modelhealth.checks.facts import flow_of
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.probes.alike_samples import STEPS, alike_outputs
+from pytest_modelhealth.probes.conventions import Found, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.running import Runs, said
 from pytest_modelhealth.probes.parameter_effect import Lacking, without_gradient
-from pytest_modelhealth.probes.probe import Found, NotApplicableError, UntellableError
 from pytest_modelhealth.report import Observation, Parting
 from pytest_modelhealth.report.flow import near
 

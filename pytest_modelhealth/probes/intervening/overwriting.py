@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.checks.facts import flow_of
+from pytest_modelhealth.probes.conventions import Found, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.batches import (
     Samples,
     all_equal,
@@ -26,7 +27,6 @@ from pytest_modelhealth.probes.intervening.batches import (
 from pytest_modelhealth.probes.intervening.differences import Apart, apart, least_apart
 from pytest_modelhealth.probes.intervening.locating import Place, parting_at, where_they_part
 from pytest_modelhealth.probes.intervening.running import Ran, Runs
-from pytest_modelhealth.probes.probe import Found, NotApplicableError, UntellableError
 from pytest_modelhealth.report import LayerRecord, Parting
 
 

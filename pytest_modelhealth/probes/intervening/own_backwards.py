@@ -25,8 +25,8 @@ from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.bare import converted_batch
 from pytest_modelhealth.capture.step.batch import copied_batch
 from pytest_modelhealth.capture.step.isolation import exited_whole
+from pytest_modelhealth.probes.conventions import Found, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.running import Ran, Runs, said
-from pytest_modelhealth.probes.probe import Found, NotApplicableError, UntellableError
 from pytest_modelhealth.report import Observation, Parting
 from pytest_modelhealth.report.flow import near
 

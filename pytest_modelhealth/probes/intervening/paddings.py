@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pytest_modelhealth.probes.conventions import NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.batches import along, named_inputs
 from pytest_modelhealth.probes.intervening.locating import Same
 from pytest_modelhealth.probes.intervening.running import Runs
-from pytest_modelhealth.probes.probe import NotApplicableError, UntellableError
 
 _KEPT = ("label", "target")
 _LENGTHS = "len"

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pytest_modelhealth.capture.step.batch import Inputs
+from pytest_modelhealth.probes.conventions import Found, UntellableError
 from pytest_modelhealth.probes.intervening.differences import Apart, least_apart
 from pytest_modelhealth.probes.intervening.locating import Place, parting_at, where_they_part
 from pytest_modelhealth.probes.intervening.paddings import (
@@ -20,7 +21,6 @@ from pytest_modelhealth.probes.intervening.paddings import (
     shown_by,
 )
 from pytest_modelhealth.probes.intervening.running import Ran, Runs
-from pytest_modelhealth.probes.probe import Found, UntellableError
 from pytest_modelhealth.report import Parting
 
 _SEED = 20_240_229

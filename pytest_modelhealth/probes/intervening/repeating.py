@@ -12,11 +12,11 @@ from torch import Tensor
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.capture.step.isolation import random_state, restore_random_state
 from pytest_modelhealth.layers import named_modules
+from pytest_modelhealth.probes.conventions import Found, UntellableError
 from pytest_modelhealth.probes.intervening.batches import named_inputs, rolled
 from pytest_modelhealth.probes.intervening.differences import largest
 from pytest_modelhealth.probes.intervening.locating import parting_at, where_seeds_part
 from pytest_modelhealth.probes.intervening.running import Ran, Runs
-from pytest_modelhealth.probes.probe import Found, UntellableError
 from pytest_modelhealth.report import Parting
 
 _SEED = 20_240_229

@@ -20,9 +20,8 @@ from pytest_modelhealth.capture.step.bare import Beside
 from pytest_modelhealth.capture.step.batch import Inputs, deep_copy
 from pytest_modelhealth.capture.step.loss import TaskLosses, compute_loss, no_loss
 from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.probes.conventions import Conventions, UntellableError
 from pytest_modelhealth.probes.intervening.differences import largest
-from pytest_modelhealth.probes.probe import UntellableError
-from pytest_modelhealth.probes.probing import Conventions
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.settings import Settings
 

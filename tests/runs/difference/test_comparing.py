@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -44,16 +43,11 @@ def test_new_findings_are_worse_and_lost_ones_better() -> None:
     assert [test.grade for test in there.tests] == [Grade.WORSE]
     assert told(there)["verdict"].places == (Place("Net", "healthy", "unhealthy"),)
     assert told(there)["new finding"].places == (Place("fc1", "", "dead_units: fc1 is dead"),)
+    more = between(unhealthy, inspection(finding(), finding("grad_norm", "fc2")))
+    assert [place.label for place in told(more)["new finding"].places] == ["fc2"]
+    assert [test.grade for test in more.tests] == [Grade.WORSE]
     assert [test.grade for test in back.tests] == [Grade.BETTER]
     assert told(back)["no longer found"].places == (Place("fc1", "dead_units: fc1 is dead"),)
-
-
-def test_a_finding_more_is_worse_under_the_same_verdict() -> None:
-    """Two findings are worse than one, and only the second is new."""
-    second = finding("grad_norm", "fc2")
-    difference = between(inspection(finding()), inspection(finding(), second))
-    assert [place.label for place in told(difference)["new finding"].places] == ["fc2"]
-    assert [test.grade for test in difference.tests] == [Grade.WORSE]
 
 
 def test_a_finding_that_became_a_consequence_is_neither_new_nor_gone() -> None:
@@ -327,12 +321,6 @@ def test_runs_of_different_suites_and_models_are_refused() -> None:
     assert told(difference)["another model"].places[0].before == "Net"
 
 
-def test_models_without_layers_are_compared() -> None:
-    """An empty list of layers is no reason to fail."""
-    assert not between(inspection(layers=[]), inspection(layers=[])).tests
-    assert between(inspection(layers=[]), inspection()).tests
-
-
 def test_runs_that_were_broken_off_say_so() -> None:
     """So do other versions."""
     base = made.run(made.test(inspection()))
@@ -342,12 +330,8 @@ def test_runs_that_were_broken_off_say_so() -> None:
         "another environment: torch 2 is now 3",
         "the run of the head was broken off, so tests may be missing",
     )
-
-
-def test_a_version_that_is_not_told_is_unknown() -> None:
-    """A file need not have every key of the environment."""
-    head = made.run(made.test(inspection()), environment={"torch": "2"})
-    remark = compare(made.run(made.test(inspection())), head).remarks[0]
+    head = made.run(made.test(inspection()), environment={"torch": "2"})  # keys may be missing
+    (remark,) = compare(base, head).remarks
     assert remark.startswith("another environment: pytest_modelhealth 1 is now unknown")
 
 
@@ -399,8 +383,7 @@ def test_any_two_models_are_compared_or_refused(one: dict[str, Any], other: dict
         assert len(difference.tests) + difference.unchanged >= 1
 
 
-@pytest.mark.parametrize("order", [lambda tests: tests, lambda tests: tests[::-1]])
-def test_the_worst_test_is_first(order: Callable[[list[Any]], list[Any]]) -> None:
+def test_the_worst_test_is_first() -> None:
     """Then what changed, then what is better, in the order of the run."""
     worse = [made.test(inspection(), id="a::w"), made.test(inspection(finding()), id="a::w")]
     better = [made.test(inspection(finding()), id="a::b"), made.test(inspection(), id="a::b")]
@@ -408,6 +391,6 @@ def test_the_worst_test_is_first(order: Callable[[list[Any]], list[Any]]) -> Non
         made.test(inspection(), id="a::c"),
         made.test(inspection(totals={**TOTALS, "multiply_adds": 1}), id="a::c"),
     ]
-    sides = zip(*order([better, changed, worse]), strict=True)
+    sides = zip(better, changed, worse, strict=True)
     difference = compare(*(made.run(*side) for side in sides))
     assert [test.id for test in difference.tests] == ["a::w", "a::c", "a::b"]

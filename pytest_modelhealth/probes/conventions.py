@@ -1,0 +1,115 @@
+"""What is said to a probe of a batch, and what a probe ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pytest_modelhealth.errors import InspectionError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pytest_modelhealth.report import Parting
+    from pytest_modelhealth.settings import Settings
+
+
+class Conventions(NamedTuple):
+    """How a batch is laid out, and what a model promises of it.
+
+    Args:
+        batch_dim: the dimension of samples, where it is not the first; ``None`` infers it.
+        time_dim: the dimension of the steps of a sequence, as of a batch ``(N, C, T)``, where its
+            sizes do not tell; counted from behind if negative.
+        causal: whether no output may depend on later inputs; ``None`` reads that off the target.
+        padding: a boolean tensor ``(N, T)``, true where there is padding, as for the
+            ``key_padding_mask`` of torch; ``None`` reads it off masks and lengths in the batch.
+        trained: full names of the parameters that an optimizer holds; ``None`` where none is known.
+    """
+
+    batch_dim: int | None = None
+    time_dim: int | None = None
+    causal: bool | None = None
+    padding: Tensor | None = None
+    trained: frozenset[str] | None = None
+
+    @classmethod
+    def of(cls, batch_dim: Any, time_dim: Any, causal: Any, padding: Any) -> Conventions:
+        """Return what was said, once it is sound.
+
+        Raises:
+            InspectionError: one of them is of a wrong type; the message says what is expected.
+        """
+        is_first = batch_dim is None or (_is_number(batch_dim) and batch_dim >= 0)
+        if not is_first:
+            raise InspectionError(
+                "batch_dim must be the number of a dimension, counted from 0, such as 1, not "
+                f"{batch_dim!r}"
+            )
+        if not (time_dim is None or _is_number(time_dim)):
+            raise InspectionError(
+                f"time_dim must be the number of a dimension, such as 2 or -1, not {time_dim!r}"
+            )
+        if not (causal is None or isinstance(causal, bool)):
+            raise InspectionError(f"causal must be True, False or None, not {causal!r}")
+        shape, dtype = getattr(padding, "shape", None), getattr(padding, "dtype", None)
+        if padding is not None and (str(dtype) != "torch.bool" or len(shape or ()) != 2):
+            given = repr(padding) if shape is None else f"{dtype} of shape {tuple(shape)}"
+            raise InspectionError(
+                "padding must be a boolean tensor of shape (samples, length), true where there is "
+                f"padding, such as ids == 0, not {given}"
+            )
+        return cls(batch_dim, time_dim, causal, padding)
+
+    def asked(self, settings: Settings) -> Settings:
+        """Return settings under which what is promised of a model is asked for by name.
+
+        Raises:
+            InspectionError: no probe is asked for.
+        """
+        said = [name for name in self._fields[:4] if getattr(self, name) is not None]
+        asked = (settings.probes(check.name) for check in settings.checks if check.is_probe)
+        if said and not any(asked):
+            raise InspectionError(
+                f"{said[0]}= is for probes, and none is asked for: say probes=True, or name one"
+            )
+        promised = {"causality": self.causal, "padding": self.padding is not None}
+        probes = settings["probes"]
+        more = [n for n in promised if promised[n] and settings.probes(n) and n not in probes.value]
+        return settings.override({"probes": [*probes.value, *more]}, probes.origin)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+class Found(NamedTuple):
+    """What a probe found.
+
+    Args:
+        changed: what was changed, for people.
+        partings: where runs part that should not, in execution order.
+        notes: what else a reader should know.
+    """
+
+    changed: str
+    partings: Sequence[Parting] = ()
+    notes: tuple[str, ...] = ()
+
+
+class UntellableError(Exception):
+    """Nothing can be told.
+
+    Args:
+        reason: why, and what is needed.
+        changed: what was changed, where a run followed; ``""`` where none did.
+        notes: what else a reader should know.
+    """
+
+    def __init__(self, reason: str, changed: str = "", notes: tuple[str, ...] = ()) -> None:
+        super().__init__(reason)
+        self.changed, self.notes = changed, notes
+
+
+class NotApplicableError(UntellableError):
+    """There is nothing to judge in this model or batch."""
