@@ -106,22 +106,12 @@ def test_nan_is_traced_to_step_and_layer() -> None:
     assert data["violations"][0]["layer"] == "2"
 
 
-def test_a_loss_that_is_lost_again_diverges() -> None:
-    """What the loss gained is lost with steps out of proportion."""
-    assert "loss_divergence" in broken(train(prepare=leap))
-
-
 def test_a_layer_that_dies_is_named() -> None:
     """All units of a layer die in one step."""
     found = train(prepare=kill).violations
     dying = next(v for v in found if v.check == "dying_layers")
     assert dying.layer == "3"
     assert "since step 6" in dying.message
-
-
-def test_weights_that_never_change_stand_still() -> None:
-    """A learning rate of zero trains nothing."""
-    assert broken(train(rate=0.0, steps=60)) == {"standstill": ""}
 
 
 def test_the_picture_and_the_text_have_what_rules_object_to() -> None:
@@ -140,25 +130,16 @@ def test_the_picture_and_the_text_have_what_rules_object_to() -> None:
     assert "no layer stands out" in str(train(steps=40)).splitlines()[0]
 
 
-def test_what_only_warns_is_among_the_warnings() -> None:
-    """As of a report."""
-    monitor = train(prepare=kill, settings={"severity": {"dying_layers": "warn"}})
-    assert "dying_layers" not in broken(monitor)
-    assert "dying_layers" in {violation.check for violation in monitor.warnings}
-
-
-def test_limits_hold_by_layer() -> None:
-    """A limit for a layer allows what the default does not."""
+def test_severities_limits_and_waivers_hold_for_rules() -> None:
+    """What only warns is among the warnings; a waived finding is listed; others stand."""
+    warned = train(prepare=kill, settings={"severity": {"dying_layers": "warn"}})
+    assert "dying_layers" in {violation.check for violation in warned.warnings}
+    waived = train(prepare=kill, waived=("3", "dying_layers"))
+    accepted = waived.report_of_training()._judgement.waived
+    assert [(v.check, v.layer) for v, _ in accepted] == [("dying_layers", "3")]
     limits = {"thresholds": {"3": {"max_dying_fraction": 1.0}}}
-    assert "dying_layers" not in broken(train(prepare=kill, settings=limits))
-
-
-def test_a_waiver_accepts_what_a_rule_finds_in_a_layer() -> None:
-    """It is listed as waived, and others stand."""
-    monitor = train(prepare=kill, waived=("3", "dying_layers"))
-    report = monitor.report_of_training()
-    assert [(v.check, v.layer) for v, _ in report._judgement.waived] == [("dying_layers", "3")]
-    assert "dying_layers" not in broken(monitor)
+    for monitor in (warned, waived, train(prepare=kill, settings=limits)):
+        assert "dying_layers" not in broken(monitor)
 
 
 def test_thresholds_can_be_given_with_the_question() -> None:
@@ -213,15 +194,6 @@ def test_a_verdict_that_was_asked_for_is_no_longer_open() -> None:
         monitor.step_end()
         monitor.assert_healthy()
     assert [report._verdict_asked for report in reports] == [True]
-
-
-def test_without_a_step_there_is_no_verdict() -> None:
-    """Asking for one says so."""
-    with (
-        Inspector(nn.Linear(2, 2)).monitor() as monitor,
-        pytest.raises(InspectionError, match="no step was watched"),
-    ):
-        monitor.assert_healthy()
 
 
 # Rules by themselves, on rows made by hand.
@@ -466,11 +438,13 @@ def hook(step: int, model: nn.Sequential, optimizer: torch.optim.Optimizer) -> N
     model[2].register_forward_hook(lambda *_: None)
 
 
-def test_evaluation_mode_and_hooks_are_seen() -> None:
+def test_what_a_loop_does_wrong_is_named() -> None:
     """A model that knows no difference may be in either mode."""
     assert broken(train(prepare=evaluate, steps=80)) == {"mode_switch": ""}
     assert broken(train(prepare=lambda s, m, _: m.train(s < 50) and None, steps=80)) == {}
     assert broken(train(prepare=hook, steps=40)) == {"growing_hooks": "2"}
+    assert broken(train(rate=0.0, steps=60)) == {"standstill": ""}
+    assert "loss_divergence" in broken(train(prepare=leap))
 
 
 @pytest.mark.parametrize(("factor", "expected"), [(0.0, "fail"), (1e3, "fail"), (30.0, "warn")])

@@ -19,6 +19,7 @@ from pytest_modelhealth import Inspector
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.report import HealthReport
 from pytest_modelhealth.training.stepping.watching import Watch, Watched
+from tests.training.steps import usual
 
 COUNT = 0
 LOG: list[int] = []
@@ -36,22 +37,13 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(8, 8), torch.randint(0, 3, (8,))
 
 
-def plain(model: Any, optimizer: Any, given: Any) -> torch.Tensor:
-    """Make the usual step."""
-    optimizer.zero_grad()
-    loss = F.cross_entropy(model(given[0]), given[1])
-    loss.backward()
-    optimizer.step()
-    return loss
-
-
 def run_beside(change: Callable[[], Any]) -> HealthReport:
     """Run a step that calls `change`, too."""
     model, optimizer = small()
 
     def step(model: Any, optimizer: Any, given: Any) -> torch.Tensor:
         change()
-        return plain(model, optimizer, given)
+        return usual(model, optimizer, given)
 
     return Inspector(model).run_step(step, optimizer, batch())
 
@@ -64,49 +56,33 @@ def failed(report: HealthReport) -> list[str]:
 # ---- put back
 
 
-def test_variables_that_a_step_assigns_to_are_put_back() -> None:
-    """Variables that a step assigns to are put back."""
+def test_what_a_step_leads_to_is_put_back() -> None:
+    """Variables that it assigns to, containers of every kind, arrays and generators."""
     number, hidden = 0, torch.zeros(2)
     first = hidden
+    bank = collections.deque([1, 2], maxlen=3)
+    counter, kept = collections.Counter("aab"), types.SimpleNamespace(n=0)
+    pairs: list[Any] = [{"n": 0}, ({"n": 0},)]
+    array, numbers, own = np.ones(3), np.random.default_rng(0), random.Random(0)
 
     def change() -> None:
         nonlocal number, hidden
         global COUNT
         number, hidden, COUNT = number + 1, hidden + 1.0, COUNT + 1
+        bank.append(3)
+        counter["a"] += 1
+        kept.n += 1
+        pairs[0]["n"] += 1
+        pairs[1][0]["n"] += 1
+        LOG.append(1)
+        array[:] += numbers.random(3) + own.random()
 
     run_beside(change)
     assert (number, COUNT) == (0, 0)
     assert hidden is first
-
-
-def test_containers_of_every_kind_are_put_back() -> None:
-    """Containers of every kind are put back."""
-    bank = collections.deque([1, 2], maxlen=3)
-    counter, kept = collections.Counter("aab"), types.SimpleNamespace(n=0)
-    pairs = [{"n": 0}, ({"n": 0},)]
-
-    def change() -> None:
-        bank.append(3)
-        counter["a"] += 1
-        kept.n += 1
-        pairs[0]["n"] += 1  # type: ignore[call-overload]
-        pairs[1][0]["n"] += 1  # type: ignore[index]
-        LOG.append(1)
-
-    run_beside(change)
     assert (list(bank), counter, kept.n) == ([1, 2], {"a": 2, "b": 1}, 0)
     assert pairs == [{"n": 0}, ({"n": 0},)]
     assert LOG == []
-
-
-def test_arrays_and_generators_are_put_back() -> None:
-    """Arrays and generators are put back."""
-    array, numbers, own = np.ones(3), np.random.default_rng(0), random.Random(0)
-
-    def change() -> None:
-        array[:] += numbers.random(3) + own.random()
-
-    run_beside(change)
     assert array.tolist() == [1.0] * 3
     assert numbers.random() == np.random.default_rng(0).random()
     assert own.random() == random.Random(0).random()
@@ -120,7 +96,7 @@ def test_schedules_in_a_list_and_within_others_are_put_back() -> None:
     several = [schedules.SequentialLR(optimizer, parts, [4])]
 
     def step(model: Any, optimizer: Any, given: Any) -> torch.Tensor:
-        loss = plain(model, optimizer, given)
+        loss = usual(model, optimizer, given)
         for one in several:
             one.step()
         return loss
@@ -147,9 +123,9 @@ def test_the_state_of_a_wrapped_optimizer_is_put_back() -> None:
     """The state of a wrapped optimizer is put back."""
     model, optimizer = small()
     wrapper = Wrapper(optimizer)
-    plain(model, wrapper, batch())
+    usual(model, wrapper, batch())
     before = {p: (kept, kept["exp_avg"].clone()) for p, kept in optimizer.state.items()}
-    Inspector(model).run_step(plain, wrapper, batch())
+    Inspector(model).run_step(usual, wrapper, batch())
     for parameter, (kept, average) in before.items():
         assert optimizer.state[parameter] is kept
         assert torch.equal(kept["exp_avg"], average)
@@ -163,7 +139,7 @@ def test_hooks_on_parameters_and_settings_of_torch_are_put_back() -> None:
         for parameter in model.parameters():
             parameter.register_hook(lambda gradient: gradient)
             parameter.register_post_accumulate_grad_hook(lambda _: None)
-        loss = plain(model, optimizer, given)
+        loss = usual(model, optimizer, given)
         torch.set_default_dtype(torch.float64)
         return loss
 
@@ -181,7 +157,7 @@ def test_gradients_that_are_switched_off_for_good_are_found_and_switched_on() ->
     model, optimizer = small()
 
     def step(model: Any, optimizer: Any, given: Any) -> torch.Tensor:
-        loss = plain(model, optimizer, given)
+        loss = usual(model, optimizer, given)
         torch.set_grad_enabled(False)
         return loss
 
@@ -192,7 +168,7 @@ def test_gradients_that_are_switched_off_for_good_are_found_and_switched_on() ->
 def test_nothing_of_what_was_seen_is_kept() -> None:
     """Nothing of what was seen is kept."""
     model, optimizer = small()
-    Inspector(model).run_step(plain, optimizer, batch())
+    Inspector(model).run_step(usual, optimizer, batch())
     gc.collect()
     assert not any(type(one) in (Watch, Watched) for one in gc.get_objects())
 
@@ -208,14 +184,14 @@ def test_random_numbers_of_the_first_call_only_are_no_seed() -> None:
 
     def step(model: Any, optimizer: Any, given: Any) -> torch.Tensor:
         added = noise.setdefault("first", torch.randn(8, 8)) if not noise else noise["first"]
-        return plain(model, optimizer, (given[0] + added, given[1]))
+        return usual(model, optimizer, (given[0] + added, given[1]))
 
     report = Inspector(model).run_step(step, optimizer, batch())
     assert failed(report) == []
 
     def seeded(model: Any, optimizer: Any, given: Any) -> torch.Tensor:
         torch.manual_seed(0)
-        return plain(model, optimizer, (given[0] + torch.randn(8, 8), given[1]))
+        return usual(model, optimizer, (given[0] + torch.randn(8, 8), given[1]))
 
     assert "optimizer_settings" in failed(Inspector(model).run_step(seeded, optimizer, batch()))
 
@@ -228,7 +204,7 @@ def test_a_part_that_is_trained_every_fifth_call_does_not_fade() -> None:
 
     def step(model: Any, optimizers: Any, given: Any) -> torch.Tensor:
         nonlocal calls
-        loss = plain(model["small"], optimizers[1], given)
+        loss = usual(model["small"], optimizers[1], given)
         if calls % 5 == 0:
             optimizers[0].zero_grad()
             model["large"](given[0]).pow(2).mean().backward()
@@ -257,35 +233,14 @@ def test_gradients_that_are_all_zero_are_one_fault() -> None:
 # ---- refused
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (iter([1]), "batch is an iterator of type list_iterator"),
-        ((one for one in [1]), "batch is an iterator of type generator"),
-    ],
-)
-def test_an_iterator_is_no_batch(given: Any, said: str) -> None:
-    """An iterator is no batch."""
-    model, optimizer = small()
-    with pytest.raises(InspectionError, match=said):
-        Inspector(model).run_step(plain, optimizer, given)
-
-
 def test_a_model_without_values_is_refused() -> None:
     """A model without values is refused."""
     lazy = nn.Sequential(nn.LazyLinear(3))
     with pytest.raises(InspectionError, match=r"0\.weight is lazy"):
-        Inspector(lazy).run_step(plain, torch.optim.SGD(lazy.parameters(), 0.1), batch())
+        Inspector(lazy).run_step(usual, torch.optim.SGD(lazy.parameters(), 0.1), batch())
     meta = nn.Linear(8, 3, device="meta")
     with pytest.raises(InspectionError, match="weight lies on the meta device"):
-        Inspector(meta).run_step(plain, torch.optim.SGD(meta.parameters(), 0.1), batch())
-
-
-def test_a_class_is_nothing_to_restore() -> None:
-    """A class is nothing to restore."""
-    model, optimizer = small()
-    with pytest.raises(InspectionError, match="not the class GradScaler"):
-        Inspector(model).run_step(plain, optimizer, batch(), restore=torch.amp.GradScaler)
+        Inspector(meta).run_step(usual, torch.optim.SGD(meta.parameters(), 0.1), batch())
 
 
 def test_an_iterator_that_runs_out_is_said_to() -> None:
@@ -293,7 +248,7 @@ def test_an_iterator_that_runs_out_is_said_to() -> None:
     model, optimizer = small()
     batches = iter([batch(), batch()])
     report = Inspector(model).run_step(
-        lambda model, optimizer, _: plain(model, optimizer, next(batches)), optimizer
+        lambda model, optimizer, _: usual(model, optimizer, next(batches)), optimizer
     )
     assert "runs out" in report.violations[0].cause
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -60,11 +61,8 @@ def test_micro_batches_that_are_not_divided(parts: int) -> None:
     assert f"{parts} micro-batches" in found.cause
 
 
-@pytest.mark.parametrize(
-    ("scale", "verdict"), [(1024.0, "fail"), (64.0, "warn"), (1.2, ""), (0.25, "warn")]
-)
-def test_a_scale_is_the_factor(scale: float, verdict: str) -> None:
-    """In the limits it only warns, and near 1 nothing is said."""
+def scaled(scale: float) -> Callable[[Any, Any, Any], Tensor]:
+    """Return a step that descends so many times its loss."""
 
     def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
         optimizer.zero_grad()
@@ -73,8 +71,16 @@ def test_a_scale_is_the_factor(scale: float, verdict: str) -> None:
         optimizer.step()
         return loss
 
+    return step
+
+
+@pytest.mark.parametrize(
+    ("scale", "verdict"), [(1024.0, "fail"), (64.0, "warn"), (1.2, ""), (0.25, "warn")]
+)
+def test_a_scale_is_the_factor(scale: float, verdict: str) -> None:
+    """In the limits it only warns, and near 1 nothing is said."""
     model = net()
-    report = ran(step, model, sgd(model, 1e-4))
+    report = ran(scaled(scale), model, sgd(model, 1e-4))
     assert slope(report).factor == pytest.approx(scale, rel=2e-3)
     found = [v for v in (*report.violations, *report.warnings) if v.check == "gradient_factor"]
     assert [v.severity for v in found] == ([verdict] if verdict else [])
@@ -83,18 +89,9 @@ def test_a_scale_is_the_factor(scale: float, verdict: str) -> None:
 
 def test_the_limit_is_a_setting() -> None:
     """A factor of 64 fails under a limit of 50, and passes with the check left out."""
-
-    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
-        optimizer.zero_grad()
-        loss = entropy(model, batch)
-        (64.0 * loss).backward()
-        optimizer.step()
-        return loss
-
     model = net()
-    optimizer = sgd(model, 1e-4)
-    report = ran(step, model, optimizer, settings={"max_gradient_factor": 50.0})
-    (found,) = report.violations
+    optimizer, step = sgd(model, 1e-4), scaled(64.0)
+    (found,) = ran(step, model, optimizer, settings={"max_gradient_factor": 50.0}).violations
     assert (found.check, found.limit) == ("gradient_factor", 50.0)
     left_out = ran(step, model, optimizer, settings={"skip_checks": ["gradient_factor"]})
     assert left_out.healthy

@@ -189,29 +189,22 @@ def test_everything_is_put_back() -> None:
     assert "into.weight" in changed(before, scene.look())  # it would show
 
 
-def test_what_the_first_call_raises_passes_and_all_is_put_back() -> None:
-    """The very exception, untouched, in the middle of a call."""
-    error = OwnError("mine")
-    scene = Scene(raising(error, 1))
+@pytest.mark.parametrize(
+    ("error", "since"),
+    [(OwnError("mine"), 1), *((KeyboardInterrupt(), since) for since in (1, 2, 4))],
+)
+def test_an_exception_passes_and_leaves_everything_as_it_was(
+    error: BaseException, since: int
+) -> None:
+    """The user's in the first call; Ctrl-C there, later, and in a call on changed weights."""
+    scene = Scene(raising(error, since))
+    rest = (scene.scaler, scene.schedule)
     before = scene.look()
-    with pytest.raises(OwnError) as caught:
-        Inspector(scene.model).run_step(scene.step, scene.optimizer, (X, Y), restore=scene.scaler)
+    with pytest.raises(type(error)) as caught:
+        Inspector(scene.model).run_step(scene.step, scene.optimizer, (X, Y), restore=rest)
     assert caught.value is error
     assert changed(before, scene.look()) == []
-
-
-@pytest.mark.parametrize("since", [1, 2, 4])
-def test_an_interruption_leaves_everything_as_it_was(since: int) -> None:
-    """Ctrl-C in the first call, in a later one, and in one on changed weights."""
-    scene = Scene(raising(KeyboardInterrupt(), since))
-    before = scene.look()
-    with pytest.raises(KeyboardInterrupt):
-        Inspector(scene.model).run_step(
-            scene.step, scene.optimizer, (X, Y), restore=(scene.scaler, scene.schedule)
-        )
-    assert changed(before, scene.look()) == []
     scene.fails = lambda: None
-    rest = (scene.scaler, scene.schedule)
     assert Inspector(scene.model).run_step(scene.step, scene.optimizer, (X, Y), restore=rest)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,25 +60,16 @@ def test_what_no_loop_can_train_is_refused() -> None:
     ],
 )
 def test_a_loss_that_is_no_scalar_is_refused(loss: object, message: str) -> None:
-    """The step stays as it was seen: the call may be made again."""
+    """The step stays as it was seen: the call may be made again, with any single number."""
     model = net()
     with Inspector(model).monitor() as monitor:
         loss_of(model).backward()
         with pytest.raises(InspectionError, match=message):
             monitor.step_end(0, loss=loss)
-        monitor.step_end(0, loss=2)
-    assert monitor.latest.loss == 2.0
-    assert monitor.report["a"].gradients is not None
-
-
-@pytest.mark.parametrize("loss", [torch.tensor([2.0]), np.float32(2), 2, torch.tensor(2)])
-def test_a_loss_may_be_any_single_number(loss: Any) -> None:
-    """Tensors of one element and numbers of NumPy are taken."""
-    model = net()
-    with Inspector(model).monitor() as monitor:
-        loss_of(model).backward()
-        monitor.step_end(loss=loss)
-    assert monitor.latest.loss == 2.0
+        for step, right in enumerate((2, torch.tensor([2.0]), np.float32(2), torch.tensor(2))):
+            monitor.step_end(step, loss=right)
+            assert monitor.latest.loss == 2.0
+            assert step or monitor.report["a"].gradients is not None
 
 
 def test_numbers_of_steps_must_rise() -> None:
@@ -110,7 +102,8 @@ def test_a_monitor_watches_one_training() -> None:
     monitor = Inspector(model).monitor()
     with pytest.raises(InspectionError, match="the monitor has not begun"):
         monitor.step_end()
-    for ask in (lambda: monitor.latest, lambda: monitor.report, lambda: monitor.top()):
+    latest: list[Callable[[], object]] = [lambda: monitor.latest, lambda: monitor.report]
+    for ask in (*latest, monitor.top, monitor.assert_healthy):
         with pytest.raises(InspectionError, match="no step was watched yet"):
             ask()
     assert str(monitor) == "training of Net: no step was watched yet"

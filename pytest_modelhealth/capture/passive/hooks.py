@@ -66,8 +66,9 @@ class Compiled:
             self.runs_optimizer = True
         elif not isinstance(owner, nn.Module):
             self.function = getattr(function, "__qualname__", type(function).__name__)
-            for module in _modules_in(function):
-                self._inside.update(own.intersection(module.modules()))
+            for value in named_values(function).values():
+                if isinstance(value, nn.Module):
+                    self._inside.update(own.intersection(value.modules()))
         elif owner in own and getattr(function, "__name__", "") not in _CALLS:
             # a method of a module, whose own hooks lie around it
             self._inside.update(child for child in owner._modules.values() if child is not None)
@@ -113,14 +114,13 @@ _CALLS = frozenset({"__call__", "_call_impl", "_wrapped_call_impl", "inner"})
 """How a whole module is compiled, which shows at the module or at what is around it."""
 
 
-def _modules_in(function: Any) -> list[nn.Module]:
-    """Return the modules that a function has in its closure, or knows as global names."""
+def named_values(function: Any) -> dict[str, Any]:
+    """Return what a function has in its closure, or knows as global names."""
     try:
         scope = inspect.getclosurevars(function)
     except (TypeError, ValueError):  # no function, or a variable that has no value yet
-        return []
-    held = (*scope.nonlocals.values(), *scope.globals.values())
-    return [one for one in held if isinstance(one, nn.Module)]
+        return {}
+    return {**scope.globals, **scope.nonlocals}
 
 
 PASSES_A_PAGE = 16

@@ -238,6 +238,20 @@ def generator_restorer(generator: Any) -> Callable[[], Any]:
     return partial(write, read())
 
 
+_CUDNN = torch.backends.cudnn
+SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "default_dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "threads": (torch.get_num_threads, torch.set_num_threads),
+    "deterministic": (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    "matmul_precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "gradients": (torch.is_grad_enabled, torch.set_grad_enabled),
+    **{
+        f"cudnn_{name}": (partial(getattr, _CUDNN, name), partial(setattr, _CUDNN, name))
+        for name in ("benchmark", "deterministic")
+    },
+}
+"""Switches of torch that numbers depend on: how each is read and set."""
+
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGALRM") if hasattr(signal, name)]
 
 

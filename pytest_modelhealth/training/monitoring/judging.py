@@ -9,10 +9,11 @@ from typing import Literal
 
 import numpy as np
 
+from pytest_modelhealth.checks import Check
 from pytest_modelhealth.errors import InspectionError, ModelHealthWarning, suggest
 from pytest_modelhealth.report import Course, HealthReport, Observation, Violation
 from pytest_modelhealth.settings import Settings
-from pytest_modelhealth.training.monitoring.following.follower import Table
+from pytest_modelhealth.training.monitoring.following.follower import Follower, Table
 from pytest_modelhealth.training.monitoring.row import Event, StepRow
 from pytest_modelhealth.training.monitoring.rules import RULES
 
@@ -51,9 +52,10 @@ class TrainingJudge:
         self._make_report = make_report
         self._on_report = on_report
         self._on_violation = on_violation
-        chosen = (c.name for c in settings.checks if c.name in RULES and settings.chooses(c.name))
-        self._followers = [(RULES[name], RULES[name].follower(name)) for name in chosen]
-        self._table = Table()
+        self._table = table = Table()
+        checks = [c for c in settings.checks if isinstance(c, Check) and settings.chooses(c.name)]
+        rules = [(check, RULES[check.name]) for check in checks if check.name in RULES]
+        self._followers = [(r, Follower(c.name, c.role, table, r.see)) for c, r in rules]
         self._said: set[tuple[str, ...]] = set()  # what began, with its severity
         self._answered: set[tuple[str, str]] = set()
         self._observation: Observation | None = None
@@ -71,7 +73,7 @@ class TrainingJudge:
         self._table.take(row)
         with np.errstate(all="ignore"):
             for _, follower in self._followers:
-                follower.follow(self._table)
+                follower.follow()
         began = []
         course: Course | None = None
         for rule, follower in self._followers:

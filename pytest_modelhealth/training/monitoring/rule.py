@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pytest_modelhealth.report import Course, CourseEvent, Violation
 from pytest_modelhealth.settings import Limit, Settings, Severity
-from pytest_modelhealth.training.monitoring.following.follower import Follower
+from pytest_modelhealth.training.monitoring.following.follower import See
 
 PATIENCE = 10
 """How many watched steps something must go on for: what is shorter is a spike."""
@@ -106,21 +106,21 @@ class Rule:
     """What must hold over a whole training.
 
     Args:
-        follower: sees each step, remembers little, and says what began.
+        see: sees each step, remembers little, and says what began.
         assess: says whether that breaks a limit, as it stands now; it is stateless.
         unseen: what to say where no forward pass was seen, by the number of steps.
     """
 
-    follower: type[Follower]
+    see: See
     assess: Assess
     unseen: str = ""
 
 
-def rule(follower: type[Follower], *kinds: Kind, unless: str = "", unseen: str = "") -> Rule:
+def rule(see: See, *kinds: Kind, unless: str = "", unseen: str = "") -> Rule:
     """Return a rule that is a table of the kinds of events that it objects to.
 
     Args:
-        follower, unseen: as of `Rule`.
+        see, unseen: as of `Rule`.
         kinds: of several rows for one kind the first that applies counts.
         unless: what of the loss leaves nothing to object to.
     """
@@ -132,7 +132,7 @@ def rule(follower: type[Follower], *kinds: Kind, unless: str = "", unseen: str =
         assessed = (row.assess(event, course, settings) for row in rows)
         return next((found for found in assessed if found is not None), None)
 
-    return Rule(follower, assess, unseen)
+    return Rule(see, assess, unseen)
 
 
 def named(event: CourseEvent) -> str:

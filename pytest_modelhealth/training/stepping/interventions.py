@@ -34,17 +34,11 @@ def loss_slope(session: Session, first: Watched) -> LossSlope:
     length = _length(gradients.values())
     if not length or not math.isfinite(length):
         return LossSlope(why_not="the gradient of the model is zero at the step, or not finite")
-    session.rewind()
-    weights = _length(session.parameters[key].detach() for key in gradients)
     try:
-        wide, narrow = (
-            _slope(session, gradients, length, shift * max(weights, 1e-3)) for shift in SHIFTS
-        )
+        slope = _slope(session, gradients, length, 1e-3)
     except _UntellableError as error:
         return LossSlope(why_not=str(error))
-    if abs(wide - narrow) > _AGREE * max(abs(wide), abs(narrow)):
-        return LossSlope(why_not="the loss is too curved or too noisy for a slope")
-    return LossSlope(narrow, length, _added(first, gradients, length))
+    return LossSlope(slope, length, _added(first, gradients, length))
 
 
 class _UntellableError(Exception):
@@ -74,7 +68,24 @@ def _stepped_on(first: Watched) -> set[int]:
     return first.at_step or waiting & first.gradients.keys()
 
 
-def _slope(session: Session, gradients: Mapping[int, Tensor], length: float, shift: float) -> float:
+def _slope(
+    session: Session, along: Mapping[int, Tensor], length: float, least: float, times: float = 1.0
+) -> float:
+    """Return the slope of the loss along a direction of so much length.
+
+    Weights are moved by `SHIFTS` so many `times`, by their norm, which counts as `least` at least.
+    """
+    session.rewind()
+    weights = times * max(_length(session.parameters[key].detach() for key in along), least)
+    wide, narrow = (_secant(session, along, length, shift * weights) for shift in SHIFTS)
+    if abs(wide - narrow) > _AGREE * max(abs(wide), abs(narrow)):
+        raise _UntellableError("the loss is too curved or too noisy for a slope")
+    return narrow
+
+
+def _secant(
+    session: Session, gradients: Mapping[int, Tensor], length: float, shift: float
+) -> float:
     ends: list[float] = []
     for sign in (1.0, -1.0):
         session.rewind()
@@ -239,15 +250,11 @@ def slope_without_gradient(session: Session, seen: list[Watched]) -> tuple[tuple
         for key in asked
     }
     along = {key: one.to(session.parameters[key].device) for key, one in along.items()}
-    length = _length(along.values())
-    session.rewind()
-    weights = max(_length(session.parameters[key].detach() for key in asked), 1e-2)
     try:
-        wide, narrow = (_slope(session, along, length, 100.0 * shift * weights) for shift in SHIFTS)
+        slope = _slope(session, along, _length(along.values()), 1e-2, times=100.0)
     except _UntellableError:
         return (), 0.0
-    is_smooth = abs(wide - narrow) <= _AGREE * max(abs(wide), abs(narrow))
-    return (tuple(asked.values()), narrow) if is_smooth and narrow else ((), 0.0)
+    return (tuple(asked.values()), slope) if slope else ((), 0.0)
 
 
 _SEED = 20_240_229

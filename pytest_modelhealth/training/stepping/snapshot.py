@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 import sys
 import types
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pytest_modelhealth.capture.observing.tensors import attributes
+from pytest_modelhealth.capture.passive.hooks import named_values
 from pytest_modelhealth.capture.step.isolation import (
+    SWITCHES,
     generator_restorer,
     random_state,
     restore_random_state,
@@ -143,17 +143,10 @@ class Snapshot:
 
 
 _MODES: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
-    (torch.get_default_dtype, torch.set_default_dtype),
-    (torch.is_grad_enabled, torch.set_grad_enabled),
-    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    *SWITCHES.values(),
     (
         lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
         lambda modes: torch.autograd.set_detect_anomaly(*modes),
-    ),
-    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    *(
-        (partial(getattr, torch.backends.cudnn, name), partial(setattr, torch.backends.cudnn, name))
-        for name in ("deterministic", "benchmark")
     ),
 )
 """What of torch a step may switch: how each is read and set."""
@@ -249,12 +242,7 @@ class Reached:
 
 def named_lists(step: Any) -> dict[str, list[Any]]:
     """Return the lists that a step names, by the names of their variables."""
-    function, _ = _opened(step)
-    try:
-        scope = inspect.getclosurevars(function)  # type: ignore[arg-type]
-    except (TypeError, ValueError):  # no function, or a variable that has no value yet
-        return {}
-    named = {**scope.globals, **scope.nonlocals}
+    named = named_values(_opened(step)[0])
     return {name: value for name, value in named.items() if isinstance(value, list)}
 
 

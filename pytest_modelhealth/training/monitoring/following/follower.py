@@ -1,14 +1,17 @@
-"""What every follower stands on: levels, the table of a step, the loss, and episodes."""
+"""What every follower stands on: levels, the table of a step, the loss, and episodes.
+
+A follower is a generator named after its rule, in the file of its subject: it looks at each step
+of a table, and says by `Follower.mark` what goes on and what is over.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -149,44 +152,30 @@ class LossCourse:
         self.summary = LossSummary()
         self._latest: deque[float] = deque(maxlen=_WINDOW)
         self._opening: list[float] = []
-        self._count = 0
-        self._first = math.nan
-        self._best, self._best_step = math.inf, 0
-        self._noise = 0.0
-        self._level = math.nan
-        self._never_negative = True
+        self._best = math.inf
 
     def add(self, step: int, loss: float | None) -> None:
         """Take the loss of a step; one that is no number says nothing of a level."""
         if loss is None or not math.isfinite(loss):
             return
-        if len(self._opening) < _OPENING:
+        before, count = self.summary, self.summary.count
+        first, noise, best_step = before.first, before.noise, before.best_step
+        if count < _OPENING:
             self._opening.append(loss)
-            self._first = _level_of(self._opening)
-        if self._count >= _OPENING:
-            self._add_noise(abs(loss - self._level))
-        self._count += 1
-        self._never_negative &= loss >= 0.0
+            first = _level_of(self._opening)
+        else:  # the recent deviations more; a single large one says little
+            deviation = abs(loss - before.recent)
+            if noise > 0.0 and count > 2 * _WINDOW:
+                deviation = min(deviation, 5.0 * noise)
+            noise += (deviation - noise) / min(count - _OPENING + 1, 50)
         self._latest.append(loss)
-        self._level = statistics.median(self._latest)
-        if self._count >= _OPENING and self._level < self._best:
-            self._best, self._best_step = self._level, step
+        level = statistics.median(self._latest)
+        if count + 1 >= _OPENING and level < self._best:
+            self._best, best_step = level, step
+        is_positive, best = before.never_negative and loss >= 0.0, min(self._best, level)
         self.summary = LossSummary(
-            self._count,
-            self._first,
-            min(self._best, self._level),
-            self._best_step,
-            self._level,
-            self._noise,
-            self._never_negative,
-            loss,
+            count + 1, first, best, best_step, level, noise, is_positive, loss
         )
-
-    def _add_noise(self, deviation: float) -> None:
-        """Average deviations, the recent ones more; a single large one says little."""
-        if self._noise > 0.0 and self._count > 2 * _WINDOW:
-            deviation = min(deviation, 5.0 * self._noise)
-        self._noise += (deviation - self._noise) / min(self._count - _OPENING + 1, 50)
 
 
 def _level_of(opening: list[float]) -> float:
@@ -262,10 +251,6 @@ class Table:
         """The first of the steps that count as lately."""
         return self._latest[0]
 
-    def column(self, layer: str) -> int:
-        """Return the column of a layer."""
-        return self._columns[layer]
-
     def values(self, statistic: str) -> Reals:
         """Return a statistic of every layer, NaN where the latest step has none."""
         values = self.row.values[statistic]
@@ -276,143 +261,81 @@ class Table:
         return every
 
 
-class Follower(ABC):
-    """Sees each step of a training for a rule, in constant memory.
+class Follower:
+    """What goes on in a training for a rule, as one that sees each step says, in constant memory.
 
     Args:
         rule: name of the rule.
+        role: the role of its events, where they say none.
+        table: the steps.
+        see: follows them: it is gone on with after each step of the table.
+
+    Attributes:
+        open: kind and layer of what goes on.
+        changed: what went on in the latest step.
     """
 
-    def __init__(self, rule: str) -> None:
-        self.rule = rule
-        self._events: dict[tuple[str, str], CourseEvent] = {}
-        self._open: set[tuple[str, str]] = set()
+    def __init__(self, rule: str, role: str, table: Table, see: See) -> None:
+        self.open: set[tuple[str, str]] = set()
         self.changed: list[CourseEvent] = []
-        """What went on in the latest step."""
+        self._events: dict[tuple[str, str], CourseEvent] = {}
+        self._rule, self._role, self._table = rule, role, table
+        self._steps = see(table, self)
 
-    role: ClassVar[str] = "activations"
-    """The role of its events, where they say none."""
-
-    _table: Table
-
-    def follow(self, table: Table) -> None:
+    def follow(self) -> None:
         """See the latest step."""
-        self._table, self.changed = table, []
-        self.see(table)
-
-    @abstractmethod
-    def see(self, table: Table) -> None:
-        """See the latest step, and say what goes on and what is over."""
+        self.changed = []
+        next(self._steps)
 
     def events(self) -> Iterator[CourseEvent]:
         """Yield what was seen: of each kind and layer the latest episode."""
         yield from self._events.values()
 
-    def go_on(
-        self,
-        kind: str,
-        layer: str,
-        value: float,
-        reference: float,
-        *,
-        role: str = "",
-        tensor: str = "",
-        began: int | None = None,
-        rows: int | None = None,
-        sign: int = 1,
-        facts: Mapping[str, float] | None = None,
-    ) -> None:
-        """Say that something goes on in a layer in this step.
-
-        Args:
-            kind, layer: what, and where.
-            value, reference, role, tensor, facts: as in `CourseEvent`.
-            began: the step it began in, if that is not the one in which it is first said.
-            rows: how many watched steps showed it, if not those in which it was said.
-            sign: -1 where the least value is furthest off.
-        """
-        key, step = (kind, layer), self._table.row.step
-        before = self._events.get(key)
-        if before is None or key not in self._open:
-            event = CourseEvent(
-                rule=self.rule,
-                kind=kind,
-                step=step if began is None else began,
-                layer=layer,
-                value=value,
-                reference=reference,
-                last=step,
-                rows=1 if rows is None else rows,
-                peak=value,
-                role=role or self.role,
-                tensor=tensor,
-                facts=facts or {},
-            )
-        else:
-            event = replace(
-                before,
-                value=value,
-                reference=reference,
-                last=step,
-                rows=before.rows + 1 if rows is None else rows,
-                peak=max(before.peak * sign, value * sign) * sign,
-                facts=before.facts if facts is None else facts,
-            )
-        self._events[key] = event
-        self._open.add(key)
-        self.changed.append(event)
-
-    def end(self, kind: str, layer: str = "") -> None:
-        """Say that something is over, if it went on."""
-        key = kind, layer
-        if key in self._open:
-            self._open.discard(key)
-            self._events[key] = replace(self._events[key], recovered=True)
-
-    def is_open(self, kind: str, layer: str = "") -> bool:
-        """Whether something goes on."""
-        return (kind, layer) in self._open
-
     def mark(
         self,
         kind: str,
-        active: Mask,
-        told: Mask,
-        value: Reals,
-        reference: Reals,
+        active: Mask | bool,
+        value: Reals | float,
+        reference: Reals | float,
         *,
+        told: Mask | bool = True,
+        layer: str = "",
         role: str = "",
+        tensor: str = "",
         sign: int = 1,
-        began: Reals | None = None,
-        rows: Reals | None = None,
-        facts: Mapping[str, Reals] | None = None,
+        since: Reals | int | None = None,
+        rows: Reals | int | None = None,
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
-        """Say in which layers something goes on in the latest step, and where it is over.
+        """Say where something goes on in the latest step, and where it is over.
 
         Args:
-            kind, role, sign: as in `go_on`.
+            kind: what; what is not of each layer is of `layer`.
             active: where it goes on.
+            value, reference, role, tensor, facts: as in `CourseEvent`.
             told: where the step tells of it; elsewhere nothing is over.
-            value, reference, began, rows, facts: of each layer.
+            layer: which, where it is not told of each.
+            sign: -1 where the least value is furthest off.
+            since: the step it began in, if that is not the one in which it is first said.
+            rows: how many watched steps showed it, if not those in which it was said.
         """
-        table = self._table
-        for at in active.nonzero()[0].tolist() if active.any() else ():
-            self.go_on(
-                kind,
-                table.layers[at],
-                float(value[at]),
-                float(reference[at]),
-                role=role,
-                began=None if began is None else int(began[at]),
-                rows=None if rows is None else int(rows[at]),
-                sign=sign,
-                facts={name: float(values[at]) for name, values in (facts or {}).items()},
-            )
-        for own, layer in list(self._open):
-            if own == kind:
-                at = table.column(layer)
-                if told[at] and not active[at]:
-                    self.end(kind, layer)
+        open_here = [own for own in self.open if own[0] == kind]
+        if not open_here and not (active.any() if isinstance(active, np.ndarray) else active):
+            return  # nearly always
+        every = self._table.layers if isinstance(active, np.ndarray) else [layer]
+        active, told = np.broadcast_to(active, len(every)), np.broadcast_to(told, len(every))
+        own = (role or self._role, tensor)
+        columns = (value, reference, since, rows, *(facts or {}).values())
+        for at in active.nonzero()[0].tolist():
+            numbers: list[Any] = [c[at] if isinstance(c, np.ndarray) else c for c in columns]
+            others = dict(zip(facts or (), map(float, numbers[4:]), strict=True))
+            number, usual, begin, count = numbers[:4]
+            self._go_on(kind, every[at], own, sign, number, usual, begin, count, others)
+        for key in open_here:
+            at = every.index(key[1])
+            if told[at] and not active[at]:
+                self.open.discard(key)
+                self._events[key] = replace(self._events[key], recovered=True)
 
     def mark_levels(
         self,
@@ -433,17 +356,43 @@ class Follower(ABC):
             fell: whether the largest of the latest values counts, and not the least.
         """
         value, sign = (levels.high, -1) if fell else (levels.low, 1)
-        since = np.full(len(active), self._table.lately)
-        self.mark(
-            kind,
-            active,
-            levels.valid,
-            np.exp(value),
-            np.exp(reference),
-            role=role,
-            sign=sign,
-            began=since,
+        value, reference, since = np.exp(value), np.exp(reference), self._table.lately
+        told = levels.valid
+        self.mark(kind, active, value, reference, told=told, role=role, sign=sign, since=since)
+
+    def _go_on(
+        self,
+        kind: str,
+        layer: str,
+        own: tuple[str, str],
+        sign: int,
+        value: float,
+        reference: float,
+        since: float | None,
+        rows: float | None,
+        facts: dict[str, float],
+    ) -> None:
+        key, step = (kind, layer), self._table.row.step
+        before = self._events[key] if key in self.open else None
+        self._events[key] = event = CourseEvent(
+            rule=self._rule,
+            kind=kind,
+            step=before.step if before else step if since is None else int(since),
+            layer=layer,
+            value=float(value),
+            reference=float(reference),
+            last=step,
+            rows=int(rows) if rows is not None else before.rows + 1 if before else 1,
+            peak=float(max(before.peak * sign, value * sign) * sign if before else value),
+            role=before.role if before else own[0],
+            tensor=before.tensor if before else own[1],
+            facts=facts or (before.facts if before else {}),
         )
+        self.open.add(key)
+        self.changed.append(event)
+
+
+See = Callable[[Table, Follower], Iterator[None]]
 
 
 class Runs:

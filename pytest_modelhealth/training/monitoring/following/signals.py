@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -22,6 +23,30 @@ _LEAST = 15
 _GRADIENTS = math.log(10.0)
 _TOTAL = math.log(5.0)
 _ACTIVATIONS = math.log(30.0)
+
+
+def exploding_signals(table: Table, follower: Follower) -> Iterator[None]:
+    """An episode lasts while the least of the latest values is far above what is usual."""
+    gradients, activations, total = Levels(), Levels(), Level()
+    is_big = is_wide = np.zeros(0, dtype=bool)
+    is_total_big = False
+    growth = _Growth()
+    while True:
+        total.add(table.row.gradient_norm, held=is_total_big)
+        is_total_big = total.low - total.reference > _TOTAL and total.count > _LEAST
+        gradients.add(table.values("parameter_gradient_norm"), is_big)
+        usual = gradients.reference
+        is_big = (gradients.low - usual > _GRADIENTS) & (gradients.count > _LEAST)
+        role = "parameter_gradients"
+        follower.mark_levels("gradients", is_big & is_total_big, gradients, usual, role=role)
+        activations.add(table.values("activation_rms"), is_wide)
+        growth.see(table, activations, follower)
+        usual = activations.reference
+        is_wide = (activations.low - usual > _ACTIVATIONS) & (activations.count > _LEAST)
+        follower.mark_levels("activations", is_wide, activations, usual)
+        yield
+
+
 _APART = 1.05
 _THEN = 0.6
 _MATURE = 60
@@ -32,61 +57,29 @@ _JUST = 0.8
 _GOES_ON = 0.2
 
 
-class ExplosionFollower(Follower):
-    """An episode lasts while the least of the latest values is far above what is usual."""
+class _Growth:
+    """Compares the growth of late with that since the beginning."""
 
-    def __init__(self, rule: str) -> None:
-        super().__init__(rule)
-        self._gradients, self._activations, self._total = Levels(), Levels(), Level()
-        self._big: Mask = np.zeros(0, dtype=bool)
-        self._wide: Mask = np.zeros(0, dtype=bool)
-        self._is_total_big = False
+    def __init__(self) -> None:
         self._kept: list[tuple[int, Reals]] = []
 
-    def see(self, table: Table) -> None:
+    def see(self, table: Table, levels: Levels, follower: Follower) -> None:
         """See the latest step."""
-        total = self._total
-        total.add(table.row.gradient_norm, held=self._is_total_big)
-        self._is_total_big = total.low - total.reference > _TOTAL and total.count > _LEAST
-        levels = self._gradients
-        levels.add(table.values("parameter_gradient_norm"), self._big)
-        above = levels.low - levels.reference
-        self._big = (above > _GRADIENTS) & (levels.count > _LEAST)
-        active = self._big & self._is_total_big
-        role = "parameter_gradients"
-        self.mark_levels("gradients", active, levels, levels.reference, role=role)
-        levels = self._activations
-        levels.add(table.values("activation_rms"), self._wide)
-        self._see_growth(table, levels)
-        above = levels.low - levels.reference
-        self._wide = (above > _ACTIVATIONS) & (levels.count > _LEAST)
-        self.mark_levels("activations", self._wide, levels, levels.reference)
-
-    def _see_growth(self, table: Table, levels: Levels) -> None:
-        """Compare the growth of late with that since the beginning."""
-        count, layers = table.steps, len(levels.low)
+        count, low = table.steps, levels.low
         if not self._kept or count >= _APART * self._kept[-1][0]:
-            self._kept.append((count, levels.low))
+            self._kept.append((count, low))
         latest = next((k for k in reversed(self._kept) if k[0] <= _JUST * count), None)
         while len(self._kept) > 1 and self._kept[1][0] <= _THEN * count:
             self._kept.pop(0)
         then, before = self._kept[0]
         if count < _MATURE or then > _THEN * count or latest is None:
             return
-        low = levels.low
-        late = low - grown(before, layers)
-        whole = low - levels.opening
-        goes_on = low - grown(latest[1], layers) > _GOES_ON * late
+        late, whole = low - grown(before, len(low)), low - levels.opening
+        goes_on = low - grown(latest[1], len(low)) > _GOES_ON * late
         active = goes_on & (late > _LATE) & (late > _STEADY * whole) & (whole > _GREW)
-        told = levels.valid
-        self.mark(
-            "growth",
-            active & told,
-            told,
-            np.exp(low),
-            np.exp(levels.opening),
-            facts={"lately": np.exp(late)},
-        )
+        told, start = levels.valid, np.exp(levels.opening)
+        facts = {"lately": np.exp(late)}
+        follower.mark("growth", active & told, np.exp(low), start, told=told, facts=facts)
 
 
 _ENOUGH = 16
@@ -98,44 +91,29 @@ _INPUT = math.log(10.0)
 _BEFORE = 15
 
 
-class DyingFollower(Follower):
+def dying_layers(table: Table, follower: Follower) -> Iterator[None]:
     """Dead units count where enough values of each were seen, in a layer that once was alive."""
-
-    def __init__(self, rule: str) -> None:
-        super().__init__(rule)
-        self._dead = Levels()
-        self._least = np.zeros(0)
-        self._spread, self._inputs = Levels(zeros=True), Levels(zeros=True)
-        self._flat: Mask = np.zeros(0, dtype=bool)
-
-    def see(self, table: Table) -> None:
-        """See the latest step."""
-        self._see_units(table)
-        self._see_spread(table)
-
-    def _see_units(self, table: Table) -> None:
+    units, spread, inputs = Levels(), Levels(zeros=True), Levels(zeros=True)
+    healthiest = np.zeros(0)
+    is_flat: Mask = np.zeros(0, dtype=bool)
+    while True:
         dead = table.values("dead_fraction")
-        alive = np.where(table.values("unit_observations") >= _ENOUGH, 1.0 + dead, np.nan)
-        levels = self._dead
-        levels.add(alive)
-        least, most = np.exp(levels.low) - 1.0, np.exp(levels.high) - 1.0
-        self._least = np.fmin(grown(self._least, len(dead), np.inf), most)
-        active = (least > _NOTED) & (self._least < _HEALTHY) & (levels.count > _DYING_LEAST)
-        since = np.full(len(dead), table.lately)
-        self.mark("units", active, levels.valid, least, self._least, began=since)
-
-    def _see_spread(self, table: Table) -> None:
-        spread, inputs = self._spread, self._inputs
-        stds = table.values("activation_std")
-        stds = np.where(table.values("activation_nonfinite") > 0.0, np.nan, stds)
-        spread.add(stds, self._flat)
-        inputs.add(table.values("input_std"), self._flat)
-        self._flat = (
+        units.add(np.where(table.values("unit_observations") >= _ENOUGH, 1.0 + dead, np.nan))
+        least, most = np.exp(units.low) - 1.0, np.exp(units.high) - 1.0
+        healthiest = np.fmin(grown(healthiest, len(dead), np.inf), most)
+        active = (least > _NOTED) & (healthiest < _HEALTHY) & (units.count > _DYING_LEAST)
+        told, since = units.valid, table.lately
+        follower.mark("units", active, least, healthiest, told=told, since=since)
+        is_finite = ~(table.values("activation_nonfinite") > 0.0)
+        spread.add(np.where(is_finite, table.values("activation_std"), np.nan), is_flat)
+        inputs.add(table.values("input_std"), is_flat)
+        is_flat = (
             (spread.usual - spread.high > _SPREAD)
             & ~(inputs.usual - inputs.low > _INPUT)
             & (spread.count > _BEFORE)
         )
-        self.mark_levels("spread", self._flat, spread, spread.usual, fell=True)
+        follower.mark_levels("spread", is_flat, spread, spread.usual, fell=True)
+        yield
 
 
 _FADING_LEAST = 15
@@ -147,99 +125,58 @@ _TINY = math.log(1e6)
 _NEVER = 30
 
 
-class FadingFollower(Follower):
+def fading_gradients(table: Table, follower: Follower) -> Iterator[None]:
     """Compares a layer's gradients with those of the whole model, and all with what was usual."""
-
-    role = "parameter_gradients"
-
-    def __init__(self, rule: str) -> None:
-        super().__init__(rule)
-        self._shares, self._own, self._total = Levels(), Levels(), Level()
-        self._relative = Levels()
-        self._faded: Mask = np.zeros(0, dtype=bool)
-        self._is_total_faded = False
-        self._without = Runs()
-        self._all_zero = 0
-
-    def see(self, table: Table) -> None:
-        """See the latest step."""
-        total = table.row.gradient_norm
-        values = table.values("parameter_gradient_norm")
-        self._see_all(total)
-        if not (math.isfinite(total) and total > 0.0):
-            return
-        self._see_shares(table, values, total)
-        self._see_cuts(table, values)
-        self._see_never(table, values)
-
-    def _see_all(self, norm: float) -> None:
-        total = self._total
-        total.add(norm, held=self._is_total_faded)
-        self._all_zero = self._all_zero + 1 if norm == 0.0 else 0
-        if self._all_zero > 1:
-            self.go_on("all_zero", "", 0.0, _exp(total.usual), role="gradients")
-        elif norm == norm:
-            self.end("all_zero")
-        below = total.usual - total.high
-        self._is_total_faded = below > _FALL and total.count > _FADING_LEAST
-        if self._is_total_faded:
-            found = _exp(total.high)
-            usual = _exp(total.usual)
-            self.go_on("all", "", found, usual, role="gradients", sign=-1)
-        elif norm == norm:
-            self.end("all")
-
-    def _see_shares(self, table: Table, values: Reals, total: float) -> None:
-        shares, own = self._shares, self._own
-        shares.add(values / total, self._faded)
-        own.add(values, self._faded)
-        self._faded = (
+    total, shares, own, relative, without = Level(), Levels(), Levels(), Levels(), Runs()
+    has_faded: Mask = np.zeros(0, dtype=bool)
+    is_total_faded, zeros, role = False, 0, "parameter_gradients"
+    while True:
+        norm, values = table.row.gradient_norm, table.values("parameter_gradient_norm")
+        total.add(norm, held=is_total_faded)
+        zeros = zeros + 1 if norm == 0.0 else 0
+        is_total_faded = total.usual - total.high > _FALL and total.count > _FADING_LEAST
+        low, usual, told = _exp(total.high), _exp(total.usual), norm == norm
+        follower.mark("all_zero", zeros > 1, 0.0, usual, told=told, role="gradients")
+        follower.mark("all", is_total_faded, low, usual, told=told, role="gradients", sign=-1)
+        if not (math.isfinite(norm) and norm > 0.0):
+            yield
+            continue
+        shares.add(values / norm, has_faded)
+        own.add(values, has_faded)
+        has_faded = (
             (shares.usual - shares.high > _FALL)
             & (own.usual - own.high > _OWN_FALL)
             & (shares.count > _FADING_LEAST)
         )
-        self.mark_levels("share", self._faded, shares, shares.usual, fell=True)
+        follower.mark_levels("share", has_faded, shares, shares.usual, fell=True, role=role)
 
-    def _see_cuts(self, table: Table, values: Reals) -> None:
-        layers = len(values)
-        every = np.ones(layers, dtype=bool)
-        trainable = table.values("trainable_fraction") > 0.0
-        lacks = ~(values > 0.0) & trainable & (self._own.count >= _HAD)
+        lacks = ~(values > 0.0) & (table.values("trainable_fraction") > 0.0) & (own.count >= _HAD)
         lacks &= ~(table.values("parameter_gradient_nonfinite") > 0.0)
-        without = self._without
-        without.add(lacks, every, table.row.step)
+        without.add(lacks, np.ones(len(values), dtype=bool), table.row.step)
         is_cut = without.count >= _MISSING
-        if not is_cut.any() and not self._open:
-            return
-        usual = np.exp(self._own.usual)
-        called = ~np.isnan(table.values("activation_rms"))
-        is_zero = values == 0.0
-        for kind, active in (("zero", is_cut & is_zero), ("missing", is_cut & ~is_zero)):
-            self.mark(
-                kind,
-                active,
-                every,
-                np.zeros(layers),
-                usual,
-                began=without.since,
-                rows=without.count,
-                facts={"is_called": called},
-            )
+        if is_cut.any() or follower.open:
+            facts = {"is_called": ~np.isnan(table.values("activation_rms"))}
+            for kind, active in (("zero", values == 0.0), ("missing", values != 0.0)):
+                follower.mark(
+                    kind,
+                    is_cut & active,
+                    0.0,
+                    np.exp(own.usual),
+                    role=role,
+                    since=without.since,
+                    rows=without.count,
+                    facts=facts,
+                )
 
-    def _see_never(self, table: Table, values: Reals) -> None:
-        held = table.values("parameter_norm")
-        matrices = table.values("weight_update_ratio") > 0.0
-        relative = np.where(matrices, values / held, np.nan)
-        levels = self._relative
-        levels.add(relative)
-        told = levels.valid & (levels.count > _NEVER)
-        if not told.any():
-            return
-        most = float(np.max(np.where(told, levels.low, -np.inf)))
-        active = told & (most - levels.high > _TINY)
-        self.mark(
-            "never", active, told, np.exp(levels.high), np.full(len(values), _exp(most)), sign=-1
-        )
+        is_matrix = table.values("weight_update_ratio") > 0.0
+        relative.add(np.where(is_matrix, values / table.values("parameter_norm"), np.nan))
+        told_of = relative.valid & (relative.count > _NEVER)
+        if told_of.any():
+            most = float(np.max(np.where(told_of, relative.low, -np.inf)))
+            active = told_of & (most - relative.high > _TINY)
+            high = np.exp(relative.high)
+            follower.mark("never", active, high, _exp(most), told=told_of, role=role, sign=-1)
+        yield
 
 
 def _exp(value: float) -> float:
@@ -250,21 +187,16 @@ _SATURATING_NOTED = 0.98
 _FREE = 0.7
 
 
-class SaturationFollower(Follower):
+def saturating_layers(table: Table, follower: Follower) -> Iterator[None]:
     """An episode lasts while the least of the latest is near 1, where it began well below."""
-
-    def __init__(self, rule: str) -> None:
-        super().__init__(rule)
-        self._levels = Levels(zeros=True)
-
-    def see(self, table: Table) -> None:
-        """See the latest step."""
-        levels = self._levels
+    levels = Levels(zeros=True)
+    while True:
         values = table.values("saturation")
-        if np.isnan(values).all() and not self._open:
-            return
-        levels.add(values)
-        low, opening = np.exp(levels.low), np.exp(levels.opening)
-        told = ~np.isnan(values) & (levels.count > OPENING)
-        active = told & (low > _SATURATING_NOTED) & (opening < _FREE)
-        self.mark("ends", active, told, low, opening)
+        told = ~np.isnan(values)
+        if told.any() or follower.open:
+            levels.add(values)
+            low, opening = np.exp(levels.low), np.exp(levels.opening)
+            told &= levels.count > OPENING
+            active = told & (low > _SATURATING_NOTED) & (opening < _FREE)
+            follower.mark("ends", active, low, opening, told=told)
+        yield

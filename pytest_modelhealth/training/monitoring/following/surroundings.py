@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -13,43 +14,34 @@ from pytest_modelhealth.training.monitoring.following.follower import (
     Table,
     grown,
 )
-from pytest_modelhealth.training.monitoring.row import Reals, StepRow
+from pytest_modelhealth.training.monitoring.row import StepRow
 
 _HAD = 5
 _RISES = 10
 
 
-class ModeFollower(Follower):
+def mode_switch(table: Table, follower: Follower) -> Iterator[None]:
     """An episode lasts while a layer that was in training mode is in evaluation mode."""
-
-    _trained: Reals = np.zeros(0)
-
-    def see(self, table: Table) -> None:
-        """See the latest step."""
+    trained = np.zeros(0)
+    while True:
         modes = table.values("training_mode")
-        self._trained = grown(self._trained, len(modes), 0.0)
-        self._trained += modes == 1.0
-        active = (modes == 0.0) & (self._trained >= _HAD)
-        told = ~np.isnan(modes)
-        self.mark("switched", active, told, modes, self._trained)
+        trained = grown(trained, len(modes), 0.0) + (modes == 1.0)
+        active = (modes == 0.0) & (trained >= _HAD)
+        follower.mark("switched", active, modes, trained, told=~np.isnan(modes))
+        yield
 
 
-class HookFollower(Follower):
+def growing_hooks(table: Table, follower: Follower) -> Iterator[None]:
     """An episode lasts while a layer has more hooks in every step than in the one before."""
-
-    _before: Reals = np.zeros(0)
-    _rises: Reals = np.zeros(0)
-
-    def see(self, table: Table) -> None:
-        """See the latest step."""
+    before = rises = np.zeros(0)
+    while True:
         hooks = table.values("hooks")
-        self._before = grown(self._before, len(hooks))
-        self._rises = grown(self._rises, len(hooks), 0.0)
+        before, rises = grown(before, len(hooks)), grown(rises, len(hooks), 0.0)
         told = ~np.isnan(hooks)
-        self._rises = np.where(hooks > self._before, self._rises + 1.0, self._rises * ~told)
-        active = self._rises >= _RISES
-        self.mark("rising", active, told, hooks, self._before)
-        self._before = np.where(told, hooks, self._before)
+        rises = np.where(hooks > before, rises + 1.0, rises * ~told)
+        follower.mark("rising", rises >= _RISES, hooks, before, told=told)
+        before = np.where(told, hooks, before)
+        yield
 
 
 _LEAST = 15
@@ -57,65 +49,43 @@ _SHIFT = math.log(10.0)
 _CONSTANT = 1e-6
 
 
-class InputFollower(Follower):
+def input_shift(table: Table, follower: Follower) -> Iterator[None]:
     """Compares the standard deviation of the model's inputs with what was usual."""
-
-    role = "inputs"
-
-    def __init__(self, rule: str) -> None:
-        super().__init__(rule)
-        self._spread = Level()
-        self._is_shifted = False
-
-    def see(self, table: Table) -> None:
-        """See the latest step."""
-        if "" not in table.row.layers:
-            return
-        std = table.row["", "input_std"]
-        if math.isnan(std):
-            return
-        spread = self._spread
-        spread.add(std, held=self._is_shifted)
-        usual = math.exp(spread.usual)
-        if spread.count >= _LEAST and std < _CONSTANT * usual:
-            self.go_on("constant", "", std, usual, sign=-1)
-            return
-        self.end("constant")
-        above, below = spread.low - spread.usual, spread.usual - spread.high
-        self._is_shifted = spread.count > _LEAST and (above > _SHIFT or below > _SHIFT)
-        if self._is_shifted:
-            found = spread.low if above > _SHIFT else spread.high
-            self.go_on("scale", "", math.exp(found), usual)
-        else:
-            self.end("scale")
+    spread = Level()
+    is_shifted = False
+    while True:
+        std = table.row["", "input_std"] if "" in table.row.layers else math.nan
+        if not math.isnan(std):
+            spread.add(std, held=is_shifted)
+            usual = math.exp(spread.usual)
+            is_constant = spread.count >= _LEAST and std < _CONSTANT * usual
+            follower.mark("constant", is_constant, std, usual, sign=-1)
+            if not is_constant:
+                is_up = spread.low - spread.usual > _SHIFT
+                is_down = spread.usual - spread.high > _SHIFT
+                is_shifted = spread.count > _LEAST and (is_up or is_down)
+                value = math.exp(spread.low if is_up else spread.high)
+                follower.mark("scale", is_shifted, value, usual)
+        yield
 
 
 _BUFFERS_LEAST = 20
 _FAR = 10.0
 
 
-class BufferFollower(Follower):
+def statistics_drift(table: Table, follower: Follower) -> Iterator[None]:
     """Compares the running deviation with the usual deviation of what the layer is given."""
-
-    role = "buffers"
-
-    def __init__(self, rule: str) -> None:
-        super().__init__(rule)
-        self._running, self._given = Levels(), Levels()
-
-    def see(self, table: Table) -> None:
-        """See the latest step."""
-        running = np.where(
-            table.values("training_mode") == 1.0, table.values("running_std"), np.nan
-        )
-        if np.isnan(running).all() and not self._open:
-            return
-        self._running.add(running)
-        self._given.add(table.values("input_std"))
-        value, usual = np.exp(self._running.low), np.exp(self._given.usual)
-        told = self._running.valid & (self._running.count > _BUFFERS_LEAST)
-        active = told & (value > _FAR * usual)
-        self.mark("far", active, told, value, usual)
+    running, inputs = Levels(), Levels()
+    while True:
+        in_training = table.values("training_mode") == 1.0
+        values = np.where(in_training, table.values("running_std"), np.nan)
+        if follower.open or not np.isnan(values).all():
+            running.add(values)
+            inputs.add(table.values("input_std"))
+            value, usual = np.exp(running.low), np.exp(inputs.usual)
+            told = running.valid & (running.count > _BUFFERS_LEAST)
+            follower.mark("far", told & (value > _FAR * usual), value, usual, told=told)
+        yield
 
 
 SKIPPED = "skipped"
@@ -123,45 +93,33 @@ MASKED = "masked"
 POISONED = "poisoned"
 
 
-class NonfiniteFollower(Follower):
+def nonfinite_steps(table: Table, follower: Follower) -> Iterator[None]:
     """Tells steps that are skipped from those that reach the weights."""
-
-    _loss_before = math.nan
-    _step_before = -1
-
-    def see(self, table: Table) -> None:
-        """See the latest step."""
+    loss_before, step_before = math.nan, -1
+    while True:
         row = table.row
-        kind = _kind(row)
-        for other in (SKIPPED, MASKED, POISONED):
+        kind, origin, loss = _kind(row), row.origin, row.loss
+        for other, layer in list(follower.open):
             if other != kind and not (other == POISONED and kind == SKIPPED):
-                self._finish(other)
-        if kind:
-            self._note(kind, row)
-        if row.loss is not None and math.isfinite(row.loss):
-            self._loss_before = row.loss
-        self._step_before = row.step
-
-    def _note(self, kind: str, row: StepRow) -> None:
-        layer = next((layer for own, layer in self._open if own == kind), None)
-        origin = row.origin
-        if layer is not None:
-            self.go_on(kind, layer, math.nan, self._loss_before)
-            return
-        self.go_on(
-            kind,
-            "" if origin is None else origin.layer,
-            math.nan if row.loss is None else row.loss,
-            self._loss_before,
-            role="loss" if origin is None else origin.role,
-            tensor="" if origin is None else origin.name,
-            facts={"loss_before": self._loss_before, "step_before": float(self._step_before)},
-        )
-
-    def _finish(self, kind: str) -> None:
-        for own, layer in list(self._open):
-            if own == kind:
-                self.end(kind, layer)
+                follower.mark(other, False, math.nan, math.nan, layer=layer)
+        begun = [layer for own, layer in follower.open if own == kind]
+        if begun:
+            follower.mark(kind, True, math.nan, loss_before, layer=begun[0])
+        elif kind:
+            follower.mark(
+                kind,
+                True,
+                math.nan if loss is None else loss,
+                loss_before,
+                layer="" if origin is None else origin.layer,
+                role="loss" if origin is None else origin.role,
+                tensor="" if origin is None else origin.name,
+                facts={"loss_before": loss_before, "step_before": step_before},
+            )
+        if loss is not None and math.isfinite(loss):
+            loss_before = loss
+        step_before = row.step
+        yield
 
 
 def _kind(row: StepRow) -> str:
@@ -185,59 +143,43 @@ _SHARE = 0.5
 _SOME = 0.05
 
 
-class DivergenceFollower(Follower):
+def loss_divergence(table: Table, follower: Follower) -> Iterator[None]:
     """An episode lasts while the loss is above its best by more than its own noise."""
-
-    role = "loss"
-
-    def __init__(self, rule: str) -> None:
-        super().__init__(rule)
-        self._updates, self._gradients = Level(), Level()
-        self._noise = math.inf
-        self._best_step = self._above_since = -1
-        self._most = {"update_ratio": 0.0, "update_growth": 0.0, "gradient_growth": 0.0}
-
-    def see(self, table: Table) -> None:
-        """See the latest step."""
-        row, loss = table.row, table.loss.summary
-        is_on = self.is_open("loss")
-        self._updates.add(row.update_ratio, held=is_on)
-        self._gradients.add(row.gradient_norm, held=is_on)
+    updates, gradients = Level(), Level()
+    noise, best_step, above_since = math.inf, -1, -1
+    nothing = {"update_ratio": 0.0, "update_growth": 0.0, "gradient_growth": 0.0}
+    most = nothing
+    while True:
+        row, loss, is_on = table.row, table.loss.summary, bool(follower.open)
+        updates.add(row.update_ratio, held=is_on)
+        gradients.add(row.gradient_norm, held=is_on)
         if not loss.is_known or row.loss is None:
-            return
-        if not is_on and (loss.best_step != self._best_step or self._noise > loss.noise):
-            self._best_step, self._noise = loss.best_step, loss.noise
-        floor = max(_NOISE * self._noise, _SHARE * loss.progress, _SOME * abs(loss.first))
+            yield
+            continue
+        if not is_on and (loss.best_step != best_step or noise > loss.noise):
+            best_step, noise = loss.best_step, loss.noise
+        floor = max(_NOISE * noise, _SHARE * loss.progress, _SOME * abs(loss.first))
         if row.loss - loss.best <= floor:
-            self._above_since = -1
-        elif self._above_since < 0:
-            self._above_since = row.step
-        if loss.lost <= floor:
-            self.end("loss")
-            self._most = dict.fromkeys(self._most, 0.0)
-            return
-        self._note_updates()
-        self.go_on(
+            above_since = -1
+        elif above_since < 0:
+            above_since = row.step
+        is_above = not loss.lost <= floor
+        if is_above:
+            latest = {
+                "update_ratio": math.exp(updates.low),
+                "update_growth": math.exp(updates.low - updates.usual),
+                "gradient_growth": math.exp(gradients.low - gradients.reference),
+            }
+            # the largest of each; NaN, of few values, is none
+            most = {name: max(most[name], value) for name, value in latest.items()}
+        else:
+            most = nothing
+        follower.mark(
             "loss",
-            "",
+            is_above,
             loss.recent,
             loss.best,
-            began=self._above_since if self._above_since >= 0 else None,
-            facts={
-                **self._most,
-                "first": loss.first,
-                "noise": self._noise,
-                "best_step": float(loss.best_step),
-            },
+            since=above_since if above_since >= 0 else None,
+            facts={**most, "first": loss.first, "noise": noise, "best_step": loss.best_step},
         )
-
-    def _note_updates(self) -> None:
-        updates, gradients = self._updates, self._gradients
-        seen = {
-            "update_ratio": math.exp(updates.low),
-            "update_growth": math.exp(updates.low - updates.usual),
-            "gradient_growth": math.exp(gradients.low - gradients.reference),
-        }
-        for name, value in seen.items():
-            if value > self._most[name]:
-                self._most[name] = value
+        yield

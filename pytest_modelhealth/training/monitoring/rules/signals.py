@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from pytest_modelhealth.report import Course, CourseEvent
 from pytest_modelhealth.settings import Severity
-from pytest_modelhealth.training.monitoring.following.signals import (
-    DyingFollower,
-    ExplosionFollower,
-    FadingFollower,
-    SaturationFollower,
-)
+from pytest_modelhealth.training.monitoring.following import signals as following
 from pytest_modelhealth.training.monitoring.rule import Kind, Rule, by_loss, rule
 
 _HUGE = 1e4
@@ -82,7 +77,7 @@ RULES: dict[str, Rule] = {}
 
 # A spike that passes is none; a branch that begins at zero may grow.
 RULES["exploding_signals"] = rule(
-    ExplosionFollower,
+    following.exploding_signals,
     Kind(
         "gradients",
         f"the gradient norm{_ROSE}",
@@ -112,7 +107,7 @@ RULES["exploding_signals"] = rule(
 
 # A third of dead units is no fault; nearly all are.
 RULES["dying_layers"] = rule(
-    DyingFollower,
+    following.dying_layers,
     Kind(
         "units",
         "{value:.0%} of the units of {layer} are dead since step {step}; they were {reference:.0%}",
@@ -133,7 +128,7 @@ RULES["dying_layers"] = rule(
 
 # Gradients that fade with the loss are those of a model that has learnt.
 RULES["fading_gradients"] = rule(
-    FadingFollower,
+    following.fading_gradients,
     Kind(
         "share",
         "the gradients of {layer} fell to {change:.3g} of their usual share of all since step "
@@ -195,7 +190,7 @@ RULES["fading_gradients"] = rule(
 
 # An output that is certain of data it knows by heart is none; nor is a gate that closes.
 RULES["saturating_layers"] = rule(
-    SaturationFollower,
+    following.saturating_layers,
     Kind(
         "ends",
         "{layer} saturates since step {step}: its values are at the ends of their range to "

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from pytest_modelhealth.report import Course, CourseEvent, Violation
 from pytest_modelhealth.settings import Settings, Severity
-from pytest_modelhealth.training.monitoring.following.surroundings import (
-    BufferFollower,
-    DivergenceFollower,
-    HookFollower,
-    InputFollower,
-    ModeFollower,
-    NonfiniteFollower,
-)
+from pytest_modelhealth.training.monitoring.following import surroundings as following
 from pytest_modelhealth.training.monitoring.rule import PATIENCE, Kind, Rule, breach, named, rule
 
 _FEW = 3
@@ -160,14 +153,14 @@ def _switched(event: CourseEvent, course: Course) -> Severity | None:
 RULES: dict[str, Rule] = {}
 
 # NaN and infinity reach no weight, and stay in no step.
-RULES["nonfinite_steps"] = Rule(NonfiniteFollower, _nonfinite)
+RULES["nonfinite_steps"] = Rule(following.nonfinite_steps, _nonfinite)
 
 # What was learnt is not lost again.
-RULES["loss_divergence"] = Rule(DivergenceFollower, _diverged)
+RULES["loss_divergence"] = Rule(following.loss_divergence, _diverged)
 
 # A batch that stands out is none; a curriculum may change the scale a little.
 RULES["input_shift"] = rule(
-    InputFollower,
+    following.input_shift,
     Kind(
         "constant",
         "all inputs of the model are the same number since step {step}: their standard "
@@ -180,7 +173,7 @@ RULES["input_shift"] = rule(
 
 # Layers that are in evaluation mode from the start may be held there on purpose.
 RULES["mode_switch"] = rule(
-    ModeFollower,
+    following.mode_switch,
     Kind(
         "switched",
         "{layer} trains in evaluation mode since step {step}, over {rows} watched steps; it "
@@ -194,7 +187,7 @@ RULES["mode_switch"] = rule(
 
 # Hooks that are removed again may be registered in each step.
 RULES["growing_hooks"] = rule(
-    HookFollower,
+    following.growing_hooks,
     Kind(
         "rising",
         "{layer} gets more forward hooks in every step since step {step}: it has {value:.0f} now",
@@ -206,7 +199,7 @@ RULES["growing_hooks"] = rule(
 
 # A single batch that stands out is forgotten within some steps.
 RULES["statistics_drift"] = rule(
-    BufferFollower,
+    following.statistics_drift,
     Kind(
         "far",
         "the running statistics of {layer} are far from its usual batches since step {step}: "

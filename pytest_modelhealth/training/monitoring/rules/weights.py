@@ -6,13 +6,7 @@ from functools import partial
 
 from pytest_modelhealth.report import Course, CourseEvent
 from pytest_modelhealth.settings import Severity
-from pytest_modelhealth.training.monitoring.following.weights import (
-    DriftFollower,
-    MeddlingFollower,
-    RatioFollower,
-    StandingFollower,
-    StillFollower,
-)
+from pytest_modelhealth.training.monitoring.following import weights as following
 from pytest_modelhealth.training.monitoring.rule import Kind, Rule, by_loss, rule
 
 _PATIENT = 20
@@ -97,7 +91,7 @@ RULES: dict[str, Rule] = {}
 
 # Weights that begin at zero may grow at first.
 RULES["update_ratio"] = rule(
-    RatioFollower,
+    following.update_ratio,
     Kind("large", _CHANGES, _RATE, limit="max_update_ratio", patience=_PATIENT, grade=by_loss),
     Kind(
         "large",
@@ -110,7 +104,7 @@ RULES["update_ratio"] = rule(
 
 # What begins at zero may grow to the size of others.
 RULES["weight_drift"] = rule(
-    DriftFollower,
+    following.weight_drift,
     Kind(
         "growth",
         "the parameters of {layer} grew {change:.3g}-fold, " + _SIZES,
@@ -132,7 +126,7 @@ RULES["weight_drift"] = rule(
 
 # Frozen layers, and those whose rate a schedule brings to zero, may stand still.
 RULES["stopped_updates"] = rule(
-    StillFollower,
+    following.stopped_updates,
     _still(
         "frozen",
         _RESTS + "are: its parameters no longer have requires_grad",
@@ -163,7 +157,7 @@ RULES["stopped_updates"] = rule(
 
 # Something is learnt, or there is nothing to learn.
 RULES["standstill"] = rule(
-    StandingFollower,
+    following.standstill,
     _standing(
         "weights",
         "no parameter changed in {rows} watched steps, though gradients came",
@@ -215,7 +209,7 @@ RULES["standstill"] = rule(
 
 # Bounds that are put on weights in each step belong to a training, and are none.
 RULES["outside_changes"] = rule(
-    MeddlingFollower,
+    following.outside_changes,
     Kind(
         "outside",
         "the weights of {layer} were replaced or overwritten before step {last}: their norm "
