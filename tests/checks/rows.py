@@ -19,7 +19,8 @@ class Net(nn.Module):
         super().__init__()
         self.function = function
         for name, layer in layers.items():
-            setattr(self, name, layer)
+            is_buffer = isinstance(layer, torch.Tensor) and not isinstance(layer, nn.Parameter)
+            (self.register_buffer if is_buffer else self.__setattr__)(name, layer)
 
     def forward(self, *inputs: Any) -> Any:
         return self.function(self, *inputs)
