@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ def holding(module: nn.Module, **values: Any) -> nn.Module:
     """Return a module after filling what these names stand for, or doing this to it."""
     with torch.no_grad():
         for name, value in values.items():
-            tensor = getattr(module, name)
+            tensor = attrgetter(name)(module)
             value(tensor) if callable(value) else tensor.fill_(value)
     return module
 
