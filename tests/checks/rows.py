@@ -9,17 +9,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from corpus.checks.parts import Mlp
 from pytest_modelhealth import HealthReport, Inspector
 
 
 class Net(nn.Module):
-    """Layers by their names, and what is done with them: a function of the model and its inputs."""
+    """Layers by their names, and what is done with them: a function of the model and its inputs.
+
+    Two sizes are a linear layer, and a tensor that is no parameter is a buffer.
+    """
 
     def __init__(self, function: Callable[..., Any], **layers: Any) -> None:
         super().__init__()
         self.function = function
         for name, layer in layers.items():
+            layer = nn.Linear(*layer) if isinstance(layer, tuple) else layer
             is_buffer = isinstance(layer, torch.Tensor) and not isinstance(layer, nn.Parameter)
             (self.register_buffer if is_buffer else self.__setattr__)(name, layer)
 
@@ -34,13 +37,6 @@ def holding(module: nn.Module, **values: Any) -> nn.Module:
             tensor = attrgetter(name)(module)
             value(tensor) if callable(value) else tensor.fill_(value)
     return module
-
-
-def mlp(layer: str, **values: Any) -> Mlp:
-    """Return a perceptron of which a layer holds these."""
-    model = Mlp()
-    holding(model.get_submodule(layer), **values)
-    return model
 
 
 def says(report: HealthReport, check: str) -> list[Any]:

@@ -8,7 +8,7 @@ from torch import nn
 from corpus.checks.parts import Applies, Mlp
 from corpus.models.hooked import make
 from tests.capture.architectures import ARCHITECTURES
-from tests.checks.rows import Net, hold, holding, mlp, says
+from tests.checks.rows import Net, hold, holding, says
 
 ALONE = {"checks": ["collapse"]}
 
@@ -58,23 +58,17 @@ def two_ways(factor, **values):
     dropping = holding(nn.Linear(16, 8), **values)
     forward = dropping.forward
     dropping.forward = lambda x: forward(x * factor)
-    return Net(
-        lambda m, x: m.head(torch.tanh(m.a(x)) + m.b(x)),
-        a=dropping,
-        b=nn.Linear(16, 8),
-        head=nn.Linear(8, 4),
-    )
+    return Net(lambda m, x: m.head(torch.tanh(m.a(x)) + m.b(x)), a=dropping, b=(16, 8), head=(8, 4))
 
 
 def pooled(join):
     """Return a model whose scale of zero is followed by `join`."""
-    return Net(
+    model = Net(
         lambda m, x: m.head(join(m, x, m.norm(m.fc(x)))),
-        fc=nn.Linear(8, 8),
-        norm=holding(nn.LayerNorm(8), weight=0.0),
-        head=nn.Linear(8, 4),
+        fc=(8, 8), norm=holding(nn.LayerNorm(8), weight=0.0), head=(8, 4),
         latents=nn.Parameter(torch.randn(5, 8)),
-    ), torch.randn(64, 5, 8)
+    )  # fmt: skip
+    return model, torch.randn(64, 5, 8)
 
 
 def far_from(x, targets):
@@ -90,21 +84,11 @@ def waves(rest, pool):
     return nn.Sequential(nn.Linear(16, 8), wave, pool(64), nn.Flatten(), nn.Linear(8, 3))
 
 
-def aside(function, when):
+def aside(function, forward):
     """Return a model with such a layer, and another that runs aside of the output."""
-
-    def forward(m, x):
-        h = m.act(m.fc(x))
-        if when == "before":
-            m.aside(x)
-        out = m.head(m.collapses(h))
-        if when == "after":
-            m.aside(x)
-        return out
-
     return Net(
-        forward, fc=nn.Linear(16, 32), act=nn.Tanh(), head=nn.Linear(32, 4),
-        aside=nn.Linear(16, 4), collapses=Applies(function),
+        lambda m, x: forward(m.aside, lambda x: m.head(m.collapses(torch.tanh(m.fc(x)))), x),
+        fc=(16, 32), head=(32, 4), aside=(16, 4), collapses=Applies(function),
     )  # fmt: skip
 
 
@@ -113,8 +97,8 @@ def modulated(start):
     return Net(
         lambda m, x: m.head(torch.tanh(m.features(x)) * m.condition(x)),
         condition=holding(nn.Linear(16, 32), weight=lambda w: w.mul_(start), bias=0.0),
-        features=nn.Linear(16, 32),
-        head=nn.Linear(32, 4),
+        features=(16, 32),
+        head=(32, 4),
     )
 
 
@@ -130,9 +114,7 @@ def integrated(carry):
             outputs.append(m.observe(state))
         return outputs[-1].expand(-1, 6) if carry == "last" else torch.cat(outputs, 1)
 
-    model = Net(
-        forward, start=nn.Linear(16, 8), derivative=nn.Linear(8, 8), observe=nn.Linear(8, 1)
-    )
+    model = Net(forward, start=(16, 8), derivative=(8, 8), observe=(8, 1))
     return model, torch.randn(64, 16), torch.randn(64, 6), nn.MSELoss()
 
 
@@ -142,19 +124,9 @@ def bounded():
     return model, torch.randn(64, 16), torch.randn(64, 6), nn.MSELoss()
 
 
-def brought_back():
-    """Return a model whose head is given what is drowned beside what is not."""
-    return Net(
-        lambda m, x: m.head(torch.cat([m.a(x) * 1e-6, m.b(x)], 1)),
-        a=around(lambda x: x + 1e6)[:3],
-        b=nn.Linear(16, 32),
-        head=nn.Linear(64, 4),
-    )
-
-
 def policy(function):
     """Return a policy and what a function makes of what it predicts."""
-    return Net(lambda m, x: function(m.policy(x)), policy=nn.Linear(16, 1))
+    return Net(lambda m, x: function(m.policy(x)), policy=(16, 1))
 
 
 # a case, the model and its batch, what is said of which layer, words of it
@@ -177,7 +149,7 @@ CASES = {
     "the forward of a container": (
         lambda _: nn.Sequential(
             nn.Linear(16, 16),
-            Net(lambda m, x: m.b(mean(m.a(x))), a=nn.Linear(16, 8), b=nn.Linear(8, 8)),
+            Net(lambda m, x: m.b(mean(m.a(x))), a=(16, 8), b=(8, 8)),
             nn.Linear(8, 4),
         ),
         {"1": "fail"},
@@ -203,8 +175,8 @@ CASES = {
     "a condition of zero": (lambda _: modulated(0.0), {"": "fail"}),
     "a condition": (lambda _: modulated(1.0), {}),
     # random values in a row, yet the same row for every unit
-    "equal units": (lambda _: mlp("fc1", weight=alike), {"fc1": "fail"}),
-    "equal units inside": (lambda _: mlp("fc2", weight=alike), {"fc2": "fail"}),
+    "equal units": (lambda _: holding(Mlp(), **{"fc1.weight": alike}), {"fc1": "fail"}),
+    "equal units inside": (lambda _: holding(Mlp(), **{"fc2.weight": alike}), {"fc2": "fail"}),
     "equal channels": (lambda _: convolutions(weight=alike), {"0": "fail"}),
     "channels": (lambda _: convolutions(), {}),
     "5 layers": (lambda _: deep(5), {}),
@@ -230,15 +202,25 @@ CASES = {
     ),
     **{
         f"{name} and a layer aside {when}": (
-            lambda _, function=function, when=when: aside(function, when),
-            {"collapses": "fail"} if name != "healthy" else {},
+            lambda _, function=function, forward=forward: aside(function, forward), layers,
         )
-        for when in ("before", "after")
-        for name, function in (
-            ("constant", constant), ("drowned", lambda x: x + 1e6), ("healthy", abs),
+        for when, forward in (
+            ("before", lambda aside, rest, x: (aside(x), rest(x))[1]),
+            ("after", lambda aside, rest, x: (rest(x), aside(x))[0]),
+        )
+        for name, function, layers in (
+            ("constant", constant, {"collapses": "fail"}),
+            ("drowned", lambda x: x + 1e6, {"collapses": "fail"}),
+            ("healthy", abs, {}),
         )
     },
-    "brought back by another branch": (lambda _: brought_back(), {}),
+    "brought back by another branch": (
+        lambda _: Net(
+            lambda m, x: m.head(torch.cat([m.a(x) * 1e-6, m.b(x)], 1)),
+            a=around(lambda x: x + 1e6)[:3], b=(16, 32), head=(64, 4),
+        ),
+        {},
+    ),
     # only what passes no other way than the one without gradient is equal on purpose
     "a value from itself, with its gradient": (lambda _: policy(lambda p: p - p), {"": "fail"}),
     "a value from itself, with another way": (
@@ -271,13 +253,13 @@ def ratio(old):
         return {"loss": (quotient * x[:, 0]).mean(), "ratio": quotient}
 
     model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1))
-    return Net(forward, policy=model, second=nn.Linear(1, 1))
+    return Net(forward, policy=model, second=(1, 1))
 
 
 @pytest.mark.parametrize(
     "build",
     [
-        lambda _: mlp("head", weight=0.0, bias=0.0),
+        lambda _: holding(Mlp(), **{"head.weight": 0.0, "head.bias": 0.0}),
         lambda _: ratio(lambda m, x, new: new.detach()),
         lambda _: ratio(lambda m, x, new: torch.relu(m.policy(x)).squeeze(-1)),
     ],
@@ -339,7 +321,7 @@ def test_tokens_that_attention_made_alike_are_named(depth, is_residual, inspect)
         return m.head(x.mean(1))
 
     layers = [nn.ModuleList(nn.Linear(16, 16) for _ in range(3)) for _ in range(depth)]
-    model = Net(forward, layers=nn.ModuleList(layers), norm=nn.LayerNorm(16), head=nn.Linear(16, 4))
+    model = Net(forward, layers=nn.ModuleList(layers), norm=nn.LayerNorm(16), head=(16, 4))
     tokens = torch.randn(32, 12, 16)
     report = inspect(model, tokens[:, :1].expand_as(tokens).contiguous() if depth == 2 else tokens)
     if depth == 24:

@@ -5,14 +5,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from corpus.checks.parts import Applies
+from corpus.checks.parts import Applies, Mlp
 from pytest_modelhealth import Inspector, ModelHealthWarning
-from tests.checks.rows import Net, hold, holding, mlp, says
+from tests.checks.rows import Net, hold, holding, says
 
 
 def dead(layer, fraction=1.0, value=-50.0):
     """Return a layer, a share of whose units is on the flat side of the activation after it."""
     return holding(layer, bias=lambda bias: bias[: round(fraction * len(bias))].fill_(value))
+
+
+def held_down():
+    """Return a perceptron whose first layer is dead."""
+    return holding(Mlp(), **{"fc1.bias": -50.0})
 
 
 def before(activation, *, is_dead=False):
@@ -25,9 +30,7 @@ def between(function, *, is_dead=True):
     """Return a model with an activation, a function, after a layer that may be dead."""
     first = nn.Linear(16, 32)
     return Net(
-        lambda m, x: m.head(function(m.fc(x))),
-        fc=dead(first) if is_dead else first,
-        head=nn.Linear(32, 4),
+        lambda m, x: m.head(function(m.fc(x))), fc=dead(first) if is_dead else first, head=(32, 4)
     )
 
 
@@ -49,8 +52,8 @@ def gated(gate):
         return m.skip(h + side) + m.head(m.relu(h)), m.skip(h)
 
     return Net(
-        forward, fc=nn.Linear(16, 16), side=holding(nn.Linear(16, 16), weight=0.0, bias=0.0),
-        relu=nn.ReLU(), skip=nn.Linear(16, 4), head=nn.Linear(16, 4), closed=closed,
+        forward, fc=(16, 16), side=holding(nn.Linear(16, 16), weight=0.0, bias=0.0),
+        relu=nn.ReLU(), skip=(16, 4), head=(16, 4), closed=closed,
     )  # fmt: skip
 
 
@@ -78,7 +81,7 @@ def hinged(margin):
 
     bias = -10.0 if margin is None else 0.0
     score = holding(nn.Linear(32, 1), bias=bias)
-    return Net(forward, fc=nn.Linear(16, 32), score=score)
+    return Net(forward, fc=(16, 32), score=score)
 
 
 def pixels(samples):
@@ -102,7 +105,7 @@ def tokens():
 DEAD, UNSURE = {"1": "fail"}, {"1": "unsure"}
 CASES = {
     # the activation is the culprit; the layer that holds it down is in the cause
-    "a layer": (lambda _: mlp("fc1", bias=-50.0), {"act1": "fail"}, "'fc1'", "bias"),
+    "a layer": (lambda _: held_down(), {"act1": "fail"}, "'fc1'", "bias"),
     "a PReLU": (lambda _: before(nn.PReLU(init=0.25), is_dead=True), {}),
     "a PReLU without a slope": (lambda _: before(nn.PReLU(init=0.0), is_dead=True), DEAD),
     "the project's own rectifier": (
@@ -113,8 +116,8 @@ CASES = {
     "a projection onto the simplex": (lambda _: chosen(), {}),
     # two or four samples say nothing about units; of 16 units one would be active by chance in
     # eight, of 8, or where some are, that says too little
-    "two samples": (lambda x: (mlp("fc1", bias=-50.0), x[:2]), {"act1": "unsure"}, "at least 32"),
-    "four samples": (lambda x: (mlp("fc1", bias=-50.0), x[:4]), {"act1": "unsure"}, "at least 32"),
+    "two samples": (lambda x: (held_down(), x[:2]), {"act1": "unsure"}, "at least 32"),
+    "four samples": (lambda x: (held_down(), x[:4]), {"act1": "unsure"}, "at least 32"),
     "eight samples of 16 units": (lambda _: eight(16, 1.0), DEAD),
     "eight samples of 16 units, most dead": (lambda _: eight(16, 0.9), UNSURE),
     "eight samples of 8 units": (lambda _: eight(8, 1.0), UNSURE),
@@ -172,7 +175,7 @@ def test_what_is_no_dead_unit_is_healthy(activation, is_dead, batch, inspect):
 
 def test_dead_layer_is_named_with_its_value(batch, inspect, only):
     """And with the limit, and who set it."""
-    violation = only(inspect(mlp("fc1", bias=-50.0), batch), "dead_units")
+    violation = only(inspect(held_down(), batch), "dead_units")
     assert (violation.role, violation.value) == ("activations", 1.0)
     assert (violation.limit, violation.origin) == (0.8, "default")
 
@@ -221,7 +224,7 @@ def test_units_that_something_holds_down(bias, healthy, batch, inspect):
 def test_few_samples_are_warned_of(batch, inspect):
     """A run that is inconclusive passes, and says so."""
     with pytest.warns(ModelHealthWarning, match="inconclusive: act1"):
-        inspect(mlp("fc1", bias=-50.0), batch[:4]).assert_healthy()
+        inspect(held_down(), batch[:4]).assert_healthy()
 
 
 def test_channels_are_the_units_of_a_convolution(inspect):

@@ -84,7 +84,7 @@ def text_model():
 
     return Net(
         forward, words=nn.Embedding(50, 8, padding_idx=0), positions=nn.Embedding(64, 8),
-        segments=nn.Embedding(2, 8), head=nn.Linear(8, 4),
+        segments=nn.Embedding(2, 8), head=(8, 4),
     )  # fmt: skip
 
 
@@ -95,9 +95,7 @@ def placed(*, is_mask):
         x = m.words(ids) + m.places(torch.arange(ids.shape[1]).expand_as(ids))
         return m.head((x * mask[..., None]).sum(1))
 
-    model = Net(
-        forward, words=nn.Embedding(20, 8), places=nn.Embedding(512, 8), head=nn.Linear(8, 4)
-    )
+    model = Net(forward, words=nn.Embedding(20, 8), places=nn.Embedding(512, 8), head=(8, 4))
     ids, mask = torch.randint(1, 20, (8, 16)), torch.ones(8, 16, dtype=torch.long)
     return model, (mask, ids) if is_mask else (ids, mask)
 
@@ -109,10 +107,7 @@ def pair(other, *, meets):
         text, other = m.text(text), m.other(other)
         return m.a(text + other) if meets else m.a(text) + m.b(other)
 
-    model = Net(
-        forward, text=nn.Embedding(90, 8), other=nn.Embedding(30, 8), a=nn.Linear(8, 4),
-        b=nn.Linear(8, 4),
-    )  # fmt: skip
+    model = Net(forward, text=nn.Embedding(90, 8), other=nn.Embedding(30, 8), a=(8, 4), b=(8, 4))
     return model, (torch.randint(90, (8, 12)), other)
 
 
@@ -121,7 +116,7 @@ def masked(ids):
     model = Net(
         lambda m, ids, mask: m.head((m.words(ids) * mask[..., None]).sum(1)),
         words=nn.Embedding(20, 8),
-        head=nn.Linear(8, 4),
+        head=(8, 4),
     )
     return model, (ids, torch.ones(8, 16))
 
@@ -135,9 +130,8 @@ def hidden():
         return m.head(words) + images[:, None]
 
     model = Net(
-        forward, words=nn.Embedding(20, 8), place=nn.Parameter(torch.randn(16, 8)),
-        head=nn.Linear(8, 4),
-    )  # fmt: skip
+        forward, words=nn.Embedding(20, 8), place=nn.Parameter(torch.randn(16, 8)), head=(8, 4)
+    )
     return model, (torch.randn(8, 4), torch.randint(1, 19, (8, 16)))
 
 
@@ -160,7 +154,7 @@ def two_inputs(images, table, factor=None):
             images, table = images * factor, table * factor
         return m.images(images) + m.table(table)
 
-    return Net(forward, images=cnn(), table=nn.Linear(16, 4)), (images, table)
+    return Net(forward, images=cnn(), table=(16, 4)), (images, table)
 
 
 CASES = {
@@ -284,22 +278,8 @@ def repeated(samples=32):
 
 def both(a, b):
     """Return a model of two inputs, and these."""
-    model = Net(lambda m, a, b: m.a(a) + m.b(b), a=nn.Linear(16, 4), b=nn.Linear(16, 4))
+    model = Net(lambda m, a, b: m.a(a) + m.b(b), a=(16, 4), b=(16, 4))
     return model, (a, b)
-
-
-def graph():
-    """Return nodes that are equal, and edges that tell them apart."""
-    model = Net(
-        lambda m, x, edges: m.fc(x).index_add(0, edges[0], m.fc(x)[edges[1]]), fc=nn.Linear(16, 4)
-    )
-    return model, (repeated(), torch.randint(0, 32, (2, 50)))
-
-
-def sentence():
-    """Return a model of ids, and one sentence many times."""
-    model = nn.Sequential(nn.Embedding(50, 16), nn.Flatten(), nn.Linear(192, 4))
-    return model, torch.randint(0, 50, (1, 12)).expand(32, 12).clone()
 
 
 def asked(target):
@@ -318,8 +298,21 @@ REPEATED = {
     "eight samples": (lambda _: (nn.Linear(16, 4), repeated(8)), WARN),
     "one of two inputs": (lambda _: both(repeated(), torch.randn(32, 16)), {}),
     "both inputs": (lambda _: both(repeated(), repeated()), WARN),
-    "nodes with edges": (lambda _: graph(), {}),
-    "one sentence": (lambda _: sentence(), WARN),
+    # edges do not go by the sample, and may tell samples apart
+    "nodes with edges": (
+        lambda _: (
+            Net(lambda m, x, edges: m.fc(x).index_add(0, edges[0], m.fc(x)[edges[1]]), fc=(16, 4)),
+            (repeated(), torch.randint(0, 32, (2, 50))),
+        ),
+        {},
+    ),
+    "one sentence": (
+        lambda _: (
+            nn.Sequential(nn.Embedding(50, 16), nn.Flatten(), nn.Linear(192, 4)),
+            torch.randint(0, 50, (1, 12)).expand(32, 12).clone(),
+        ),
+        WARN,
+    ),
 }
 
 

@@ -144,9 +144,8 @@ def residual(norm, past):
     layers = {"norm1": nn.BatchNorm1d(16), "norm2": nn.BatchNorm1d(16)}
     holding(layers[norm], weight=0.0)
     return Net(
-        lambda m, x: m.head(past(x, m) + m.norm2(m.b(torch.tanh(m.norm1(m.a(x)))))),
-        a=nn.Linear(16, 16), b=nn.Linear(16, 16), head=nn.Linear(16, 4), zeros=torch.zeros(16),
-        **layers,
+        lambda m, x: m.head(past(x, m) + m.norm2(m.b(torch.tanh(m.norm1(m.a(x)))))), a=(16, 16),
+        b=(16, 16), head=(16, 4), zeros=torch.zeros(16), **layers,
     )  # fmt: skip
 
 

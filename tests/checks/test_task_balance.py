@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from pytest_modelhealth import InspectionError, Inspector
 from tests.checks.rows import Net, hold, says
@@ -19,14 +18,12 @@ def two_heads():
         h = m.last(m.trunk(x).tanh()).tanh()
         return {"a": m.a(h), "b": m.b(h)}
 
-    return Net(
-        forward, trunk=nn.Linear(16, 8), last=nn.Linear(8, 8), a=nn.Linear(8, 4), b=nn.Linear(8, 1)
-    )
+    return Net(forward, trunk=(16, 8), last=(8, 8), a=(8, 4), b=(8, 1))
 
 
 def apart():
     """Return two models in one."""
-    return Net(lambda m, x: {"a": m.a(x), "b": m.b(x)}, a=nn.Linear(16, 4), b=nn.Linear(16, 1))
+    return Net(lambda m, x: {"a": m.a(x), "b": m.b(x)}, a=(16, 4), b=(16, 1))
 
 
 @pytest.fixture
