@@ -5,395 +5,318 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from corpus.checks.parts import Mlp
+from tests.checks.rows import Net, hold, says
 
-@pytest.fixture
+FAIL, WARN = {"": "fail"}, {"": "warn"}
+
+
 def pixels():
-    """Images in 0 to 1, with black and white in them."""
+    """Return images in 0 to 1, with black and white in them."""
     images = torch.rand(32, 3, 8, 8)
     images[:, :, 0, 0], images[:, :, 0, 1] = 0.0, 1.0
     return images
 
 
-@pytest.fixture
+def raw():
+    """Return images as they are read from files."""
+    return (255 * pixels()).round()
+
+
 def cnn():
-    """A convolution network without a normalisation of its inputs."""
+    """Return a convolution network without a normalisation of its inputs."""
     return nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
         nn.Linear(8, 4),
     )  # fmt: skip
 
 
-def found(report):
-    """The layers that the check names; the model itself is ``""``."""
-    return [v.layer for v in report.violations if v.check == "inputs"]
-
-
-def normalised(pixels):
-    """As torchvision does for ImageNet."""
+def normalised(images):
+    """Do as torchvision does for ImageNet."""
     mean = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
     std = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
-    return (pixels - mean) / std
+    return (images - mean) / std
 
 
-@pytest.mark.parametrize(
-    "prepare",
-    [
-        lambda x: x,
-        lambda x: 2 * x - 1,
-        normalised,
-        lambda x: normalised(x).bfloat16().float(),
-        lambda x: (x - x.mean((1, 2, 3), keepdim=True)) / x.std((1, 2, 3), keepdim=True),
-        lambda x: torch.randn_like(x),
-        lambda x: 16 * x,
-        lambda x: normalised(0.15 * x),
-        lambda x: normalised(1 - 0.2 * x),
-    ],
-    ids=[
-        "0 to 1",
-        "-1 to 1",
-        "ImageNet",
-        "rounded",
-        "by sample",
-        "noise",
-        "0 to 16",
-        "night",
-        "snow",
-    ],
-)
-def test_usual_ranges_are_healthy(prepare, cnn, pixels, inspect):
-    """Networks are trained on each of them."""
-    assert found(inspect(cnn, prepare(pixels))) == []
+def standardised(images):
+    """Scale each image by itself."""
+    return (images - images.mean((1, 2, 3), keepdim=True)) / images.std((1, 2, 3), keepdim=True)
 
 
-@pytest.mark.parametrize(
-    ("prepare", "words"),
-    [
-        (lambda x: (255 * x).round(), "raw images"),
-        (lambda x: normalised(255 * x), "not normalised"),
-        (lambda x: x / 255, "twice"),
-        (lambda x: normalised(normalised(x)), "normalised twice"),
-        (lambda x: normalised(x / 255), "unscaled"),
-        (lambda x: normalised(normalised(x) / 255), "unscaled"),
-        (lambda x: x * 0, "placeholder"),
-        (lambda x: torch.ones_like(x), "placeholder"),
-    ],
-    ids=[
-        "raw",
-        "normalised raw",
-        "divided twice",
-        "normalised twice",
-        "divided twice, normalised",
-        "standardised, divided, normalised",
-        "black",
-        "ones",
-    ],
-)
-def test_images_prepared_wrongly(prepare, words, cnn, pixels, inspect):
-    """The batch is named, not the model, and the cause says which step is missing or double."""
-    report = inspect(cnn, prepare(pixels))
-    assert found(report) == [""]
-    violation = next(v for v in report.violations if v.check == "inputs")
-    assert violation.role == "inputs"
-    assert words in violation.cause
+# networks are trained on each of these ranges; a cause says which step is missing or double
+IMAGES = {
+    "0 to 1": (lambda x: x,),
+    "-1 to 1": (lambda x: 2 * x - 1,),
+    "ImageNet": (normalised,),
+    "rounded": (lambda x: normalised(x).bfloat16().float(),),
+    "by sample": (standardised,),
+    "noise": (torch.randn_like,),
+    "0 to 16": (lambda x: 16 * x,),
+    "night": (lambda x: normalised(0.15 * x),),
+    "snow": (lambda x: normalised(1 - 0.2 * x),),
+    "raw": (lambda x: (255 * x).round(), "raw images"),
+    "normalised raw": (lambda x: normalised(255 * x), "not normalised"),
+    "divided twice": (lambda x: x / 255, "twice"),
+    "normalised twice": (lambda x: normalised(normalised(x)), "normalised twice"),
+    "divided twice, normalised": (lambda x: normalised(x / 255), "unscaled"),
+    "standardised, divided, normalised": (
+        lambda x: normalised(normalised(x) / 255), "unscaled",
+    ),
+    "black": (lambda x: x * 0, "placeholder"),
+    "ones": (torch.ones_like, "placeholder"),
+}  # fmt: skip
 
 
-def test_model_that_scales_its_inputs_may_be_given_anything(cnn, pixels, inspect):
-    """Raw images are right for a model that divides them, or begins with a normalisation."""
-
-    class Scales(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = cnn
-
-        def forward(self, x):
-            return self.net(normalised(x / 255))
-
-    assert found(inspect(Scales(), (255 * pixels).round())) == []
-    assert found(inspect(nn.Sequential(nn.BatchNorm2d(3), cnn), (255 * pixels).round())) == []
+@pytest.mark.parametrize("row", IMAGES.values(), ids=IMAGES)
+def test_images(row):
+    """The batch is named, not the model."""
+    prepare, *words = row
+    report = hold("inputs", lambda _: (cnn(), prepare(pixels())), FAIL if words else {})
+    assert all(v.role == "inputs" and words[0] in v.cause for v in says(report, "inputs"))
 
 
-@pytest.mark.parametrize(
-    ("make", "names"),
-    [
-        (lambda x: x * 20, []),
-        (lambda x: x * 1000, [""]),
-        (lambda x: x * torch.tensor([1.0, 40.0] * 8) + torch.tensor([0.0, 100.0] * 8), []),
-        (lambda x: x * 1e4 + 1e6, [""]),
-        (lambda x: F.one_hot(x.argmax(1), 16).float(), []),
-        (lambda x: (x > 2.0).float(), []),
-    ],
-    ids=["20", "1000", "columns of ages", "columns of incomes", "one-hot", "sparse"],
-)
-def test_tables(make, names, mlp, batch, inspect):
-    """Columns differ in their units; what is centred was scaled, and scaled wrongly."""
-    assert found(inspect(mlp, make(batch))) == names
+def text_model():
+    """Return a text model with positions and segments."""
 
-
-class Tokens(nn.Module):
-    """A text model with positions and segments."""
-
-    def __init__(self):
-        super().__init__()
-        self.words, self.positions = nn.Embedding(50, 8, padding_idx=0), nn.Embedding(64, 8)
-        self.segments, self.head = nn.Embedding(2, 8), nn.Linear(8, 4)
-
-    def forward(self, ids):
+    def forward(m, ids):
         where, segment = torch.arange(ids.shape[1]), torch.zeros_like(ids)
-        return self.head(self.words(ids) + self.positions(where) + self.segments(segment))
+        return m.head(m.words(ids) + m.positions(where) + m.segments(segment))
+
+    return Net(
+        forward, words=nn.Embedding(50, 8, padding_idx=0), positions=nn.Embedding(64, 8),
+        segments=nn.Embedding(2, 8), head=(8, 4),
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("ids", "words"),
-    [
-        (torch.randint(1, 50, (8, 12)), ""),
-        (torch.full((8, 12), 7), "placeholder"),
-        (torch.zeros(8, 12, dtype=torch.long), "padding"),
-        (torch.full((32, 1), 7), ""),
-    ],
-    ids=["text", "one word", "padding", "first step of a decoder"],
-)
-def test_ids(ids, words, inspect):
-    """Segments are all the same in healthy batches; words are not."""
-    report = inspect(Tokens(), ids)
-    assert found(report) == (["words"] if words else [])
-    if words:
-        assert words in next(v for v in report.violations if v.check == "inputs").cause
+def placed(*, is_mask):
+    """Return a model of more positions than words, and ids or, in their place, a mask."""
 
+    def forward(m, ids, mask):
+        x = m.words(ids) + m.places(torch.arange(ids.shape[1]).expand_as(ids))
+        return m.head((x * mask[..., None]).sum(1))
 
-def test_missing_values_left_as_a_number_are_named(mlp, batch, inspect):
-    """-999 beside values around one stands for something missing; -42 need not."""
-    for value, names in ((-999.0, [""]), (-42.0, [])):
-        given = batch.clone()
-        given[::7, 1] = value
-        assert found(inspect(mlp, given)) == names
-
-
-def test_ids_all_alike_beside_more_positions_than_words(inspect):
-    """Positions count up, so that their table is not taken for that of the words."""
-
-    class Placed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.words, self.places = nn.Embedding(20, 8), nn.Embedding(512, 8)
-            self.head = nn.Linear(8, 4)
-
-        def forward(self, ids, mask):
-            x = self.words(ids) + self.places(torch.arange(ids.shape[1]).expand_as(ids))
-            return self.head((x * mask[..., None]).sum(1))
-
+    model = Net(forward, words=nn.Embedding(20, 8), places=nn.Embedding(512, 8), head=(8, 4))
     ids, mask = torch.randint(1, 20, (8, 16)), torch.ones(8, 16, dtype=torch.long)
-    assert found(inspect(Placed(), (ids, mask))) == []
-    assert found(inspect(Placed(), (mask, ids))) == ["words"]
+    return model, (mask, ids) if is_mask else (ids, mask)
+
+
+def pair(other, *, meets):
+    """Return two tables, whose rows are added or not, and ids for the second of them."""
+
+    def forward(m, text, other):
+        text, other = m.text(text), m.other(other)
+        return m.a(text + other) if meets else m.a(text) + m.b(other)
+
+    model = Net(forward, text=nn.Embedding(90, 8), other=nn.Embedding(30, 8), a=(8, 4), b=(8, 4))
+    return model, (torch.randint(90, (8, 12)), other)
+
+
+def masked(ids):
+    """Return a model of ids and a constant mask."""
+    model = Net(
+        lambda m, ids, mask: m.head((m.words(ids) * mask[..., None]).sum(1)),
+        words=nn.Embedding(20, 8),
+        head=(8, 4),
+    )
+    return model, (ids, torch.ones(8, 16))
+
+
+def hidden():
+    """Return a decoder of masked words, which puts the mask in the place of all ids."""
+
+    def forward(m, images, ids):
+        is_hidden = torch.rand(ids.shape) >= 0.0
+        words = m.words(torch.where(is_hidden, 19, ids)) + m.place
+        return m.head(words) + images[:, None]
+
+    model = Net(
+        forward, words=nn.Embedding(20, 8), place=nn.Parameter(torch.randn(16, 8)), head=(8, 4)
+    )
+    return model, (torch.randn(8, 4), torch.randint(1, 19, (8, 16)))
+
+
+def series(values):
+    """Return a model of series of one feature."""
+    return nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Flatten(), nn.Linear(128, 4)), values
+
+
+def missing(x, value):
+    """Return a batch with a number where something is missing."""
+    x[::7, 1] = value
+    return Mlp(), x
+
+
+def two_inputs(images, table, factor=None):
+    """Return a model of images and a table, by layers of their own; a factor scales them."""
+
+    def forward(m, images, table):
+        if factor is not None:
+            images, table = images * factor, table * factor
+        return m.images(images) + m.table(table)
+
+    return Net(forward, images=cnn(), table=(16, 4)), (images, table)
+
+
+CASES = {
+    # raw images are right for a model that divides them, or begins with a normalisation
+    "raw images that the model scales": (
+        lambda _: (Net(lambda m, x: m.net(normalised(x / 255)), net=cnn()), raw()), {},
+    ),
+    "raw images that the model normalises": (
+        lambda _: (nn.Sequential(nn.BatchNorm2d(3), cnn()), raw()), {},
+    ),
+    # columns differ in their units; what is centred was scaled, and scaled wrongly
+    "a table of 20": (lambda x: (Mlp(), x * 20), {}),
+    "a table of 1000": (lambda x: (Mlp(), x * 1000), FAIL),
+    "columns of ages": (
+        lambda x: (Mlp(), x * torch.tensor([1.0, 40.0] * 8) + torch.tensor([0.0, 100.0] * 8)), {},
+    ),
+    "columns of incomes": (lambda x: (Mlp(), x * 1e4 + 1e6), FAIL),
+    "one-hot": (lambda x: (Mlp(), F.one_hot(x.argmax(1), 16).float()), {}),
+    "sparse": (lambda x: (Mlp(), (x > 2.0).float()), {}),
+    # -999 beside values around one stands for something missing; -42 need not
+    "missing values": (lambda x: missing(x, -999.0), FAIL),
+    "no missing values": (lambda x: missing(x, -42.0), {}),
+    # segments are all the same in healthy batches; words are not
+    "text": (lambda _: (text_model(), torch.randint(1, 50, (8, 12))), {}),
+    "one word": (
+        lambda _: (text_model(), torch.full((8, 12), 7)), {"words": "fail"}, "placeholder",
+    ),
+    "padding": (
+        lambda _: (text_model(), torch.zeros(8, 12, dtype=torch.long)), {"words": "fail"},
+        "padding",
+    ),
+    "the first step of a decoder": (lambda _: (text_model(), torch.full((32, 1), 7)), {}),
+    # positions count up, so that their table is not taken for that of the words
+    "more positions than words": (lambda _: placed(is_mask=False), {}),
+    "more positions than one word": (lambda _: placed(is_mask=True), {"words": "fail"}),
+    # languages beside words are alike in healthy batches; the words of a question are not
+    "one language": (lambda _: pair(torch.full((8, 12), 7), meets=True), {}),
+    "a question of one word": (
+        lambda _: pair(torch.full((8, 12), 7), meets=False), {"other": "fail"},
+    ),
+    "a question": (lambda _: pair(torch.randint(30, (8, 12)), meets=False), {}),
+    # the whole batch is constant only if all of its tensors are, ids as well
+    "a constant mask": (lambda _: masked(torch.randint(1, 20, (8, 16))), {}),
+    "constant ids and mask": (
+        lambda _: masked(torch.full((8, 16), 3)), FAIL,
+    ),
+    "ids that the model put there": (lambda _: hidden(), {"words": "warn"}),
+    # whole numbers that end at 0 and 255 are pixels
+    "values as of pixels": (
+        lambda _: series(torch.arange(1024).remainder(256).float().view(64, 16, 1)), FAIL,
+        "images",
+    ),
+    # each input by itself, and only where weights take it as it is
+    "two inputs": (lambda x: two_inputs(pixels(), x[:32]), {}),
+    "two inputs, raw images": (
+        lambda x: two_inputs(raw(), x[:32]), FAIL, "raw images", "input 0",
+    ),
+    "two inputs, a raw table": (
+        lambda x: two_inputs(pixels(), 1e5 * x[:32]), FAIL, "not normalised", "input 1",
+    ),
+    "two inputs, scaled": (lambda x: two_inputs(pixels(), x[:32], 1e-3), {}),
+    "two inputs, scaled raw images": (lambda x: two_inputs(raw(), x[:32], 1e-3), {}),
+    "two inputs, a scaled raw table": (lambda x: two_inputs(pixels(), 1e5 * x[:32], 1e-3), {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", CASES.values(), ids=CASES)
+def test_what_is_said_of(row):
+    """A batch is the model's, ids are of their table."""
+    hold("inputs", *row)
 
 
 @pytest.mark.parametrize(
-    ("make", "is_image"),
+    "make",
     [
-        (lambda: 100 + 5 * torch.randn(64, 16, 1).cumsum(1).clamp(-9, 9), False),
-        (lambda: torch.rand(64, 16, 1) * 255.0, False),
-        (lambda: torch.randint(0, 200, (64, 16, 1)).float(), False),
-        (lambda: torch.arange(1024).remainder(256).float().view(64, 16, 1), True),
+        lambda: 100 + 5 * torch.randn(64, 16, 1).cumsum(1).clamp(-9, 9),
+        lambda: torch.rand(64, 16, 1) * 255.0,
+        lambda: torch.randint(0, 200, (64, 16, 1)).float(),
     ],
-    ids=["prices", "fractions", "counts", "pixels"],
+    ids=["prices", "fractions", "counts"],
 )
-def test_raw_images_are_said_of_images_only(make, is_image, inspect):
-    """Whole numbers that end at 0 and 255 are pixels; prices are only warned of."""
-    model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Flatten(), nn.Linear(128, 4))
-    report = inspect(model, make())
-    told = report.violations if is_image else report.warnings
-    (violation,) = [v for v in told if v.check == "inputs"]
-    assert ("images" in violation.cause) is is_image
-    assert found(report) == [""] * is_image
+def test_raw_images_are_said_of_images_only(make):
+    """Prices are only warned of."""
+    (warning,) = says(hold("inputs", lambda _: series(make()), WARN), "inputs")
+    assert "images" not in warning.cause
 
 
 @pytest.mark.parametrize(
-    ("make", "norm", "severity"),
+    ("make", "norm", "layers"),
     [
-        (lambda x: 100 + x, None, "warn"),
-        (lambda x: 100 * x, None, "fail"),
-        (lambda x: 100 * x, nn.BatchNorm1d(12), "warn"),
-        (lambda x: 100 * x, nn.InstanceNorm1d(12), "warn"),
-        (lambda x: 1e5 + x, None, "fail"),
-        (lambda x: x, None, None),
+        (lambda x: 100 + x, None, WARN),
+        (lambda x: 100 * x, None, FAIL),
+        (lambda x: 100 * x, nn.BatchNorm1d, WARN),
+        (lambda x: 100 * x, nn.InstanceNorm1d, WARN),
+        (lambda x: 1e5 + x, None, FAIL),
+        (lambda x: x, None, {}),
     ],
     ids=["vary little", "centred", "then BatchNorm", "then a norm", "huge", "standardised"],
 )
-def test_features_that_are_large_by_design_only_warn(make, norm, severity, inspect):
-    """Around another number than zero, or before what takes the scale away."""
-    first = nn.Conv1d(6, 12, 3)
-    layers = [first, norm] if norm else [first]
-    model = nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), nn.LazyLinear(4))
-    batch = make(torch.randn(64, 6, 10))
-    model(batch)
-    report = inspect(model, batch)
-    told = [v.severity for v in (*report.violations, *report.warnings) if v.check == "inputs"]
-    assert told == ([severity] if severity else [])
-    assert found(report) == [""] * (severity == "fail")
-    limited = inspect(model, batch, settings={"max_input_rms": 0.5})
-    assert found(limited) == [""]
+def test_features_that_are_large_by_design_only_warn(make, norm, layers):
+    """Around another number than zero, or before what takes the scale away; a limit counts."""
+
+    def build(_):
+        first = [nn.Conv1d(6, 12, 3), *([norm(12)] if norm else [])]
+        model = nn.Sequential(*first, nn.ReLU(), nn.Flatten(), nn.Linear(96, 4))
+        return model, make(torch.randn(64, 6, 10))
+
+    hold("inputs", build, layers)
+    hold("inputs", build, FAIL, max_input_rms=0.5)
 
 
-def test_limit_is_the_users(mlp, batch, inspect):
+def test_limit_is_the_users():
     """A limit under what is given is broken."""
-    assert found(inspect(mlp, batch, settings={"max_input_rms": 0.5})) == [""]
-
-
-class TwoInputs(nn.Module):
-    """Images and a table, by layers of their own."""
-
-    def __init__(self, images, factor):
-        super().__init__()
-        self.images, self.table, self.factor = images, nn.Linear(16, 4), factor
-
-    def forward(self, images, table):
-        if self.factor is not None:
-            images, table = images * self.factor, table * self.factor
-        return self.images(images) + self.table(table)
-
-
-@pytest.mark.parametrize("factor", [None, 1e-3])
-@pytest.mark.parametrize(
-    ("raw", "words"),
-    [(None, ""), (0, "raw images"), (1, "not normalised")],
-    ids=["neither", "images", "table"],
-)
-def test_every_input_is_judged(raw, words, factor, cnn, pixels, batch, inspect):
-    """By itself, and only where weights take it as it is."""
-    images = (255 * pixels).round() if raw == 0 else pixels
-    table = 1e5 * batch[:32] if raw == 1 else batch[:32]
-    report = inspect(TwoInputs(cnn, factor), (images, table))
-    assert found(report) == ([""] if words and factor is None else [])
-    for violation in report.violations if found(report) else []:
-        if violation.check == "inputs":
-            assert words in violation.cause
-            assert f"input {raw}" in violation.message
-
-
-def test_ids_all_alike_in_a_table_that_meets_no_larger_one(inspect):
-    """Languages beside words are alike in healthy batches; the words of a question are not."""
-
-    class Pair(nn.Module):
-        def __init__(self, meet):
-            super().__init__()
-            self.text, self.other, self.meet = nn.Embedding(90, 8), nn.Embedding(30, 8), meet
-            self.a, self.b = nn.Linear(8, 4), nn.Linear(8, 4)
-
-        def forward(self, text, other):
-            text, other = self.text(text), self.other(other)
-            return self.a(text + other) if self.meet else self.a(text) + self.b(other)
-
-    text, alike = torch.randint(90, (8, 12)), torch.full((8, 12), 7)
-    assert found(inspect(Pair(meet=True), (text, alike))) == []
-    assert found(inspect(Pair(meet=False), (text, alike))) == ["other"]
-    assert found(inspect(Pair(meet=False), (text, torch.randint(30, (8, 12))))) == []
-
-
-class Both(nn.Module):
-    """A model of two inputs."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(16, 4), nn.Linear(16, 4)
-
-    def forward(self, a, b):
-        return self.a(a) + self.b(b)
+    hold("inputs", lambda _: Mlp(), FAIL, max_input_rms=0.5)
 
 
 def repeated(samples=32):
-    """One sample, many times."""
+    """Return one sample, many times."""
     return torch.randn(1, 16).expand(samples, 16).clone()
 
 
-def told(report):
-    """With which severity the check says that samples are equal."""
-    said = (*report.violations, *report.warnings)
-    return [v.severity for v in said if "one and the same" in v.message]
+def both(a, b):
+    """Return a model of two inputs, and these."""
+    model = Net(lambda m, a, b: m.a(a) + m.b(b), a=(16, 4), b=(16, 4))
+    return model, (a, b)
 
 
-@pytest.mark.parametrize(
-    ("target", "loss", "severity"),
-    [
-        (None, None, ["warn"]),
-        (torch.zeros(32, dtype=torch.long), F.cross_entropy, ["warn"]),
-        (torch.arange(32) % 4, F.cross_entropy, ["fail"]),
-    ],
-    ids=["no target", "one target", "several targets"],
-)
-def test_one_sample_many_times(target, loss, severity, inspect):
+def asked(target):
+    """Return one sample many times, with its targets."""
+    if target.is_floating_point():
+        return nn.Linear(16, 1), repeated(), target, F.mse_loss
+    return nn.Linear(16, 4), repeated(), target, F.cross_entropy
+
+
+REPEATED = {
+    "no target": (lambda _: (nn.Linear(16, 4), repeated()), WARN),
+    "one target": (lambda _: asked(torch.zeros(32, dtype=torch.long)), WARN),
+    "several targets": (lambda _: asked(torch.arange(32) % 4), FAIL),
+    "several numbers": (lambda _: asked(torch.randn(32, 1)), FAIL),
+    "seven samples, which prove nothing": (lambda _: (nn.Linear(16, 4), repeated(7)), {}),
+    "eight samples": (lambda _: (nn.Linear(16, 4), repeated(8)), WARN),
+    "one of two inputs": (lambda _: both(repeated(), torch.randn(32, 16)), {}),
+    "both inputs": (lambda _: both(repeated(), repeated()), WARN),
+    # edges do not go by the sample, and may tell samples apart
+    "nodes with edges": (
+        lambda _: (
+            Net(lambda m, x, edges: m.fc(x).index_add(0, edges[0], m.fc(x)[edges[1]]), fc=(16, 4)),
+            (repeated(), torch.randint(0, 32, (2, 50))),
+        ),
+        {},
+    ),
+    "one sentence": (
+        lambda _: (
+            nn.Sequential(nn.Embedding(50, 16), nn.Flatten(), nn.Linear(192, 4)),
+            torch.randint(0, 50, (1, 12)).expand(32, 12).clone(),
+        ),
+        WARN,
+    ),
+}
+
+
+@pytest.mark.parametrize("row", REPEATED.values(), ids=REPEATED)
+def test_one_sample_many_times(row):
     """It is warned of, and a fault where different targets are asked of it."""
-    assert told(inspect(nn.Linear(16, 4), repeated(), target, loss=loss)) == severity
-
-
-def test_one_number_many_times(inspect):
-    """A regression that is asked for several numbers of one sample has nothing to learn."""
-    report = inspect(nn.Linear(16, 1), repeated(), torch.randn(32, 1), loss=F.mse_loss)
-    assert told(report) == ["fail"]
-
-
-def test_few_samples_may_be_equal(inspect):
-    """Seven equal samples prove nothing."""
-    assert told(inspect(nn.Linear(16, 4), repeated(7))) == []
-    assert told(inspect(nn.Linear(16, 4), repeated(8))) == ["warn"]
-
-
-def test_one_of_two_inputs_repeats(inspect):
-    """What repeats beside an input that varies is given for all samples."""
-    assert told(inspect(Both(), (repeated(), torch.randn(32, 16)))) == []
-    assert told(inspect(Both(), (repeated(), repeated()))) == ["warn"]
-
-
-def test_nodes_told_apart_by_their_edges(inspect):
-    """A tensor that does not go by the sample may tell samples apart."""
-
-    class Graph(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(16, 4)
-
-        def forward(self, x, edges):
-            return self.fc(x).index_add(0, edges[0], self.fc(x)[edges[1]])
-
-    assert told(inspect(Graph(), (repeated(), torch.randint(0, 32, (2, 50))))) == []
-
-
-def test_one_sentence_many_times(inspect):
-    """Ids are compared, too."""
-    model = nn.Sequential(nn.Embedding(50, 16), nn.Flatten(), nn.Linear(192, 4))
-    ids = torch.randint(0, 50, (1, 12)).expand(32, 12).clone()
-    assert told(inspect(model, ids)) == ["warn"]
-
-
-def test_a_constant_mask_beside_what_varies_is_no_constant_batch(inspect):
-    """The whole batch is constant only if all of its tensors are, ids as well."""
-
-    class Masked(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.words, self.head = nn.Embedding(20, 8), nn.Linear(8, 4)
-
-        def forward(self, ids, mask):
-            return self.head((self.words(ids) * mask[..., None]).sum(1))
-
-    ids, mask = torch.randint(1, 20, (8, 16)), torch.ones(8, 16)
-    assert found(inspect(Masked(), (ids, mask))) == []
-    assert "" in found(inspect(Masked(), (torch.full_like(ids, 3), mask)))
-
-
-def test_ids_that_the_model_put_in_the_place_of_those_given_are_warned_of(inspect):
-    """A decoder of masked words asks for the mask's row alone in its first round."""
-
-    class Hidden(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.words, self.place = nn.Embedding(20, 8), nn.Parameter(torch.randn(16, 8))
-            self.head = nn.Linear(8, 4)
-
-        def forward(self, seen, ids):
-            hidden = torch.rand(ids.shape) >= 0.0
-            words = self.words(torch.where(hidden, 19, ids)) + self.place
-            return self.head(words) + seen[:, None]
-
-    ids = torch.randint(1, 19, (8, 16))
-    report = inspect(Hidden(), (torch.randn(8, 4), ids))
-    assert not report.violations
-    assert [v.layer for v in report.warnings] == ["words"]
+    hold("inputs", *row, "one and the same")

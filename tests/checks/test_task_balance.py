@@ -6,34 +6,41 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from pytest_modelhealth import InspectionError, Inspector
+from tests.checks.rows import Net, hold, says
 
 
-class TwoHeads(nn.Module):
-    """A trunk that two tasks share."""
+def two_heads():
+    """Return a trunk that two tasks share."""
 
-    def __init__(self):
-        super().__init__()
-        self.trunk, self.last = nn.Linear(16, 8), nn.Linear(8, 8)
-        self.a, self.b = nn.Linear(8, 4), nn.Linear(8, 1)
+    def forward(m, x):
+        h = m.last(m.trunk(x).tanh()).tanh()
+        return {"a": m.a(h), "b": m.b(h)}
 
-    def forward(self, x):
-        h = self.last(self.trunk(x).tanh()).tanh()
-        return {"a": self.a(h), "b": self.b(h)}
+    return Net(forward, trunk=(16, 8), last=(8, 8), a=(8, 4), b=(8, 1))
+
+
+def apart():
+    """Return two models in one."""
+    return Net(lambda m, x: {"a": m.a(x), "b": m.b(x)}, a=(16, 4), b=(16, 1))
 
 
 @pytest.fixture
 def model():
     """A fresh model with two heads."""
-    return TwoHeads()
+    return two_heads()
+
+
+def targets():
+    """Return classes for one task, numbers for the other."""
+    return {"classes": torch.randint(0, 4, (64,)), "number": torch.randn(64, 1)}
 
 
 @pytest.fixture
 def target():
-    """Classes for one task, numbers for the other."""
-    return {"classes": torch.randint(0, 4, (64,)), "number": torch.randn(64, 1)}
+    """What the two tasks are asked for."""
+    return targets()
 
 
 def classes(output, target):
@@ -49,9 +56,52 @@ def number(output, target):
 LOSSES = {"classes": classes, "number": number}
 
 
-def findings(report):
-    """Return what the check found."""
-    return [v for v in report.violations if v.check == "task_balance"]
+def weighted(factor):
+    """Return the losses, of which one has a weight."""
+    return LOSSES | {"number": lambda o, t: factor * number(o, t)}
+
+
+def balance(losses, model=two_heads):
+    """Return a model for two tasks, with their losses and what they are asked for."""
+    return lambda x: (model(), x, targets(), losses)
+
+
+# a loss of what was rounded has no gradient
+ROUNDED = LOSSES | {"number": lambda o, t: F.mse_loss(o["b"].round(), t)}
+# a hinge that is met has a loss of zero and a gradient of zero
+HINGE = LOSSES | {"number": lambda o, _: F.relu(o["b"] - 100.0).mean()}
+CASES = {
+    # it is found at the last layer that the tasks share
+    "a loss a million times too large": (balance(weighted(1e6)), {"last": "fail"}, "'number' has"),
+    # losses of different kinds, added as they are, are healthy; so is one loss
+    "losses as they are": (balance(LOSSES), {}),
+    "one loss": (balance({"classes": classes}), {}),
+    "a small weight": (balance(weighted(1e-3)), {"last": "warn"}, "may be meant"),
+    # two models in one have nothing to balance
+    "no shared layer": (balance(weighted(1e6), apart), {}),
+    "no shared layer, balanced": (balance(LOSSES, apart), {}),
+    "a task that asks for nothing": (balance(HINGE), {"last": "unsure"}, "asks for nothing"),
+    # a loss that is something, and whose gradient is nothing, is a fault, said once
+    "a task without a gradient": (
+        balance(ROUNDED), {"b": "fail"}, "task 'number' has a loss of", "asks nothing of any",
+    ),
+    "a task without a gradient that shares no layer": (
+        balance(ROUNDED, apart), {"b": "fail"}, "asks nothing of any",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", CASES.values(), ids=CASES)
+def test_what_is_said_of(row):
+    """Of one task beside another."""
+    hold("task_balance", *row, checks=["task_balance"])
+
+
+def test_limit_of_the_default_and_of_the_user(model, target, batch, inspect):
+    """A weight of a thousandth, which may be meant, is a fault for who set the limit."""
+    (violation,) = says(inspect(model, batch, target, loss=weighted(1e6)), "task_balance")
+    assert (violation.limit, violation.origin) == (100.0, "default")
+    hold("task_balance", balance(weighted(1e-3)), {"last": "fail"}, max_task_ratio=100.0)
 
 
 def test_the_run_is_that_of_the_sum_bit_for_bit(model, target, batch, inspect):
@@ -94,64 +144,12 @@ def test_gradients_of_each_task_are_those_of_its_own_backward(model, target, bat
     assert set(pair.cosines) == {"trunk", "last"}
 
 
-def test_task_that_drowns_another_is_named(model, target, batch, inspect):
-    """A loss a million times too large is found at the last layer that the tasks share."""
-    losses = LOSSES | {"number": lambda o, t: 1e6 * number(o, t)}
-    (violation,) = findings(inspect(model, batch, target, loss=losses))
-    assert violation.layer == "last"
-    assert "'number' has" in violation.message
-    assert (violation.limit, violation.origin) == (100.0, "default")
-
-
-def test_small_weight_may_be_meant(model, target, batch, inspect):
-    """A weight of a thousandth is warned of; of who set the limit, it is not."""
-    losses = LOSSES | {"number": lambda o, t: 1e-3 * number(o, t)}
-    report = inspect(model, batch, target, loss=losses)
-    assert findings(report) == []
-    assert "may be meant" in report.warnings[0].cause
-    report = inspect(model, batch, target, loss=losses, settings={"max_task_ratio": 100.0})
-    assert len(findings(report)) == 1
-
-
-def test_balanced_tasks_are_no_fault(model, target, batch, inspect):
-    """Losses of different kinds, added as they are, are healthy; so is one loss."""
-    assert findings(inspect(model, batch, target, loss=LOSSES)) == []
-    single = {"classes": classes}
-    assert findings(inspect(model, batch, target, loss=single)) == []
-
-
-def test_tasks_without_a_shared_layer_are_no_fault(batch, inspect):
-    """Two models in one have nothing to balance."""
-
-    class Apart(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(16, 4), nn.Linear(16, 1)
-
-        def forward(self, x):
-            return self.a(x), self.b(x)
-
-    losses = {"a": lambda o: 1e6 * o[0].pow(2).mean(), "b": lambda o: o[1].pow(2).mean()}
-    assert findings(inspect(Apart(), batch, loss=losses)) == []
-
-
-def test_task_that_asks_for_nothing_is_inconclusive(model, batch, inspect):
-    """A hinge that is met has a loss of zero and a gradient of zero."""
-    losses = {
-        "a": lambda o: o["a"].pow(2).mean(),
-        "b": lambda o: F.relu(o["b"] - 100.0).mean(),
-    }
-    report = inspect(model, batch, loss=losses)
-    assert findings(report) == []
-    assert "task_balance" in {finding.check for finding in report._judgement.inconclusive}
-
-
 def test_conflict_is_a_note(model, batch, inspect):
     """Tasks that pull in opposite directions are told of, and fail nothing."""
     losses = {"up": lambda o: o["a"].mean() + 10.0, "down": lambda o: 10.0 - o["a"].mean()}
     report = inspect(model, batch, loss=losses)
     assert any("'up' and 'down' pull against each other" in n for n in report.observation.notes)
-    assert findings(report) == []
+    assert says(report, "task_balance") == []
 
 
 def test_scaler_leaves_the_gradients_of_tasks_unscaled(model, target, batch, inspect):
@@ -197,46 +195,9 @@ def test_target_for_some_tasks_only_is_refused(model, target, batch):
         Inspector(model).run_inspection(batch, {"classes": target["classes"]}, loss=LOSSES)
 
 
-def rounded(output, target):
-    """A loss of what was rounded, which has no gradient."""
-    return F.mse_loss(output["b"].round(), target)
-
-
-def asks_nothing(report):
-    """What is said of tasks that ask for nothing."""
-    return [v for v in report.violations if "asks nothing of any" in v.message]
-
-
-def test_task_without_a_gradient(model, batch, target, inspect):
-    """A task whose loss is something, and whose gradient is nothing, is a fault, said once."""
-    losses = {"classes": classes, "number": rounded}
-    report = inspect(model, batch, target, loss=losses, settings={"checks": ["task_balance"]})
-    (violation,) = report.violations
-    assert violation.message.startswith("task 'number' has a loss of")
-    assert violation.layer == "b"
-
-
-def test_task_that_shares_no_layer(batch, target, inspect):
-    """So is one that reaches no layer of another."""
-
-    class Apart(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(16, 4), nn.Linear(16, 1)
-
-        def forward(self, x):
-            return {"a": self.a(x), "b": self.b(x)}
-
-    losses = {"classes": classes, "number": rounded}
-    settings = {"checks": ["task_balance"]}
-    assert asks_nothing(inspect(Apart(), batch, target, loss=losses, settings=settings))
-    assert not asks_nothing(inspect(Apart(), batch, target, loss=LOSSES, settings=settings))
-
-
 def test_task_with_a_weight_of_zero(model, batch, target, inspect):
     """A task that is multiplied by zero is warned of with its line; it is off, and no fault."""
-    losses = {"classes": classes, "number": lambda o, t: 0.0 * number(o, t)}
-    report = inspect(model, batch, target, loss=losses)
+    report = inspect(model, batch, target, loss=weighted(0.0))
     assert report.violations == ()
     (warning,) = (v for v in report.warnings if v.check == "loss")
     assert "multiplied by 0 at" in warning.message
