@@ -185,8 +185,8 @@ CASES = {
     "a row of nothing but mask": (lambda: masked(0), {}, "softmax activations", "masked"),
     "a row of mask by hand": (attention, FORWARD, "weigh activations", ""),
     "log(0) in the loss": (
-        lambda: nn.Sequential(nn.Linear(16, 4), nn.ReLU(), Applies(torch.log)), {"loss": torch.mean},
-        "2 activations", "",
+        lambda: nn.Sequential(nn.Linear(16, 4), nn.ReLU(), Applies(torch.log)),
+        {"loss": torch.mean}, "2 activations", "",
     ),
     "forward of a container": (
         divided, {}, "1 activations",
