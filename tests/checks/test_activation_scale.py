@@ -11,99 +11,48 @@ from corpus.checks.parts import Scales
 
 
 def found(report):
-    """The layers that the check names, also where they are folded under others."""
+    """What the check finds, also where it is folded under other findings."""
     everything = [v for root in report.violations for v in (root, *root.folded)]
-    return [v.layer for v in everything if v.check == "activation_scale"]
+    return [v for v in everything if v.check == "activation_scale"]
 
 
-@pytest.mark.parametrize(("factor", "names"), [(3.0, []), (3000.0, ["2"])])
-def test_layer_that_jumps_is_named(factor, names, batch, inspect):
-    """A factor in the middle of the model, with weights after it."""
-    model = nn.Sequential(
-        nn.Linear(16, 32), nn.Tanh(), Scales(factor), nn.Linear(32, 32), nn.Linear(32, 4)
-    )
-    assert found(inspect(model, batch)) == names
+def line_of(cause):
+    """The line of this file that a cause names."""
+    (number,) = re.findall(re.escape(__file__) + r":(\d+)", cause)
+    return Path(__file__).read_text().splitlines()[int(number) - 1].strip()
 
 
-def test_value_is_the_growth(batch, inspect):
-    """Root mean square over that of the inputs, by plain torch in float64."""
-    model = nn.Sequential(nn.Linear(16, 32), Scales(1e4), nn.Linear(32, 4))
-    violation = next(v for v in inspect(model, batch).violations if v.check == "activation_scale")
-    with torch.no_grad():
-        out = model[:2](batch).double().square().mean().sqrt()
-    assert violation.value == pytest.approx((out / batch.double().square().mean().sqrt()).item())
+def linears(*gains):
+    """Layers that multiply the scale by each of these."""
+    layers = [nn.Linear(16, 16, bias=False) for _ in gains]
+    for layer, gain in zip(layers, gains, strict=True):
+        nn.init.orthogonal_(layer.weight, gain)
+    return layers
 
 
-def test_output_may_have_the_scale_of_its_targets(batch, inspect):
-    """A regression to house prices ends at 100,000."""
-    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1), Scales(1e5))
-    assert found(inspect(model, batch)) == []
+def jump(factor, *after):
+    """A factor in the middle of a model, with weights after it."""
+    return nn.Sequential(nn.Linear(16, 32), nn.Tanh(), Scales(factor), *after, nn.Linear(32, 4))
 
 
-def test_rise_over_many_layers_begins_at_its_first(batch, inspect):
-    """Each layer triples; none is to blame alone, the first is named."""
-    layers = [nn.Linear(16, 16, bias=False) for _ in range(12)]
-    for layer in layers:
-        nn.init.orthogonal_(layer.weight, gain=3.0)
-    (name,) = found(inspect(nn.Sequential(*layers), batch))
-    assert int(name) <= 1
-
-
-@pytest.mark.parametrize("depth", [4, 40])
-def test_residual_stream_may_grow_with_its_depth(depth, batch, inspect):
-    """Forty pre-norm blocks without a scale of their own."""
-
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm, self.fc = nn.LayerNorm(16), nn.Linear(16, 16)
-
-        def forward(self, x):
-            return x + self.fc(self.norm(x))
-
-    blocks = [Block() for _ in range(depth)]
-    assert found(inspect(nn.Sequential(*blocks, nn.Linear(16, 4)), batch)) == []
-
-
-@pytest.mark.parametrize("after", [nn.LayerNorm(32), nn.Tanh()])
-def test_growth_that_is_taken_back_at_once_is_not_judged(after, batch, inspect):
-    """A normalisation does not mind it, and saturation is another check's."""
-    model = nn.Sequential(nn.Linear(16, 32), Scales(3000.0), after, nn.Linear(32, 4))
-    assert found(inspect(model, batch)) == []
-
-
-def deep(depth, std, **options):
-    """Return a plain net whose weights have this deviation."""
+def fading(std, bias):
+    """A plain net whose weights have this deviation."""
     layers = []
-    for _ in range(depth):
-        layers += [nn.Linear(16, 16, **options), nn.Tanh()]
+    for _ in range(10):
+        layers += [nn.Linear(16, 16, bias=bias), nn.Tanh()]
         nn.init.normal_(layers[-2].weight, std=std)
     return nn.Sequential(*layers, nn.Linear(16, 4))
 
 
-@pytest.mark.parametrize(
-    ("std", "options", "fades"),
-    [(0.01, {"bias": False}, True), (0.25, {"bias": False}, False), (0.01, {}, False)],
-)
-def test_activations_that_fade_layer_by_layer(std, options, fades, batch, inspect):
-    """The first layer of the row is named; biases hold a signal up."""
-    report = inspect(deep(10, std, **options), batch)
-    found = [v for v in report.violations if v.check == "activation_scale"]
-    assert [v.layer for v in found] == (["0"] if fades else [])
-    if fades:
-        (violation,) = found
-        assert violation.value < violation.limit == 1e-8
-        assert "fade" in violation.message
-
-
 class Stream(nn.Module):
-    """Pre-norm blocks whose stream is multiplied by a factor."""
+    """Pre-norm blocks whose stream is multiplied by a factor, and a norm before the head or not."""
 
-    def __init__(self, factor):
+    def __init__(self, factor, depth=12, norm=True):
         super().__init__()
-        self.norms = nn.ModuleList(nn.LayerNorm(16) for _ in range(12))
-        self.branches = nn.ModuleList(nn.Linear(16, 16) for _ in range(12))
-        self.head, self.factor = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 4)), factor
+        self.norms = nn.ModuleList(nn.LayerNorm(16) for _ in range(depth))
+        self.branches = nn.ModuleList(nn.Linear(16, 16) for _ in range(depth))
+        self.head = nn.Sequential(nn.LayerNorm(16) if norm else nn.Identity(), nn.Linear(16, 4))
+        self.factor = factor
 
     def forward(self, x):
         for norm, branch in zip(self.norms, self.branches, strict=True):
@@ -111,15 +60,16 @@ class Stream(nn.Module):
         return self.head(x)
 
 
-@pytest.mark.parametrize(("factor", "layer"), [(1.0, None), (4.0, "norms.1"), (10.0, "norms.1")])
-def test_stream_that_grows_behind_normalisations(factor, layer, batch, inspect):
-    """No activation shows it, what the normalisations are given does."""
-    report = inspect(Stream(factor), batch)
-    found = [v for v in report.violations if v.check == "activation_scale"]
-    assert [v.layer for v in found] == ([] if layer is None else [layer])
-    for violation in found:
-        assert violation.limit == 100.0**2
-        assert violation.role == "inputs"
+class Beside(nn.Module):
+    """A norm of raw columns, which runs first and is no part of the stream."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.columns = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 4))
+        self.stream = Stream(factor)
+
+    def forward(self, x, y):
+        return self.columns(x) + self.stream(y)
 
 
 class Towers(nn.Module):
@@ -136,44 +86,10 @@ class Towers(nn.Module):
         return self.head(torch.cat([x, y], 1))
 
 
-def linears(*gains):
-    """Layers that multiply the scale by each of these."""
-    layers = [nn.Linear(16, 16, bias=False) for _ in gains]
-    for layer, gain in zip(layers, gains, strict=True):
-        nn.init.orthogonal_(layer.weight, gain)
-    return layers
-
-
-def test_towers_of_different_scale_are_no_growth_of_each_other(batch, inspect):
-    """A table of large numbers beside words: each is compared with what feeds it."""
-    columns = 1500.0 + 1000.0 * batch
+def with_words():
+    """A tower of embedded words beside one of columns."""
     words = nn.Sequential(nn.Embedding(50, 16), nn.Flatten(), nn.Linear(64, 16))
-    model = Towers([words, *linears(1.0)], linears(1.0, 1.0))
-    assert found(inspect(model, (torch.randint(50, (64, 4)), columns))) == []
-
-
-@pytest.mark.parametrize(("factor", "names"), [(3.0, []), (3000.0, ["left.1"])])
-def test_growth_in_one_tower_beside_one_of_larger_scale(factor, names, batch, inspect):
-    """What the other tower is given does not excuse it."""
-    left = [*linears(1.0), Scales(factor), *linears(1.0)]
-    model = Towers(left, linears(1.0, 1.0, 1.0))
-    assert found(inspect(model, (batch, 1000.0 * torch.randn(64, 16)))) == names
-
-
-def test_rise_is_followed_on_its_own_branch(batch, inspect):
-    """The other branch, which runs in turns with it, has larger steps and stays within bounds."""
-    model = Towers(linears(3.5, 3.5, 3.5, 3.5, 3.5), linears(1.0, 1.0, 60.0, 1.0, 0.1))
-    assert found(inspect(model, (batch, torch.randn(64, 16)))) == ["left.0"]
-
-
-def test_jumps_on_two_branches_are_two_faults(batch, inspect):
-    """Neither is a consequence of the other."""
-    left, right = ([*linears(1.0), Scales(f), *linears(1.0)] for f in (3e3, 5e4))
-    report = inspect(Towers(left, right), (batch, torch.randn(64, 16)))
-    jumps = [v for v in report.violations if v.check == "activation_scale"]
-    assert [v.layer for v in jumps] == ["left.1", "right.1"]
-    assert "left.2" in jumps[0].affected
-    assert "right.2" not in jumps[0].affected
+    return Towers([words, *linears(1.0)], linears(1.0, 1.0))
 
 
 class Factor(nn.Module):
@@ -189,42 +105,82 @@ class Factor(nn.Module):
         return self.head(self.b(h))
 
 
-@pytest.mark.parametrize(("factor", "names"), [(1.0, []), (3e-4, ["b"])])
-def test_operation_and_line_of_a_factor_are_named(factor, names, batch, inspect):
-    """The graph knows what stands between two layers."""
-    report = inspect(Factor(factor), batch)
-    assert found(report) == names
-    for violation in report.violations:
-        assert "`div` at " in violation.cause
-        assert line_of(violation.cause) == "h = torch.tanh(self.a(x)) / self.factor"
+def left(factor):
+    """A factor in one tower of two."""
+    return Towers([*linears(1.0), Scales(factor), *linears(1.0)], linears(1.0, 1.0, 1.0))
 
 
-def line_of(cause):
-    """The line of this file that a cause names."""
-    (number,) = re.findall(re.escape(__file__) + r":(\d+)", cause)
-    return Path(__file__).read_text().splitlines()[int(number) - 1].strip()
+X = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
+Y = torch.randn(64, 16, generator=torch.Generator().manual_seed(1))
+WORDS = torch.randint(50, (64, 4), generator=torch.Generator().manual_seed(2))
+CASES = {
+    "a small factor": (lambda: jump(3.0, nn.Linear(32, 32)), X, []),
+    "a large factor": (lambda: jump(3000.0, nn.Linear(32, 32)), X, ["2"]),
+    "the scale of targets": (
+        lambda: nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1), Scales(1e5)), X, []
+    ),
+    "normalised at once": (lambda: jump(3000.0, nn.LayerNorm(32)), X, []),
+    "saturated at once": (lambda: jump(3000.0, nn.Tanh()), X, []),
+    "fading": (lambda: fading(0.01, bias=False), X, ["0"]),
+    "fading less": (lambda: fading(0.25, bias=False), X, []),
+    "held up by biases": (lambda: fading(0.01, bias=True), X, []),
+    "4 pre-norm blocks": (lambda: Stream(1.0, 4, norm=False), X, []),
+    "40 pre-norm blocks": (lambda: Stream(1.0, 40, norm=False), X, []),
+    "a stream": (lambda: Stream(1.0), X, []),
+    "a stream that grows": (lambda: Stream(4.0), X, ["norms.1"]),
+    "a stream that explodes": (lambda: Stream(10.0), X, ["norms.1"]),
+    "a stream beside columns": (lambda: Beside(1.0), (1e3 * Y, X), []),
+    "one that explodes beside columns": (lambda: Beside(10.0), (1e3 * Y, X), ["stream.norms.1"]),
+    "columns beside words": (with_words, (WORDS, 1500.0 + 1000.0 * X), []),
+    "a small factor in a tower": (lambda: left(3.0), (X, 1e3 * Y), []),
+    "a large factor in a tower": (lambda: left(3000.0), (X, 1e3 * Y), ["left.1"]),
+    "a rise over many layers": (lambda: nn.Sequential(*linears(*[3.0] * 12)), X, ["0"]),
+    "a rise beside larger steps": (
+        lambda: Towers(linears(*[3.5] * 5), linears(1.0, 1.0, 60.0, 1.0, 0.1)), (X, Y), ["left.0"]
+    ),
+    "no factor in a forward": (lambda: Factor(1.0), X, []),
+    "a factor in a forward": (lambda: Factor(3e-4), X, ["b"]),
+}  # fmt: skip
+LINES = {
+    "a factor in a forward": "h = torch.tanh(self.a(x)) / self.factor",
+    "a stream that explodes": "x = self.factor * x + branch(norm(x))",
+}
 
 
-def test_factor_of_a_stream_is_named(batch, inspect):
-    """With its line, where a multiplication lies on the stream."""
-    (violation,) = inspect(Stream(10.0), batch).violations
-    assert line_of(violation.cause) == "x = self.factor * x + branch(norm(x))"
+@pytest.mark.parametrize("case", CASES)
+def test_layer_where_the_scale_begins_is_named(case, inspect):
+    """Each is compared with what feeds it; growth that is taken back at once is none."""
+    build, inputs, names = CASES[case]
+    report = inspect(build(), inputs)
+    violations = found(report)
+    assert [v.layer for v in violations] == names
+    for violation in violations:
+        if "fading" in case:
+            assert violation.value < violation.limit == 1e-8
+            assert "fade" in violation.message
+        if case.startswith("a stream"):  # no activation shows it, what the norms are given does
+            assert (violation.role, violation.limit) == ("inputs", 100.0**2)
+        if case in LINES:
+            assert report.violations == (violation,)
+            assert line_of(violation.cause) == LINES[case]
+        if case == "a factor in a forward":
+            assert "`div` at " in violation.cause
 
 
-@pytest.mark.parametrize("factor", [1.0, 10.0])
-def test_stream_is_followed_beside_a_tower_of_large_scale(factor, batch, inspect):
-    """A norm of raw columns, which run first, is no part of the stream."""
+def test_value_is_the_growth(batch, inspect):
+    """Root mean square over that of the inputs, by plain torch in float64."""
+    model = nn.Sequential(nn.Linear(16, 32), Scales(1e4), nn.Linear(32, 4))
+    violation = next(v for v in inspect(model, batch).violations if v.check == "activation_scale")
+    with torch.no_grad():
+        out = model[:2](batch).double().square().mean().sqrt()
+    assert violation.value == pytest.approx((out / batch.double().square().mean().sqrt()).item())
 
-    class Beside(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.columns, self.stream = (
-                nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 4)),
-                Stream(factor),
-            )
 
-        def forward(self, x, y):
-            return self.columns(x) + self.stream(y)
-
-    report = inspect(Beside(), (1e3 * torch.randn(64, 16), batch))
-    assert found(report) == ([] if factor == 1.0 else ["stream.norms.1"])
+def test_jumps_on_two_branches_are_two_faults(batch, inspect):
+    """Neither is a consequence of the other."""
+    towers = ([*linears(1.0), Scales(f), *linears(1.0)] for f in (3e3, 5e4))
+    jumps = inspect(Towers(*towers), (batch, torch.randn(64, 16))).violations
+    jumps = [v for v in jumps if v.check == "activation_scale"]
+    assert [v.layer for v in jumps] == ["left.1", "right.1"]
+    assert "left.2" in jumps[0].affected
+    assert "right.2" not in jumps[0].affected

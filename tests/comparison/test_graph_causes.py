@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,116 +44,91 @@ def cause_of(comparison: Comparison) -> str:
     return comparison.first_divergence.cause
 
 
-SETTINGS = {
-    "LayerNormalization": (
-        between(nn.LayerNorm(16)), X / 99, {"epsilon": 1e-3}, "eps is 0.001, was 1e-05"
+DOUBLED, TURNED = (lambda w: w * 2), (lambda w: w.T)
+TRANSPOSED = ((16, 16), TURNED, "other weights, other output: weight is transposed")
+GRAPHS: dict[str, tuple[nn.Module, Tensor, list[tuple[Any, Any, str]]]] = {
+    "pointwise": (
+        between(
+            nn.LayerNorm(16), nn.LeakyReLU(0.2), nn.BatchNorm1d(16), nn.GELU(), nn.Hardsigmoid()
+        ), X, [
+            ("LayerNormalization", {"epsilon": 1e-3}, "eps is 0.001, was 1e-05"),
+            ("LeakyRelu", {"alpha": 0.01}, "negative_slope is 0.01, was 0.2"),
+            ("BatchNormalization", {"epsilon": 0.5}, "eps is 0.5, was 1e-05"),
+            ("Gelu", {"approximate": "tanh"}, "approximate is tanh, was none"),
+            ("HardSigmoid", {"alpha": 0.2}, "alpha is 0.2, was 0.16666"),
+        ],
     ),
-    "BatchNormalization": (
-        between(nn.ReLU(), nn.BatchNorm1d(16)), X, {"epsilon": 0.5}, "eps is 0.5, was 1e-05"
+    "function": (
+        Functional().eval(), X, [
+            ("LeakyRelu", {"alpha": 0.2}, "negative_slope is 0.2, was 0.01"),
+            TRANSPOSED, ("Gemm", {"transB": 0}, "weight is transposed"),
+        ],
     ),
-    "LeakyRelu": (
-        between(nn.LeakyReLU(0.2)), X, {"alpha": 0.01}, "negative_slope is 0.01, was 0.2"
+    "images": (
+        convolutions(padding=1).append(nn.AvgPool2d(3, 1, 1)).eval(), IMAGES, [
+            ("Conv", {"pads": [0, 0, 2, 2]}, "padding is (0, 0, 2, 2), was (1, 1)"),
+            ("Conv", {"strides": [2, 1]}, "stride is (2, 1), was (1, 1)"),
+            ("Conv", {"dilations": [2, 2]}, "dilation is (2, 2), was (1, 1)"),
+            ("AveragePool", {"count_include_pad": 0}, "count_include_pad is False, was True"),
+        ],
     ),
-    "LeakyRelu function": (
-        Functional().eval(), X, {"alpha": 0.2}, "negative_slope is 0.2, was 0.01"
-    ),
-    "Softmax": (between(nn.Softmax(-1)), SERIES, {"axis": 1}, "dim is 1, was -1"),
-    "Gelu": (
-        between(nn.GELU()), 3 * X, {"approximate": "tanh"}, "approximate is tanh, was none"
-    ),
-    "HardSigmoid": (between(nn.Hardsigmoid()), X, {"alpha": 0.2}, "alpha is 0.2, was 0.16666"),
-    "Conv padding": (
-        convolutions(padding=1), IMAGES, {"pads": [0, 0, 2, 2]},
-        "padding is (0, 0, 2, 2), was (1, 1)",
-    ),
-    "Conv stride": (convolutions(), IMAGES, {"strides": [2, 1]}, "stride is (2, 1), was (1, 1)"),
-    "Conv dilation": (
-        convolutions(padding=2), IMAGES, {"dilations": [2, 2]}, "dilation is (2, 2), was (1, 1)"
-    ),
-    "Conv groups": (
-        convolutions(groups=4, padding="same"), IMAGES, {"group": 2}, "groups is 2, was 4"
-    ),
-    "AveragePool": (
-        nn.Sequential(nn.Conv2d(4, 4, 1), nn.AvgPool2d(3, 1, 1)).eval(), IMAGES,
-        {"count_include_pad": 0}, "count_include_pad is False, was True",
+    "groups": (
+        convolutions(groups=4, padding="same"), IMAGES,
+        [("Conv", {"group": 2}, "groups is 2, was 4")],
     ),
     "LSTM": (
-        Recurrent(nn.LSTM).eval(), SERIES, {"activations": ["Sigmoid", "Relu", "Tanh"] * 2},
-        "activations is ('Sigmoid', 'Relu', 'Tanh'), was ('Sigmoid', 'Tanh', 'Tanh')",
+        Recurrent(nn.LSTM).eval(), SERIES, [
+            ("LSTM", {"activations": ["Sigmoid", "Relu", "Tanh"] * 2},
+             "activations is ('Sigmoid', 'Relu', 'Tanh'), was ('Sigmoid', 'Tanh', 'Tanh')"),
+            ((2, 32, 8), DOUBLED, "other weights, other output: weight_hh_l0 differs in"),
+        ],
     ),
     "GRU": (
-        Recurrent(nn.GRU).eval(), SERIES, {"linear_before_reset": 0},
-        "linear_before_reset is 0, was 1",
+        Recurrent(nn.GRU).eval(), SERIES, [
+            ("GRU", {"linear_before_reset": 0}, "linear_before_reset is 0, was 1"),
+            ((2, 24, 16), DOUBLED, "other weights, other output: weight_ih_l0 differs in"),
+        ],
+    ),
+    "MatMul": (
+        between(nn.Softmax(-1)), SERIES,
+        [TRANSPOSED, ("Softmax", {"axis": 1}, "dim is 1, was -1")],
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("is_new", [True, False])
-@pytest.mark.parametrize("case", SETTINGS)
-def test_a_setting_of_an_onnx_graph_is_named_with_both_values(tmp_path, case, is_new):
-    """The export as it is has no difference, and not a word on its settings."""
-    model, x, attributes, cause = SETTINGS[case]
+@pytest.mark.parametrize("case", GRAPHS)
+def test_what_differs_in_an_onnx_graph_is_named(tmp_path, case, is_new):
+    """A setting with both values, a weight as the operator takes it, whatever it is called there.
+
+    The export as it is has no difference, and not a word on its settings.
+    """
+    model, x, edits = GRAPHS[case]
     proto = exported(model, x, tmp_path / "model.onnx", is_new)
     right = compare(model, proto, x)
     assert right.equivalent, right
     assert not any(", was " in note or " was " in note for note in right.notes), right.notes
-    if case == "Conv groups":  # as many weights as two groups need
+    if case == "groups":  # as many weights as two groups need
         proto = reweighted(proto, (4, 1, 3, 3), lambda w: w.repeat(2, 1))
-    wrong = compare(model, edited(proto, case.partition(" ")[0], **attributes), x)
-    assert cause in cause_of(wrong), wrong
+    for place, change, words in edits:
+        is_setting = isinstance(place, str)
+        made = edited(proto, place, **change) if is_setting else reweighted(proto, place, change)
+        wrong = compare(model, made, x)
+        cause = cause_of(wrong)
+        assert words in f"{wrong.first_divergence.story}: {cause}", wrong
 
 
-@pytest.mark.parametrize("is_new", [True, False])
-@pytest.mark.parametrize(
-    ("model", "x", "shape", "change", "cause"),
-    [
-        (between(), X, (16, 16), lambda w: w.T, "weight is transposed"),
-        (between(), SERIES, (16, 16), lambda w: w.T, "weight is transposed"),
-        (Recurrent(nn.LSTM).eval(), SERIES, (2, 32, 8), lambda w: w * 2, "weight_hh_l0 differs in"),
-        (Recurrent(nn.GRU).eval(), SERIES, (2, 24, 16), lambda w: w * 2, "weight_ih_l0 differs in"),
-    ],
-    ids=["Gemm", "MatMul", "LSTM", "GRU"],
-)
-def test_weights_are_compared_as_the_operator_takes_them(
-    tmp_path, model, x, shape, change, cause, is_new
-):
-    """Whatever the exporter calls them, and turned as it has them."""
-    proto = exported(model, x, tmp_path / "model.onnx", is_new)
-    wrong = compare(model, reweighted(proto, shape, change), x)
-    assert cause in cause_of(wrong), wrong
-    assert "other weights" in wrong.first_divergence.story
-    if shape == (16, 16) and x is X:
-        turned = compare(model, edited(proto, "Gemm", transB=0), x)
-        assert cause in cause_of(turned)
-
-
-class Calibration:
-    """Gives one batch."""
-
-    def __init__(self, x: Tensor) -> None:
-        self._batches = iter([{"x": x.numpy()}])
-
-    def get_next(self) -> Any:
-        """Return it, and then none."""
-        return next(self._batches, None)
-
-
-@pytest.mark.parametrize("per_channel", [True, False])
-@pytest.mark.parametrize("x", [X, SERIES], ids=["Gemm", "MatMul"])
+@pytest.mark.parametrize(("x", "per_channel"), [(X, True), (SERIES, False)], ids=["Gemm", "MatMul"])
 def test_a_scale_of_eight_bits_is_one_of_the_layer_that_it_scales(tmp_path, x, per_channel):
     """A doubled scale is other weights there; its copy without a fault is equivalent."""
     onnx = pytest.importorskip("onnx")
     quantization = pytest.importorskip("onnxruntime.quantization")
-    model, file = (
-        between(nn.ReLU(), nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 16)),
-        tmp_path / "m.onnx",
-    )
+    model = between(nn.ReLU(), nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 16))
+    file, made, batches = tmp_path / "m.onnx", tmp_path / "int8.onnx", iter([{"x": x.numpy()}])
     torch.onnx.export(model, (x,), file, dynamo=True, input_names=["x"], external_data=False)
-    made = tmp_path / "int8.onnx"
+    data = SimpleNamespace(get_next=lambda: next(batches, None))
     # in seven bits: without VNNI a processor saturates sums of two products of eight
-    quantization.quantize_static(
-        file, made, Calibration(x), per_channel=per_channel, reduce_range=True
-    )
+    quantization.quantize_static(file, made, data, per_channel=per_channel, reduce_range=True)
     right = compare(model, made, x)
     assert right.equivalent, right
     proto = onnx.load(made)

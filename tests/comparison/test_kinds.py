@@ -1,13 +1,15 @@
-"""Candidates that are not modules of the reference's kind."""
+"""Candidates that are not modules of the reference's kind, nor of its precision."""
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from corpus.models.paired import Cnn, Gpt, Mlp, batch
 from corpus.pairs import twins
@@ -18,88 +20,87 @@ from pytest_modelhealth.comparison.trace import Keeper
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def test_a_dynamically_quantised_model_is_compared_forward():
-    """Eight bits explain what quantisation does; a wrong weight is more than that."""
-    reference, candidate = twins(lambda: Mlp().eval())
-    quantise = torch.ao.quantization.quantize_dynamic
-    comparison = compare(reference, quantise(candidate, {nn.Linear}), batch(reference))
-    assert comparison.equivalent, str(comparison)
-    assert any("quantised" in note for note in comparison.notes)
-    candidate.fc2.weight.data[:16] *= -1
-    wrong = compare(reference, quantise(candidate, {nn.Linear}), batch(reference))
-    assert wrong.first_divergence.layer == "fc2"
+def quantised(model: nn.Module, path: Path) -> nn.Module:
+    """Eight bits in the linear layers."""
+    return torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
 
 
-def test_an_onnx_model_is_compared_by_its_outputs(tmp_path):
-    """Exported and run by onnxruntime it is equivalent; another model's export is not."""
+def exported(model: nn.Module, path: Path) -> Path:
+    """An ONNX file, by the exporter that needs no further package."""
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnx")
-    reference, other = twins(lambda: Mlp().eval())
-    path = tmp_path / "model.onnx"
-    export(other, path)
-    comparison = compare(reference, path, batch(reference))
-    assert comparison.equivalent, str(comparison)
-    assert len(comparison.outputs) == 1
-    other.head.weight.data[0, 0] += 0.01
-    export(other, path)
-    assert not compare(reference, str(path), batch(reference)).equivalent
-
-
-def export(model: nn.Module, path: object) -> None:
-    """Write a model to an ONNX file with the exporter that needs no further package."""
     torch.onnx.export(model, (batch(model),), path, dynamo=False)
+    return path
 
 
-def test_compiled_code_is_what_is_compared():
-    """A backend that computes something else is caught, although the eager values are the same."""
+def autocast(module: nn.Module) -> nn.Module:
+    """Have a module compute in bfloat16, with weights and outputs in float32."""
+    plain = module.forward
 
-    def wrong(graph: torch.fx.GraphModule, example: object) -> object:
-        def run(*args: torch.Tensor) -> object:
-            return tuple(
-                y * 1.01 if isinstance(y, torch.Tensor) and y.is_floating_point() else y
-                for y in graph(*args)
-            )
+    def forward(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return plain(x).float()
 
-        return run
-
-    reference, candidate = twins(lambda: nn.Sequential(nn.Linear(16, 4), nn.ReLU()))
-    inputs = torch.randn(8, 16)
-    assert compare(reference, torch.compile(candidate, backend="eager"), inputs).equivalent
-    assert not compare(reference, torch.compile(candidate, backend=wrong), inputs).equivalent
+    module.forward = forward
+    return module
 
 
-def test_autocast_is_judged_by_the_precision_that_it_computes_in():
-    """A wrapper that runs its model in bfloat16 has float32 weights and bfloat16 roundings."""
+def negated(weight: Tensor) -> None:
+    """Other signs in half of the rows."""
+    weight[: len(weight) // 2] *= -1
 
-    class Autocast(nn.Module):
-        def __init__(self, model: nn.Module) -> None:
-            super().__init__()
-            self.model = model
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                return self.model(x).float()
+def nudged(weight: Tensor) -> None:
+    """One value that is off by a hundredth."""
+    weight[0, 0] += 0.01
 
-    reference, candidate = twins(Mlp)
-    comparison = compare(reference, Autocast(candidate), batch(reference))
+
+def cleared(weight: Tensor) -> None:
+    """Zeros in eight rows."""
+    weight[:8] = 0
+
+
+KINDS: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any], str, Any, str | None]] = {
+    "quantised": (lambda: Mlp().eval(), quantised, "fc2", negated, "fc2"),
+    "ONNX": (lambda: Mlp().eval(), exported, "head", nudged, None),
+    "ONNX by its name": (
+        lambda: Mlp().eval(), lambda *args: str(exported(*args)), "head", nudged, None
+    ),
+    "autocast in a wrapper": (
+        Mlp, lambda model, path: nn.Sequential(autocast(model)), "fc1", cleared, "fc1"
+    ),
+    "autocast of a transformer": (
+        Gpt, lambda model, path: autocast(model), "blocks.1.up", cleared, "blocks.1.up"
+    ),
+    "state dict": (Mlp, lambda model, path: model.state_dict(), "fc2", nudged, "fc2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_kind_is_equivalent_until_a_weight_is_another(kind, tmp_path):
+    """It is judged by the precision that it computes in, and a wrong weight is more than that."""
+    build, made, layer, change, culprit = KINDS[kind]
+    reference, candidate = twins(build)
+    comparison = compare(reference, made(candidate, tmp_path / "m.onnx"), batch(reference))
     assert comparison.equivalent, str(comparison)
-    candidate.fc1.weight.data[:8] = 0
-    assert compare(reference, Autocast(candidate), batch(reference)).first_divergence.layer == "fc1"
+    if kind == "quantised":
+        assert any("quantised" in note for note in comparison.notes)
+    if kind.startswith("ONNX"):
+        assert len(comparison.outputs) == 1
+    _, candidate = twins(build)
+    change(candidate.get_submodule(layer).weight.data)
+    wrong = compare(reference, made(candidate, tmp_path / "m.onnx"), batch(reference))
+    assert not wrong.equivalent
+    assert culprit in (None, wrong.first_divergence.layer), str(wrong)
 
 
 def test_one_block_in_a_coarser_precision_is_no_licence_for_the_rest():
     """A block under autocast in a float32 model is a divergence in that block."""
     reference, candidate = twins(Gpt)
-    block, plain = candidate.blocks[1], candidate.blocks[1].forward
-
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            return plain(x).float()
-
-    block.forward = forward
-    found = compare(reference, candidate, batch(reference))
-    assert found.first_divergence.layer.startswith("blocks.1")
-    assert "is bfloat16, was float32" in str(found._failure())
+    autocast(candidate.blocks[1])
+    comparison = compare(reference, candidate, batch(reference))
+    assert comparison.first_divergence.layer.startswith("blocks.1")
+    assert "is bfloat16, was float32" in str(comparison._failure())
 
 
 class Fork(nn.Module):
@@ -111,20 +112,27 @@ class Fork(nn.Module):
         self.before, self.beside, self.after = (nn.LayerNorm(16) for _ in range(3))
         self.head = nn.Linear(16, 4)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         x = self.before(self.first(x))
         coarse = self.inner(x.to(self.inner.weight.dtype)).float()
         return self.head(self.after(coarse + self.other(self.beside(x))))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("sides", ["candidate", "reference", "both"])
+FORKS = [
+    ("candidate", torch.float16), ("candidate", torch.bfloat16), ("reference", torch.bfloat16),
+    ("both", torch.float16), ("both", torch.bfloat16), ("both", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sides", "dtype"), FORKS)
 @pytest.mark.parametrize("faulty", ["", "before", "beside", "after", "scaled"])
 def test_one_layer_in_half_precision_is_no_licence_for_the_rest(dtype, sides, faulty):
     """An epsilon of 1e-4 for 1e-5 is found wherever it is, and the dtype named; alone it passes."""
     reference, candidate = twins(Fork)
     for name, model in (("reference", reference), ("candidate", candidate)):
-        if sides in (name, "both"):
+        if dtype is None:
+            model.inner.forward = torch.autocast("cpu", dtype=torch.bfloat16)(model.inner.forward)
+        elif sides in (name, "both"):
             model.inner.to(dtype)
     if faulty == "scaled":
         plain = candidate.other.forward
@@ -132,39 +140,13 @@ def test_one_layer_in_half_precision_is_no_licence_for_the_rest(dtype, sides, fa
     elif faulty:
         getattr(candidate, faulty).eps = 1e-4
     comparison = compare(reference, candidate, torch.randn(32, 16))
+    divergence = comparison.first_divergence
     where = {"": None, "scaled": "other"}.get(faulty, faulty)
-    found = comparison.first_divergence
-    assert (found.layer if found else None) == where, str(comparison)
-    says_dtype = str(dtype).removeprefix("torch.") in str(comparison._failure() or comparison)
-    assert says_dtype is (sides != "both")
+    assert (divergence.layer if divergence else None) == where, str(comparison)
+    if dtype is not None:
+        says_dtype = str(dtype).removeprefix("torch.") in str(comparison._failure() or comparison)
+        assert says_dtype is (sides != "both")
     assert all(x.weight.dtype is torch.float32 for x in (reference.first, candidate.first))
-
-
-@pytest.mark.parametrize("faulty", ["", "before", "after"])
-def test_a_region_under_autocast_on_both_sides_is_no_licence_for_the_rest(faulty):
-    """Layers around the region are held to float32."""
-    reference, candidate = twins(Fork)
-    for model in (reference, candidate):
-        model.inner.forward = torch.autocast("cpu", dtype=torch.bfloat16)(model.inner.forward)
-    if faulty:
-        getattr(candidate, faulty).eps = 1e-4
-    found = compare(reference, candidate, torch.randn(32, 16)).first_divergence
-    assert (found.layer if found else "") == faulty
-
-
-def test_a_transformer_under_autocast_is_judged_by_its_precision():
-    """Embeddings and norms stay in float32 there; every product of matrices is in bfloat16."""
-    reference, candidate = twins(Gpt)
-    plain = candidate.forward
-
-    def forward(ids: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            return plain(ids).float()
-
-    candidate.forward = forward
-    comparison = compare(reference, candidate, batch(reference))
-    assert comparison.equivalent, str(comparison)
-    assert compare(reference, copy.deepcopy(reference).bfloat16(), batch(reference)).equivalent
 
 
 @pytest.mark.parametrize("build", [Mlp, Cnn, Gpt])
@@ -172,10 +154,9 @@ def test_a_loss_and_its_target_are_used_for_both(build):
     """With the user's loss the gradients are those of training, and both losses are told."""
     reference, candidate = twins(build)
     inputs = batch(reference)
-    shape = reference(inputs).shape
-    target = torch.randint(4, shape[:-1])
+    target = torch.randint(4, reference(inputs).shape[:-1])
 
-    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    def loss(output: Tensor, target: Tensor) -> Tensor:
         return F.cross_entropy(output.flatten(0, -2), target.flatten())
 
     comparison = compare(reference, candidate, inputs, target, loss=loss)
