@@ -7,7 +7,6 @@ import linecache
 import re
 from collections.abc import Iterator
 
-from pytest_modelhealth.rendering.evidence import culprit_and_predecessor
 from pytest_modelhealth.rendering.notation import (
     NOT_SEEN,
     abbreviate,
@@ -22,12 +21,11 @@ from pytest_modelhealth.rendering.places import called_at, defined_at, is_of_a_l
 from pytest_modelhealth.rendering.summary import (
     consequences,
     headline,
-    in_execution_order,
     label,
     remarks,
     run,
 )
-from pytest_modelhealth.report import HealthReport, Vertex, Violation
+from pytest_modelhealth.report import ROLES, HealthReport, Vertex, Violation
 from pytest_modelhealth.report.flow import AS_IT_IS, Flow, near
 
 MAX_ROWS = 10
@@ -37,29 +35,15 @@ _FEW = 2
 
 def render(report: HealthReport) -> str:
     """Return at most a screenful (24 lines); its first line is verdict and worst layer."""
-    if not report.violations:
-        judgement, limit = report._judgement, report._settings["inconclusive"]
-        if judgement.broken:
-            ways = [
-                "The other checks ran and object to nothing. Correct this one, or leave it out:",
-                f'  @pytest.mark.modelhealth(skip_checks="{judgement.broken[0].check}")',
-            ]
-        else:
-            enough = "not enough was seen to call it healthy"
-            ways = [
-                f"Nothing is violated, but {enough}. Give what is missing,",
-                "or use report.assert_healthy(), which fails for violations alone",
-            ]
-            if limit.value == "fail":
-                ways[1] = 'or let it pass: @pytest.mark.modelhealth(inconclusive="warn")'
-                ways.append(f'"fail" was set by: {printable(limit.origin)}')
-        return "\n".join([headline(report), "", *ways, "", run(report), *_remarks(report)])
-    worst = report.violations[0]
-    following = consequences(report, worst)
-    return "\n".join(
-        [
-            headline(report),
-            "",
+    worst = next(iter(report.violations), None)
+    lines = [headline(report), ""]
+    notes = remarks(report, briefly=worst is not None)
+    following = "" if worst is None else consequences(report, worst)
+    if worst is None:
+        ran = run(report)
+        lines += [*_ways(report), "", ran]
+    else:
+        lines += [
             *_violations(report),
             *([f"  {following}"] if following else ()),
             "",
@@ -68,21 +52,41 @@ def render(report: HealthReport) -> str:
             *_code(worst),
             *_way(report, worst),
             *_next_moves(report, worst),
-            *_remarks(report),
         ]
-    )
+    lines += [shorten(note, 100) for note in notes[:MAX_REMARKS]]
+    if len(notes) > MAX_REMARKS:
+        lines.append(f"... and {plural(len(notes) - MAX_REMARKS, 'more note')}")
+    return "\n".join(lines)
+
+
+def _ways(report: HealthReport) -> Iterator[str]:
+    """Yield how to get a verdict where nothing is violated."""
+    judgement, limit = report._judgement, report._settings["inconclusive"]
+    if judgement.broken:
+        yield "The other checks ran and object to nothing. Correct this one, or leave it out:"
+        yield f'  @pytest.mark.modelhealth(skip_checks="{judgement.broken[0].check}")'
+        return
+    yield "Nothing is violated, but not enough was seen to call it healthy. Give what is missing,"
+    if limit.value == "fail":
+        yield 'or let it pass: @pytest.mark.modelhealth(inconclusive="warn")'
+        yield f'"fail" was set by: {printable(limit.origin)}'
+    else:
+        yield "or use report.assert_healthy(), which fails for violations alone"
 
 
 def _violations(report: HealthReport) -> Iterator[str]:
     """Yield a line for each of the gravest violations, in execution order."""
-    gravest = in_execution_order(report, report.violations[:MAX_ROWS])
+    position = {name: index for index, name in enumerate(report.layers)}
+    gravest = sorted(
+        report.violations[:MAX_ROWS], key=lambda found: position.get(found.layer, len(position))
+    )
     rows: list[tuple[str, ...]] = [("layer", "check", "tensor", "value", "limit", "set by")]
     for violation in gravest:
-        name = abbreviate(label(report, violation.layer), 40)
+        name = label(report, violation.layer)
         tensor = printable(".".join(filter(None, (violation.role, violation.tensor))))
         value, limit = beside_limit(violation.value, violation.limit), violation.limit
         bounds = (NOT_SEEN, NOT_SEEN) if limit is None else (f"{limit:g}", violation.origin)
-        rows.append((name, violation.check, tensor, value, *map(printable, bounds)))
+        rows.append((abbreviate(name, 40), violation.check, tensor, value, *map(printable, bounds)))
     if any(violation.folded for violation in report.violations[1:]):
         explained = ["explains", *(f"{len(violation.folded):,} more" for violation in gravest)]
         rows = [(*row, cell) for row, cell in zip(rows, explained, strict=True)]
@@ -136,11 +140,13 @@ def _is_telling(made: Vertex, report: HealthReport, flow: Flow) -> bool:
 
 def _next_moves(report: HealthReport, worst: Violation) -> Iterator[str]:
     """Yield how to look at the worst layer, how to accept it and how to move the limit."""
-    found = culprit_and_predecessor(report)
+    culprit = report.layers.get(worst.layer)
+    shown = worst.role if worst.role in ROLES else "activations"
+    is_training = report.observation.is_of_own_step  # what is wrong there is in no histogram
     if report.probes.get(worst.check) is not None:
         yield f'look:         report.probes["{worst.check}"]'
-    elif found is not None and found.culprit.tensors(found.role):
-        role = "" if found.role == "activations" else f', "{found.role}"'
+    elif culprit is not None and not is_training and culprit.tensors(shown):
+        role = "" if shown == "activations" else f', "{shown}"'
         yield f"look:         report.plot_histogram({_quoted(worst.layer)}{role})"
     else:
         is_course = report.observation.course is not None
@@ -170,10 +176,3 @@ def _setting(report: HealthReport, violation: Violation) -> str | None:
             if (limit.value, limit.origin) == (violation.limit, violation.origin):
                 return setting.name
     return None
-
-
-def _remarks(report: HealthReport) -> Iterator[str]:
-    lines = remarks(report, briefly=bool(report.violations))
-    yield from (shorten(line, 100) for line in lines[:MAX_REMARKS])
-    if len(lines) > MAX_REMARKS:
-        yield f"... and {plural(len(lines) - MAX_REMARKS, 'more note')}"

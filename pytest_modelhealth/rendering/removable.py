@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from pytest_modelhealth.removal.result import RemovableUnits
+from pytest_modelhealth.rendering.document import Document, Row
 from pytest_modelhealth.rendering.json import plain
 from pytest_modelhealth.rendering.notation import (
+    Column,
     abbreviate,
     number,
     percent,
@@ -16,34 +18,29 @@ from pytest_modelhealth.rendering.notation import (
     printable,
     scaled,
     shorten,
-    table,
     whole,
 )
-from pytest_modelhealth.rendering.template import template
-from pytest_modelhealth.report.removable import RemovableLayer
 
 FORMAT_VERSION = 2
 """Raised when a key changes its name or meaning."""
-
-COLUMNS = (
-    "layer",
-    "units",
-    "inactive",
-    "duplicate",
-    "unread",
-    "go",
-    "params",
-    "mult-adds",
-    "which",
-)
-TEXTS = (0, 8)
-"""The columns that are flush left; the others are numbers."""
 
 _FEW = 32
 """Samples below which many a unit is silent by chance."""
 
 _NAME, _INDICES = 34, 28
 """Characters of a name and of a list of indices in the table."""
+
+_COLUMNS = (
+    Column("layer", "fully qualified name", lambda one: abbreviate(_label(one.name), _NAME), True),
+    Column("units", "how many the layer has", lambda one: whole(one.units)),
+    Column("inactive", "always exactly zero", lambda one: whole(len(one.inactive))),
+    Column("duplicate", "the values of a twin", lambda one: whole(len(one.duplicates))),
+    Column("unread", "no output depends on them", lambda one: whole(len(one.unread))),
+    Column("go", "part that can go", lambda one: "mask" if one.read_by else percent(one.fraction)),
+    Column("params", "parameters they cost", lambda one: whole(one.parameters)),
+    Column("mult-adds", "a sample", lambda one: scaled(one.multiply_adds).strip()),
+    Column("which", "indices", lambda one: shorten(_ranges(one.removable), _INDICES), True),
+)
 
 
 def line(result: RemovableUnits) -> str:
@@ -72,18 +69,27 @@ def line(result: RemovableUnits) -> str:
     return f"{name}: {going:,} of {of} can go: {', '.join(saved)}{more}"
 
 
+def _document(result: RemovableUnits) -> Document:
+    rows = [
+        Row([c.cell(one) for c in _COLUMNS], help=_ranges(one.removable), name=_label(one.name))
+        for one in result.layers.values()
+    ]
+    return Document(line(result), columns=_COLUMNS, rows=rows)
+
+
 def text(result: RemovableUnits) -> str:
     """Return the line, a table of layers, the proof, and what was refused."""
-    rows = [_cells(layer) for layer in result.layers.values()]
-    short = [(abbreviate(row[0], _NAME), *row[1:-1], shorten(row[-1], _INDICES)) for row in rows]
-    body = [line(result), ""]
-    if short:
-        body += [*table([COLUMNS, *short], left=TEXTS), ""]
-    body += remarks(result)
+    body = [_document(result).text(), "", *remarks(result)]
     if result.refused:
         body.append("looked removable, and is not:")
     body += [f"  {_label(name)}: {printable(why)}" for name, why in result.refused.items()]
     return "\n".join(body)
+
+
+def fragment(result: RemovableUnits) -> str:
+    """Return a self-contained ``<div>`` for notebooks; every name in it is escaped."""
+    refused = [f"not removable: {_label(name)}: {why}" for name, why in result.refused.items()]
+    return replace(_document(result), remarks=[*remarks(result), *refused]).html()
 
 
 def remarks(result: RemovableUnits) -> list[str]:
@@ -113,19 +119,6 @@ def remarks(result: RemovableUnits) -> list[str]:
     return told
 
 
-def _cells(layer: RemovableLayer) -> tuple[str, ...]:
-    counts = (len(layer.inactive), len(layer.duplicates), len(layer.unread))
-    return (
-        _label(layer.name),
-        whole(layer.units),
-        *map(whole, counts),
-        "mask" if layer.read_by else percent(layer.fraction),
-        whole(layer.parameters),
-        scaled(layer.multiply_adds).strip(),
-        _ranges(layer.removable),
-    )
-
-
 def _label(name: str) -> str:
     return printable(name) or "the model"
 
@@ -139,19 +132,6 @@ def _ranges(indices: Sequence[int]) -> str:
         else:
             found.append([index, index])
     return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in found)
-
-
-def fragment(result: RemovableUnits) -> str:
-    """Return a self-contained ``<div>`` for notebooks; every name in it is escaped."""
-    html: str = template("removable.html").render(
-        line=line(result),
-        columns=COLUMNS,
-        texts=TEXTS,
-        rows=[_cells(layer) for layer in result.layers.values()],
-        remarks=remarks(result),
-        refused=[(_label(name), printable(why)) for name, why in result.refused.items()],
-    )
-    return html
 
 
 def to_dict(result: RemovableUnits) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from pytest_modelhealth.rendering.document import Document, Note, Row
 from pytest_modelhealth.rendering.notation import (
@@ -100,8 +100,8 @@ def consequences(report: HealthReport, violation: Violation, most: int = 3) -> s
 
 def run(report: HealthReport) -> str:
     """Return what was run, in one line: model, layers, samples, batches, loss, ranks."""
-    seen = report.observation
-    parts = [printable(seen.model_type), counts(report)]
+    seen, counted = report.observation, counts(report)
+    parts = [printable(seen.model_type), counted]
     if seen.samples:
         parts.append(plural(seen.samples, "sample"))
     if seen.part is not None:
@@ -163,12 +163,6 @@ def _probes(report: HealthReport, briefly: bool) -> list[str]:
         if record.outcome is Outcome.NOT_TOLD and is_asked and record.probe not in doubtful:
             lines.append(f"note: {record.probe} cannot tell: {printable(record.reason)}")
     return lines
-
-
-def in_execution_order(report: HealthReport, violations: Iterable[Violation]) -> list[Violation]:
-    """Return `violations` in the order in which their layers ran."""
-    position = {name: index for index, name in enumerate(report.layers)}
-    return sorted(violations, key=lambda found: position.get(found.layer, len(position)))
 
 
 def _outcome(record: LayerRecord) -> str:
