@@ -61,7 +61,7 @@ _ARGUMENTS = (
 )
 
 
-@checked_call(default_settings)
+@checked_call(default_settings, switches=False)
 def compare(
     reference: Any,
     candidate: Any,

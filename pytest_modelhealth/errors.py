@@ -134,12 +134,13 @@ class NamesItsAttributes:
 
 
 def checked_call(
-    settings: Callable[[], Iterable[str]] = tuple,
+    settings: Callable[[], Iterable[str]] = tuple, *, switches: bool = True
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
     """Have wrong arguments of a public call raise an `InspectionError` with the right call.
 
     Args:
         settings: returns the names of the settings, which `Inspector` takes.
+        switches: whether what is declared as ``bool`` or ``bool | None`` may be nothing else.
     """
 
     def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -149,10 +150,14 @@ def checked_call(
         @functools.wraps(function)
         def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
             try:
-                signature.bind(*args, **kwargs)
+                arguments = signature.bind(*args, **kwargs).arguments
             except TypeError as error:
                 text = _wrong_call(name, str(error), kwargs, settings())
                 raise InspectionError(text) from None
+            for key, value in arguments.items() if switches else ():
+                types, expected = _SWITCHES.get(signature.parameters[key].annotation, (object, ""))
+                if not isinstance(value, types):
+                    raise InspectionError(f"{key} must be {expected}, not {value!r}")
             return function(*args, **kwargs)
 
         return call
@@ -162,6 +167,10 @@ def checked_call(
 
 _CALLS: dict[str, inspect.Signature] = {}
 """The public calls whose arguments are checked, by name."""
+_SWITCHES: dict[str, tuple[Any, str]] = {
+    "bool": (bool, "True or False"),
+    "bool | None": (bool | None, "True, False or None"),
+}
 _BY_POSITION = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _BY_NAME = inspect.Parameter.KEYWORD_ONLY
 

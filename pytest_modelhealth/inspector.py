@@ -14,13 +14,12 @@ from torch import Tensor, nn
 from pytest_modelhealth.capture import Request, find_engine, hinted
 from pytest_modelhealth.capture.engine import Backward, Compiled, Loss
 from pytest_modelhealth.capture.observing.sample_statistics import Collector
-from pytest_modelhealth.capture.step.company import has_process_group
+from pytest_modelhealth.capture.step.company import may_have_company
 from pytest_modelhealth.checks import Check, with_own_checks
 from pytest_modelhealth.checks.judging import judge
 from pytest_modelhealth.data_sets.running import (
     Limits,
     require_batches,
-    require_how_many,
     run_over,
 )
 from pytest_modelhealth.errors import (
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch.amp import GradScaler
 
-    from pytest_modelhealth.ranks.group import RankGroup
+    from pytest_modelhealth.ranks.joint import Joint
     from pytest_modelhealth.removal.result import RemovableUnits
     from pytest_modelhealth.report import ModelSummary
     from pytest_modelhealth.statistics import TensorStatistics
@@ -102,7 +101,10 @@ class Inspector(NamesItsAttributes):
     ) -> None:
         if batch:
             raise InspectionError(f"Inspector takes the model alone{_NEXT_CALL}")
-        _require_switches(on_report, calibrate, ranks)
+        if not (on_report is None or callable(on_report)):
+            raise InspectionError(
+                f"on_report must be a function that takes the report, or None, not {on_report!r}"
+            )
         self._engine = find_engine(model, compiled=compiled)
         self._model = self._engine.load(model)
         base = default_settings() if settings is None else settings
@@ -228,8 +230,6 @@ class Inspector(NamesItsAttributes):
             SettingsError: there is no such probe.
             Exception: whatever the model or the loss raises, untouched.
         """
-        if not isinstance(costs, bool):
-            raise InspectionError(f"costs must be True or False, not {costs!r}")
         self._begin()
         settings = self._settings
         if probes is not None:
@@ -246,7 +246,9 @@ class Inspector(NamesItsAttributes):
         observation = probing.after(self._observe(request))
         if further is not None:
             observation = further.after(observation)
-        return self._reported(self._settled(observation), settings)
+        if observation.ranks is not None and (company := self._company()) is not None:
+            observation = company.settled(observation)
+        return self._reported(observation, settings)
 
     @checked_call(default_settings)
     def summary(
@@ -332,12 +334,7 @@ class Inspector(NamesItsAttributes):
             loss is not None, request, self._observe,
         )  # fmt: skip
         company = self._company()
-        if company is None:
-            return self._reported(run(), self._settings)
-        from pytest_modelhealth.ranks.joint import time_is_up, together
-
-        with together(company):
-            observation = self._settled(run(partial(time_is_up, company)), over_batches=True)
+        observation = run() if company is None else company.over_batches(run)
         return self._reported(observation, self._settings)
 
     @checked_call(default_settings)
@@ -379,7 +376,7 @@ class Inspector(NamesItsAttributes):
         require_batches(batches, "removable")
         if held_out is not None:
             require_batches(held_out, "removable", "held_out")
-        require_how_many(max_batches, progress)
+        Limits(max_batches=max_batches)
         self._begin()
         request = Request(self._model, None, loss=loss, selection=self._selection)
         observation, units = search(
@@ -587,71 +584,26 @@ class Inspector(NamesItsAttributes):
         request = replace(request, collectors=collectors)
         company, run, again = self._company(), self._engine.run, observed
         if company is not None:
-            from pytest_modelhealth.ranks.joint import observed_together
-
-            again = partial(observed_together, company)
-            run = partial(again, run=run)
+            again, run = company.observed, partial(company.observed, run=run)
         with hinted(request):
             seen = run(request)
         if self._calibrate:
             self._calibration.add(request, seen, again)
         return seen
 
-    def _settled(self, observation: Observation, *, over_batches: bool = False) -> Observation:
-        """Return the same where this process is alone, else what all ranks end with."""
-        if observation.ranks is None or (company := self._company()) is None:
-            return observation
-        from pytest_modelhealth.ranks.joint import settled
-
-        return settled(company, observation, over_batches)
-
-    def _company(self) -> RankGroup | None:
-        """Return the ranks that inspect together; ``None`` where this process does so alone.
-
-        Raises:
-            InspectionError: all ranks are to, and there is no process group.
-        """
-        if self._ranks is False:
+    def _company(self) -> Joint | None:
+        """Return the ranks that inspect together; ``None`` where this process does so alone."""
+        if not may_have_company(self._model, self._ranks):
             return None
-        if not has_process_group():
-            if self._ranks:
-                raise InspectionError(
-                    "ranks=True inspects on all ranks of a process group, and there is none: call "
-                    "torch.distributed.init_process_group first, or leave ranks out"
-                )
-            self._require_group()
-            return None
-        if not isinstance(self._model, nn.Module):
-            return None
-        from pytest_modelhealth.ranks.joint import group_of
+        from pytest_modelhealth.ranks.joint import joined
 
-        return group_of(self._model, bool(self._ranks), self._settings["rank_timeout"].value)
-
-    def _require_group(self) -> None:
-        """Do nothing if the model is no replica, which needs a process group."""
-        wrapper = nn.parallel.DistributedDataParallel
-        held = vars(self._model).get("_modules", {}) if isinstance(self._model, nn.Module) else {}
-        if any(isinstance(module, wrapper) for module in (self._model, *held.values())):
-            raise InspectionError(
-                "the model is wrapped by DistributedDataParallel, and its process group was "
-                "destroyed: inspect it before destroy_process_group(), or inspect model.module"
-            )
+        return joined(self._model, bool(self._ranks), self._settings["rank_timeout"].value)
 
     def _reported(self, observation: Observation, settings: Settings) -> HealthReport:
         noise = self._calibration.noise(observation)
         report = HealthReport(observation, settings, judge, noise, renderer=renderer)
         self._note_report(report)
         return report
-
-
-def _require_switches(on_report: object, calibrate: object, ranks: object) -> None:
-    if not (on_report is None or callable(on_report)):
-        raise InspectionError(
-            f"on_report must be a function that takes the report, or None, not {on_report!r}"
-        )
-    for name, switch in (("calibrate", calibrate), ("ranks", ranks)):
-        if not isinstance(switch, bool | None):
-            raise InspectionError(f"{name} must be True, False or None, not {switch!r}")
 
 
 def _roles(what: object) -> frozenset[str]:

@@ -65,7 +65,6 @@ def report() -> HealthReport:
         (lambda: Inspector(model().state_dict()), "must be a torch.nn.Module"),
         (lambda: inspector(compiled="yes"), "neither 'eager' nor 'observe'"),
         (lambda: inspector(on_report=3), "on_report must be a function that takes the report"),
-        (lambda: inspector(calibrate="no"), "calibrate must be True, False or None, not 'no'"),
         (lambda: Inspector(BATCH), r"goes into the next call: inspector\(model\)\.run_inspection"),
         (lambda: Inspector(iter([BATCH])), "A batch goes into the next call"),
         (lambda: Inspector(model(), BATCH), "takes the model alone; the batch goes into the next"),
@@ -191,7 +190,6 @@ def test_a_wrong_loss_is_refused(arguments: dict[str, Any], message: str) -> Non
         ([BATCH], {"max_batches": 0}, "there was no batch"),
         ([BATCH], {"max_batches": -1}, "a whole number"),
         ([BATCH], {"max_batches": "2"}, "a whole number"),
-        ([BATCH], {"progress": "no"}, "progress must be True, False or None"),
         (
             [BATCH],
             {"loss": F.mse_loss},
@@ -263,6 +261,30 @@ def test_a_wrong_call_names_the_right_one(
     """What has no place in one call may have it in another."""
     with pytest.raises(InspectionError, match=message):
         call(inspector())
+
+
+@pytest.mark.parametrize(
+    ("call", "switch", "expected"),
+    [
+        (Inspector, "calibrate", "True, False or None"),
+        (Inspector, "ranks", "True, False or None"),
+        (Inspector.run_inspection, "causal", "True, False or None"),
+        (Inspector.run_inspection, "costs", "True or False"),
+        (Inspector.run_batches, "training", "True, False or None"),
+        (Inspector.run_batches, "progress", "True, False or None"),
+        (Inspector.removable, "progress", "True, False or None"),
+        (Inspector.monitor, "histograms", "True or False"),
+        (Inspector.run_step, "resume", "True or False"),
+    ],
+)
+@pytest.mark.parametrize("wrong", [1, "no"])
+def test_a_switch_is_no_number_and_no_text(
+    call: Any, switch: str, expected: str, wrong: object
+) -> None:
+    """It is refused before anything runs."""
+    first = [model()] if call is Inspector else [inspector(), [BATCH]]
+    with pytest.raises(InspectionError, match=f"^{switch} must be {expected}, not {wrong!r}$"):
+        call(*first, **{switch: wrong})
 
 
 def step_with(target: Any, loss: Any) -> None:

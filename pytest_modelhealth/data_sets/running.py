@@ -66,18 +66,6 @@ def require_batches(batches: object, method: str, name: str = "batches") -> None
         )
 
 
-def require_how_many(max_batches: object, progress: object) -> None:
-    """Do nothing if these say how many batches to take, and whether to show how far a run is.
-
-    Raises:
-        InspectionError: one is of a wrong type.
-    """
-    if not (max_batches is None or (type(max_batches) is int and max_batches >= 0)):
-        raise InspectionError(f"max_batches must be a whole number from 0 on, not {max_batches!r}")
-    if not isinstance(progress, bool | None):
-        raise InspectionError(f"progress must be True, False or None, not {progress!r}")
-
-
 def pair(batch: Any, name: str, why: str) -> tuple[Any, Any]:
     """Return inputs and target of a batch; `why` says what needs the target.
 
@@ -193,20 +181,19 @@ class Limits:
         InspectionError: one is of a wrong type.
     """
 
-    training: bool | None
-    max_batches: int | None
-    max_seconds: float | None
-    progress: bool | None
+    training: bool | None = None
+    max_batches: int | None = None
+    max_seconds: float | None = None
+    progress: bool | None = None
 
     def __post_init__(self) -> None:
-        require_how_many(self.max_batches, self.progress)
-        seconds = self.max_seconds
+        most, seconds = self.max_batches, self.max_seconds
+        if not (most is None or (type(most) is int and most >= 0)):
+            raise InspectionError(f"max_batches must be a whole number from 0 on, not {most!r}")
         if not (seconds is None or (type(seconds) in (int, float) and 0 <= seconds < math.inf)):
             raise InspectionError(
                 f"max_seconds must be a number of seconds from 0 on, or None, not {seconds!r}"
             )
-        if not isinstance(self.training, bool | None):
-            raise InspectionError(f"training must be True, False or None, not {self.training!r}")
 
 
 def run_over(

@@ -104,7 +104,7 @@ class InspectorFixture(NamesItsAttributes):
         made._on_run = partial(self._never_run.pop, key, None)
         return made
 
-    @checked_call()
+    @checked_call(switches=False)
     def compare(
         self,
         reference: Any,

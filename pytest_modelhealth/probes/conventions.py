@@ -34,7 +34,7 @@ class Conventions(NamedTuple):
     trained: frozenset[str] | None = None
 
     @classmethod
-    def of(cls, batch_dim: Any, time_dim: Any, causal: Any, padding: Any) -> Conventions:
+    def of(cls, batch_dim: Any, time_dim: Any, causal: bool | None, padding: Any) -> Conventions:
         """Return what was said, once it is sound.
 
         Raises:
@@ -50,8 +50,6 @@ class Conventions(NamedTuple):
             raise InspectionError(
                 f"time_dim must be the number of a dimension, such as 2 or -1, not {time_dim!r}"
             )
-        if not (causal is None or isinstance(causal, bool)):
-            raise InspectionError(f"causal must be True, False or None, not {causal!r}")
         shape, dtype = getattr(padding, "shape", None), getattr(padding, "dtype", None)
         if padding is not None and (str(dtype) != "torch.bool" or len(shape or ()) != 2):
             given = repr(padding) if shape is None else f"{dtype} of shape {tuple(shape)}"

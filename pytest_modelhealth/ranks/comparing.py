@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from torch import nn
 
 from pytest_modelhealth.ranks.evidence import BY_HAND, BYPASSED, LEFT_OUT, Evidence, Key, Name, Seen
-from pytest_modelhealth.ranks.replicas import drops_in_forward, is_rate, told_as_parts, unequal
-from pytest_modelhealth.report import LayerRecord, LossCall, Observation
+from pytest_modelhealth.ranks.replicas import drops, told_as_parts, unequal
+from pytest_modelhealth.report import LossCall, Observation
 from pytest_modelhealth.report.ranks import Disagreement, named_ranks
 
 _TOLERANCE = 1e-3
@@ -38,13 +39,24 @@ class Gathered:
         places = {name: place for place, name in enumerate(self.joint.layers)}
         return tuple(sorted(dict.fromkeys(names), key=lambda name: places.get(name, len(places))))
 
-    def same_of_others(self, numbers: Mapping[int, int]) -> list[tuple[int, ...]]:
-        """Return the ranks that have the same number, 0 for none, and see other samples."""
-        return sorted(
+    def same(
+        self, numbers: Mapping[int, int], say: Callable[[list[str]], str]
+    ) -> Iterator[Disagreement]:
+        """Yield that ranks which see other samples have the same number, 0 for none.
+
+        Args:
+            numbers: by rank.
+            say: returns what is wrong, of the ranks with one number and those with another.
+        """
+        same = sorted(
             ranks
             for ranks in _alike({rank: number for rank, number in numbers.items() if number})
             if len({self.seen[rank].place.tensor for rank in ranks}) > 1
         )
+        ranks = tuple(sorted(chain(*same)))
+        if ranks:
+            text = say([named_ranks(some) for some in same])
+            yield Disagreement(ranks=ranks, message=text, value=float(len(ranks)))
 
 
 def disagreements(
@@ -59,17 +71,13 @@ def disagreements(
     """
     of = Gathered({one.rank: one for one in seen}, evidence, joint)
     found = []
-    for check, role, compare in COMPARED:
+    for check, usual, compare in COMPARED:
         for one in compare(of):
-            others = tuple(rank for rank in of.seen if rank not in one.ranks)
+            ranks = one.ranks or tuple(of.seen)
+            others = one.others or tuple(rank for rank in of.seen if rank not in ranks)
+            layer, role = one.layer or next(iter(one.layers), ""), one.role or usual
             found.append(
-                replace(
-                    one,
-                    kind=check,
-                    layer=one.layer or next(iter(one.layers), ""),
-                    role=one.role or role,
-                    others=one.others or others,
-                )
+                replace(one, kind=check, layer=layer, role=role, ranks=ranks, others=others)
             )
     return told_as_parts(evidence.group.place, of.seen, joint, found)
 
@@ -145,14 +153,10 @@ def _weights(of: Gathered) -> Iterator[Disagreement]:
 
 def _batches(of: Gathered) -> Iterator[Disagreement]:
     """The same batch on ranks that share the batch out."""
-    same = of.same_of_others({rank: one.batch for rank, one in of.seen.items()})
-    if same:
-        ranks = tuple(sorted(rank for some in same for rank in some))
-        yield Disagreement(
-            ranks=ranks,
-            message="; ".join(f"{named_ranks(some)} got the same batch" for some in same),
-            value=float(len(ranks)),
-        )
+    return of.same(
+        {rank: one.batch for rank, one in of.seen.items()},
+        lambda each: "; ".join(f"{ranks} got the same batch" for ranks in each),
+    )
 
 
 def _averaging(of: Gathered) -> Iterator[Disagreement]:
@@ -161,7 +165,6 @@ def _averaging(of: Gathered) -> Iterator[Disagreement]:
     What `fully_shard` leaves out may be meant so, and a loop may average by hand where the wrappers
     that there are get no gradient: that only warns.
     """
-    ranks = tuple(of.seen)
     by_reason: dict[str, list[Name]] = {}
     for name, why in {k: v for s in of.seen.values() for k, v in s.unaveraged.items()}.items():
         by_reason.setdefault(why, []).append(name)
@@ -176,17 +179,16 @@ def _averaging(of: Gathered) -> Iterator[Disagreement]:
         )
         text = (
             f"the gradients of {_listed(first, len(parameters))} are not averaged over "
-            f"{named_ranks(ranks)}: {reason}"
+            f"{named_ranks(of.seen)}: {reason}"
         )
         if why == BYPASSED:
             text = (
-                f"{first[0]!r} is wrapped in DDP and called past its wrapper: {named_ranks(ranks)} "
-                "train it each on gradients of its own batch"
+                f"{first[0]!r} is wrapped in DDP and called past its wrapper: "
+                f"{named_ranks(of.seen)} train it each on gradients of its own batch"
             )
         yield Disagreement(
             layer=first[0],
             tensor=first[1],
-            ranks=ranks,
             message=text,
             value=float(len(parameters)),
             layers=layers,
@@ -231,7 +233,6 @@ def _unused(of: Gathered) -> Iterator[Disagreement]:
     yield Disagreement(
         layer=first[0],
         tensor=first[1],
-        ranks=tuple(of.seen),
         message=f"{_listed(first, len(unused))} {'get' if len(unused) > 1 else 'gets'} no gradient "
         f"on {named_ranks(of.seen)}, and DDP waits for one: its next forward raises",
         value=float(len(unused)),
@@ -299,7 +300,13 @@ def _count(call: LossCall) -> int:
 
 def _norms(of: Gathered) -> Iterator[Disagreement]:
     """Batch norms of torch's in training that see few samples each: nothing synchronises them."""
-    alone = [layer.name for layer in of.own.wrapped.modules if _is_alone(layer.module)]
+    norms, synced = nn.modules.batchnorm._BatchNorm, nn.SyncBatchNorm
+    named = ((each.name, each.module) for each in of.own.wrapped.modules)
+    alone = [
+        name
+        for name, module in named
+        if isinstance(module, norms) and not isinstance(module, synced) and module.training
+    ]
     samples = {}
     layers: list[str] = []
     for rank, one in of.seen.items():
@@ -320,38 +327,25 @@ def _norms(of: Gathered) -> Iterator[Disagreement]:
         )
 
 
-def _is_alone(module: nn.Module) -> bool:
-    is_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
-    return is_norm and not isinstance(module, nn.SyncBatchNorm) and module.training
-
-
 def _randomness(of: Gathered) -> Iterator[Disagreement]:
     """Dropouts that drop the same units on ranks with other samples."""
     dropping = {
-        rank: [r.name for r in one.observation.layers.values() if _drops(r)]
+        rank: [
+            layer.name
+            for layer in one.observation.layers.values()
+            if drops(layer, "dropout_") or ("dropout" in layer.type_name.lower() and drops(layer))
+        ]
         for rank, one in of.seen.items()
     }
-    states = {rank: one.random for rank, one in of.seen.items() if dropping[rank]}
-    same = of.same_of_others(states)
-    if same:
-        ranks = tuple(sorted(rank for some in same for rank in some))
-        layers = of.in_order(name for rank in ranks for name in dropping[rank])
-        each = " and so do ".join(named_ranks(some) for some in same)
-        yield Disagreement(
-            ranks=ranks,
-            message=f"{each} start from the same random numbers: the same units are dropped on "
-            "each",
-            value=float(len(ranks)),
-            layers=layers,
-        )
-
-
-def _drops(record: LayerRecord) -> bool:
-    """Whether a layer is a dropout at work, or its own forward calls one."""
-    options = record.options
-    is_at_work = record.entered is not None and options.get("training", True) is True
-    is_dropout = "dropout" in record.type_name.lower() and is_rate(options.get("p"))
-    return drops_in_forward(record) or (is_at_work and is_dropout)
+    for one in of.same(
+        {rank: one.random for rank, one in of.seen.items() if dropping[rank]},
+        lambda each: (
+            f"{' and so do '.join(each)} start from the same random numbers: the same "
+            "units are dropped on each"
+        ),
+    ):
+        layers = of.in_order(name for rank in one.ranks for name in dropping[rank])
+        yield replace(one, layers=layers)
 
 
 def _replicas(of: Gathered) -> Iterator[Disagreement]:

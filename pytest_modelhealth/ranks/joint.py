@@ -1,13 +1,12 @@
-"""`group_of`, `observed_together`: an inspection that several ranks make together."""
+"""`Joint`: an inspection that several ranks make together."""
 
 from __future__ import annotations
 
 import math
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ _groups: dict[Place, RankGroup] = {}
 _made: dict[tuple[int, ...], int] = {}
 
 
-def group_of(model: nn.Module, everyone: bool, seconds: float) -> RankGroup | None:
+def joined(model: nn.Module, everyone: bool, seconds: float) -> Joint | None:
     """Return the ranks that inspect this model together; ``None`` where this one is alone.
 
     Ranks that inspect together again have one group, with its process groups.
@@ -54,100 +53,103 @@ def group_of(model: nn.Module, everyone: bool, seconds: float) -> RankGroup | No
     end = os.environ.get(END_OF_TEST)
     left = math.inf if end is None else max(1.0, 0.8 * (float(end) - time.time()))
     group.barrier.seconds = min(seconds, left)  # and say who is missing, before the test is ended
-    return group
+    return Joint(group)
 
 
-def observed_together(group: RankGroup, request: Request, run: Run = observed) -> Observation:
-    """Return what all ranks saw of a step that each runs on its own batch.
+@dataclass(frozen=True)
+class Joint:
+    """The inspections that the ranks of a group make together."""
 
-    Args:
-        group: the ranks.
-        request: what is asked of this one.
-        run: runs it on this rank.
+    group: RankGroup
 
-    Raises:
-        InspectionError: another rank failed, did not come, or inspects something else.
-        Exception: whatever this rank's model or loss raises, untouched.
-    """
-    refuse_unknown_ways(find_wrappers(State(request.model).modules))
-    group.barrier.wait("the run", _structure(request))
-    group.open()
-    with group.telling("its run", request.model), limited(group.barrier.seconds):
-        evidence = Evidence(group, request)
+    def observed(self, request: Request, run: Run = observed) -> Observation:
+        """Return what all ranks saw of a step that each runs on its own batch.
+
+        Args:
+            request: what is asked of this one.
+            run: runs it on this rank.
+
+        Raises:
+            InspectionError: another rank failed, did not come, or inspects something else.
+            Exception: whatever this rank's model or loss raises, untouched.
+        """
+        group = self.group
+        refuse_unknown_ways(find_wrappers(State(request.model).modules))
+        group.barrier.wait("the run", _structure(request))
+        group.open()
+        with group.telling("its run", request.model), limited(group.barrier.seconds):
+            evidence = Evidence(group, request)
+            try:
+                own = run(replace(request, averager=group.averaged))
+            finally:
+                evidence.close()
+        group.barrier.wait("the reports are put together")
+        with group.telling("putting the reports together"):
+            seen = group.gather(evidence.seen(own))
+            joint = assembled(group, seen)
+            found = disagreements(evidence, seen, joint)
+        assert joint.ranks is not None
+        return replace(joint, ranks=replace(joint.ranks, disagreements=found))
+
+    def over_batches(self, run: Callable[[Callable[[bool], bool]], Observation]) -> Observation:
+        """Return what all ranks saw of batches; if one fails between its own, all are told.
+
+        Args:
+            run: runs them, told how to ask after each, on all ranks, whether time is up on some.
+        """
+        group = self.group
+        group.kept = {}
+
+        def time_is_up(here: bool) -> bool:
+            group.barrier.wait("its next batch")
+            with group.telling("ending its batches"):
+                return any(group.gather(here))
+
         try:
-            own = run(replace(request, averager=group.averaged))
+            with group.telling("its batches"):
+                return self.settled(run(time_is_up), over_batches=True)
         finally:
-            evidence.close()
-    group.barrier.wait("the reports are put together")
-    with group.telling("putting the reports together"):
-        seen = group.gather(evidence.seen(own))
-        joint = assembled(group, seen)
-        found = disagreements(evidence, seen, joint)
-    assert joint.ranks is not None
-    return replace(joint, ranks=replace(joint.ranks, disagreements=found))
+            group.kept = None
 
+    def settled(self, own: Observation, over_batches: bool = False) -> Observation:
+        """Return what all ranks end with: what each measured by itself is that of the first rank.
 
-@contextmanager
-def together(group: RankGroup) -> Iterator[None]:
-    """Let all ranks know if one fails between its batches."""
-    group.kept = {}
-    try:
-        with group.telling("its batches"):
-            yield
-    finally:
-        group.kept = None
+        Ranks that have nothing more to tell each other do not meet.
 
+        Args:
+            own: what this one ends with.
+            over_batches: whether it is of batches, of which ranks may have had other numbers.
 
-def time_is_up(group: RankGroup, here: bool) -> bool:
-    """Return whether time is up on some rank, after a batch that all have run: all end there.
-
-    Raises:
-        InspectionError: a rank failed, or did not come from this batch.
-    """
-    group.barrier.wait("its next batch")
-    with group.telling("ending its batches"):
-        return any(group.gather(here))
-
-
-def settled(group: RankGroup, own: Observation, over_batches: bool) -> Observation:
-    """Return what all ranks end with: what each measured by itself is that of the first rank.
-
-    Ranks that have nothing more to tell each other do not meet.
-
-    Args:
-        group: the ranks.
-        own: what this one ends with.
-        over_batches: whether it is of batches, of which ranks may have had other numbers.
-
-    Raises:
-        InspectionError: another rank is not at its end.
-    """
-    if (own.probes, own.costs, own.stepped) == (Probed(), None, None) and not over_batches:
-        return own
-    batches = f"{own.batches} batch" + ("" if own.batches == 1 else "es")
-    group.barrier.wait(f"the end of its inspection, after {batches}")
-    with group.telling("ending its inspection"):
-        mine = replace(
+        Raises:
+            InspectionError: another rank is not at its end.
+        """
+        if (own.probes, own.costs, own.stepped) == (Probed(), None, None) and not over_batches:
+            return own
+        group = self.group
+        batches = f"{own.batches} batch" + ("" if own.batches == 1 else "es")
+        group.barrier.wait(f"the end of its inspection, after {batches}")
+        with group.telling("ending its inspection"):
+            mine = replace(
+                own,
+                layers={n: replace(r, **_extremes(group, r)) for n, r in own.layers.items()},
+                odd_samples={
+                    kind: (who, replace(place, rank=group.rank))
+                    for kind, (who, place) in own.odd_samples.items()
+                },
+                flow=None,
+            )
+            joint = merged(group.gather(mine), over="ranks")
+        return replace(
             own,
-            layers={n: replace(r, **_extremes(group, r)) for n, r in own.layers.items()},
-            odd_samples={
-                kind: (who, replace(place, rank=group.rank))
-                for kind, (who, place) in own.odd_samples.items()
+            layers={
+                n: replace(r, largest=joint.layers[n].largest, nonfinite=joint.layers[n].nonfinite)
+                for n, r in own.layers.items()
             },
-            flow=None,
+            odd_samples=joint.odd_samples,
+            probes=joint.probes,
+            costs=joint.costs,
+            stepped=joint.stepped,
         )
-        joint = merged(group.gather(mine), over="ranks")
-    return replace(
-        own,
-        layers={
-            n: replace(r, largest=joint.layers[n].largest, nonfinite=joint.layers[n].nonfinite)
-            for n, r in own.layers.items()
-        },
-        odd_samples=joint.odd_samples,
-        probes=joint.probes,
-        costs=joint.costs,
-        stepped=joint.stepped,
-    )
 
 
 def _extremes(group: RankGroup, record: LayerRecord) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from pytest_modelhealth.ranks.evidence import Seen, combined, of_statistics
 from pytest_modelhealth.ranks.layout import NO_ENGINE, Place
@@ -15,11 +16,16 @@ from pytest_modelhealth.report.flow.inferred import with_flow
 from pytest_modelhealth.report.ranks import Disagreement, named_ranks
 from pytest_modelhealth.settings.setting import is_inside
 
-_Equal = Mapping[str, tuple[bool, bool, bool]]
-"""By layer, whether all ranks give it, hold in it and get from it the same."""
+
+class _Same(NamedTuple):
+    """Whether all ranks give a layer, hold in it and get from it the same."""
+
+    inputs: bool
+    weights: bool
+    outputs: bool
 
 
-def _equal(group: Iterable[Seen]) -> _Equal:
+def _equal(group: Iterable[Seen]) -> dict[str, _Same]:
     """Compare what ranks saw of the layers that all of them called."""
     each = [
         {
@@ -33,60 +39,59 @@ def _equal(group: Iterable[Seen]) -> _Equal:
         }
         for one in group
     ]
-    first, *others = each
     return {
-        name: (
-            all(other[name][0] == numbers[0] for other in others),
-            all(other[name][1] == numbers[1] for other in others),
-            all(other[name][2] == numbers[2] for other in others),
-        )
-        for name, numbers in first.items()
-        if all(name in other for other in others)
+        name: _Same(*(len({*role}) == 1 for role in zip(*(one[name] for one in each), strict=True)))
+        for name in each[0]
+        if all(name in one for one in each)
     }
+
+
+def _whole(equal: Mapping[str, _Same]) -> list[str]:
+    """Return the layers that hold the same on all ranks, with all inside them."""
+    cut = [name for name, same in equal.items() if not same.weights]
+    return [name for name in equal if not any(c == name or is_inside(c, name) for c in cut)]
 
 
 def unequal(group: Sequence[Seen]) -> str | None:
     """Return the first layer without shards that gets the same on all ranks and returns other."""
     one, equal = group[0], _equal(group)
-    cut = {name for name, (_, holds, _) in equal.items() if not holds}
     wrong = []
-    for name, (gets, _, returns) in equal.items():
+    for name in _whole(equal):
         record = one.observation.layers[name]
         assert record.inputs is not None
         assert record.activations is not None
         is_piece = record.activations.count * len(group) == record.inputs.count
-        is_whole = not any(layer == name or is_inside(layer, name) for layer in cut)
-        if gets and not returns and is_whole and not is_piece:
+        if equal[name].inputs and not equal[name].outputs and not is_piece:
             wrong.append(name)
     innermost = (n for n in wrong if not any(is_inside(other, n) for other in wrong))
     found = next(innermost, None)
     return found if found is not None else _forward_that_drops(one.observation, equal)
 
 
-def _forward_that_drops(own: Observation, equal: _Equal) -> str | None:
+def _forward_that_drops(own: Observation, equal: Mapping[str, _Same]) -> str | None:
     """Return the layer whose own forward drops, where that parts what another is given."""
-    dropping = [r.name for r in own.layers.values() if drops_in_forward(r)]
+    dropping = [r.name for r in own.layers.values() if drops(r, "dropout_")]
     flow = with_flow(own).flow if dropping else None
-    for name, (gets, _, _) in equal.items() if flow is not None else ():
-        if flow is None or gets or name not in flow:
+    for name, same in equal.items():
+        if flow is None or same.inputs or name not in flow:
             continue
         sources = [source for source in flow.producers(name) if source in own.layers]
         around = [layer for layer in dropping if is_inside(name, layer)]
-        if sources and around and all(s in equal and equal[s][2] for s in sources):
+        if sources and around and all(s in equal and equal[s].outputs for s in sources):
             return max(around, key=len)
     return None
 
 
-def drops_in_forward(record: LayerRecord) -> bool:
-    """Whether the own forward of a layer calls a dropout, or attention with one, at work."""
-    options = record.options
-    is_at_work = record.entered is not None and options.get("dropout_training", True) is True
-    return is_at_work and is_rate(options.get("dropout_p"))
+def drops(record: LayerRecord, prefix: str = "") -> bool:
+    """Whether a dropout is at work, and drops some units and keeps others.
 
-
-def is_rate(value: object) -> bool:
-    """Whether a dropout of this rate drops some units and keeps others."""
-    return isinstance(value, float | int) and 0.0 < value < 1.0
+    Its options begin with `prefix`: ``"dropout_"`` where the own forward of a layer calls it, or
+    attention with one.
+    """
+    is_at_work = record.options.get(f"{prefix}training", True) is True
+    rate = record.options.get(f"{prefix}p")
+    is_rate = isinstance(rate, float | int) and 0.0 < rate < 1.0
+    return record.entered is not None and is_at_work and is_rate
 
 
 def told_as_parts(
@@ -103,20 +108,14 @@ def told_as_parts(
     if place.engine != NO_ENGINE or weights is None or batch is None or batch.others:
         return tuple(found)
     equal = _equal(seen.values())
-    layers = [name for name in joint.layers if name in equal]
-    parts = [name for name in layers if not equal[name][1]]
-    replicas = [
-        name
-        for name in layers
-        if joint.layers[name].parameters
-        and not any(other == name or is_inside(other, name) for other in parts)
-    ]
+    layers, whole = [name for name in joint.layers if name in equal], {*_whole(equal)}
+    replicas = [name for name in layers if joint.layers[name].parameters and name in whole]
     if not any(_is_drawn(joint.layers[name]) for name in replicas):
         return tuple(found)
     others = tuple(one for one in found if one not in (weights, batch))
-    if all(equal[name][2] for name in ("", layers[-1]) if name in equal):
+    if all(equal[name].outputs for name in ("", layers[-1]) if name in equal):
         return others
-    first = next((name for name in replicas if not equal[name][0]), "")
+    first = next((name for name in replicas if not equal[name].inputs), "")
     what = f"{first!r}, with the same weights on each, is given" if first else "they return"
     text = f"{named_ranks(seen)} got the same batch, and {what} other values: {weights.message}"
     return (replace(weights, message=text, layer=first or weights.layer), *others)

@@ -342,9 +342,3 @@ def test_nothing_is_imported_without_a_process_group() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
-
-
-def test_refuses_a_wrong_switch() -> None:
-    """A number of ranks is no switch."""
-    with pytest.raises(InspectionError, match="ranks must be True, False or None, not 2"):
-        Inspector(net(), ranks=2)  # type: ignore[arg-type]

@@ -273,7 +273,6 @@ def test_a_compiled_model():
         ([vectors()[0], vectors()[0][:0]], {}, "there is one batch only"),
         (vectors(), {"held_out": [vectors()[0][:0]]}, "held_out has no batch with samples"),
         (vectors(), {"max_batches": "3"}, "max_batches must be a whole number from 0 on, not '3'"),
-        (vectors(), {"progress": 1}, "progress must be True, False or None, not 1"),
         ({"x": 1}, {}, "batches must be batches to iterate over.*a mapping of 'x'"),
         (["one", "two"], {}, "batch 0 is a str without any tensor"),
         (vectors(), {"loss": F.mse_loss}, "batch 0 is a Tensor, not a pair"),

@@ -258,5 +258,3 @@ def test_a_summary_is_no_report() -> None:
     assert made == []
     with pytest.raises(InspectionError, match="nothing was inspected yet"):
         _ = inspector.report
-    with pytest.raises(InspectionError, match="costs must be True or False"):
-        inspector.run_inspection(torch.randn(4, 2), costs="yes")

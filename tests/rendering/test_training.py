@@ -264,5 +264,3 @@ def test_what_cannot_be_drawn_is_refused() -> None:
         History(4).summary()
     with pytest.raises(InspectionError, match="did you mean 'gradients'"):
         histories.with_histograms().histograms("fc1", "gradient")
-    with pytest.raises(InspectionError, match="histograms must be True or False"):
-        Inspector(nn.Linear(2, 2)).monitor(histograms=3)

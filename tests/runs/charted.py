@@ -8,6 +8,8 @@ from typing import Any
 
 import networkx as nx
 
+from tests.runs.difference import made
+
 HOSTILE = (
     "<img src=x onerror=window.hacked=1>",
     "</script><script>window.hacked=1</script>",
@@ -23,25 +25,20 @@ HOSTILE = (
 def tensor(role: str, norm: float | None = 1.0, **more: Any) -> dict[str, Any]:
     """A tensor of a hundred numbers with this L2 norm."""
     size = abs(norm or 0.0)
-    return {
-        "role": role, "name": "", "shape": [100], "dtype": "float32", "count": 100, "nan": 0,
-        "inf": 0, "zeros": 0, "dead": None, "mean": 0.0, "std": size / 10, "min": -size / 3,
-        "max": size / 2, "norm": norm, "bins": None, **more,
-    }  # fmt: skip
+    own = {"std": size / 10, "min": -size / 3, "max": size / 2, "norm": norm, "bins": None}
+    rest = {"shape": [100], "count": 100, "dead": None, "mean": 0.0}
+    return made.tensor(role, **{**rest, **own, **more})
 
 
 def layer(name: str, *tensors: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """A layer with these tensors."""
-    return {
-        "name": name, "label": name or "Net", "type": "Linear", "status": "observed",
-        "parameter_bytes": 0, "activation_bytes": None, "saved_bytes": None,
-        "tensors": list(tensors), **more,
-    }  # fmt: skip
+    """A layer with these tensors, of which no size was measured."""
+    sizes = {"parameter_bytes": 0, "activation_bytes": None, "saved_bytes": None}
+    return made.layer(name, tensors=list(tensors), **{"label": name or "Net", **sizes, **more})
 
 
 def violation(name: str, check: str = "grad_norm") -> dict[str, Any]:
     """A finding about a layer."""
-    return {"check": check, "layer": name, "label": name or "Net", "message": f"{check} broke"}
+    return made.finding(check, name, label=name or "Net", message=f"{check} broke")
 
 
 def chain(norms: Sequence[float]) -> list[dict[str, Any]]:
@@ -132,33 +129,17 @@ def experts(count: int) -> list[Edge]:
     return edges
 
 
-def compared(role: str, error: float | None, noise: float, diverged: bool) -> dict[str, Any]:
-    """A tensor of a comparison."""
-    return {
-        "role": role, "name": "", "error": error, "noise": noise, "limit": 8.0,
-        "ratio": None if error is None else error / noise, "diverged": diverged, "problem": "",
-    }  # fmt: skip
-
-
 def comparison(count: int, at: int) -> dict[str, Any]:
     """Two models of so many layers that differ from one on."""
     layers = [
-        {
-            "reference": f"l.{i}", "candidate": f"l.{i}", "label": f"l.{i}", "diverged": i >= at,
-            "tensors": [
-                compared("activations", 1e-2 if i >= at else 3e-7, 1e-7, i >= at),
-                compared("gradients", 2e-2 if i >= at else 4e-7, 2e-7, i >= at),
-            ],
-        }
+        made.aligned(
+            f"l.{i}",
+            made.compared("activations", 1e-2 if i >= at else 3e-7, 1e-7, i >= at),
+            made.compared("gradients", 2e-2 if i >= at else 4e-7, 2e-7, i >= at),
+        )
         for i in range(count)
-    ]  # fmt: skip
-    divergence = {
-        "layer": f"l.{at}",
-        "candidate": f"l.{at}",
-        "label": f"l.{at}",
-        "story": "differs",
-    }
-    return {"layers": layers, "divergence": divergence if at < count else None}
+    ]
+    return made.comparison(*layers, culprit=f"l.{at}" if at < count else "")
 
 
 def drifting(name: str, **statistics: Any) -> dict[str, Any]:
@@ -183,35 +164,15 @@ def hostile() -> dict[str, list[Any]]:
     ]
     edges = [(a, b, False, "<b>x</b> __proto__") for a, b in itertools.pairwise(HOSTILE)]
     found = [violation(HOSTILE[0], "<i>check</i>")]
-    divergence = dict.fromkeys(("layer", "candidate", "label", "story"), HOSTILE[0])
     trained = {name: {"<b>": [1.0, 2.0]} for name in HOSTILE}
-    rows = [
-        {
-            "reference": name,
-            "candidate": name,
-            "label": name,
-            "diverged": True,
-            "tensors": [compared("activations", 1.0, 1e-3, True)],
-        }
-        for name in HOSTILE
-    ]
-    drifts = [
-        {
-            "layer": name,
-            "label": name,
-            "role": "activations",
-            "tensor": name,
-            "statistic": name,
-            "before": name,
-            "now": name,
-        }
-        for name in HOSTILE
-    ]
+    different = made.compared("activations", 1.0, 1e-3, True)
+    rows = [made.aligned(name, different) for name in HOSTILE]
+    drifts = [made.drifted(name, name, name, name) for name in HOSTILE]
     return {
         "histogram": [tensor(HOSTILE[0], name=HOSTILE[1], zeros=1)],
         "depth": [layers, found],
         "flow": [flow_of(edges, HOSTILE), found],
-        "errors": [{"layers": rows, "divergence": divergence}],
+        "errors": [made.comparison(*rows, culprit=HOSTILE[0])],
         "drift": [{"drifts": drifts, "before": [], "now": []}],
         "course": [{"steps": [0, 1], "loss": [1.0, 2.0], "layers": trained}],
     }  # fmt: skip

@@ -196,58 +196,15 @@ def comparison(names: list[str], culprit: str, seed: int = 0) -> dict[str, Any]:
     for name in names:
         after = after or name == culprit
         error = (3e-4 if after else 2e-7) * chance.lognormvariate(0, 0.2)
-        tensor = {
-            "role": "activations",
-            "name": "",
-            "error": error,
-            "max_abs": error * 3,
-            "max_ulp": int(error / 6e-8) + 1,
-            "cosine": 1.0,
-            "noise": 2.2e-7,
-            "ratio": error / 2.2e-7,
-            "limit": 16.0,
-            "source": "measured",
-            "diverged": after,
-            "problem": "",
-            "reference": 0.83111,
-            "found": 0.83111 + error,
-            "at": [0, 3, 17],
-        }
-        layers.append(
-            {
-                "reference": name,
-                "candidate": name,
-                "label": name or "Encoder",
-                "type": _type(name),
-                "change": "matched",
-                "diverged": after,
-                "changed_parameters": [],
-                "tensors": [tensor],
-            }
-        )
-    story = f"not equivalent: {culprit} is the first layer whose outputs differ\n\n  error 3e-4\n"
-    return {
-        "kind": "comparison",
-        "verdict": "different",
-        "headline": f"different: {culprit} is the first layer whose outputs differ",
-        "text": story,
-        "place": "tests/test_models.py:31",
-        "model": "Encoder",
-        "candidate": "FastEncoder",
-        "divergence": {
-            "layer": culprit,
-            "candidate": culprit,
-            "label": culprit,
-            "kind": "computation",
-            "story": f"{culprit} computes something else from the same inputs",
-            "cause": "",
-            "affected": [],
-        },
-        "losses": [1.386, 1.3862],
-        "basis": "16 times the noise of rounding",
-        "notes": [],
-        "layers": layers,
-    }
+        tensor = made.compared("activations", error, 2.2e-7, after, limit=16.0)
+        layers.append(made.aligned(name, tensor, label=name or "Encoder", type=_type(name)))
+    return made.comparison(
+        *layers,
+        culprit=culprit,
+        place="tests/test_models.py:31",
+        model="Encoder",
+        candidate="FastEncoder",
+    )
 
 
 def drift(names: list[str], culprit: str) -> dict[str, Any]:
@@ -280,17 +237,6 @@ def drift(names: list[str], culprit: str) -> dict[str, Any]:
             for name in names
         ]
 
-    moved = {
-        "layer": culprit,
-        "label": culprit,
-        "role": "activations",
-        "statistic": "mean",
-        "before": "0.1",
-        "now": "0.25",
-        "distance": 125000.0,
-        "allowed": 32.0,
-        "moved": "0.15 of its scale",
-    }
     return {
         "kind": "drift",
         "verdict": "drifted",
@@ -301,7 +247,7 @@ def drift(names: list[str], culprit: str) -> dict[str, Any]:
         "snapshot": "tests/__snapshots__/test_models/test_no_drift.health",
         "tensors": len(names),
         "story": f"{culprit} computes something else",
-        "drifts": [moved],
+        "drifts": [made.drifted(culprit, "mean", "0.1", "0.25")],
         "changes": [],
         "before": side(0.1),
         "now": side(0.25),

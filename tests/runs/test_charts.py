@@ -28,7 +28,6 @@ from tests.runs.charted import (
     TOWERS,
     Edge,
     chain,
-    compared,
     comparison,
     drifting,
     experts,
@@ -42,6 +41,7 @@ from tests.runs.charted import (
     violation,
     way_through,
 )
+from tests.runs.difference import made
 from tests.runs.made_runs import inspection
 from tests.runs.svg import (
     SVG,
@@ -362,8 +362,7 @@ def test_errors_can_be_read_off_their_axes() -> None:
 def test_errors_have_the_outputs_of_the_model() -> None:
     """Outputs stand beside the activations: their row is not empty."""
     data = comparison(2, 9)
-    output = {"reference": "", "candidate": "", "label": "output", "diverged": False}
-    data["layers"].append({**output, "tensors": [compared("outputs", 3e-7, 1e-7, False)]})
+    data["layers"].append(made.aligned("", made.compared("outputs"), label="output"))
     (activations,) = of_class(draw("errors", data), "series", "activations")
     assert len(of_class(activations, "point")) == 3
 
@@ -373,8 +372,8 @@ def test_errors_mark_layers_of_one_side() -> None:
     data = comparison(6, 9)
     data["layers"][1].update(candidate=None, tensors=[])
     data["layers"][2].update(reference=None, label="new", tensors=[])
-    data["layers"][3]["tensors"] = [compared("activations", None, 1e-7, True)]
-    data["layers"][4]["tensors"] = [compared("activations", 0.0, 1e-7, False)]
+    data["layers"][3]["tensors"] = [made.compared(error=None, diverged=True)]
+    data["layers"][4]["tensors"] = [made.compared(error=0.0)]
     svg = draw("errors", data)
     names = [one.text for one in of_class(svg, "name")]
     assert {"l.1 (\N{MINUS SIGN})", "new (+)"} <= set(names)
@@ -386,18 +385,7 @@ def test_drift() -> None:
     """Both sides of a tensor stand on one axis, off which their statistics can be read."""
     before = {"min": -2.0, "max": 2.0, "mean": 0.0, "std": 1.0}
     now = {"min": -4.0, "max": 5.0, "mean": 1.0, "std": 1.5}
-    drifts = [
-        {
-            "layer": "fc",
-            "label": "fc",
-            "role": "activations",
-            "tensor": "",
-            "statistic": s,
-            "before": "1",
-            "now": "2",
-        }
-        for s in ("std", "mean")
-    ]
+    drifts = [made.drifted("fc", s, "1", "2") for s in ("std", "mean")]
     svg = draw(
         "drift",
         {"drifts": drifts, "before": [drifting("fc", **before)], "now": [drifting("fc", **now)]},

@@ -60,7 +60,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "true calls": ({"calls": True}, "calls must be a whole number from 1 on, not True"),
     "one call to learn": ({"overfit": 1}, "overfit must be a whole number from 2 on, not 1"),
     "overfit as a switch": ({"overfit": True}, "overfit must be a whole number"),
-    "resume by number": ({"resume": 1}, "resume must be True or False, not 1"),
     "a target beside a step": ({"target": Y}, "inputs, target and loss are of the usual step"),
     "a loss beside a step": ({"loss": nn.MSELoss()}, "inputs, target and loss are of the usual"),
     "usual, no optimizer": ({"inputs": X, "target": Y, **NOTHING}, "run_step needs the optim"),

@@ -50,6 +50,31 @@ def has_process_group() -> bool:
     return distributed.is_available() and distributed.is_initialized()
 
 
+def may_have_company(model: object, ranks: bool | None) -> bool:
+    """Whether other ranks may inspect a model with this one; `ranks` as in `Inspector`.
+
+    Raises:
+        InspectionError: that needs a process group, and there is none.
+    """
+    if ranks is False:
+        return False
+    is_module = isinstance(model, nn.Module)
+    if has_process_group():
+        return is_module
+    if ranks:
+        raise InspectionError(
+            "ranks=True inspects on all ranks of a process group, and there is none: call "
+            "torch.distributed.init_process_group first, or leave ranks out"
+        )
+    modules = (model, *vars(model).get("_modules", {}).values()) if is_module else ()
+    if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in modules):
+        raise InspectionError(
+            "the model is wrapped by DistributedDataParallel, and its process group was "
+            "destroyed: inspect it before destroy_process_group(), or inspect model.module"
+        )
+    return False
+
+
 @contextmanager
 def in_company(model: nn.Module, state: State | None = None) -> Iterator[Company]:
     """Let a step inside leave no trace on what spreads `model` over ranks.

@@ -90,8 +90,6 @@ class TrainingMonitor(NamesItsAttributes):
         on_violation: Reaction = None,
     ) -> None:
         self.every = _whole(every, "every", 1)
-        if not isinstance(histograms, bool):
-            raise InspectionError(f"histograms must be True or False, not {histograms!r}")
         self.history = History(
             _whole(keep, "keep", 2),
             histograms=histograms,

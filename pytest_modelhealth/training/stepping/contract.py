@@ -68,8 +68,6 @@ class Asked(NamedTuple):
                 raise InspectionError(
                     f"{name} must be a whole number from {least} on, not {value!r}"
                 )
-        if not isinstance(self.resume, bool):
-            raise InspectionError(f"resume must be True or False, not {self.resume!r}")
 
 
 def run_contract(

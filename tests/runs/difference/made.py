@@ -129,6 +129,95 @@ def inspection(*found: dict[str, Any], **other: Any) -> dict[str, Any]:
     }
 
 
+def compared(
+    role: str = "activations",
+    error: float | None = 3e-7,
+    noise: float = 1e-7,
+    diverged: bool = False,
+    **other: Any,
+) -> dict[str, Any]:
+    """Return a tensor of a comparison."""
+    size = error or 0.0
+    return {
+        "role": role,
+        "name": "",
+        "error": error,
+        "max_abs": size * 3,
+        "max_ulp": int(size / 6e-8) + 1,
+        "cosine": 1.0,
+        "noise": noise,
+        "ratio": None if error is None else error / noise,
+        "limit": 8.0,
+        "source": "measured",
+        "diverged": diverged,
+        "problem": "",
+        "reference": 0.83111,
+        "found": 0.83111 + size,
+        "at": [0, 3, 17],
+        **other,
+    }
+
+
+def aligned(name: str, *tensors: dict[str, Any], **other: Any) -> dict[str, Any]:
+    """Return a layer that both models have."""
+    return {
+        "reference": name,
+        "candidate": name,
+        "label": name,
+        "type": "Linear",
+        "change": "matched",
+        "diverged": any(one["diverged"] for one in tensors),
+        "changed_parameters": [],
+        "tensors": list(tensors),
+        **other,
+    }
+
+
+def comparison(*layers: dict[str, Any], culprit: str = "", **other: Any) -> dict[str, Any]:
+    """Return a comparison of two models, in which a layer computes something else."""
+    divergence = {
+        "layer": culprit,
+        "candidate": culprit,
+        "label": culprit,
+        "kind": "computation",
+        "story": f"{culprit} computes something else from the same inputs",
+        "cause": "",
+        "affected": [],
+    }
+    differs = f"{culprit} is the first layer whose outputs differ"
+    return {
+        "kind": "comparison",
+        "verdict": "different" if culprit else "equivalent",
+        "headline": f"different: {differs}" if culprit else "equivalent",
+        "text": f"not equivalent: {differs}\n\n  error 3e-4\n" if culprit else "",
+        "place": "test_a.py:3",
+        "model": "Net",
+        "candidate": "FastNet",
+        "divergence": divergence if culprit else None,
+        "losses": [1.386, 1.3862],
+        "basis": "16 times the noise of rounding",
+        "notes": [],
+        "layers": list(layers),
+        **other,
+    }
+
+
+def drifted(where: str, statistic: str, before: str, now: str, **other: Any) -> dict[str, Any]:
+    """Return a statistic of a layer's output that is another than in its snapshot."""
+    return {
+        "layer": where,
+        "label": where,
+        "role": "activations",
+        "statistic": statistic,
+        "before": before,
+        "now": now,
+        "distance": 125000.0,
+        "allowed": 32.0,
+        "moved": "0.15 of its scale",
+        **other,
+    }
+
+
 def test(*results: dict[str, Any], **other: Any) -> dict[str, Any]:
     """Return a test with these results."""
     good = ("healthy", "equivalent", "unchanged", "recorded")
