@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import platform
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from pytest_modelhealth import __version__
 from pytest_modelhealth.bundles.file import Packer, qualified_name
 from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.capture.step.isolation import generator_access
+from pytest_modelhealth.capture.step.isolation import generator_access, set_switches, switches
 from pytest_modelhealth.capture.step.state import is_generator
 from pytest_modelhealth.errors import InspectionError, suggest
 from pytest_modelhealth.layers import named_modules, original_class
@@ -168,21 +167,6 @@ def _require_same(model: nn.Module, kept: Mapping[str, Any]) -> None:
         )
 
 
-_CUDNN = torch.backends.cudnn
-_SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
-    "default_dtype": (torch.get_default_dtype, torch.set_default_dtype),
-    "threads": (torch.get_num_threads, torch.set_num_threads),
-    "deterministic": (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-    "matmul_precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    "gradients": (torch.is_grad_enabled, torch.set_grad_enabled),
-    **{
-        f"cudnn_{name}": (partial(getattr, _CUDNN, name), partial(setattr, _CUDNN, name))
-        for name in ("benchmark", "deterministic")
-    },
-}
-"""Switches of torch: how each is read and set."""
-
-
 def surroundings() -> dict[str, Any]:
     """Return how torch's switches stand."""
     autocast = {
@@ -190,17 +174,15 @@ def surroundings() -> dict[str, Any]:
         for device in ("cpu", "cuda")
         if torch.is_autocast_enabled(device)
     }
-    return {name: read() for name, (read, _) in _SWITCHES.items()} | {"autocast": autocast}
+    return {"switches": switches(), "autocast": autocast}
 
 
 @contextmanager
 def under(kept: Mapping[str, Any]) -> Iterator[None]:
     """Have torch's switches stand as they did, and put them back."""
     with ExitStack() as stack:
-        for name, (read, write) in _SWITCHES.items():
-            if (now := read()) != kept[name]:
-                stack.callback(write, now)
-                write(kept[name])
+        stack.callback(set_switches, switches())
+        set_switches(kept["switches"])
         for device, dtype in kept["autocast"].items():
             if device == "cpu" or torch.cuda.is_available():
                 stack.enter_context(torch.autocast(device, dtype))
