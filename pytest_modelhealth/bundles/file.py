@@ -30,7 +30,7 @@ from pytest_modelhealth.settings import LayerLimit, Limit, SeverityRule
 from pytest_modelhealth.settings.setting import Waiver
 
 FORMAT = "pytest-modelhealth inspection"
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 """Raised when a key changes its name or its meaning; a reader refuses others."""
 
 CONTENT, FAILURE = "inspection.pt", "failure.txt"

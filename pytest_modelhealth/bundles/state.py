@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from pytest_modelhealth import __version__
 from pytest_modelhealth.bundles.file import Packer, qualified_name
 from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.capture.step.isolation import SWITCHES, generator_access
+from pytest_modelhealth.capture.step.isolation import generator_access, set_switches, switches
 from pytest_modelhealth.capture.step.state import is_generator
 from pytest_modelhealth.errors import InspectionError, suggest
 from pytest_modelhealth.layers import named_modules, original_class
@@ -174,17 +174,15 @@ def surroundings() -> dict[str, Any]:
         for device in ("cpu", "cuda")
         if torch.is_autocast_enabled(device)
     }
-    return {name: read() for name, (read, _) in SWITCHES.items()} | {"autocast": autocast}
+    return {"switches": switches(), "autocast": autocast}
 
 
 @contextmanager
 def under(kept: Mapping[str, Any]) -> Iterator[None]:
     """Have torch's switches stand as they did, and put them back."""
     with ExitStack() as stack:
-        for name, (read, write) in SWITCHES.items():
-            if (now := read()) != kept[name]:
-                stack.callback(write, now)
-                write(kept[name])
+        stack.callback(set_switches, switches())
+        set_switches(kept["switches"])
         for device, dtype in kept["autocast"].items():
             if device == "cpu" or torch.cuda.is_available():
                 stack.enter_context(torch.autocast(device, dtype))

@@ -80,7 +80,7 @@ def test_links_are_refused(bundle: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"format_version": FORMAT_VERSION + 1}, r"of format 5, and this .* reads format 4"),
+        ({"format_version": FORMAT_VERSION + 1}, r"of format 6, and this .* reads format 5"),
         ({"format": "another"}, f"its format is not {FORMAT!r}"),
         ({"batches": None}, "damaged"),
     ],

@@ -212,6 +212,37 @@ def restore_random_state(state: dict[str, Any]) -> None:
             write(state[name])
 
 
+_CUDNN = torch.backends.cudnn
+_SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "default_dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "threads": (torch.get_num_threads, torch.set_num_threads),
+    "gradients": (torch.is_grad_enabled, torch.set_grad_enabled),
+    "deterministic": (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    "anomaly": (
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        lambda modes: torch.autograd.set_detect_anomaly(*modes),
+    ),
+    "matmul_precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    **{
+        f"cudnn_{name}": (partial(getattr, _CUDNN, name), partial(setattr, _CUDNN, name))
+        for name in ("benchmark", "deterministic")
+    },
+}
+"""What of torch may be switched: how each is read and set."""
+
+
+def switches() -> dict[str, Any]:
+    """Return how torch's switches stand."""
+    return {name: read() for name, (read, _) in _SWITCHES.items()}
+
+
+def set_switches(state: dict[str, Any]) -> None:
+    """Have torch's switches stand as `switches` said."""
+    for name, (read, write) in _SWITCHES.items():
+        if read() != state[name]:
+            write(state[name])
+
+
 @contextmanager
 def random_numbers_kept() -> Iterator[None]:
     """Put all random generators that are not the model's own back in the end."""
@@ -239,19 +270,6 @@ def generator_restorer(generator: Any) -> Callable[[], Any]:
 
 
 _CUDNN = torch.backends.cudnn
-SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
-    "default_dtype": (torch.get_default_dtype, torch.set_default_dtype),
-    "threads": (torch.get_num_threads, torch.set_num_threads),
-    "deterministic": (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-    "matmul_precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    "gradients": (torch.is_grad_enabled, torch.set_grad_enabled),
-    **{
-        f"cudnn_{name}": (partial(getattr, _CUDNN, name), partial(setattr, _CUDNN, name))
-        for name in ("benchmark", "deterministic")
-    },
-}
-"""Switches of torch that numbers depend on: how each is read and set."""
-
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGALRM") if hasattr(signal, name)]
 
 

@@ -8,7 +8,7 @@ import sys
 import types
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from pytest_modelhealth.capture.observing.tensors import attributes
 from pytest_modelhealth.capture.passive.hooks import named_values
 from pytest_modelhealth.capture.step.isolation import (
-    SWITCHES,
     generator_restorer,
     random_state,
     restore_random_state,
+    set_switches,
+    switches,
 )
 from pytest_modelhealth.capture.step.state import Memory, State, is_generator
 
@@ -86,7 +87,7 @@ class Snapshot:
             (leaf, leaf.requires_grad, [copy.copy(getattr(leaf, name)) for name in _HOOKS])
             for leaf in self.leaves
         ]
-        self._modes = [read() for read, _ in _MODES]
+        self._switches = switches()
         self._generators = [generator_restorer(one) for one in self.state.generators]
         self._arrays = [(array, array.copy()) for array in self._reached.arrays]
         self._random_state = random_state()
@@ -124,9 +125,7 @@ class Snapshot:
                 array[...] = values
         self._memory.restore()
         self._put_back_flags()
-        for (read, write), mode in zip(_MODES, self._modes, strict=True):
-            if read() != mode:
-                write(mode)
+        set_switches(self._switches)
         self.restore_random_numbers()
 
     def _put_back_flags(self) -> None:
@@ -141,15 +140,6 @@ class Snapshot:
                 if before is None and now is not None:
                     setattr(leaf, name, None)
 
-
-_MODES: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
-    *SWITCHES.values(),
-    (
-        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
-        lambda modes: torch.autograd.set_detect_anomaly(*modes),
-    ),
-)
-"""What of torch a step may switch: how each is read and set."""
 
 _TAKEN_WHOLE = (nn.Module, Tensor, list, tuple, dict, set, deque)
 """What is no object of which the attributes are taken down."""
