@@ -269,7 +269,6 @@ def generator_restorer(generator: Any) -> Callable[[], Any]:
     return partial(write, read())
 
 
-_CUDNN = torch.backends.cudnn
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGALRM") if hasattr(signal, name)]
 
 
