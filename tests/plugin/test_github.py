@@ -128,7 +128,7 @@ def unescaped(text: str, signs: dict[str, str]) -> str:
 @given(st.text(), st.text())
 def test_what_is_escaped_is_read_as_it_was(title: str, message: str) -> None:
     """No text ends its line, its property or the command, nor is changed."""
-    line = f"::error title={github._property(title)},line=1::{github._data(message)}"
+    line = f"::error title={github._escaped(title, ':,')},line=1::{github._escaped(message)}"
     expected = {"line": "1"} | ({"title": title} if title else {})
     assert len(line.split("\n")) == len(line.split("\r")) == 1
     assert parsed(line) == Command("error", expected, message)

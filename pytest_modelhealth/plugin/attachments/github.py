@@ -9,7 +9,6 @@ from __future__ import annotations
 import html
 import os
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from pathlib import Path
 from string import punctuation
 from typing import TYPE_CHECKING
@@ -65,42 +64,36 @@ def commands(tests: Iterable[Test], rootdir: Path, workspace: Path) -> Iterator[
         rootdir: the folder that its places are relative to.
         workspace: the checkout; files outside of it cannot be annotated.
     """
-    failing = 0
-    for failing, (test, fault) in enumerate(_failing(tests), 1):
-        if failing > MOST_ANNOTATIONS:
-            continue
+    _, failing = _failing(tests)
+    for name, fault in failing[:MOST_ANNOTATIONS]:
         place = fault.place_in(workspace, rootdir)
         where = {} if place is None else {"file": place[0], "line": str(place[1])}
-        properties = where | {"title": f"{test['id']}: {fault.culprit}"}
-        said = ",".join(f"{key}={_property(value)}" for key, value in properties.items())
+        properties = where | {"title": f"{name}: {fault.culprit}"}
+        said = ",".join(f"{key}={_escaped(value, ':,')}" for key, value in properties.items())
         cause = f"\nlikely cause: {fault.cause}" if fault.cause else ""
         message = f"{fault.verdict}: {fault.culprit}: {fault.message}{cause}"
-        yield f"::error {said}::{_data(message)}"
-    if failing > MOST_ANNOTATIONS:
-        yield f"modelhealth: annotated {MOST_ANNOTATIONS} of {failing} tests: GitHub shows no more"
+        yield f"::error {said}::{_escaped(message)}"
+    if len(failing) > MOST_ANNOTATIONS:
+        of = f"{MOST_ANNOTATIONS} of {len(failing)} tests"
+        yield f"modelhealth: annotated {of}: GitHub shows no more"
 
 
-def _failing(tests: Iterable[Test]) -> Iterator[tuple[Test, Fault]]:
-    """Yield each failing test with what fails it first."""
+def _failing(tests: Iterable[Test]) -> tuple[int, list[tuple[str, Fault]]]:
+    """Return how many tests there are, and of each failing one its id and what fails it first."""
     from pytest_modelhealth.runs.faults import faults
 
-    for test in tests:
+    count, failing = 0, []
+    for test in tests:  # a run gives one at a time, so that one is in memory
+        count += 1
         first = next((fault for fault in faults(test) if fault.fails), None)
         if first is not None:
-            yield test, first
+            failing.append((test["id"], first))
+    return count, failing
 
 
-def _data(text: str) -> str:
-    """Escape what stands behind the second pair of colons."""
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    """Escape what stands between the commas."""
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
-
-
-# The summary.
+def _escaped(text: str, signs: str = "") -> str:
+    """Escape what ends a line, and `signs`: a property ends at a comma or a colon."""
+    return "".join(f"%{ord(sign):02X}" if sign in f"%\r\n{signs}" else sign for sign in text)
 
 
 def summary(tests: Iterable[Test], most_bytes: int) -> str:
@@ -110,45 +103,36 @@ def summary(tests: Iterable[Test], most_bytes: int) -> str:
     Markdown, HTML and mentions mean nothing.
 
     Args:
-        tests: those of a run; gone through several times.
+        tests: those of a run.
         most_bytes: that of the text as UTF-8.
     """
-    from pytest_modelhealth.rendering.notation import plural
+    from pytest_modelhealth.rendering.notation import plural, printable, shorten
 
-    count, failing = sum(1 for _ in tests), sum(1 for _ in _failing(tests))
+    count, failing = _failing(tests)
     of = plural(count, "test")
-    if not count:
-        return ""
     if failing:
-        text = f"\n### Model health: {failing:,} of {of} with a model failed\n\n"
+        text = f"\n### Model health: {len(failing):,} of {of} with a model failed\n\n"
     else:
         text = f"\n### Model health: no objection\n\n{of} inspected a model.\n\n"
     cut = "\n*The texts of {:,} failing tests are left out: a summary holds no more.*\n\n"
-    left = most_bytes - len((text + cut.format(failing)).encode())
-    if left < 0:
+    left = most_bytes - len((text + cut.format(len(failing))).encode())
+    if left < 0 or not count:
         return ""
-    for shown, block in enumerate(_blocks(tests) if failing else (), -1):
+    table = "| test | verdict | culprit | check | what |\n| --- | --- | --- | --- | --- |\n"
+    for name, fault in failing[:_MOST_ROWS]:
+        said = (name, fault.verdict, fault.label, fault.check, fault.message)
+        table += f"| {' | '.join(map(_code, said))} |\n"
+    blocks = [f"{table}\n"] * bool(failing)
+    for name, fault in failing:
+        lines = "\n".join(map(printable, (fault.text or fault.message).splitlines()))
+        told = f"<pre>{html.escape(shorten(lines, _LONGEST_TEXT))}</pre>"
+        blocks.append(f"<details><summary>{_code(name)}</summary>\n\n{told}\n\n</details>\n\n")
+    for shown, block in enumerate(blocks, -1):
         left -= len(block.encode())
         if left < 0:
-            return text + cut.format(failing - max(0, shown))
+            return text + cut.format(len(failing) - max(0, shown))
         text += block
     return text
-
-
-def _blocks(tests: Iterable[Test]) -> Iterator[str]:
-    """Yield the table, then the text of each failing test."""
-    from pytest_modelhealth.rendering.notation import printable, shorten
-
-    table = "| test | verdict | culprit | check | what |\n| --- | --- | --- | --- | --- |\n"
-    for test, fault in islice(_failing(tests), _MOST_ROWS):
-        said = (test["id"], fault.verdict, fault.label, fault.check, fault.message)
-        table += f"| {' | '.join(_code(text) for text in said)} |\n"
-    yield f"{table}\n"
-    for test, fault in _failing(tests):
-        lines = (printable(line) for line in (fault.text or fault.message).splitlines())
-        text = html.escape(shorten("\n".join(lines), _LONGEST_TEXT))
-        title = f"<details><summary>{_code(test['id'])}</summary>"
-        yield f"{title}\n\n<pre>{text}</pre>\n\n</details>\n\n"
 
 
 def _code(text: str) -> str:
