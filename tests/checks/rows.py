@@ -40,10 +40,8 @@ def holding(module: nn.Module, **values: Any) -> nn.Module:
 
 
 def says(report: HealthReport, check: str) -> list[Any]:
-    """Return what a check says: not what is folded under a finding of its own."""
-    roots = (*report.violations, *report.warnings)
-    others = [v for root in roots if root.check != check for v in root.folded]
-    every = (*roots, *others, *report._judgement.inconclusive)
+    """Return what a check says, but for what is folded under another finding."""
+    every = (*report.violations, *report.warnings, *report._judgement.inconclusive)
     return [finding for finding in every if finding.check == check]
 
 
@@ -53,7 +51,8 @@ def hold(
     """Inspect what a row makes for a batch; a check says this of these layers, and nothing else.
 
     `build` returns a model, with its inputs if they are not the batch, its target and its loss;
-    `layers` has a severity for each, ``"unsure"`` where the check cannot judge.
+    `layers` has a severity for each, ``"unsure"`` where the check cannot judge, and ``"folded"``
+    for what is folded under a finding of another check.
     """
     batch = torch.randn(64, 16)
     made = build(batch)
@@ -62,11 +61,13 @@ def hold(
     )
     report = Inspector(model, **settings).run_inspection(inputs, target, loss=loss)
     assert report.observation.errors == report._judgement.broken == ()
+    others = (root for root in (*report.violations, *report.warnings) if root.check != check)
+    folded = [v for root in others for v in root.folded if v.check == check]
     findings = says(report, check)
-    assert sorted((f.layer, getattr(f, "severity", "unsure")) for f in findings) == sorted(
-        layers.items()
-    ), findings
-    for finding in findings:
+    severities = [(f.layer, getattr(f, "severity", "unsure")) for f in findings]
+    severities += [(v.layer, "folded") for v in folded]
+    assert sorted(severities) == sorted(layers.items()), findings
+    for finding in (*findings, *folded):
         said = ("message", "cause", "tensor", "role", "reason")
         text = " ".join(str(getattr(finding, part, "")) for part in said)
         assert [word for word in words if word not in text] == [], text

@@ -102,16 +102,16 @@ def tokens():
     return model, torch.randn(1, 64, 16)
 
 
-DEAD, UNSURE = {"1": "fail"}, {"1": "unsure"}
+DEAD, FOLDED, UNSURE = {"1": "fail"}, {"1": "folded"}, {"1": "unsure"}
 CASES = {
     # the activation is the culprit; the layer that holds it down is in the cause
-    "a layer": (lambda _: held_down(), {"act1": "fail"}, "'fc1'", "bias"),
+    "a layer": (lambda _: held_down(), {"act1": "fail"}, "'fc1'", "its bias"),
     "a PReLU": (lambda _: before(nn.PReLU(init=0.25), is_dead=True), {}),
     "a PReLU without a slope": (lambda _: before(nn.PReLU(init=0.0), is_dead=True), DEAD),
     "the project's own rectifier": (
         lambda _: before(Applies(lambda x: x * (x > 0)), is_dead=True), DEAD, "'0'",
     ),
-    "dropout of everything": (lambda _: before(nn.Dropout(1.0)), DEAD, "its p is 1"),
+    "dropout of everything": (lambda _: before(nn.Dropout(1.0)), FOLDED, "its p is 1"),
     # its rows sum to one
     "a projection onto the simplex": (lambda _: chosen(), {}),
     # two or four samples say nothing about units; of 16 units one would be active by chance in

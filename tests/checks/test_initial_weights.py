@@ -149,7 +149,7 @@ CASES = {
         lambda _: first_state(lambda m, x: m.head(m.cell(m.make(x)))), {"make": "fail"},
     ),
     # they make all units of the layer one
-    "constants": (lambda _: plain(**{"0.weight": 0.1}), {"0": "fail"}, "constant"),
+    "constants": (lambda _: plain(**{"0.weight": 0.1}), {"0": "fail"}, "a constant initialiser"),
     # a mean over neighbours is written so
     "a frozen filter": (
         lambda _: nn.Sequential(
@@ -185,7 +185,7 @@ CASES = {
     ),
     # queries, keys and values in one matrix are judged as three
     "projections": (lambda _: attention(1.0), {}),
-    "projections of zeros": (lambda _: attention(0.0), {"self_attn": "fail"}, "zero"),
+    "projections of zeros": (lambda _: attention(0.0), {"self_attn": "fail"}, "weight are zero"),
     "large projections": (lambda _: attention(100.0), {"self_attn": "fail"}, "too large"),
     "a new head on a trained part": (lambda _: grown(trained_scale()), {}),
     "the same untrained": (lambda _: grown(nn.LayerNorm(16)), {"1": "fail"}),

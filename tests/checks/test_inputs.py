@@ -184,7 +184,7 @@ CASES = {
     ),
     "padding": (
         lambda _: (text_model(), torch.zeros(8, 12, dtype=torch.long)), {"words": "fail"},
-        "padding",
+        "every token is padding",
     ),
     "the first step of a decoder": (lambda _: (text_model(), torch.full((32, 1), 7)), {}),
     # positions count up, so that their table is not taken for that of the words
@@ -205,7 +205,7 @@ CASES = {
     # whole numbers that end at 0 and 255 are pixels
     "values as of pixels": (
         lambda _: series(torch.arange(1024).remainder(256).float().view(64, 16, 1)), FAIL,
-        "images",
+        "raw images",
     ),
     # each input by itself, and only where weights take it as it is
     "two inputs": (lambda x: two_inputs(pixels(), x[:32]), {}),

@@ -73,10 +73,11 @@ CASES = {
     # a variance is positive; a single zero is a dead channel, all of them are a fault
     "a negative variance": (
         lambda m, _: holding(m, **{"4.running_var": -1.0}), {"4": "fail"},
-        "negative", "running_var",
+        "is negative", "running_var",
     ),
     "a variance of zero": (
-        lambda m, _: holding(m, **{"4.running_var": 0.0}), {"4": "fail"}, "zero", "running_var",
+        lambda m, _: holding(m, **{"4.running_var": 0.0}), {"4": "fail"},
+        "is zero in every channel", "running_var",
     ),
     "a dead channel": (lambda m, _: dead_channel(m), {}),
     # in a model in evaluation mode; the other way round is a frozen normalisation
