@@ -57,154 +57,134 @@ def report() -> HealthReport:
     return run()
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Inspector(nn.Linear), "Pass an instance"),
-        (lambda: Inspector(None), "cannot inspect an object of type NoneType"),
-        (lambda: Inspector(model().state_dict()), "must be a torch.nn.Module"),
-        (lambda: inspector(compiled="yes"), "neither 'eager' nor 'observe'"),
-        (lambda: inspector(on_report=3), "on_report must be a function that takes the report"),
-        (lambda: inspector(calibrate="no"), "calibrate must be True, False or None, not 'no'"),
-        (lambda: Inspector(BATCH), r"goes into the next call: inspector\(model\)\.run_inspection"),
-        (lambda: Inspector(iter([BATCH])), "A batch goes into the next call"),
-        (lambda: Inspector(model(), BATCH), "takes the model alone; the batch goes into the next"),
-        (lambda: inspector()(BATCH), "an inspector is not called itself; the batch goes into"),
-        (lambda: inspector().run(BATCH), "did you mean 'run_batches' or 'run_inspection'"),
-        (lambda: inspector().statistic("0"), "did you mean 'get_statistics'"),
-        (lambda: inspector().frobnicate, r"Inspector has no 'frobnicate'\. It has get_statis"),
-    ],
-)
-def test_what_is_no_model_is_refused(make: Callable[[], object], message: str) -> None:
-    """The message says what a model is, and what else was asked for."""
-    with pytest.raises(InspectionError, match=message):
-        make()
+def setting(**arguments: Any) -> Setting:
+    """A declaration of a setting, with something wrong in it."""
+    return Setting(**{"name": "limit", "type": float, "default": 1.0, "help": "it"} | arguments)
+
+
+def waived(layers: Any, **arguments: Any) -> None:
+    """A waiver of some layers."""
+    inspector().waive(*layers, **arguments)
+
+
+def judged(**settings: Any) -> None:
+    """A verdict under some settings."""
+    inspector(**settings).run_inspection(BATCH).assert_healthy()
+
+
+Rows = list[tuple[dict[str, Any], str]]
+SETTINGS: Rows = [
+    ({"max_grad_nrom": 3}, "did you mean 'max_grad_norm'"),
+    ({"max_grad_norm": -3}, "at least 0"),
+    ({"max_grad_norm": "3"}, r"must be a number.*not '3' \(str\)"),
+    ({"max_grad_norm": float("nan")}, "not nan"),
+    ({"checks": "dead_unit"}, "did you mean 'dead_units'"),
+    ({"skip_checks": 3}, "must be names of checks"),
+    ({"thresholds": {"0": {"max_grad_nrm": 1}}}, "did you mean 'max_grad_norm'"),
+    ({"thresholds": ["0"]}, "must be a mapping from layers"),
+    ({"severity": "error"}, "must be 'warn' or 'fail'"),
+    ({"severity": {"dead_unit": "warn"}}, "did you mean 'dead_units'"),
+    ({"layers": 3}, r"must be names or shell wildcards of layers.*not 3 \(int\)"),
+    ({"layers": ["0", 3]}, "must be names or shell wildcards of layers"),
+    ({"layers": []}, "names no layer"),
+    ({"planned_dtype": torch.int8}, "one of float16, .* or none, not 'int8'"),
+    ({"planned_dtype": 16}, "one of float16, .* not 16"),
+    ({"loss": F.mse_loss}, r"no setting 'loss'; run_inspection takes it: .*, loss=\.\.\.\)$"),
+    ({"optimizer": 3}, r"run_step takes it: run_step\(step, optimizer, batch\)$"),
+    ({"every": 3}, r"monitor takes it: monitor\(every\)$"),
+    ({"waive": "0"}, r"a call of its own: inspector\(model\)\.waive\(\.\.\.\)$"),
+    ({"own_checks": Check}, "list of subclasses of Check"),
+    ({"own_checks": [3]}, "no subclass of pytest_modelhealth.Check"),
+    ({"settings": {"max_grad_norm": 3}}, "arguments of their own"),
+]
+WAIVERS: Rows = [
+    ({"layers": ("0",), "reason": " "}, "reason='...' is missing"),
+    (
+        {"layers": ("0",), "check": "dead_units"},
+        r"missing.* as in \('0', check='dead_units', reason='",
+    ),
+    ({"layers": (), "reason": "known"}, "name the layers first"),
+    ({"layers": (3,), "reason": "known"}, "layers as strings"),
+    ({"layers": ("0",), "reason": "known", "check": "dead_unit"}, "did you mean 'dead_units'"),
+    ({"layers": ("0",), "reason": "known", "check": 3}, "the name of one check"),
+]
+WATCHES: Rows = [  # watching nothing by mistake would make every check pass
+    ({"what": "gradient"}, "did you mean 'gradients'"),
+    ({"what": 3}, "unknown role 3"),
+    ({"what": ["inputs", 3]}, "unknown role 3"),
+    ({"what": []}, "names no role"),
+    ({"what": None}, "unknown role None"),
+    ({"pattern": 3}, "a shell wildcard"),
+    ({"pattern": ["0", "2"]}, r"call watch\(\) once for each"),
+    ({"pattern": "encoder.*"}, "matches no layer of Sequential"),
+    ({"types": "Linear"}, "classes of modules"),
+    ({"types": [nn.Linear, 3]}, "classes of modules, such as nn.Linear: 3"),
+    ({"types": nn.Conv2d}, "matches no layer of Sequential"),
+]
+LOSSES: Rows = [
+    ({"loss": 3}, "cannot be called"),
+    ({"loss": "mse"}, "cannot be called"),
+    ({"loss": nn.MSELoss, "target": BATCH}, r"give an instance, MSELoss\(\)"),
+    ({"loss": {}}, "names no loss"),
+    ({"loss": {"a": 3}}, "the loss of task 'a' is of type int"),
+    ({"loss": lambda output: None}, "returned NoneType"),
+    ({"loss": lambda output: output}, r"has shape \(64, 2\), not a scalar"),
+    ({"loss": lambda output: output.sum().item()}, "without .item"),
+    ({"loss": lambda output: output.sum().detach()}, "has no graph"),
+    ({"target": BATCH}, "a target was given without a loss"),
+    ({"backward": "yes"}, "backward must be True, False, None or a function"),
+    ({"scaler": 3}, "pass the torch.amp.GradScaler itself"),
+]
+BATCHES: Rows = [
+    ({"batches": 3}, "batches to iterate over"),
+    ({"batches": []}, "there was no batch"),
+    ({"batches": [BATCH], "max_batches": 0}, "there was no batch"),
+    ({"batches": [BATCH], "max_batches": -1}, "a whole number"),
+    ({"batches": [BATCH], "max_batches": "2"}, "a whole number"),
+    ({"batches": [BATCH], "progress": "no"}, "progress must be True, False or None"),
+    (
+        {"batches": [BATCH], "loss": F.mse_loss},
+        r"not a pair.*run_inspection\(inputs, target=\.\.\., loss=",
+    ),
+    ({"batches": {"input": BATCH}}, "not a mapping of 'input'; one batch goes into run_inspection"),
+    (
+        {"batches": TensorDataset(BATCH)},
+        r"a data set of samples.*DataLoader\(dataset, batch_size=64\)",
+    ),
+]
+DECLARATIONS: Rows = [  # refused where it is written, not where a value is first read
+    ({"name": 3}, "the name of a setting must be a string, not 3"),
+    ({"type": "float"}, "the type of limit must be the class float.*not 'float'"),
+    ({"minimum": "0"}, "minimum and maximum of limit must be numbers or None"),
+]
+PATTERNS: Rows = [  # the nearest layer is named, or else the outermost ones
+    ({"layers": "encoder.*"}, r"Sequential\. Its layers are '0', '1', '2'\."),
+    ({"thresholds": {"encoder.*": {"max_grad_norm": 1}}}, "Its layers are '0', '1', '2'"),
+    ({"layers": "00"}, "did you mean '0'"),
+    ({"layers": ["0", "5", "2"]}, r"layers='5' \(argument of inspector\) matches no layer"),
+]
+REFUSED: list[tuple[Callable[..., object], type[Exception], Rows]] = [
+    (inspector, SettingsError, SETTINGS),
+    (waived, SettingsError, WAIVERS),
+    (lambda **given: inspector().watch(**given), InspectionError, WATCHES),
+    (run, InspectionError, LOSSES),
+    (lambda **given: inspector().run_batches(**given), InspectionError, BATCHES),
+    (setting, SettingsError, DECLARATIONS),
+    (judged, LayerNotFoundError, PATTERNS),
+    (judged, SettingsError, [({"settings": Settings(())}, "no check is left to run")]),
+]
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"max_grad_nrom": 3}, "did you mean 'max_grad_norm'"),
-        ({"max_grad_norm": -3}, "at least 0"),
-        ({"max_grad_norm": "3"}, r"must be a number.*not '3' \(str\)"),
-        ({"max_grad_norm": float("nan")}, "not nan"),
-        ({"checks": "dead_unit"}, "did you mean 'dead_units'"),
-        ({"skip_checks": 3}, "must be names of checks"),
-        ({"thresholds": {"0": {"max_grad_nrm": 1}}}, "did you mean 'max_grad_norm'"),
-        ({"thresholds": ["0"]}, "must be a mapping from layers"),
-        ({"severity": "error"}, "must be 'warn' or 'fail'"),
-        ({"severity": {"dead_unit": "warn"}}, "did you mean 'dead_units'"),
-        ({"layers": 3}, r"must be names or shell wildcards of layers.*not 3 \(int\)"),
-        ({"layers": ["0", 3]}, "must be names or shell wildcards of layers"),
-        ({"layers": []}, "names no layer"),
-        ({"planned_dtype": torch.int8}, "one of float16, .* or none, not 'int8'"),
-        ({"planned_dtype": 16}, "one of float16, .* not 16"),
-        ({"loss": F.mse_loss}, r"no setting 'loss'; run_inspection takes it: .*, loss=\.\.\.\)$"),
-        ({"optimizer": 3}, r"run_step takes it: run_step\(step, optimizer, batch\)$"),
-        ({"every": 3}, r"monitor takes it: monitor\(every\)$"),
-        ({"waive": "0"}, r"a call of its own: inspector\(model\)\.waive\(\.\.\.\)$"),
-        ({"own_checks": Check}, "list of subclasses of Check"),
-        ({"own_checks": [3]}, "no subclass of pytest_modelhealth.Check"),
-        ({"settings": {"max_grad_norm": 3}}, "arguments of their own"),
-    ],
+    ("call", "error", "arguments", "message"),
+    [(call, error, *row) for call, error, rows in REFUSED for row in rows],
 )
-def test_a_wrong_setting_is_refused_at_once(settings: dict[str, Any], message: str) -> None:
-    """An unknown name gets the nearest one, a wrong value what was expected."""
-    with pytest.raises(SettingsError, match=message):
-        inspector(**settings)
-
-
-def test_settings_without_checks_say_that_none_is_left() -> None:
-    """The verdict asks for checks, and these settings have none."""
-    report = inspector(settings=Settings(())).run_inspection(BATCH)
-    with pytest.raises(SettingsError, match="no check is left to run"):
-        _ = report.verdict
-
-
-@pytest.mark.parametrize(
-    ("layers", "arguments", "message"),
-    [
-        (("0",), {"reason": " "}, "reason='...' is missing"),
-        (("0",), {"check": "dead_units"}, r"missing.* as in \('0', check='dead_units', reason='"),
-        ((), {"reason": "known"}, "name the layers first"),
-        ((3,), {"reason": "known"}, "layers as strings"),
-        (("0",), {"reason": "known", "check": "dead_unit"}, "did you mean 'dead_units'"),
-        (("0",), {"reason": "known", "check": 3}, "the name of one check"),
-    ],
-)
-def test_a_wrong_waiver_is_refused(layers: Any, arguments: Any, message: str) -> None:
-    """A waiver says where, what and why."""
-    with pytest.raises(SettingsError, match=message):
-        inspector().waive(*layers, **arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"what": "gradient"}, "did you mean 'gradients'"),
-        ({"what": 3}, "unknown role 3"),
-        ({"what": ["inputs", 3]}, "unknown role 3"),
-        ({"what": []}, "names no role"),
-        ({"what": None}, "unknown role None"),
-        ({"pattern": 3}, "a shell wildcard"),
-        ({"pattern": ["0", "2"]}, r"call watch\(\) once for each"),
-        ({"pattern": "encoder.*"}, "matches no layer of Sequential"),
-        ({"types": "Linear"}, "classes of modules"),
-        ({"types": [nn.Linear, 3]}, "classes of modules, such as nn.Linear: 3"),
-        ({"types": nn.Conv2d}, "matches no layer of Sequential"),
-    ],
-)
-def test_a_wrong_watch_is_refused(arguments: dict[str, Any], message: str) -> None:
-    """Watching nothing by mistake would make every check pass."""
-    with pytest.raises(InspectionError, match=message):
-        inspector().watch(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"loss": 3}, "cannot be called"),
-        ({"loss": "mse"}, "cannot be called"),
-        ({"loss": nn.MSELoss, "target": BATCH}, r"give an instance, MSELoss\(\)"),
-        ({"loss": {}}, "names no loss"),
-        ({"loss": {"a": 3}}, "the loss of task 'a' is of type int"),
-        ({"loss": lambda output: None}, "returned NoneType"),
-        ({"loss": lambda output: output}, r"has shape \(64, 2\), not a scalar"),
-        ({"loss": lambda output: output.sum().item()}, "without .item"),
-        ({"loss": lambda output: output.sum().detach()}, "has no graph"),
-        ({"target": BATCH}, "a target was given without a loss"),
-        ({"backward": "yes"}, "backward must be True, False, None or a function"),
-        ({"scaler": 3}, "pass the torch.amp.GradScaler itself"),
-    ],
-)
-def test_a_wrong_loss_is_refused(arguments: dict[str, Any], message: str) -> None:
-    """The message says what a loss is, and what to write instead."""
-    with pytest.raises(InspectionError, match=message):
-        run(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("batches", "arguments", "message"),
-    [
-        (3, {}, "batches to iterate over"),
-        ([], {}, "there was no batch"),
-        ([BATCH], {"max_batches": 0}, "there was no batch"),
-        ([BATCH], {"max_batches": -1}, "a whole number"),
-        ([BATCH], {"max_batches": "2"}, "a whole number"),
-        ([BATCH], {"progress": "no"}, "progress must be True, False or None"),
-        (
-            [BATCH],
-            {"loss": F.mse_loss},
-            r"not a pair.*run_inspection\(inputs, target=\.\.\., loss=",
-        ),
-        ({"input": BATCH}, {}, "not a mapping of 'input'; one batch goes into run_inspection"),
-        (TensorDataset(BATCH), {}, r"a data set of samples.*DataLoader\(dataset, batch_size=64\)"),
-    ],
-)
-def test_wrong_batches_are_refused(batches: Any, arguments: Any, message: str) -> None:
-    """No batch, no pair, no number: each is said."""
-    with pytest.raises(InspectionError, match=message):
-        inspector().run_batches(batches, **arguments)
+def test_wrong_arguments_are_refused_at_once(
+    call: Callable[..., object], error: type[Exception], arguments: dict[str, Any], message: str
+) -> None:
+    """The message says what was expected: the nearest name, or what to write instead."""
+    with pytest.raises(error, match=message):
+        call(**arguments)
 
 
 def test_rows_of_a_tensor_are_taken_for_batches_with_a_warning() -> None:
@@ -222,6 +202,26 @@ CLASSES = (BATCH[:, 0] > 0).long()
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda _: Inspector(nn.Linear), "Pass an instance"),
+        (lambda _: Inspector(None), "cannot inspect an object of type NoneType"),
+        (lambda _: Inspector(model().state_dict()), "must be a torch.nn.Module"),
+        (lambda _: inspector(compiled="yes"), "neither 'eager' nor 'observe'"),
+        (lambda _: inspector(on_report=3), "on_report must be a function that takes the report"),
+        (lambda _: inspector(calibrate="no"), "calibrate must be True, False or None, not 'no'"),
+        (
+            lambda _: Inspector(BATCH),
+            r"goes into the next call: inspector\(model\)\.run_inspection",
+        ),
+        (lambda _: Inspector(iter([BATCH])), "A batch goes into the next call"),
+        (
+            lambda _: Inspector(model(), BATCH),
+            "takes the model alone; the batch goes into the next",
+        ),
+        (lambda _: inspector()(BATCH), "an inspector is not called itself; the batch goes into"),
+        (lambda _: inspector().run(BATCH), "did you mean 'run_batches' or 'run_inspection'"),
+        (lambda _: inspector().statistic("0"), "did you mean 'get_statistics'"),
+        (lambda _: inspector().frobnicate, r"Inspector has no 'frobnicate'\. It has get_statis"),
+        (lambda i: i.get_statistics("0"), r"call run_inspection\(batch\) first"),
         (
             lambda i: i.run_inspection(BATCH, CLASSES, LOSS),
             r"takes no more by position: run_inspection\(inputs, target, loss=\.\.\.\)",
@@ -260,7 +260,7 @@ CLASSES = (BATCH[:, 0] > 0).long()
 def test_a_wrong_call_names_the_right_one(
     call: Callable[[Inspector], object], message: str
 ) -> None:
-    """What has no place in one call may have it in another."""
+    """Or what a model is; what has no place in one call may have it in another."""
     with pytest.raises(InspectionError, match=message):
         call(inspector())
 
@@ -373,39 +373,6 @@ def test_an_exception_for_another_reason_gets_no_hint(error: Exception) -> None:
     assert not hasattr(error, "__notes__")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"name": 3}, "the name of a setting must be a string, not 3"),
-        ({"type": "float"}, "the type of limit must be the class float.*not 'float'"),
-        ({"minimum": "0"}, "minimum and maximum of limit must be numbers or None"),
-    ],
-)
-def test_a_wrong_declaration_of_a_setting_is_refused(
-    arguments: dict[str, Any], message: str
-) -> None:
-    """Where it is written, not where a value is first read."""
-    with pytest.raises(SettingsError, match=message):
-        Setting(**{"name": "limit", "type": float, "default": 1.0, "help": "it"} | arguments)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"layers": "encoder.*"}, r"Sequential\. Its layers are '0', '1', '2'\."),
-        ({"thresholds": {"encoder.*": {"max_grad_norm": 1}}}, "Its layers are '0', '1', '2'"),
-        ({"layers": "00"}, "did you mean '0'"),
-        ({"layers": ["0", "5", "2"]}, r"layers='5' \(argument of inspector\) matches no layer"),
-    ],
-)
-def test_a_pattern_that_matches_nothing_names_what_there_is(
-    settings: dict[str, Any], message: str
-) -> None:
-    """The nearest layer, or else the outermost ones."""
-    with pytest.raises(LayerNotFoundError, match=message):
-        inspector(**settings).run_inspection(BATCH).assert_healthy()
-
-
 def test_of_many_layers_the_outermost_are_named() -> None:
     """A list of all would hide them; a model of one layer says that it is one."""
     names = [
@@ -464,12 +431,6 @@ def test_a_wrong_question_to_a_report_is_refused(
     """A name that is not there gets the nearest one that is."""
     with pytest.raises(error, match=message):
         ask(report)
-
-
-def test_asking_before_an_inspection_says_what_to_do() -> None:
-    """There are no statistics yet."""
-    with pytest.raises(InspectionError, match=r"call run_inspection\(batch\) first"):
-        inspector().get_statistics("0")
 
 
 @pytest.mark.parametrize(
