@@ -74,20 +74,18 @@ def test_not_asked_for_by_name_it_warns() -> None:
     assert [(warning.check, warning.layer) for warning in report.warnings] == [(NAME, "encoder.1")]
 
 
-@pytest.mark.parametrize("loss", [None, lambda y: y.square().mean(), {"a": lambda y: y.mean()}])
-def test_whatever_the_loss_is(loss: Any) -> None:
-    """A projection of ours is as good as a loss, and so are several."""
-    assert inspected(Read(detached), loss=loss)[0].verdict == "inconclusive"
-
-
-def test_with_a_target() -> None:
-    """Which is converted as the batch is."""
-    target = torch.zeros(8, 3)
-    model = Read(detached)
-    report = Inspector(model, checks=NAME).run_inspection(
-        batch(), target, loss=F.mse_loss, probes=NAME
-    )
-    assert report.verdict == "inconclusive"
+@pytest.mark.parametrize(
+    ("target", "loss"),
+    [
+        (None, None),
+        (None, lambda y: y.square().mean()),
+        (None, {"a": lambda y: y.mean()}),
+        (torch.zeros(8, 3), F.mse_loss),
+    ],
+)
+def test_whatever_the_loss_is(target: Any, loss: Any) -> None:
+    """A projection of ours is as good as a loss, and so are several; a target is converted too."""
+    assert inspected(Read(detached), target=target, loss=loss)[0].verdict == "inconclusive"
 
 
 def jumping(x: Tensor) -> Tensor:
@@ -95,33 +93,55 @@ def jumping(x: Tensor) -> Tensor:
     return (x.detach() * 3e5).round().remainder(2)
 
 
-@pytest.mark.parametrize("read", [selected, jumping, F.relu, lambda x: x * 0])
-def test_a_selection_and_a_way_for_gradients_are_healthy(read: Any) -> None:
-    """What jumps has no slope, and where nothing is missed nothing is moved."""
-    report, record = inspected(Read(read))
-    assert record.outcome is Outcome.JUDGED
-    assert report.verdict == "healthy"
-
-
-def test_what_has_no_effect_is_moved_by_one_step_alone() -> None:
-    """Where the loss is the same on both sides, a smaller step has nothing to add."""
-    _, record = inspected(Read(lambda x: x.detach() * 0 + 1))
-    assert (record.outcome, record.forwards) == (Outcome.JUDGED, 2)
-
-
-def test_where_nothing_lacks_a_gradient_nothing_runs() -> None:
-    """It is judged all the same."""
-    _, record = inspected(nn.Linear(6, 3))
-    assert (record.outcome, record.forwards) == (Outcome.JUDGED, 0)
-
-
-def test_frozen_and_idle_parts_are_left_out() -> None:
-    """They do not ask for a gradient, or had no part in the run."""
+def frozen() -> nn.Module:
+    """Return a model with a part that asks for no gradient, and one that has no part in a run."""
     model = Read(detached)
     model.encoder.requires_grad_(False)
     model.idle = nn.Linear(6, 6)
+    return model
+
+
+class Single(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Read(detached)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x).float()
+
+
+class Strict(Single):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype is not torch.float32:
+            raise TypeError("float32 only")
+        return self.inner(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "outcome", "forwards", "why"),
+    [
+        (Read(selected), Outcome.JUDGED, None, None),
+        (Read(jumping), Outcome.JUDGED, None, None),  # what jumps has no slope
+        (Read(F.relu), Outcome.JUDGED, 0, None),
+        (Read(lambda x: x * 0), Outcome.JUDGED, None, None),
+        # where the loss is the same on both sides, a smaller step has nothing to add
+        (Read(lambda x: x.detach() * 0 + 1), Outcome.JUDGED, 2, None),
+        (nn.Linear(6, 3), Outcome.JUDGED, 0, None),
+        (frozen(), Outcome.JUDGED, 0, None),
+        # steps so small are lost in float32
+        (Single(), Outcome.NOT_TOLD, None, "float32"),
+        (Strict(), Outcome.NOT_TOLD, None, "float32 only"),
+    ],
+)
+def test_what_it_cannot_tell_is_inconclusive_and_the_rest_is_healthy(
+    model: nn.Module, outcome: Outcome, forwards: int | None, why: str | None
+) -> None:
+    """Where nothing lacks a gradient nothing is moved, and it is judged all the same."""
     report, record = inspected(model)
-    assert (report.verdict, record.forwards) == ("healthy", 0)
+    assert record.outcome is outcome
+    assert forwards is None or record.forwards == forwards
+    assert why is None or why in record.reason
+    assert report.verdict == ("healthy" if why is None else "inconclusive")
 
 
 class Product(nn.Module):
@@ -163,39 +183,10 @@ def test_what_an_optimizer_holds_is_a_violation() -> None:
     assert list(probe.run(replace(held, probes=others.probes), settings)) == []
 
 
-class Single(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = Read(detached)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x).float()
-
-
-class Strict(Single):
-    def forward(self, x: Tensor) -> Tensor:
-        if x.dtype is not torch.float32:
-            raise TypeError("float32 only")
-        return self.inner(x)
-
-
-@pytest.mark.parametrize(("model", "why"), [(Single(), "float32"), (Strict(), "float32 only")])
-def test_what_does_not_run_in_float64_cannot_be_told(model: nn.Module, why: str) -> None:
-    """Steps so small are lost in float32."""
-    report, record = inspected(model)
-    assert record.outcome is Outcome.NOT_TOLD
-    assert why in record.reason
-    assert report.verdict == "inconclusive"
-
-
-def test_without_a_backward_pass_it_does_not_apply() -> None:
-    """Nothing is missed then."""
+def test_it_runs_where_it_is_asked_for_and_has_a_backward_pass() -> None:
+    """By itself, a teacher that is not frozen would make every verdict inconclusive."""
     _, record = inspected(Read(detached), backward=False)
     assert record.outcome is Outcome.NOT_APPLICABLE
-
-
-def test_it_does_not_run_by_itself() -> None:
-    """A teacher that is not frozen would make every verdict inconclusive."""
     report = Inspector(Read(detached)).run_inspection(batch())
     assert report.observation.probes.get(NAME) is None
 
