@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,63 +24,66 @@ PARTS = ("weights", "inputs")
 """What can be left out of a bundle."""
 
 
-Run = Callable[..., HealthReport]
-
-
 class HookedInspector(Inspector):
-    """Has each run go through `around`, and hands on each request to the engine and each report."""
+    """Has each inspection made by `hooks.run`; `hooks` is told each request and each report."""
 
-    around: Callable[[Inspector, str, Run, Any, Any], HealthReport]
-    before: Callable[[Request], object] = staticmethod(lambda _: None)
-    after: Callable[[HealthReport], object] = staticmethod(lambda _: None)
+    hooks: Any
 
     def run_inspection(self, *args: Any, **options: Any) -> HealthReport:
         """As in `Inspector`."""
-        return self.around(self, "batch", super().run_inspection, args, options)
+        report: HealthReport = self.hooks.run(self, "batch", super().run_inspection, args, options)
+        return report
 
     def run_batches(self, *args: Any, **options: Any) -> HealthReport:
         """As in `Inspector`."""
-        return self.around(self, "batches", super().run_batches, args, options)
+        report: HealthReport = self.hooks.run(self, "batches", super().run_batches, args, options)
+        return report
 
     def _observe(self, request: Request, collectors: tuple[Collector, ...] = ()) -> Observation:
-        self.before(request)
+        self.hooks.before(request)
         return super()._observe(request, collectors)
 
     def _note_report(self, report: HealthReport) -> None:
         super()._note_report(report)
-        self.after(report)
+        self.hooks.after(report)
 
 
-@dataclass
+_OPTIONS = {"batch": ("batch_dim", "time_dim", "causal", "padding"), "batches": ("training",)}
+"""Arguments of `run_inspection` and `run_batches` that a replay gives again."""
+
+
 class Ran:
     """What a report was made of. It holds model and batches.
 
     Args:
+        inspector: what runs it.
         of: ``"batch"`` or ``"batches"``.
+        options: arguments of `run_inspection` or `run_batches`.
+        limit: the most bytes of several batches that are held.
+
+    Attributes:
         model: the module that has the layers.
         compiled: as in `Inspector`.
-        number: which inspection of its test it is, counted from 1.
-        options: further arguments of `run_inspection` or `run_batches`.
-        limit: the most bytes of several batches that are held.
         requests: what was run, in order.
         states: the random state before each.
         surroundings: switches of torch.
         too_large: whether the batches were over the limit, and are not held.
     """
 
-    of: str
-    model: nn.Module
-    compiled: str
-    number: int
-    options: dict[str, Any]
-    limit: float
-    requests: list[Request] = field(default_factory=list)
-    states: list[dict[str, Any]] = field(default_factory=list)
-    surroundings: dict[str, Any] = field(default_factory=surroundings)
-    too_large: bool = False
-    _bytes: int = 0
-    _before: list[tuple[Tensor, int | None]] = field(default_factory=list)
-    _after: list[Any] = field(default_factory=list)
+    def __init__(
+        self, inspector: Inspector, of: str, options: dict[str, Any], limit: float
+    ) -> None:
+        self.of, self.limit = of, limit
+        self.model = inspector._engine.module(inspector._model)
+        self.compiled = "observe" if inspector._engine.compiled else "eager"
+        self.options = {name: options.get(name) for name in _OPTIONS[of]}
+        self.surroundings = surroundings()
+        self.requests: list[Request] = []
+        self.states: list[dict[str, Any]] = []
+        self.too_large = False
+        self._bytes = 0
+        self._before: list[tuple[Tensor, int | None]] = []
+        self._after: list[Any] = []
 
     def add(self, request: Request) -> None:
         """Take down what is about to run."""
@@ -216,47 +218,3 @@ def _batch(ran: Ran, index: int, packer: Packer, left_out: dict[str, str]) -> di
         for name, value in (("inputs", request.inputs), ("target", request.target))
     }
     return batch | {"random": packer.pack(ran.states[index], f"{before}random")}
-
-
-_OPTIONS = {"batch": ("batch_dim", "time_dim", "causal", "padding"), "batches": ("training",)}
-"""Arguments of `run_inspection` and `run_batches` that a replay gives again."""
-
-
-class Recorder:
-    """Takes down what runs are made of, and hands it on with their reports.
-
-    Args:
-        keep: called with each report and what it was made of, ``None`` where that cannot be run
-            again.
-        limit: the most bytes of batches that are held.
-    """
-
-    def __init__(self, keep: Callable[[HealthReport, Ran | None], object], limit: float) -> None:
-        self._keep, self._limit = keep, limit
-        self._inspections = 0
-        self._ran: Ran | None = None
-
-    def run(self, inspector: Inspector, of: str, run: Run, args: Any, options: Any) -> HealthReport:
-        """Run an inspection."""
-        self._inspections += 1
-        engine, given = inspector._engine, {name: options.get(name) for name in _OPTIONS[of]}
-        module, compiled = (
-            engine.module(inspector._model),
-            "observe" if engine.compiled else "eager",
-        )
-        self._ran = Ran(of, module, compiled, self._inspections, given, self._limit)
-        try:
-            return run(*args, **options)
-        finally:
-            self._ran = None
-
-    def before(self, request: Request) -> None:
-        """Take down what is about to run."""
-        if self._ran is not None:
-            self._ran.add(request)
-
-    def after(self, report: HealthReport) -> None:
-        """Hand a report on."""
-        if self._ran is not None:
-            self._ran.end()
-        self._keep(report, self._ran)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from torch import nn
 
-from pytest_modelhealth.bundles.recording import HookedInspector, Ran, Recorder, save
+from pytest_modelhealth.bundles.recording import HookedInspector, Ran, save
 from pytest_modelhealth.report import HealthReport
 
 Save = Callable[..., tuple[HealthReport, Path]]
@@ -30,18 +31,18 @@ def saved(tmp_path: Path) -> Save:
         settings: dict[str, Any] | None = None,
         **options: Any,
     ) -> tuple[HealthReport, Path]:
-        kept: list[tuple[HealthReport, Ran | None]] = []
         inspector = HookedInspector(model, compiled=compiled, **(settings or {}))
-        recorder = Recorder(lambda report, ran: kept.append((report, ran)), limit)
-        inspector.around = recorder.run
-        inspector.before, inspector.after = recorder.before, recorder.after
+        ran = Ran(inspector, "batches" if batches else "batch", options, limit)
+        inspector.hooks = SimpleNamespace(
+            run=lambda _, __, run, args, options: run(*args, **options),
+            before=ran.add,
+            after=lambda _: ran.end(),
+        )
         if watch is not None:
             inspector.watch(**watch)
         run = inspector.run_batches if batches else inspector.run_inspection
         report = run(*args, **options)
         folder = tmp_path / "bundle"
-        ((_, ran),) = kept
-        assert ran is not None
         save(folder, ran, report, None, without)
         return report, folder
 

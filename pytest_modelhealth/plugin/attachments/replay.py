@@ -22,12 +22,15 @@ from pytest_modelhealth.plugin.inspections import INSPECTOR, MAKER, is_report, l
 from pytest_modelhealth.plugin.output_files import folder_name, rank_suffix, warn_once, writable
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     from pytest_modelhealth.bundles.file import Bundle, Saved
-    from pytest_modelhealth.bundles.recording import HookedInspector, Ran, Recorder, Run
+    from pytest_modelhealth.bundles.recording import Ran
+    from pytest_modelhealth.capture import Request
     from pytest_modelhealth.inspector import Inspector
     from pytest_modelhealth.report import HealthReport
+
+    Run = Callable[..., HealthReport]
 
 OPTION = "--modelhealth-replay"
 _FROM = f"{OPTION}-from"
@@ -59,17 +62,42 @@ class Keeper:
         self._staged: list[tuple[HealthReport, Saved]] = []  # bundles that wait for the test's end
         self._latest: tuple[HealthReport, Ran, dict[str, Any]] | None = None
         self._reasons: dict[int, str] = {}  # by the observation's id, why it is not saved
-        self._recorder: Recorder | None = None  # which brings torch
+        self._inspections = 0
+        self._ran: Ran | None = None  # what runs now
         self._placed = 0
 
-    def make(self, *args: Any, **options: Any) -> HookedInspector:
-        """Return an inspector whose failing inspections are kept."""
-        from pytest_modelhealth.bundles.recording import HookedInspector, Recorder
+    def run(self, inspector: Inspector, of: str, run: Run, args: Any, options: Any) -> HealthReport:
+        """Run an inspection, and take down what it is made of."""
+        from pytest_modelhealth.bundles.recording import Ran
 
-        made = HookedInspector(*args, **options)
-        recorder = self._recorder = self._recorder or Recorder(self._keep, self._limit)
-        made.around, made.before, made.after = recorder.run, recorder.before, recorder.after
-        return made
+        self._inspections += 1
+        self._ran = Ran(inspector, of, options, self._limit)
+        try:
+            return run(*args, **options)
+        finally:
+            self._ran = None
+
+    def before(self, request: Request) -> None:
+        """Take down what is about to run."""
+        if self._ran is not None:
+            self._ran.add(request)
+
+    def after(self, report: HealthReport) -> None:
+        """Save a failing inspection; whatever happens, the test's own result stands."""
+        self._latest, ran, why = None, self._ran, ""
+        if ran is None:
+            why = "run_step, monitors and removable run more than an inspection"
+        elif ran.too_large:
+            why = f"its batches are over the limit of {self._limit / 1e6:,.0f} MB ({OPTION}-limit)"
+        else:
+            ran.end()
+            fixture = self._item.stash.get(INSPECTOR, None)
+            place = "" if fixture is None else "{0.path.name}:{0.line}".format(fixture.made[-1])
+            test = {"id": self._item.nodeid, "number": self._inspections, "place": place}
+            self._latest = report, ran, test
+            self._stage(report, unless_healthy=True)
+        if why:
+            self._reasons[id(report.observation)] = why
 
     def place(self, error: BaseException) -> tuple[list[Saved], str]:
         """Return the bundles of a test that failed, now in their places.
@@ -110,22 +138,6 @@ class Keeper:
     def _drop(self, staged: tuple[HealthReport, Saved]) -> None:
         self._staged.remove(staged)
         shutil.rmtree(staged[1].folder, ignore_errors=True)
-
-    def _keep(self, report: HealthReport, ran: Ran | None) -> None:
-        """Save a failing inspection; whatever happens, the test's own result stands."""
-        self._latest, why = None, ""
-        if ran is None:
-            why = "run_step, monitors and removable run more than an inspection"
-        elif ran.too_large:
-            why = f"its batches are over the limit of {self._limit / 1e6:,.0f} MB ({OPTION}-limit)"
-        else:
-            fixture = self._item.stash.get(INSPECTOR, None)
-            place = "" if fixture is None else "{0.path.name}:{0.line}".format(fixture.made[-1])
-            test = {"id": self._item.nodeid, "number": ran.number, "place": place}
-            self._latest = report, ran, test
-            self._stage(report, unless_healthy=True)
-        if why:
-            self._reasons[id(report.observation)] = why
 
     def _stage(self, report: HealthReport, *, unless_healthy: bool = False) -> None:
         """Write a bundle of the latest inspection to a folder apart.
@@ -192,6 +204,19 @@ class Keeper:
         why = f"it could not be written: {kind}{error}"
         warn_once(self._item, _WARNED, f"{OPTION}: a failing inspection is not saved, {why}")
         return why
+
+
+def _maker(hooks: Keeper | _Replay) -> Callable[..., Inspector]:
+    """Return what makes inspectors whose inspections `hooks` makes."""
+
+    def make(*args: Any, **options: Any) -> Inspector:
+        from pytest_modelhealth.bundles.recording import HookedInspector  # which brings torch
+
+        made = HookedInspector(*args, **options)
+        made.hooks = hooks
+        return made
+
+    return make
 
 
 _KEEPER = pytest.StashKey[Keeper]()
@@ -279,7 +304,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         without = item.config.getoption(f"{OPTION}-without") or []
         keeper = Keeper(item, Path(directory), limit, without)
         item.stash[_KEEPER] = keeper
-        item.stash[MAKER] = keeper.make
+        item.stash[MAKER] = _maker(keeper)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -361,18 +386,9 @@ class _Replay:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         self._inspections = 0
-        item.stash[MAKER] = self._make
+        item.stash[MAKER] = _maker(self)
 
-    def _make(self, *args: Any, **options: Any) -> HookedInspector:
-        from pytest_modelhealth.bundles.recording import HookedInspector
-
-        made = HookedInspector(*args, **options)
-        made.around = self._run
-        return made
-
-    def _run(
-        self, inspector: Inspector, of: str, run: Run, args: Any, options: Any
-    ) -> HealthReport:
+    def run(self, inspector: Inspector, of: str, run: Run, args: Any, options: Any) -> HealthReport:
         """Return the bundle's report, made with the test's own functions and what it lacks."""
         from pytest_modelhealth.bundles.replaying import replayed
 
@@ -391,6 +407,11 @@ class _Replay:
         report, self._told = replayed(self._bundle, model, settings, given)
         inspector._note_report(report)
         return report
+
+    def before(self, _: object) -> None:
+        """Do nothing: a replay is not saved again."""
+
+    after = before
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
