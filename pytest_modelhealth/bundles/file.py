@@ -60,12 +60,23 @@ class Missing:
         return f"{self.path} ({self.type}): {self.reason}"
 
 
+def named_tuple(fields: tuple[str, ...], values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a named tuple; reading a bundle calls this, as the class is the user's own."""
+    # not collections.namedtuple, which runs code that it puts together
+    own = {name: property(itemgetter(i)) for i, name in enumerate(fields)}
+    made: type[tuple[Any, ...]] = type("NamedTuple", (tuple,), own | {"_fields": fields})
+    return made(values)
+
+
 @dataclass(frozen=True)
 class Named:
-    """A named tuple, of which reading makes a class with the same fields."""
+    """A named tuple that is written as a call of `named_tuple`."""
 
     fields: tuple[str, ...]
     values: tuple[Any, ...]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return named_tuple, (self.fields, self.values)
 
 
 class Packer:
@@ -188,25 +199,11 @@ def allowed() -> list[Any]:
     rebuilders = [value.__reduce__()[0] for value in plain]  # whose module NumPy 2 renamed
     dtypes = {type(np.dtype(code)) for code in (*np.typecodes["All"], "S1", "U1", "m8", "M8")}
     return [
-        *(Missing, Named, Inputs, PackedSequence, Limit, LayerLimit, SeverityRule, Waiver),
+        *(Missing, named_tuple, Inputs, PackedSequence, Limit, LayerLimit, SeverityRule, Waiver),
         *(slice, bytes, partial, np.ndarray, np.dtype, *dtypes, *rebuilders),
         *_FUNCTIONS,
         *_LOSSES,
     ]
-
-
-def unpack(value: Any) -> Any:
-    """Return data that was read as what it was: named tuples have their fields again."""
-    if isinstance(value, Named):
-        # not collections.namedtuple, which runs code that it puts together
-        own = {name: property(itemgetter(i)) for i, name in enumerate(value.fields)}
-        made: type[tuple[Any, ...]] = type("NamedTuple", (tuple,), own | {"_fields": value.fields})
-        return made(map(unpack, value.values))
-    if isinstance(value, Inputs):
-        return Inputs(*map(unpack, value.args), **unpack(value.kwargs))
-    if type(value) in (list, tuple):
-        return type(value)(map(unpack, value))
-    return {k: unpack(v) for k, v in value.items()} if type(value) is dict else value
 
 
 def qualified_name(named: Any) -> str:
@@ -312,10 +309,8 @@ def read(path: str | os.PathLike[str]) -> Bundle:
             f"{folder} is a bundle of format {version}, and this pytest-modelhealth reads "
             f"format {FORMAT_VERSION}: read it with the version that wrote it"
         )
-    try:
-        content["batches"] = [unpack(batch) for batch in content["batches"]]
-    except (TypeError, LookupError) as error:
-        raise _damaged(file, f"its batches: {error}") from None
+    if not isinstance(content.get("batches"), list):
+        raise _damaged(file, "it has no batches")
     return Bundle(folder, content)
 
 

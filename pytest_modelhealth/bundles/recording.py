@@ -31,11 +31,13 @@ class HookedInspector(Inspector):
 
     def run_inspection(self, *args: Any, **options: Any) -> HealthReport:
         """As in `Inspector`."""
-        return self.hooks.run(self, "batch", super().run_inspection, args, options)
+        report: HealthReport = self.hooks.run(self, "batch", super().run_inspection, args, options)
+        return report
 
     def run_batches(self, *args: Any, **options: Any) -> HealthReport:
         """As in `Inspector`."""
-        return self.hooks.run(self, "batches", super().run_batches, args, options)
+        report: HealthReport = self.hooks.run(self, "batches", super().run_batches, args, options)
+        return report
 
     def _observe(self, request: Request, collectors: tuple[Collector, ...] = ()) -> Observation:
         self.hooks.before(request)

@@ -11,7 +11,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from pytest_modelhealth import Inputs
-from pytest_modelhealth.bundles.file import Missing, Packer, allowed, unpack
+from pytest_modelhealth.bundles.file import Missing, Packer, allowed
 
 
 def through(value: Any) -> tuple[Any, list[Any]]:
@@ -20,7 +20,7 @@ def through(value: Any) -> tuple[Any, list[Any]]:
     torch.save(packer.pack(value, "x"), file)
     file.seek(0)
     with torch.serialization.safe_globals(allowed()):
-        return unpack(torch.load(file, weights_only=True)), packer.missing
+        return torch.load(file, weights_only=True), packer.missing
 
 
 class Pair(NamedTuple):

@@ -190,57 +190,47 @@ def test_without_a_failure_nothing_stays(nets: pytest.Pytester) -> None:
 
 
 def test_several_failures_of_one_test(nets: pytest.Pytester) -> None:
-    """Each has a folder, that of the error first; another run replaces them, not other files."""
+    """Each has a folder, that of the error first; another run replaces them, not other files.
+
+    Of a loop the first three are kept and the latest, on which it ends.
+    """
     nets.makepyfile(
         """
         import nets
 
-        def test_it(inspector):
+        def test_a(inspector):
             inspector(nets.with_nan()).run_inspection(nets.BATCH)
             inspector(nets.with_nan()).run_inspection(nets.BATCH[:20]).assert_healthy()
-        """
-    )
-    for _ in range(2):
-        result = nets.runpytest(*OPTIONS, "--modelhealth-artifacts=out")
-        result.assert_outcomes(failed=1)
-        first, second = bundles(nets)
-        assert second.name == f"{first.name}-2"
-        assert [number(folder) for folder in (first, second)] == [2, 1]
-        assert (first / "culprit.png").exists()
-    result.stdout.fnmatch_lines(["modelhealth: 2 inspections saved in */out; run it again: *"])
 
-
-def test_a_loop_of_failures_keeps_a_few(nets: pytest.Pytester) -> None:
-    """The first three and the latest, on which the loop ends."""
-    nets.makepyfile(
-        """
-        import nets
-
-        def test_it(inspector):
+        def test_loop(inspector):
             for _ in range(9):
                 report = inspector(nets.with_nan()).run_inspection(nets.BATCH)
             report.assert_healthy()
         """
     )
-    nets.runpytest(*OPTIONS).assert_outcomes(failed=1)
-    assert [number(folder) for folder in bundles(nets)] == [9, 1, 2, 3]
-
-
-THRESHOLD = """
-    import nets, torch
-
-    def test_it(inspector):
-        model = nets.healthy()
-        report = inspector(model).run_inspection(nets.BATCH)
-        torch.rand(9)
-        {between}
-        report.assert_healthy(max_grad_norm=1e-9)
-"""
+    for _ in range(2):
+        result = nets.runpytest(*OPTIONS, "--modelhealth-artifacts=out")
+        result.assert_outcomes(failed=2)
+        first, second, *loop = bundles(nets)
+        assert second.name == f"{first.name}-2"
+        assert [number(folder) for folder in (first, second)] == [2, 1]
+        assert [number(folder) for folder in loop] == [9, 1, 2, 3]
+        assert (first / "culprit.png").exists()
+    result.stdout.fnmatch_lines(["modelhealth: 6 inspections saved in */out; run it again: *"])
 
 
 def test_limits_of_an_assertion_are_saved(nets: pytest.Pytester) -> None:
     """What fails by them alone is saved when it does, under them."""
-    nets.makepyfile(test_it=THRESHOLD.format(between=""))
+    nets.makepyfile(
+        """
+        import nets, torch
+
+        def test_it(inspector):
+            report = inspector(nets.healthy()).run_inspection(nets.BATCH)
+            torch.rand(9)
+            report.assert_healthy(max_grad_norm=1e-9)
+        """
+    )
     nets.runpytest(*OPTIONS).assert_outcomes(failed=1)
     (folder,) = bundles(nets)
     again = replayed(nets, folder, "--model=nets:healthy")
@@ -249,27 +239,26 @@ def test_limits_of_an_assertion_are_saved(nets: pytest.Pytester) -> None:
     assert "bit for bit" in again.stdout
 
 
-@pytest.mark.parametrize(
-    ("between", "why"),
-    [
-        ("torch.nn.init.ones_(model[0].weight)", "model or batch changed between"),
-        ("inspector(model).run_inspection(nets.BATCH)", "another inspection followed it"),
-    ],
-)  # fmt: skip
-def test_why_nothing_was_saved(nets: pytest.Pytester, between: str, why: str) -> None:
-    """A bundle of something else than what failed is worse than none."""
-    nets.makepyfile(test_it=THRESHOLD.format(between=between))
-    result = nets.runpytest(*OPTIONS)
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines([f"no bundle of this failure: {why}*"])
-    assert bundles(nets) == []
+def test_why_nothing_was_saved(nets: pytest.Pytester) -> None:
+    """A bundle of something else than what failed is worse than none.
 
-
-def test_results_of_other_kinds_say_so(nets: pytest.Pytester) -> None:
-    """A comparison, a training step and a monitor cannot be replayed."""
+    A comparison, a training step and a monitor cannot be replayed.
+    """
     nets.makepyfile(
         """
-        import nets, torch
+        import nets, pytest, torch
+
+        CHANGES = {
+            "written": lambda inspector, model: torch.nn.init.ones_(model[0].weight),
+            "another": lambda inspector, model: inspector(model).run_inspection(nets.BATCH),
+        }
+
+        @pytest.mark.parametrize("change", CHANGES)
+        def test_between(inspector, change):
+            model = nets.healthy()
+            report = inspector(model).run_inspection(nets.BATCH)
+            CHANGES[change](inspector, model)
+            report.assert_healthy(max_grad_norm=1e-9)
 
         def test_comparison(inspector):
             inspector.compare(nets.healthy(), nets.with_nan(), nets.BATCH).assert_equivalent()
@@ -281,9 +270,18 @@ def test_results_of_other_kinds_say_so(nets: pytest.Pytester) -> None:
         """
     )
     result = nets.runpytest(*OPTIONS)
-    result.assert_outcomes(failed=2)
-    result.stdout.fnmatch_lines(["no bundle of this failure: a comparison of two models *"])
-    result.stdout.fnmatch_lines(["no bundle of this failure: run_step, monitors and removable *"])
+    result.assert_outcomes(failed=4)
+    result.stdout.fnmatch_lines(
+        [
+            f"no bundle of this failure: {why} *"
+            for why in (
+                "model or batch changed between",
+                "another inspection followed it",
+                "a comparison of two models",
+                "run_step, monitors and removable",
+            )
+        ]
+    )
     assert bundles(nets) == []
 
 
@@ -327,25 +325,19 @@ def test_a_directory_lost_meanwhile(nets: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["no bundle of this failure: it could not be written: *"])
 
 
-def test_ranks_have_folders_of_their_own(
-    nets: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Started by torchrun, each process writes its own."""
+def test_parts_left_out_are_told(nets: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the reason, in the failure; the test gives the replay what it makes itself.
+
+    Started by torchrun, each process writes to folders of its own.
+    """
     nets.makepyfile(UNHEALTHY)
     monkeypatch.setenv("RANK", "3")
-    nets.runpytest(*OPTIONS, "-k", "1").assert_outcomes(failed=1, deselected=2)
-    (folder,) = bundles(nets)
-    assert folder.name.endswith("-rank3")
-
-
-def test_parts_left_out_are_told(nets: pytest.Pytester) -> None:
-    """With the reason, in the failure; the test gives the replay what it makes itself."""
-    nets.makepyfile(UNHEALTHY)
     result = nets.runpytest(*OPTIONS, "--modelhealth-replay-without=weights,inputs", "-k", "1")
     result.stdout.fnmatch_lines(
         ["*without weights: left out as *", "*without inputs: left out as *"]
     )
     (folder,) = bundles(nets)
+    assert folder.name.endswith("-rank3")
     assert (folder / "inspection.pt").stat().st_size < 40_000  # random state alone
     again = replayed(nets, folder)
     assert again.returncode == 1, again.stderr
@@ -396,11 +388,7 @@ def test_what_replays_nothing_is_wrong_use(nets: pytest.Pytester) -> None:
     assert "no attribute 'nothing'" in refused(folder, "--model=nets:nothing")
 
 
-@pytest.mark.parametrize(
-    "nodeid",
-    ["-p evil::x", "../test_it.py::x", "/tmp/test_it.py::x", "out/{}/test_evil.py::test_e"],
-)
-def test_a_bundle_brings_no_code(nets: pytest.Pytester, nodeid: str) -> None:
+def test_a_bundle_brings_no_code(nets: pytest.Pytester) -> None:
     """An id that leads out of the project, or to a test inside the bundle, is refused."""
     nets.makepyfile(test_it=CHANCE)
     nets.runpytest(*OPTIONS)
@@ -408,9 +396,11 @@ def test_a_bundle_brings_no_code(nets: pytest.Pytester, nodeid: str) -> None:
     (folder / "test_evil.py").write_text("open('executed', 'w')\ndef test_e(inspector): ...")
     with torch.serialization.safe_globals(allowed()):
         content = torch.load(folder / "inspection.pt", weights_only=True)
-    content["test"]["id"] = nodeid.format(folder.name)
-    torch.save(content, folder / "inspection.pt")
-    done = replayed(nets, folder)
-    assert done.returncode == 2
-    assert "is no id of a test" in done.stderr or "is not here" in done.stderr
-    assert not nets.path.joinpath("executed").exists()
+    inside = f"out/{folder.name}/test_evil.py::test_e"
+    for nodeid in ("-p evil::x", "../test_it.py::x", "/tmp/test_it.py::x", inside):
+        content["test"]["id"] = nodeid
+        torch.save(content, folder / "inspection.pt")
+        done = replayed(nets, folder)
+        assert done.returncode == 2
+        assert "is no id of a test" in done.stderr or "is not here" in done.stderr
+        assert not nets.path.joinpath("executed").exists()

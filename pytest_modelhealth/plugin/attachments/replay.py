@@ -11,7 +11,6 @@ import math
 import os
 import shlex
 import shutil
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -207,13 +206,17 @@ class Keeper:
         return why
 
 
-def _hooked(hooks: Keeper | _Replay, *args: Any, **options: Any) -> Inspector:
-    """Return an inspector that has each inspection made by `hooks`."""
-    from pytest_modelhealth.bundles.recording import HookedInspector
+def _maker(hooks: Keeper | _Replay) -> Callable[..., Inspector]:
+    """Return what makes inspectors whose inspections `hooks` makes."""
 
-    made = HookedInspector(*args, **options)
-    made.hooks = hooks
-    return made
+    def make(*args: Any, **options: Any) -> Inspector:
+        from pytest_modelhealth.bundles.recording import HookedInspector  # which brings torch
+
+        made = HookedInspector(*args, **options)
+        made.hooks = hooks
+        return made
+
+    return make
 
 
 _KEEPER = pytest.StashKey[Keeper]()
@@ -301,7 +304,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         without = item.config.getoption(f"{OPTION}-without") or []
         keeper = Keeper(item, Path(directory), limit, without)
         item.stash[_KEEPER] = keeper
-        item.stash[MAKER] = partial(_hooked, keeper)
+        item.stash[MAKER] = _maker(keeper)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -383,7 +386,7 @@ class _Replay:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         self._inspections = 0
-        item.stash[MAKER] = partial(_hooked, self)
+        item.stash[MAKER] = _maker(self)
 
     def run(self, inspector: Inspector, of: str, run: Run, args: Any, options: Any) -> HealthReport:
         """Return the bundle's report, made with the test's own functions and what it lacks."""
