@@ -101,16 +101,9 @@ def test_workers_end_however_the_run_ends(how: str) -> None:
     loader = DataLoader(Numbers(bad=bad), batch_size=16, num_workers=2)
     if how == "early":
         report = Inspector(net()).run_batches(loader, loss=loss, max_batches=2)
-        assert report.observation.part is not None
-        assert (
-            report.observation.part.batches,
-            report.observation.part.of,
-            report.observation.part.ended_by,
-        ) == (
-            2,
-            7,
-            "max_batches=2",
-        )
+        part = report.observation.part
+        assert part is not None
+        assert (part.batches, part.of, part.ended_by) == (2, 7, "max_batches=2")
     else:
         kind = KeyboardInterrupt if how == "ctrl-c" else ZeroDivisionError
         with pytest.raises(kind) as caught:
@@ -169,7 +162,7 @@ def test_chance_goes_on_as_it_does_without_the_run() -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 def test_the_mode_is_set_for_the_run_and_put_back(training: bool) -> None:
-    """Each module gets its own mode back, and every buffer its bits; figures are of the mode."""
+    """However the run ends, and every buffer gets its bits back; figures are of the mode."""
     model = net()
     model[1].eval()
     before, modes = copy.deepcopy(model.state_dict()), [m.training for m in model.modules()]
@@ -185,14 +178,13 @@ def test_the_mode_is_set_for_the_run_and_put_back(training: bool) -> None:
     assert report["1"].activations.std == pytest.approx(float(whole.std(correction=0)), rel=1e-5)
     same = Inspector(model).run_batches(batches)
     assert same["1"].options["training"] is False
-
-
-def test_the_mode_is_put_back_after_an_exception() -> None:
-    """However the run ends."""
-    model = net().eval()
     with pytest.raises(RuntimeError, match="shapes"):
-        Inspector(model).run_batches([torch.ones(4, 5)], training=True)
-    assert not any(module.training for module in model.modules())
+        Inspector(model).run_batches([torch.ones(4, 5)], training=training)
+    assert [m.training for m in model.modules()] == modes
+    model.train(not training)
+    with pytest.raises(RuntimeError, match="shapes"):
+        Inspector(model).run_batches([torch.ones(4, 5)], training=training)
+    assert all(m.training is not training for m in model.modules())
 
 
 class Frozen(nn.Module):
@@ -263,31 +255,43 @@ def test_time_ends_a_run_after_the_batch_that_passes_it() -> None:
     assert enough.observation.part is None
 
 
+BATCH = [torch.ones(4, 6)]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("batches", "arguments", "message"),
     [
+<<<<<<< HEAD
         ({"max_seconds": -1}, "max_seconds must be a number of seconds from 0 on"),
         ({"max_seconds": float("nan")}, "max_seconds"),
         ({"max_seconds": True}, "max_seconds"),
         ({"max_seconds": "5"}, "max_seconds"),
         ({"max_batches": True}, "a whole number"),
+=======
+        (BATCH, {"max_seconds": -1}, "max_seconds must be a number of seconds from 0 on"),
+        (BATCH, {"max_seconds": float("nan")}, "max_seconds"),
+        (BATCH, {"max_seconds": True}, "max_seconds"),
+        (BATCH, {"max_seconds": "5"}, "max_seconds"),
+        (BATCH, {"training": 1}, "training must be True, False or None"),
+        (BATCH, {"training": "yes"}, "training must be True, False or None"),
+        (BATCH, {"max_batches": True}, "a whole number"),
+        # a data set that is smaller than a batch that must be full
+        (
+            DataLoader(Numbers(5), 32, drop_last=True),
+            {"loss": F.cross_entropy},
+            r"no batch.*drop_last",
+        ),
+>>>>>>> room-tests3
     ],
 )
-def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+def test_wrong_arguments_are_refused(batches: Any, arguments: dict[str, Any], message: str) -> None:
     """Before anything is run."""
     ran = []
     model = net()
     model.register_forward_hook(lambda *_: ran.append(1))
     with pytest.raises(InspectionError, match=message):
-        Inspector(model).run_batches([torch.ones(4, 6)], **arguments)
+        Inspector(model).run_batches(batches, **arguments)
     assert not ran
-
-
-def test_an_empty_loader_is_refused_in_words() -> None:
-    """An empty data set, and one that is smaller than a batch that must be full."""
-    loader = DataLoader(Numbers(5), batch_size=32, drop_last=True)
-    with pytest.raises(InspectionError, match=r"no batch.*drop_last"):
-        Inspector(net()).run_batches(loader, loss=F.cross_entropy)
 
 
 def test_a_batch_of_another_structure_says_which_it_is() -> None:

@@ -123,7 +123,7 @@ WRONG = {
 
 
 def test_wrong_attributes_are_one_error_each(pytester: pytest.Pytester) -> None:
-    """Before a model is made, with what is meant; so is no make()."""
+    """Before a model is made, with what is meant; so are no make(), and the fixture elsewhere."""
     said = []
     for number, (body, message) in enumerate(WRONG.items()):
         suite = f"class TestNet(ModelHealthSuite):\n    {MAKE}    {body}\n"
@@ -131,13 +131,15 @@ def test_wrong_attributes_are_one_error_each(pytester: pytest.Pytester) -> None:
         said.append(message.format("TestNet").replace("[", "[[]").replace("[[]]", "[]]"))
     pytester.makepyfile(
         test_7=FILE + "class TestNet(ModelHealthSuite):\n    seed = 1\n",
+        test_8="def test_it(modelhealth_case): pass",
     )
-    result = pytester.runpytest(*QUICK)
-    result.assert_outcomes(errors=8)
+    result = pytester.runpytest(*QUICK, "--continue-on-collection-errors")
+    result.assert_outcomes(errors=9)
     result.stdout.fnmatch_lines(
         [
             *said,
             "TestNet has no make(), which makes the model to test: *",
+            "modelhealth_case is for the tests of a ModelHealthSuite*",
         ]
     )
 
@@ -160,15 +162,30 @@ def alone():
 TestRaises, TestNothing, TestMisfit, TestNeeds, TestRest, TestAlone = map(
     modelhealth_suite, (raises, nothing, misfit, needs, rest, alone)
 )
+class TestExpected(ModelHealthSuite):
+    def make(self): return {}["depth"]
+    expected_failures = {"test_healthy_in_training": "r"}
+class TestUnwritten(ModelHealthSuite):
+    def make(self):
+        # TODO: a batch of yours
+        inputs = ...
+        return net(), inputs
+class TestEllipsis(ModelHealthSuite):
+    def make(self): return net(), BATCH[...]
+    skip = dict.fromkeys(SKIPPED, "not of this")
 """
-)
+).replace("SKIPPED", repr([name for name in TESTS if name != "test_deterministic"]))
 
 
 def test_what_make_does_wrong_is_shown_once(pytester: pytest.Pytester) -> None:
-    """One test fails with the user's traceback or what to write; twelve say where to look."""
+    """One test fails with the user's traceback or what to write; twelve say where to look.
+
+    An expected failure hides no factory that raises. A batch that is still to be written, as
+    `init` leaves it, is one sentence; an Ellipsis of the user's own is none of it.
+    """
     pytester.makepyfile(MAKERS)
     result = pytester.runpytest("-rs", "-p", "no:cacheprovider")
-    result.assert_outcomes(failed=6, skipped=72)
+    result.assert_outcomes(failed=8, skipped=108, passed=1)
     result.stdout.fnmatch_lines(
         [
             "E * KeyError: 'width'",
@@ -179,35 +196,17 @@ def test_what_make_does_wrong_is_shown_once(pytester: pytest.Pytester) -> None:
             "rest() returned something of type int as the loss, *",
             "alone() makes a model alone, and no batch to run it on: return (model, inputs), or *",
             "        model = Sequential()",
+            "E * KeyError: 'depth'",
+            (
+                "TestUnwritten.make() has no batch yet: write it below 'TODO: a batch of yours' in "
+                "test_what_make_does_wrong_is_shown_once.py*"
+            ),
         ]
     )
     result.stdout.fnmatch_lines(
         ["SKIPPED * raises() failed, KeyError: 'width': see test_healthy_in_training"]
     )
     result.stdout.no_fnmatch_line("*pytest_modelhealth*.py:*")
-
-
-def test_a_batch_that_is_still_to_be_written_is_one_sentence(pytester: pytest.Pytester) -> None:
-    """As `init` leaves it; an Ellipsis of the user's own is none of it."""
-    body = "def make(self):\n    # TODO: a batch of yours\n    inputs = {}\n    return net(), {}\n"
-    result = _suite(pytester, body.format("...", "inputs"))
-    result.assert_outcomes(failed=1, skipped=11, deselected=1)
-    result.stdout.fnmatch_lines(
-        ["TestNet.make() has no batch yet: write it below 'TODO: a batch of yours' in test_net.py*"]
-    )
-    only = ("-k", "deterministic")
-    filled = body.format("BATCH", "inputs").replace("# TODO: a batch of yours", "# a batch")
-    _suite(pytester, filled.replace("BATCH", "BATCH[...]"), *only).assert_outcomes(
-        passed=1, deselected=12
-    )
-
-
-def test_an_expected_failure_hides_no_broken_factory(pytester: pytest.Pytester) -> None:
-    """What make() raises is not what was expected to fail."""
-    body = (
-        "def make(self): return {}['width']\nexpected_failures = {'test_healthy_in_training': 'r'}"
-    )
-    _suite(pytester, body).assert_outcomes(failed=1, skipped=11, deselected=1)
 
 
 def test_a_snapshot_is_recorded_and_held(pytester: pytest.Pytester) -> None:
@@ -307,8 +306,12 @@ def test_names_that_are_no_factory(pytester: pytest.Pytester) -> None:
             "        model = Leaky()",
         ]
     )
-    wrong = pytester.runpytest("--modelhealth-model=models.nets")
-    wrong.stderr.fnmatch_lines(["*name a module and what in it makes the model*"])
+    twice = "--modelhealth-model=models.nets:fine"
+    for wrong, message in (
+        (["--modelhealth-model=models.nets"], "*name a module and what in it makes the model*"),
+        ([twice, twice], f"*{twice} stands 2 times*"),
+    ):
+        pytester.runpytest(*wrong).stderr.fnmatch_lines([message])
 
 
 @pytest.mark.parametrize(
@@ -360,16 +363,3 @@ def test_a_class_of_transformers_is_tested_without_a_file(pytester: pytest.Pytes
     _suite(pytester, body, *only[2:]).assert_outcomes(passed=2, deselected=11)
     named = pytester.runpytest("--modelhealth-model=transformers:BertForMaskedLM", *only)
     named.assert_outcomes(passed=2, deselected=11)
-
-
-def test_a_name_twice_is_an_error(pytester: pytest.Pytester) -> None:
-    """Two suites of one name could not be told apart."""
-    result = pytester.runpytest(*_module(pytester, ("fine", "fine")))
-    result.stderr.fnmatch_lines(["*--modelhealth-model=models.nets:fine stands 2 times*"])
-
-
-def test_the_fixture_is_for_suites(pytester: pytest.Pytester) -> None:
-    """Elsewhere it says which one to ask for."""
-    pytester.makepyfile("def test_it(modelhealth_case): pass")
-    result = pytester.runpytest("-p", "no:cacheprovider")
-    result.stdout.fnmatch_lines(["modelhealth_case is for the tests of a ModelHealthSuite*"])

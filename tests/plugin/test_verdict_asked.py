@@ -8,6 +8,7 @@ import re
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -77,20 +78,27 @@ def apart() -> Comparison:
     return compare(nn.Sequential(nn.Linear(4, 2)), nn.Sequential(nn.Linear(4, 2)), torch.ones(4, 4))
 
 
-@pytest.mark.parametrize("name", [*NUMBERS, *QUESTIONS])
-def test_what_asks_for_the_verdict_of_a_report(name: str, sick: HealthReport) -> None:
-    """Numbers, tables and pictures do not, though some of them show the verdict."""
-    sick._verdict_asked = False
-    (NUMBERS | QUESTIONS)[name](sick)
-    assert sick._verdict_asked is (name in QUESTIONS)
-
-
-@pytest.mark.parametrize("name", [*COMPARISON_NUMBERS, *COMPARISON_QUESTIONS])
-def test_what_asks_for_the_verdict_of_a_comparison(name: str, apart: Comparison) -> None:
-    """Where the two part is evidence; whether they are equivalent is the verdict."""
-    apart._verdict_asked = False
-    (COMPARISON_NUMBERS | COMPARISON_QUESTIONS)[name](apart)
-    assert apart._verdict_asked is (name in COMPARISON_QUESTIONS)
+@pytest.mark.parametrize(
+    ("subject", "asks", "is_question"),
+    [
+        pytest.param(subject, asks, is_question, id=f"{subject}-{name}")
+        for subject, table, is_question in (
+            ("sick", NUMBERS, False),
+            ("sick", QUESTIONS, True),
+            ("apart", COMPARISON_NUMBERS, False),
+            ("apart", COMPARISON_QUESTIONS, True),
+        )
+        for name, asks in table.items()
+    ],
+)
+def test_what_asks_for_the_verdict(
+    request: pytest.FixtureRequest, subject: str, asks: Callable[[Any], object], is_question: bool
+) -> None:
+    """Numbers, tables and pictures do not, though some show it; nor does where two models part."""
+    judged = request.getfixturevalue(subject)
+    judged._verdict_asked = False
+    asks(judged)
+    assert judged._verdict_asked is is_question
 
 
 READS = """
@@ -336,6 +344,40 @@ def late(inspector):
 def test_in_teardown(late):
     pass
 """
+IDLE = """
+import nets, pytest
+from torch import nn
+
+def test_forgotten(inspector):
+    inspector(nets.healthy()).watch("0")
+
+def test_failing(inspector):
+    inspector(nets.healthy())
+    pytest.skip("the body did not get so far")
+
+def test_raising(inspector):
+    with pytest.raises(RuntimeError):
+        inspector(nets.healthy()).run_inspection(nets.BATCH[:, :2])
+    with pytest.raises(RuntimeError, match="no batch"):
+        inspector(nets.healthy()).run_batches([])
+
+@pytest.fixture
+def checked(inspector):
+    made = inspector(nets.healthy())
+    yield
+    made.run_inspection(nets.BATCH)
+
+def test_in_teardown(checked):
+    pass
+
+def test_several(inspector):
+    model = nn.Sequential(*nets.with_dead_relu(), *(nets.with_dead_relu()[:2]))
+    model[3] = nn.Linear(2, 8)
+    nn.init.constant_(model[3].bias, -10.0)
+    report = inspector(model, min_samples=100).run_inspection(nets.BATCH)
+    report.assert_healthy()
+    report.assert_healthy()
+"""
 DOUBT = "ModelHealthWarning: inconclusive: 1 (dead_units): 8 of 8 units were inactive*at least 100*"
 BARE = [
     "E * inconclusive: 1 (dead_units): 8 of 8 units were inactive*",
@@ -344,10 +386,15 @@ BARE = [
 
 
 def test_an_inconclusive_report_is_a_warning(nets: pytest.Pytester) -> None:
-    """Under -q too the summary names test, layer, check and reason, a line each."""
-    nets.makepyfile(test_doubt=INCONCLUSIVE)
+    """Under -q too the summary names test, layer, check and reason, a line each.
+
+    So is an inspector that never ran, by its line, but not one that ran or that a fixture runs
+    later. Of several findings the first is named and the others are counted; what is asked twice is
+    told once.
+    """
+    nets.makepyfile(test_doubt=INCONCLUSIVE, test_idle=IDLE)
     result = nets.runpytest("-q", "-W", "always")
-    result.assert_outcomes(passed=6, failed=1, warnings=3)
+    result.assert_outcomes(passed=10, failed=1, skipped=1, warnings=5)
     result.stdout.fnmatch_lines(
         [
             *BARE,
@@ -358,12 +405,17 @@ def test_an_inconclusive_report_is_a_warning(nets: pytest.Pytester) -> None:
             f"*test_doubt.py:*: {DOUBT}",
             "test_doubt.py::test_in_teardown",
             f"*test_doubt.py:*: {DOUBT}",
+            "test_idle.py::test_forgotten",
+            "*ModelHealthWarning: test_idle.py:5: this inspector was made and never run, so *",
+            "*ModelHealthWarning: inconclusive: * (and 1 more)",
             "FAILED test_doubt.py::test_bare - inconclusive: *",
         ]
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        nets.runpytest("-q", "-p", "no:warnings").assert_outcomes(passed=6, failed=1)
+        nets.runpytest("-q", "-p", "no:warnings", "test_doubt.py").assert_outcomes(
+            passed=6, failed=1
+        )
 
 
 def test_an_inconclusive_report_fails_or_passes_where_the_project_says_so(
@@ -386,56 +438,3 @@ def test_an_inconclusive_report_fails_or_passes_where_the_project_says_so(
     result = nets.runpytest("-W", "error")
     result.assert_outcomes(passed=4, failed=3, errors=1)
     result.stdout.fnmatch_lines("FAILED *::test_unasked - *inconclusive: 1 (dead_units)*")
-
-
-def test_what_is_one_warning(nets: pytest.Pytester) -> None:
-    """An inspector that never ran, by its line, but not one that ran or that a fixture runs later.
-
-    Of several findings the first is named and the others are counted; what is asked twice is told
-    once.
-    """
-    nets.makepyfile(
-        test_idle="""
-        import nets, pytest
-        from torch import nn
-
-        def test_forgotten(inspector):
-            inspector(nets.healthy()).watch("0")
-
-        def test_failing(inspector):
-            inspector(nets.healthy())
-            pytest.skip("the body did not get so far")
-
-        def test_raising(inspector):
-            with pytest.raises(RuntimeError):
-                inspector(nets.healthy()).run_inspection(nets.BATCH[:, :2])
-            with pytest.raises(RuntimeError, match="no batch"):
-                inspector(nets.healthy()).run_batches([])
-
-        @pytest.fixture
-        def checked(inspector):
-            made = inspector(nets.healthy())
-            yield
-            made.run_inspection(nets.BATCH)
-
-        def test_in_teardown(checked):
-            pass
-
-        def test_several(inspector):
-            model = nn.Sequential(*nets.with_dead_relu(), *(nets.with_dead_relu()[:2]))
-            model[3] = nn.Linear(2, 8)
-            nn.init.constant_(model[3].bias, -10.0)
-            report = inspector(model, min_samples=100).run_inspection(nets.BATCH)
-            report.assert_healthy()
-            report.assert_healthy()
-        """
-    )
-    result = nets.runpytest("-q", "-W", "always")
-    result.assert_outcomes(passed=4, skipped=1, warnings=2)
-    result.stdout.fnmatch_lines(
-        [
-            "test_idle.py::test_forgotten",
-            "*ModelHealthWarning: test_idle.py:5: this inspector was made and never run, so *",
-            "*ModelHealthWarning: inconclusive: * (and 1 more)",
-        ]
-    )

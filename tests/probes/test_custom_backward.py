@@ -76,45 +76,9 @@ def test_a_gradient_for_the_wrong_input_names_both_arguments() -> None:
     assert ["'b'" in v.message for v in found(report)] == [False, True]
 
 
-RIGHT = {
-    "swish": (made.Swish, 1),
-    "context set up apart": (made.WithSetup, 1),
-    "clamp": (made.Clamp, 1),
-    "in place": (made.InPlace, 1),
-    "bound early": (lambda x, f=made.Swish.apply: f(x), 1),
-}
-
-
-@pytest.mark.parametrize("kind", RIGHT)
-def test_a_right_backward_is_healthy(kind: str) -> None:
-    """It is held against slopes, and passes."""
-    report, record = inspected(model_of(*RIGHT[kind]))
-    assert record is not None
-    assert (record.outcome, record.notes, record.partings) == (Outcome.JUDGED, (), ())
-    assert record.forwards == 1
-    assert report.verdict == "healthy"
-
-
-def test_kinks_are_no_fault() -> None:
-    """At the zeros of another ReLU half a slope is found, and none or all is given."""
-    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), Calls(made.Relu), nn.Linear(6, 3))
-    report, record = inspected(model)
-    assert record is not None
-    assert record.outcome is Outcome.JUDGED
-    assert found(report) == []
-
-
-def test_zeros_hide_no_wrong_backward() -> None:
-    """Weights that start at zero have no slope; a point close by has."""
-    model = model_of(made.WrongInput, 2)
-    with torch.no_grad():
-        model[0].weight.zero_()
-        model[0].bias.zero_()
-        model[1].weights[0].zero_()
-    assert found(inspected(model)[0])
-
-
 class Determinant(nn.Module):
+    """Of matrices whose numbers do not lie in order."""
+
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(6, 4)
@@ -124,11 +88,26 @@ class Determinant(nn.Module):
         return made.LogDet.apply(matrices.mT)
 
 
-def test_a_determinant_of_batches_is_healthy() -> None:
-    """Of matrices whose numbers do not lie in order."""
-    _, record = inspected(Determinant())
+RIGHT = {
+    "swish": model_of(made.Swish),
+    "context set up apart": model_of(made.WithSetup),
+    "clamp": model_of(made.Clamp),
+    "in place": model_of(made.InPlace),
+    "bound early": model_of(lambda x, f=made.Swish.apply: f(x)),
+    # at the zeros of another ReLU half a slope is found, and none or all is given
+    "kinks": nn.Sequential(nn.Linear(6, 6), nn.ReLU(), Calls(made.Relu), nn.Linear(6, 3)),
+    "determinants of batches": Determinant(),
+}
+
+
+@pytest.mark.parametrize("kind", RIGHT)
+def test_a_right_backward_is_healthy(kind: str) -> None:
+    """It is held against slopes, and passes."""
+    report, record = inspected(RIGHT[kind])
     assert record is not None
-    assert (record.outcome, record.partings) == (Outcome.JUDGED, ())
+    assert (record.outcome, record.notes, record.partings) == (Outcome.JUDGED, (), ())
+    assert record.forwards == 1
+    assert report.verdict == "healthy"
 
 
 MEANT = {
@@ -250,13 +229,6 @@ def test_slopes_on_one_rank_tell_nothing_of_a_collective(
     assert ("calls a collective" in record.reason) is (reduce is not torch.clone)
 
 
-def test_each_kind_of_call_is_judged_where_it_is_made() -> None:
-    """An option that only a later layer sets is not taken for that of the first."""
-    calls = [Calls(lambda x, w=w: made.WrongIfTold.apply(x, w)) for w in (False, False, True)]
-    model = nn.Sequential(nn.Linear(6, 6), *calls, nn.Linear(6, 3))
-    assert [v.layer for v in found(inspected(model, probes=NAME)[0])] == ["3"]
-
-
 class Checkpointed(nn.Module):
     def __init__(self, function: Any, use_reentrant: bool) -> None:
         super().__init__()
@@ -266,6 +238,55 @@ class Checkpointed(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return checkpoint(self.inner, self.first(x), use_reentrant=self.reentrant)
+
+
+class InTrainingOnly(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return made.WrongSign.apply(self.first(x)) if self.training else self.first(x)
+
+
+def zeros() -> nn.Module:
+    """Weights that start at zero have no slope; a point close by has."""
+    model = model_of(made.WrongInput, 2)
+    with torch.no_grad():
+        for tensor in (model[0].weight, model[0].bias, model[1].weights[0]):
+            tensor.zero_()
+    return model
+
+
+def kinds_of_calls() -> nn.Module:
+    """An option that only a later layer sets is not taken for that of the first."""
+    calls = [Calls(lambda x, w=w: made.WrongIfTold.apply(x, w)) for w in (False, False, True)]
+    return nn.Sequential(nn.Linear(6, 6), *calls, nn.Linear(6, 3))
+
+
+def factor(y: Tensor) -> Tensor:
+    """Return a loss with a function of its own, which belongs to no layer but the model."""
+    return made.WrongFactor.apply(y).mean()
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "layers"),
+    [
+        (zeros(), {}, {"1"}),
+        (kinds_of_calls(), {"probes": NAME}, ["3"]),
+        # the forward runs twice, and is one call
+        (Checkpointed(made.WrongSign, use_reentrant=False), {}, ["inner"]),
+        (nn.Linear(6, 3), {"loss": factor}, [""]),
+        (InTrainingOnly(), {}, [""]),
+        (InTrainingOnly().eval(), {}, []),
+    ],
+)
+def test_a_wrong_backward_is_found_wherever_it_runs(
+    model: nn.Module, given: dict[str, Any], layers: Any
+) -> None:
+    """In the mode that was inspected, by the layer whose own code calls it."""
+    culprits = [v.layer for v in found(inspected(model, **given)[0])]
+    assert type(layers)(culprits) == layers
 
 
 def test_functions_of_torch_are_left_out() -> None:
@@ -280,33 +301,6 @@ def test_functions_of_torch_are_left_out() -> None:
         nn.Linear(6, 6), Calls(lambda x: normalise(x[:, :, None, None], 3, 1e-4, 0.75, 1))
     )
     assert inspected(model)[1] is None
-
-
-def test_inside_a_checkpoint_it_is_found() -> None:
-    """The forward runs twice, and is one call."""
-    report, _ = inspected(Checkpointed(made.WrongSign, use_reentrant=False))
-    assert [v.layer for v in found(report)] == ["inner"]
-
-
-def test_a_function_of_the_loss_is_found() -> None:
-    """It belongs to no layer but the model."""
-    report, _ = inspected(nn.Linear(6, 3), loss=lambda y: made.WrongFactor.apply(y).mean())
-    assert [v.layer for v in found(report)] == [""]
-
-
-class InTrainingOnly(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(6, 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return made.WrongSign.apply(self.first(x)) if self.training else self.first(x)
-
-
-def test_it_runs_in_the_mode_that_was_inspected() -> None:
-    """A function that evaluation leaves out is seen."""
-    assert found(inspected(InTrainingOnly())[0])
-    assert not found(inspected(InTrainingOnly().eval())[0])
 
 
 def test_the_limit_is_a_setting() -> None:

@@ -256,11 +256,19 @@ def test_flow(edges: list[Edge], culprit: str) -> None:
 
 
 def test_flow_names_the_operations_of_a_cut() -> None:
-    """A dashed arrow says by what no gradient goes back, and each arrow has it in its title."""
+    """A dashed arrow says by what no gradient goes back, and each arrow has it in its title.
+
+    What has the role of an image hides all in it from a screen reader: no link lies there.
+    """
     svg = draw("flow", flow_of(TOWERS), [])
     assert [one.text for one in of_class(svg, "operations")] == ["no gradient: detach, argmax"]
     assert "temperature → fuse\nby exp" in titles(svg)
     assert "values pass, gradients do not" in texts(svg)
+    (image,) = [one for one in svg.iter() if one.get("role") == "img"]
+    assert not list(image.iter(f"{SVG}a"))
+    links = list(svg.iter(f"{SVG}a"))
+    assert links
+    assert all(link.findtext(f"{SVG}title") for link in links)
 
 
 def test_flow_untangles_rows() -> None:
@@ -322,19 +330,15 @@ def test_large_flow_is_folded(edges: list[Edge], culprit: str | None) -> None:
         assert of_class(svg, "edge", "way")
 
 
-def test_flow_of_a_layer_alone() -> None:
-    """What stands on the way and has no edge is a box too."""
-    svg = draw("flow", flow_of([("a", "b", True, "")], ["z"]) | {"exact": False}, [])
-    assert set(boxes_of(svg)) == {"a", "b", "z"}
-    assert any("in part" in text for text in texts(svg))
-
-
-def test_flow_marks_a_culprit_that_holds_others() -> None:
-    """The layers in a container are marked where it is the culprit."""
+def test_flow_has_a_box_for_all_on_the_way() -> None:
+    """The layers in a container are marked where it is the culprit; one without edges is a box."""
     svg = draw("flow", flow_of(resnet(3)), [violation("blocks.1")])
     marked = [box.get("data-name", "") for box in of_class(svg, "box", "culprit")]
     assert len(marked) == 5
     assert all(name.startswith("blocks.1.") for name in marked)
+    svg = draw("flow", flow_of([("a", "b", True, "")], ["z"]) | {"exact": False}, [])
+    assert set(boxes_of(svg)) == {"a", "b", "z"}
+    assert any("in part" in text for text in texts(svg))
 
 
 # Comparison and drift
@@ -359,6 +363,7 @@ def test_errors_can_be_read_off_their_axes() -> None:
     assert "first divergence at l.5: error 0.01 of 8e-7" in finding(svg)
 
 
+<<<<<<< HEAD
 def test_errors_have_the_outputs_of_the_model() -> None:
     """Outputs stand beside the activations: their row is not empty."""
     data = comparison(2, 9)
@@ -367,9 +372,15 @@ def test_errors_have_the_outputs_of_the_model() -> None:
     assert len(of_class(activations, "point")) == 3
 
 
+=======
+>>>>>>> room-tests3
 def test_errors_mark_layers_of_one_side() -> None:
     """A layer that one side lacks has its row and a sign; an error without a number is a cross."""
     data = comparison(6, 9)
+    output = {"reference": "", "candidate": "", "label": "output", "diverged": False}
+    data["layers"].append({**output, "tensors": [compared("outputs", 3e-7, 1e-7, False)]})
+    (activations,) = of_class(draw("errors", data), "series", "activations")
+    assert len(of_class(activations, "point")) == 7  # outputs stand beside the activations
     data["layers"][1].update(candidate=None, tensors=[])
     data["layers"][2].update(reference=None, label="new", tensors=[])
     data["layers"][3]["tensors"] = [made.compared(error=None, diverged=True)]
@@ -385,7 +396,15 @@ def test_drift() -> None:
     """Both sides of a tensor stand on one axis, off which their statistics can be read."""
     before = {"min": -2.0, "max": 2.0, "mean": 0.0, "std": 1.0}
     now = {"min": -4.0, "max": 5.0, "mean": 1.0, "std": 1.5}
+<<<<<<< HEAD
     drifts = [made.drifted("fc", s, "1", "2") for s in ("std", "mean")]
+=======
+    drifts = [
+        {"layer": "fc", "label": "fc", "role": "activations", "tensor": ""}
+        | {"statistic": statistic, "before": "1", "now": "2"}
+        for statistic in ("std", "mean")
+    ]
+>>>>>>> room-tests3
     svg = draw(
         "drift",
         {"drifts": drifts, "before": [drifting("fc", **before)], "now": [drifting("fc", **now)]},
@@ -475,6 +494,9 @@ def test_names_are_text(chart: str) -> None:
     assert not {name for one in svg.iter() for name in one.attrib} & {"fill", "stroke", "style"}
     links = {one.get("href", "") for one in svg.iter(f"{SVG}a")}
     assert all(re.fullmatch(r"#t0-0/[\w%.~-]*", link) for link in links)
+    if chart == "depth":
+        marks = [one.get("href") for one in draw(chart, hostile()[chart][0], []).iter(f"{SVG}a")]
+        assert marks == [link_to("t0-0", name) for name in HOSTILE if name]  # "" holds all others
 
 
 @pytest.mark.parametrize(
@@ -502,15 +524,3 @@ def test_little_data(chart: str, data: list[Any]) -> None:
         if name in ("d", "x", "y", "cx", "cy", "width", "height", "viewBox")
     ]
     assert not [value for value in placed if re.search("nan|inf|None", value)]
-
-
-def test_marks_stand_outside_the_image() -> None:
-    """What has the role of an image hides all in it from a screen reader: no link lies there."""
-    svg = draw("flow", flow_of(TOWERS), [])
-    (image,) = [one for one in svg.iter() if one.get("role") == "img"]
-    assert not list(image.iter(f"{SVG}a"))
-    links = list(svg.iter(f"{SVG}a"))
-    assert links
-    assert all(link.findtext(f"{SVG}title") for link in links)
-    found = [one.get("href") for one in draw("depth", hostile()["depth"][0], []).iter(f"{SVG}a")]
-    assert found == [link_to("t0-0", name) for name in HOSTILE if name]  # "" holds all others
