@@ -226,6 +226,7 @@ def test_modes_of_torch_are_put_back() -> None:
     def modes() -> tuple[Any, ...]:
         checked = torch.is_anomaly_check_nan_enabled()
         found = (torch.get_deterministic_debug_mode(), torch.is_anomaly_enabled(), checked)
+        found += (torch.get_num_threads(),)
         return (*found, torch.get_float32_matmul_precision(), torch.backends.cudnn.deterministic)
 
     before, model, calls = modes(), net(), itertools.count(1)  # which is not put back
@@ -235,6 +236,7 @@ def test_modes_of_torch_are_put_back() -> None:
         torch.autograd.set_detect_anomaly(True, check_nan=False)
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.deterministic = True
+        torch.set_num_threads(before[3] + 1)
         if next(calls) == 6:
             raise KeyboardInterrupt
         return usual(model, optimizer, batch)
