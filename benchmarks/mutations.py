@@ -256,7 +256,7 @@ MUTATIONS = [
         "layers of any size are taken for each other",
         "return kind(x) == kind(y) and _sizes(x) == _sizes(y)",
         "return kind(x) == kind(y)",
-        "tests/alignment tests/comparison/test_causes.py tests/comparison/test_comparison.py",
+        "tests/alignment tests/comparison/test_causes.py tests/comparison/test_compare.py",
     ),
     Mutation(
         "a snapshot lets pass what left its tolerance",
@@ -274,7 +274,7 @@ MUTATIONS = [
         "the noise to expect of rounding is 64 times as large",
         "return epsilon * math.sqrt(max(roundings, 1)) / 8",
         "return epsilon * math.sqrt(max(roundings, 1)) * 8",
-        "tests/test_tolerance.py tests/comparison/test_comparison.py",
+        "tests/test_tolerance.py tests/comparison/test_compare.py",
     ),
     # ---- rendering and plugin
     Mutation(

@@ -261,19 +261,10 @@ BATCH = [torch.ones(4, 6)]
 @pytest.mark.parametrize(
     ("batches", "arguments", "message"),
     [
-<<<<<<< HEAD
-        ({"max_seconds": -1}, "max_seconds must be a number of seconds from 0 on"),
-        ({"max_seconds": float("nan")}, "max_seconds"),
-        ({"max_seconds": True}, "max_seconds"),
-        ({"max_seconds": "5"}, "max_seconds"),
-        ({"max_batches": True}, "a whole number"),
-=======
         (BATCH, {"max_seconds": -1}, "max_seconds must be a number of seconds from 0 on"),
         (BATCH, {"max_seconds": float("nan")}, "max_seconds"),
         (BATCH, {"max_seconds": True}, "max_seconds"),
         (BATCH, {"max_seconds": "5"}, "max_seconds"),
-        (BATCH, {"training": 1}, "training must be True, False or None"),
-        (BATCH, {"training": "yes"}, "training must be True, False or None"),
         (BATCH, {"max_batches": True}, "a whole number"),
         # a data set that is smaller than a batch that must be full
         (
@@ -281,7 +272,6 @@ BATCH = [torch.ones(4, 6)]
             {"loss": F.cross_entropy},
             r"no batch.*drop_last",
         ),
->>>>>>> room-tests3
     ],
 )
 def test_wrong_arguments_are_refused(batches: Any, arguments: dict[str, Any], message: str) -> None:

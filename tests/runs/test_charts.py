@@ -363,22 +363,10 @@ def test_errors_can_be_read_off_their_axes() -> None:
     assert "first divergence at l.5: error 0.01 of 8e-7" in finding(svg)
 
 
-<<<<<<< HEAD
-def test_errors_have_the_outputs_of_the_model() -> None:
-    """Outputs stand beside the activations: their row is not empty."""
-    data = comparison(2, 9)
-    data["layers"].append(made.aligned("", made.compared("outputs"), label="output"))
-    (activations,) = of_class(draw("errors", data), "series", "activations")
-    assert len(of_class(activations, "point")) == 3
-
-
-=======
->>>>>>> room-tests3
 def test_errors_mark_layers_of_one_side() -> None:
     """A layer that one side lacks has its row and a sign; an error without a number is a cross."""
     data = comparison(6, 9)
-    output = {"reference": "", "candidate": "", "label": "output", "diverged": False}
-    data["layers"].append({**output, "tensors": [compared("outputs", 3e-7, 1e-7, False)]})
+    data["layers"].append(made.aligned("", made.compared("outputs"), label="output"))
     (activations,) = of_class(draw("errors", data), "series", "activations")
     assert len(of_class(activations, "point")) == 7  # outputs stand beside the activations
     data["layers"][1].update(candidate=None, tensors=[])
@@ -396,15 +384,7 @@ def test_drift() -> None:
     """Both sides of a tensor stand on one axis, off which their statistics can be read."""
     before = {"min": -2.0, "max": 2.0, "mean": 0.0, "std": 1.0}
     now = {"min": -4.0, "max": 5.0, "mean": 1.0, "std": 1.5}
-<<<<<<< HEAD
     drifts = [made.drifted("fc", s, "1", "2") for s in ("std", "mean")]
-=======
-    drifts = [
-        {"layer": "fc", "label": "fc", "role": "activations", "tensor": ""}
-        | {"statistic": statistic, "before": "1", "now": "2"}
-        for statistic in ("std", "mean")
-    ]
->>>>>>> room-tests3
     svg = draw(
         "drift",
         {"drifts": drifts, "before": [drifting("fc", **before)], "now": [drifting("fc", **now)]},
