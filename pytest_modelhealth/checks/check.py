@@ -29,6 +29,13 @@ ALWAYS = Limit(0.0, "always")
 """The limit of what may never happen, whatever the settings say."""
 
 
+def held_against(limit: Limit | None) -> dict[str, Any]:
+    """Return the fields of a `Violation` that say what it was held against; ``None``: no number."""
+    if limit is None:
+        return {"limit": None, "origin": "always"}
+    return {"limit": limit.value, "origin": limit.origin}
+
+
 class Check(ABC):
     """One invariant of a model, read off the statistics of one `Observation`.
 
@@ -126,8 +133,7 @@ class Check(ABC):
             layer=record.name,
             role=role,
             value=value,
-            limit=None if limit is None else limit.value,
-            origin="always" if limit is None else limit.origin,
+            **held_against(limit),
             message=message,
             cause=cause,
             tensor=tensor,

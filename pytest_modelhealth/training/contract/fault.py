@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_modelhealth.checks import Finding
-from pytest_modelhealth.checks.check import Listed
+from pytest_modelhealth.checks.check import Listed, held_against
 from pytest_modelhealth.report import (
     Inconclusive,
     LayerMode,
@@ -150,8 +150,7 @@ def broken(
         layers[0],
         check.role,
         value=value,
-        limit=None if limit is None else limit.value,
-        origin="always" if limit is None else limit.origin,
+        **held_against(limit),
         message=what,
         cause=cause,
         affected=tuple(layers[1:]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pytest_modelhealth.checks.check import held_against
 from pytest_modelhealth.report import Course, CourseEvent, Violation
 from pytest_modelhealth.settings import Limit, Settings, Severity
 from pytest_modelhealth.training.monitoring.following.follower import See
@@ -28,8 +29,7 @@ def breach(
         event.layer,
         event.role,
         value=value,
-        limit=None if limit is None else limit.value,
-        origin="always" if limit is None else limit.origin,
+        **held_against(limit),
         message=message,
         cause=cause,
         tensor=event.tensor,
