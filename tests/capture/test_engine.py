@@ -10,6 +10,7 @@ import re
 import signal
 import threading
 import weakref
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,14 @@ def test_an_error_in_one_layer_is_told_of_that_layer() -> None:
 
 
 # ---- statuses and notes ------------------------------------------------------------------------
+
+
+def test_a_record_has_every_field() -> None:
+    """It is filled without the constructor, which would give what is left out its default."""
+    report = Inspector(nn.Sequential(nn.Linear(2, 2), nn.ReLU())).run_inspection(torch.ones(2, 2))
+    for record in report.layers.values():
+        assert vars(record).keys() == {field.name for field in fields(record)}
+        assert replace(record) == record
 
 
 def test_a_container_without_forward_says_so() -> None:

@@ -103,7 +103,7 @@ def _record(
         assembled={},
     )
     record = object.__new__(LayerRecord)
-    # the constructor of a frozen data class sets its 32 fields one by one, at half of all the cost
+    # the constructor of a frozen data class sets field by field, at half of all the cost
     vars(record).update(values)
     return record
 
