@@ -54,7 +54,7 @@ def test_no_unit_dies(monitor):
 
 
 def test_the_training_can_be_looked_at(monitor, tmp_path):
-    """One picture of all layers; ``monitor.plot_layer("relu_1")`` would be one of a layer."""
+    """One picture of all layers."""
     monitor.plot(tmp_path / "training.png")
     assert (tmp_path / "training.png").read_bytes().startswith(b"\x89PNG")
 

@@ -416,9 +416,8 @@ class Inspector(NamesItsAttributes):
                 without its scale.
             keep: the most watched steps that ``monitor.history`` holds, at some 200 bytes a layer;
                 of more, every second one, so that they stay spread over the whole training.
-            histograms: whether it holds histograms of activations and their gradients, too, for
-                ``monitor.plot_layer``: 164 bytes for each step and layer. A `SummaryWriter` gets
-                them as well.
+            histograms: whether it holds histograms of activations and their gradients, too: 164
+                bytes for each step and layer. A `SummaryWriter` gets them as well.
             on_violation: what `step_end` does as soon as a rule for trainings fails, once for each
                 rule and layer: ``"raise"`` a `ModelHealthError`, ``"warn"``, or a function called
                 with the violation. ``None`` leaves it to ``monitor.assert_healthy()``, or to the

@@ -72,13 +72,6 @@ GALLERY = [
         "in two steps what eighty have learnt.",
     ),
     Picture(
-        "exploding_signals",
-        "Growth that a tanh hides",
-        'monitor.plot_layer("0")',
-        "From step 50 on, weights grow by a tenth in every step, and so does what the layer makes. "
-        "The loss shows little of it, since a tanh stands behind.",
-    ),
-    Picture(
         "",
         "A refactor that changes the numbers",
         "comparison.plot_errors()",

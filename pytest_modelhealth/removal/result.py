@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,6 @@ from pytest_modelhealth.layers import named_modules
 from pytest_modelhealth.removal.routes import held
 from pytest_modelhealth.report import HealthReport
 from pytest_modelhealth.report.removable import RemovableLayer
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -126,15 +123,6 @@ class RemovableUnits:
             owned.append((modules[owner], own, mask.to(parameter.device)))
         for module, own, mask in owned:
             prune.custom_from_mask(module, own, mask)
-
-    def plot(self) -> Figure:
-        """Return a figure of the units by layer: a row a layer, a place a unit.
-
-        Raises:
-            InspectionError: the model has no layer whose units were looked at.
-        """
-        figure: Figure = self.report._renderer("figures", "plot_removable")(self)
-        return figure
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain dictionaries, lists, numbers and strings."""

@@ -1,4 +1,4 @@
-"""The flow of a run as boxes and arrows: what Mermaid, DOT, the page and the figure draw.
+"""The flow of a run as boxes and arrows: what the page and the figure draw.
 
 Views and single operations stand on the arrows; sums, products and whatever else joins two ways are
 boxes of their own, ``"+ #45"``. A large model is folded into its containers.
@@ -22,11 +22,6 @@ from pytest_modelhealth.report.flow import (
     Graph,
     Kind,
 )
-
-MOST_BOXES = 60
-"""A text of more boxes is folded: that many can be read on one page."""
-
-NO_FLOW = "no flow was recorded in this run"
 
 ELLIPSIS = " \N{HORIZONTAL ELLIPSIS} "
 
@@ -82,29 +77,29 @@ class Diagram:
         is_read = vertex.kind is Kind.PARAMETER and number in self._read_between
         if is_read or vertex.kind in (Kind.INPUT, Kind.TARGET):
             return self._joined([], vertex.name, "source")
-        given = [
+        operands = [
             (way, vertex.passes_gradient(position) or not self._graph.vertices[operand].live)
             for position, operand in enumerate(vertex.operands)
             if (way := ways[operand]) is not None
         ]
         layer = self._layers[vertex.call] if vertex.call >= 0 else None
         if layer is not None:
-            return self._joined(given, layer, "layer")
+            return self._joined(operands, layer, "layer")
         if vertex.call < 0 and self._graph.loss is not None:
-            return self._joined(given, LOSS, "end")
-        if not given:
+            return self._joined(operands, LOSS, "end")
+        if not operands:
             return None
         function = vertex.function
-        if len({way.source for way, _ in given}) > 1:
-            return self._joined(given, f"{_symbol(function)} #{number}", "join")
-        (source, operations, is_open), passes = given[0]
+        if len({way.source for way, _ in operands}) > 1:
+            return self._joined(operands, f"{_symbol(function)} #{number}", "join")
+        (source, operations, is_open), passes = operands[0]
         is_named = function not in SUMS and (function not in AS_IT_IS or not passes)
         names = (*operations, function) if is_named else operations
         return _Way(source, names, is_open and passes)
 
-    def _joined(self, given: list[tuple[_Way, bool]], box: str, kind: str) -> _Way:
+    def _joined(self, operands: list[tuple[_Way, bool]], box: str, kind: str) -> _Way:
         self.kinds.setdefault(box, kind)
-        for (source, operations, is_open), passes in given:
+        for (source, operations, is_open), passes in operands:
             if source != box:
                 edge = source, box, tuple(dict.fromkeys(operations))
                 self._passes[edge] = (is_open and passes) or self._passes.get(edge, False)
@@ -132,8 +127,7 @@ def is_join(name: str) -> bool:
 # Folding
 
 
-@dataclass(frozen=True)
-class Box:
+class Box(NamedTuple):
     """What is drawn as one: the boxes folded into it, and its name, that of the ends of a range."""
 
     ends: tuple[str, ...]
@@ -143,11 +137,6 @@ class Box:
     def name(self) -> str:
         """The name of a layer or a container, or of the first and the last of several."""
         return ELLIPSIS.join(self.ends)
-
-    @property
-    def is_range(self) -> bool:
-        """Whether it holds several siblings."""
-        return len(self.ends) > 1
 
 
 @dataclass
@@ -161,17 +150,12 @@ class Arrow:
     count: int = 0
 
 
-_NEAR, _RANGES = 2, 6
-"""Siblings that stand beside what is looked at; ranges of any other long stack."""
+_NEAR, _RANGES, _CHILDREN = 2, 6, 12
+"""Siblings beside what is looked at; ranges of any other long stack; most siblings side by side."""
 
 
 def folded(
-    names: Collection[str],
-    edges: Iterable[Edge],
-    most: int,
-    *,
-    focus: str | None = None,
-    most_children: int = 12,
+    names: Collection[str], edges: Iterable[Edge], most: int, focus: str | None = None
 ) -> list[Box]:
     """Return at most about `most` boxes.
 
@@ -180,7 +164,6 @@ def folded(
         edges: an operation is folded with the last layer that feeds it.
         most: how many boxes.
         focus: a layer or a container; it and what is near is opened first.
-        most_children: all layers of a container of so many are shown, ranges of more.
     """
     if len(names) <= most:
         return [Box((name,), (name,)) for name in names]
@@ -189,20 +172,19 @@ def folded(
         if is_join(target) and (target not in places or not is_join(source)):
             outer = str(places.get(source, source)).rpartition(".")[0]
             places[target] = f"{outer}." * bool(outer) + target.replace(".", " ")
-    paths = {name: tuple(places.get(name, name).split(".")) for name in names}
-    near = places.get(focus, focus) if focus is not None else None
-    folding = _Folding(paths, None if near is None else tuple(near.split(".")), most_children)
+    whole = None if focus is None else places.get(focus, focus)
+    near = None if whole is None else tuple(whole.split("."))
+    folding = _Folding({name: tuple(places.get(name, name).split(".")) for name in names}, near)
     boxes = folding.opened(Box(("",), tuple(names)))
     while len(boxes) <= most:  # first what is looked at, with no regard to how many parts it has
-        whole = (b for b in boxes if len(b.leaves) > 1 and folding.is_near(b) and b.name != near)
-        box = next(whole, None)
-        if box is None:
+        closed = (b for b in boxes if len(b.leaves) > 1 and folding.is_near(b) and b.name != whole)
+        if (box := next(closed, None)) is None:
             break
         boxes[boxes.index(box) : boxes.index(box) + 1] = folding.opened(box)
-    waiting = [box for box in boxes if box.name != near]
+    waiting = [box for box in boxes if box.name != whole]
     for box in waiting:
-        parts = folding.opened(box) if len(box.leaves) > 1 and not box.is_range else []
-        if 0 < len(parts) <= most_children and len(boxes) + len(parts) - 1 <= most:
+        parts = folding.opened(box) if len(box.leaves) > 1 and len(box.ends) == 1 else []
+        if 0 < len(parts) <= _CHILDREN and len(boxes) + len(parts) - 1 <= most:
             boxes[boxes.index(box) : boxes.index(box) + 1] = parts
             waiting += parts
     return boxes
@@ -213,7 +195,6 @@ class _Folding(NamedTuple):
 
     paths: Mapping[str, tuple[str, ...]]
     near: tuple[str, ...] | None
-    most_children: int
 
     def is_near(self, box: Box) -> bool:
         """Return whether the box is what is looked at, holds it or lies in it."""
@@ -222,9 +203,9 @@ class _Folding(NamedTuple):
 
     def opened(self, box: Box) -> list[Box]:
         """Return the parts of a container or a range, as ranges where they are many."""
-        first, last = (least(self.paths[leaf] for leaf in box.leaves) for least in (min, max))
-        pairs = zip(first, last, strict=False)
-        depth = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) + 1
+        ends = (least(self.paths[leaf] for leaf in box.leaves) for least in (min, max))
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(*ends, strict=False))
+        depth = sum(1 for _ in same) + 1
         groups: dict[tuple[str, ...], list[str]] = {}
         for leaf in box.leaves:
             groups.setdefault(self.paths[leaf][:depth], []).append(leaf)
@@ -232,57 +213,32 @@ class _Folding(NamedTuple):
             Box((leaves[0] if len(leaves) == 1 else ".".join(path),), tuple(leaves))
             for path, leaves in groups.items()
         ]
-        if len(parts) <= self.most_children:
+        if len(parts) <= _CHILDREN:
             return parts
-        at = next((at for at, part in enumerate(parts) if self.is_near(part)), None)
-        if at is None:
-            size = -(-len(parts) // _RANGES)
-            spans = [parts[start : start + size] for start in range(0, len(parts), size)]
-        else:
-            start, end = max(0, at - _NEAR), at + _NEAR + 1
-            spans = [parts[:start], *([part] for part in parts[start:end]), parts[end:]]
-        ends = [((span[0].name, span[-1].name)[: len(span)], span) for span in spans if span]
-        return [Box(names, tuple(n for part in span for n in part.leaves)) for names, span in ends]
+        size = -(-len(parts) // _RANGES)
+        spans = [parts[start : start + size] for start in range(0, len(parts), size)]
+        if at := next((at for at, part in enumerate(parts, start=1) if self.is_near(part)), 0):
+            first, last = max(0, at - 1 - _NEAR), at + _NEAR
+            spans = [parts[:first], *([part] for part in parts[first:last]), parts[last:]]
+        return [
+            Box(
+                tuple(dict.fromkeys((span[0].name, span[-1].name))),
+                tuple(leaf for part in span for leaf in part.leaves),
+            )
+            for span in spans
+            if span
+        ]
 
 
 def arrows(boxes: Sequence[Box], edges: Iterable[Edge]) -> list[Arrow]:
     """Return one arrow for all edges from a box to another, apart by whether gradients go back."""
     box_of = {leaf: index for index, box in enumerate(boxes) for leaf in box.leaves}
-    found: dict[tuple[int, int, bool], Arrow] = {}
+    joined: dict[tuple[int, int, bool], Arrow] = {}
     for source, target, passes, operations in edges:
         a, b = box_of[source], box_of[target]
         if a != b or source == target:
-            arrow = found.setdefault((a, b, passes), Arrow(a, b, not passes))
+            arrow = joined.setdefault((a, b, passes), Arrow(a, b, not passes))
             arrow.count += 1
             if len(arrow.operations) < 6:
                 arrow.operations.update(dict.fromkeys(operations))
-    return list(found.values())
-
-
-def written(
-    report: HealthReport, most_boxes: int, shapes: Mapping[str, str]
-) -> tuple[list[tuple[str, str, str]], list[tuple[str, str, str, bool]]] | None:
-    """Return what a language of graphs writes; ``None`` where no flow was recorded.
-
-    Args:
-        report: the report.
-        most_boxes: more are folded.
-        shapes: by the kind of a box.
-
-    Returns:
-        Name, text and shape of each box; the ends, the text and whether it is cut of each arrow.
-    """
-    drawn = diagram(report)
-    if drawn is None:
-        return None
-    edges = drawn.edges
-    boxes = folded(drawn.kinds, edges, most_boxes, most_children=most_boxes)
-    texts = [re.sub(r" #\d+$", "", box.name) for box in boxes]
-    kinds = [drawn.kinds.get(box.name, "layer") for box in boxes]
-    return (
-        [(b.name, t, shapes[kind]) for b, t, kind in zip(boxes, texts, kinds, strict=True)],
-        [
-            (boxes[a.source].name, boxes[a.target].name, " ".join(a.operations), a.is_cut)
-            for a in arrows(boxes, edges)
-        ],
-    )
+    return list(joined.values())

@@ -25,12 +25,10 @@ from matplotlib.patheffects import withStroke
 
 from pytest_modelhealth.comparison.comparison import Comparison
 from pytest_modelhealth.errors import InspectionError, LayerNotFoundError, suggest_layer
-from pytest_modelhealth.removal.result import RemovableUnits
 from pytest_modelhealth.rendering.charts import flow as flow_chart
 from pytest_modelhealth.rendering.charts.rows import depth, errors
 from pytest_modelhealth.rendering.charts.svg import LETTER, STYLE
-from pytest_modelhealth.rendering.charts.values import histogram, histograms, units
-from pytest_modelhealth.rendering.diagram import NO_FLOW
+from pytest_modelhealth.rendering.charts.values import histogram, histograms
 from pytest_modelhealth.rendering.evidence import culprit_and_predecessor
 from pytest_modelhealth.rendering.json import plain
 from pytest_modelhealth.rendering.notation import number, percent, plural, printable, shape
@@ -41,7 +39,6 @@ from pytest_modelhealth.rendering.recorded import (
     tensor_data,
     tensors_data,
 )
-from pytest_modelhealth.rendering.removable import line
 from pytest_modelhealth.rendering.summary import label, norm
 from pytest_modelhealth.report import HealthReport, LayerRecord
 from pytest_modelhealth.statistics import TensorStatistics
@@ -70,13 +67,9 @@ def figures(made: HealthReport | Comparison) -> dict[str, Figure]:
 
 
 def plot_histogram(report: HealthReport, layer: str, what: str = "activations") -> Figure:
-    """Return a figure of one layer's values by sign and power of two.
-
-    Several tensors of a role are merged.
-    """
+    """Return a figure of one layer's values by sign and power of two, its tensors merged."""
     record = report[layer]
-    seen = record.statistics(what)
-    if seen is None:
+    if (seen := record.statistics(what)) is None:
         raise InspectionError(record.why_not_seen(what))
     return _histogram(report, record, seen, what)
 
@@ -124,8 +117,8 @@ def plot_gradient_flow(report: HealthReport) -> Figure:
     """Return a figure of gradients through the depth of a model, beside the activations.
 
     A row is a layer that contains no other; a container is one only where it has parameters of its
-    own or a violation. Norms are L2 norms of the finite values on a log scale; a norm of zero is
-    drawn hollow at the left edge, a layer with NaN or infinity as a cross at the right.
+    own or a violation. Norms are L2 norms on a log scale; zero is drawn hollow at the left edge,
+    what has NaN or infinity as a cross at the right.
     """
     if not any(record.tensors(role) for record in report for role in FLOWING[1:]):
         seen, model = report.observation, printable(report.observation.model_type)
@@ -139,9 +132,9 @@ def plot_gradient_flow(report: HealthReport) -> Figure:
         }
         for record in report
     ]
-    found = plain(findings_data(report))
+    chart = depth(plain(layers), plain(findings_data(report)), "")
     title = f"gradient flow of {report.observation.model_type}"
-    return figure_of(depth(plain(layers), found, ""), title, (), _alarms(report))
+    return figure_of(chart, title, alarms=_alarms(report))
 
 
 def _alarms(report: HealthReport) -> list[str]:
@@ -159,9 +152,9 @@ def plot_flow(report: HealthReport) -> Figure:
     if found is None:
         compiled = 'code observed as compiled has none; inspect it with compiled="eager"'
         why = "; ".join(report.flow.notes if report.flow is not None else ())
-        raise InspectionError(f"{NO_FLOW}: {why or compiled}")
+        raise InspectionError(f"no flow was recorded in this run: {why or compiled}")
     chart = flow_chart.flow(found, plain(findings_data(report)), "")
-    return figure_of(chart, f"flow of {report.observation.model_type}", (), _alarms(report))
+    return figure_of(chart, f"flow of {report.observation.model_type}", alarms=_alarms(report))
 
 
 def plot_errors(comparison: Comparison) -> Figure:
@@ -175,28 +168,6 @@ def plot_errors(comparison: Comparison) -> Figure:
     verdict = "equivalent" if comparison.equivalent else "not equivalent"
     title = f"{verdict}: {comparison.reference} and {comparison.candidate}"
     return figure_of(errors(plain(comparison_data(comparison)), ""), title)
-
-
-def plot_removable(result: RemovableUnits) -> Figure:
-    """Return a figure with a row for each layer, the first at the top.
-
-    A row stands for all units of a layer, in their order from left to right; those that can go are
-    coloured by why.
-    """
-    if not result.sizes:
-        raise InspectionError(
-            "there is nothing to draw: no linear layer or convolution inside the model ran, but "
-            "those that give its outputs"
-        )
-    rows = []
-    for name, size in result.sizes.items():
-        layer, kinds = result.layers.get(name), {}
-        if layer is not None:
-            duplicates = [unit for unit, _ in layer.duplicates]
-            kinds = {"inactive": layer.inactive, "duplicate": duplicates, "unread": layer.unread}
-        going = 0 if layer is None else len(layer.removable)
-        rows.append((name, size, f"{going:,} of {size:,}", kinds))
-    return figure_of(units(rows), line(result))
 
 
 # Charts in matplotlib

@@ -7,22 +7,20 @@ sorted by the mean place of their neighbours.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import networkx as nx
 
+_GAP, _LANE = 14.0, 8.0
+"""Pixels between the boxes of a row, and for an arrow that passes a row."""
+
 _SORTINGS, _PLACINGS = 12, 9
 
-_PULL = {"way": 10, "through": 6, "direct": 2}
-"""How straight arrows are kept: those on the lit way, those that pass rows, and all others."""
 
-
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """Places of boxes and arrows.
 
     Args:
@@ -33,28 +31,20 @@ class Layout:
         is_back: of each arrow, whether it leads upward.
     """
 
-    x: dict[str, float]
-    row: dict[str, int]
+    x: dict[Any, float]
+    row: dict[Any, int]
     width: float
     routes: list[list[tuple[float, int]]]
     is_back: list[bool]
 
 
-def layered(
-    widths: Mapping[str, float],
-    arrows: Sequence[tuple[str, str, str]],
-    *,
-    gap: float,
-    lane: float,
-) -> Layout:
+def layered(widths: Mapping[Any, float], arrows: Sequence[tuple[Any, Any, str]]) -> Layout:
     """Return the places of boxes.
 
     Args:
         widths: of each box, in order.
         arrows: from one box to another, and a style; those of a style that leave a box together
             share their way, and ``"way"`` is kept straightest.
-        gap: between the boxes of a row.
-        lane: the width of an arrow that passes a row.
     """
     turned = _closing(widths, arrows)
     ends = [(b, a) if back else (a, b) for (a, b, _), back in zip(arrows, turned, strict=True)]
@@ -71,23 +61,24 @@ def layered(
     paths = []
     for (upper, lower), (_, _, style), is_back in zip(ends, arrows, turned, strict=True):
         lanes = [(upper, style, is_back, at) for at in range(row[upper] + 1, row[lower])]
-        graph.add_nodes_from(lanes, size=lane)
-        row.update({vertex: vertex[3] for vertex in lanes})
+        graph.add_nodes_from(lanes, size=_LANE)
+        row.update({lane: lane[-1] for lane in lanes})
         paths.append([upper, *lanes, lower])
-        kind = "way" if "way" in style else "through" if lanes else "direct"
         for a, b in pairwise(paths[-1]) if upper != lower else ():
-            pull = _PULL[kind] if not lanes or (a in lanes and b in lanes) else 1
+            pull = 10 if "way" in style else 6 if lanes else 2
+            if lanes and not (a in lanes and b in lanes):
+                pull = 1  # a box may stand aside of the lanes that end there
             known = graph.edges[a, b]["pull"] if graph.has_edge(a, b) else 0
             graph.add_edge(a, b, pull=max(pull, known))
     rows: list[list[Any]] = [[] for _ in range(max(row.values(), default=-1) + 1)]
     for vertex, number in row.items():
         rows[number].append(vertex)
-    x: dict[Any, float] = {}
     _sort(rows, graph)
+    x: dict[Any, float] = {}
     for placing in range(_PLACINGS):  # the last one goes downward
         toward = graph.pred if placing % 2 == 0 else graph.succ
         for vertices in rows if placing % 2 == 0 else reversed(rows):
-            _place_row(vertices, graph.nodes, toward, gap, x)
+            _place_row(vertices, graph.nodes, toward, x)
     left = min((x[v] - graph.nodes[v]["size"] / 2 for v in x), default=0.0)
     right = max((x[v] + graph.nodes[v]["size"] / 2 for v in x), default=0.0)
     routes = [[(x[vertex] - left, row[vertex]) for vertex in path] for path in paths]
@@ -95,19 +86,19 @@ def layered(
     return Layout(places, {box: row[box] for box in widths}, right - left, routes, turned)
 
 
-def _closing(boxes: Iterable[str], arrows: Sequence[tuple[str, str, str]]) -> list[bool]:
+def _closing(boxes: Mapping[Any, float], arrows: Sequence[tuple[Any, Any, str]]) -> list[bool]:
     """Return which arrows lead back to a box that is still being walked, from the sources on."""
     graph = nx.DiGraph((a, b) for a, b, _ in arrows)
     start = ()  # no box: leads to all of them, sources first
     known = [box for box in boxes if box in graph]
     graph.add_edges_from((start, box) for box in sorted(known, key=graph.in_degree))
-    being_walked, back = set(), set()
+    walked, back = set(), set()
     for upper, lower, step in nx.dfs_labeled_edges(graph, start):
         if step == "forward":
-            being_walked.add(lower)
+            walked.add(lower)
         elif step == "reverse":
-            being_walked.discard(lower)
-        elif lower in being_walked:
+            walked.discard(lower)
+        elif lower in walked:
             back.add((upper, lower))
     return [a != b and (a, b) in back for a, b, _ in arrows]
 
@@ -123,30 +114,24 @@ def _sort(rows: list[list[Any]], graph: nx.DiGraph) -> None:
             place.update({vertex: float(at) for at, vertex in enumerate(members)})
 
 
-def _place_row(
-    members: Sequence[Any], nodes: Any, toward: Any, gap: float, x: dict[Any, float]
-) -> None:
+def _place_row(members: Sequence[Any], nodes: Any, toward: Any, x: dict[Any, float]) -> None:
     """Give the vertices of a row the places nearest to their neighbours' that keep them apart."""
     blocks: list[tuple[float, float, list[float]]] = []  # of the first, weight, distances from it
     offset, before = 0.0, None
     for vertex in members:
         if before is not None:
-            offset += (nodes[before]["size"] + nodes[vertex]["size"]) / 2 + gap
-        known = [(x[other], tie["pull"]) for other, tie in toward[vertex].items() if other in x]
-        wish = _median(known) if known else x.get(vertex, offset)
-        weight = float(max((pull for _, pull in known), default=0)) or 0.01
+            offset += (nodes[before]["size"] + nodes[vertex]["size"]) / 2 + _GAP
+        ties = [(x[other], tie["pull"]) for other, tie in toward[vertex].items() if other in x]
+        places = sorted(place for place, pull in ties for _ in range(pull))  # median: straight
+        middle = (places[len(places) // 2] + places[(len(places) - 1) // 2]) / 2 if ties else 0.0
+        wish = middle if ties else x.get(vertex, offset)
+        weight = float(max((pull for _, pull in ties), default=0)) or 0.01
         blocks.append((wish - offset, weight, [offset]))
         while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:  # pool adjacent violators
-            (wish_b, weight_b, held_b), (wish_a, weight_a, held_a) = blocks.pop(), blocks.pop()
+            (wish_b, weight_b, after), (wish_a, weight_a, first) = blocks.pop(), blocks.pop()
             weight = weight_a + weight_b
             mean = (wish_a * weight_a + wish_b * weight_b) / weight
-            blocks.append((mean, weight, held_a + held_b))
+            blocks.append((mean, weight, first + after))
         before = vertex
-    places = [wish + own for wish, _, held in blocks for own in held]
-    x.update(zip(members, places, strict=True))
-
-
-def _median(weighted: list[tuple[float, int]]) -> float:
-    """Return the weighted median: the place of a neighbour, so that arrows become straight."""
-    places = sorted(place for place, pull in weighted for _ in range(pull))
-    return (places[len(places) // 2] + places[(len(places) - 1) // 2]) / 2
+    settled = [wish + own for wish, _, distances in blocks for own in distances]
+    x.update(zip(members, settled, strict=True))

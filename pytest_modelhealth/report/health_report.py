@@ -105,10 +105,7 @@ class HealthReport(HasVerdict):
 
     @property
     def flow(self) -> Flow | None:
-        """Who feeds whom in the first batch; ``None`` where nothing was recorded.
-
-        ``report.render("mermaid")`` and ``report.render("dot")`` give it as text to draw.
-        """
+        """Who feeds whom in the first batch; ``None`` where nothing was recorded."""
         return self.observation.flow
 
     @property

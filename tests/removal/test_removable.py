@@ -388,31 +388,14 @@ def test_data_for_other_tools(result, tmp_path):
         result.to_json(3)
 
 
-def test_the_figure_has_a_row_for_each_layer(result):
-    """A run of colour for each run of units, the counts on the right."""
-    figure = result.plot()
-    texts = [text.get_text() for text in figure.axes[0].texts]
-    sizes = {"conv1": 16, "conv2": 32, "fc1": 64}
-    shown = [text for text in texts if text in sizes or " of " in text]
-    assert shown[-6:] == [
-        part
-        for name, size in sizes.items()
-        for part in (name, f"{len(result.indices.get(name, ()))} of {size}")
-    ]
-    runs = sum(sum(unit - 1 not in units for unit in units) for units in result.indices.values())
-    assert len(figure.axes[0].patches) == len(sizes) + runs + 4  # rows, and what colours mean
-
-
 def test_nothing_to_look_at_is_said():
     """Without linear layers and convolutions, and where all of them give outputs."""
     result = Inspector(nn.Sequential(nn.Linear(10, 3), nn.ReLU())).removable(vectors())
     assert "no units to look at" in repr(result)
-    with pytest.raises(InspectionError, match="there is nothing to draw"):
-        result.plot()
 
 
 def test_a_name_full_of_markup():
-    """It is escaped for the terminal, a notebook and a figure."""
+    """It is escaped for the terminal and a notebook."""
     name = "<b>\n\x1b[31m$x^2$"
     model = nn.Sequential()
     model.add_module(name, nn.Linear(10, 8))
@@ -425,7 +408,6 @@ def test_a_name_full_of_markup():
     assert all(letter.isprintable() or letter == "\n" for letter in str(result))
     assert "<b>\\n" not in result._repr_html_()
     assert "&lt;b&gt;" in result._repr_html_()
-    result.plot().draw_without_rendering()
 
 
 class Broken(TensorDataset):

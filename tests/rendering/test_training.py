@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from pytest_modelhealth import Inspector
-from pytest_modelhealth.errors import InspectionError, LayerNotFoundError
+from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.rendering.charts.course import (
     BAD,
     MISSING,
@@ -143,35 +143,11 @@ def test_every_history_is_shown_without_a_warning(case) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert png(made.plot()).startswith(b"\x89PNG")
-        for layer in made.layers[1:2]:
-            assert png(made.plot_layer(layer)).startswith(b"\x89PNG")
         assert made.summary() == made.summary()
     text = made.summary()
     assert [letter for letter in text if not letter.isprintable() and letter != "\n"] == []
     assert [line for line in text.splitlines() if line != line.rstrip()] == []
     assert pickle.dumps(made) == before
-
-
-def test_a_layer_through_time() -> None:
-    """Only panels with something to show, the finding at the top, events of this layer alone."""
-    made = histories.dying()
-    shown = texts(made.plot_layer("relu", events=[(12, "relu", "dead"), (12, "fc1", "mute")]))
-    assert "all units dead since step 12" in shown
-    assert "1  step 12, relu: dead" in shown
-    assert "mute" not in shown
-    assert "update ratio" not in shown
-    assert "update ratio" in texts(made.plot_layer("fc2"))
-    assert png(made.plot()) == png(made.plot())
-    with pytest.raises(LayerNotFoundError, match="did you mean 'fc1'"):
-        made.plot_layer("fc_1")
-
-
-def test_histograms_are_columns_of_a_map() -> None:
-    """The filled bins of the kept ones, by their ends; without histograms there is no such map."""
-    shown = texts(histories.with_histograms().plot_layer("fc1"))
-    assert "activations: which part of the values" in shown
-    assert {"0.25 .. 1", "zero", "-0.25 .. -1"} <= set(shown.splitlines())
-    assert "which part" not in texts(histories.healthy().plot_layer("fc1"))
 
 
 def test_bins_hold_every_finite_value() -> None:
@@ -221,12 +197,10 @@ def train(**options):
 
 
 def test_a_monitor_shows_its_training(tmp_path) -> None:
-    """It saves the figures, prints the text, and a notebook gets it escaped."""
+    """It saves the figure, prints the text, and a notebook gets it escaped."""
     monitor = train(histograms=True)
     monitor.plot(tmp_path / "all.png")
-    monitor.plot_layer("0", tmp_path / "layer.png")
     assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "layer.png").read_bytes().startswith(b"\x89PNG")
     assert str(monitor) == monitor.summary()
     assert str(monitor).startswith("training of Sequential: 10 steps watched (0 to 9); loss ")
     assert monitor._repr_html_().startswith("<pre>training of Sequential")

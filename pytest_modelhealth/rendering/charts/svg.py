@@ -38,22 +38,27 @@ def tag(name: str, *inside: str, **attributes: object) -> str:
 
     ``class_`` is written as ``class``, ``data_name`` as ``data-name``.
     """
-    given = "".join(
+    written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{plain(value)}"'
         for key, value in attributes.items()
         if value is not None and value != ""
     )
-    return f"<{name}{given}>{''.join(inside)}</{name}>" if inside else f"<{name}{given}/>"
+    return f"<{name}{written}>{''.join(inside)}</{name}>" if inside else f"<{name}{written}/>"
 
 
-def write(x: float, y: float, text: object, class_: str = "", **attributes: object) -> str:
+def write(x: float, y: float, text: object, class_: str = "") -> str:
     """Return a line of text."""
-    return tag("text", plain(text), x=x, y=y, class_=class_, **attributes)
+    return tag("text", plain(text), x=x, y=y, class_=class_)
 
 
 def path(d: str, class_: str) -> str:
     """Return a path."""
     return tag("path", d=d, class_=class_)
+
+
+def rect(x: float, y: float, width: float, height: float, class_: str) -> str:
+    """Return a rectangle; ``"mark"`` is transparent."""
+    return tag("rect", x=x, y=y, width=width, height=height, class_=class_)
 
 
 def line(points: Iterable[tuple[float, float]]) -> str:
@@ -94,19 +99,14 @@ def mark(title: str, shape: str, link: str | None = None, *, is_reached: bool = 
     return tag("a", inside, href=link, tabindex=None if is_reached else -1)
 
 
-def area(x: float, y: float, width: float, height: float) -> str:
-    """Return a transparent rectangle."""
-    return tag("rect", x=x, y=y, width=width, height=height, class_="mark")
-
-
 def link_to(anchor: str, layer: str) -> str:
     """Return the address of a layer in the table of a result."""
     return f"#{anchor}/{quote(printable(layer), safe='')}"
 
 
-def cross(x: float, y: float, class_: str = "bad") -> str:
+def cross(x: float, y: float) -> str:
     """Return what stands for values that are not finite."""
-    return path(f"M{plain(x - 3.5)} {plain(y - 3.5)}l7 7m0 -7l-7 7", class_)
+    return path(f"M{plain(x - 3.5)} {plain(y - 3.5)}l7 7m0 -7l-7 7", "bad")
 
 
 def brief(value: float | None) -> str:
@@ -119,7 +119,7 @@ def brief(value: float | None) -> str:
 
 def fitted(name: str, width: int) -> str:
     """Return a layer's name in at most `width` characters, if need be without its middle."""
-    name = name if name.isprintable() else printable(name)
+    name = printable(name)
     outer, dot, own = name.rpartition(".")
     least = len(own) + sum(len(p) + 1 if p.isdigit() else 2 for p in outer.split(".") if dot)
     short = abbreviate(name, max(width, least))
@@ -146,8 +146,8 @@ def finite(value: object) -> bool:
 
 def containers_of(layers: Sequence[Mapping[str, Any]]) -> set[str]:
     """Return the names of the layers that hold others."""
-    found = {outer for layer in layers for outer in ancestors(layer["name"])}
-    return found if len(layers) > 1 else found - {""}
+    outer = {around for layer in layers for around in ancestors(layer["name"])}
+    return outer if len(layers) > 1 else outer - {""}
 
 
 class Scale(NamedTuple):
@@ -158,41 +158,32 @@ class Scale(NamedTuple):
 
 
 def log_scale(values: Sequence[float], start: float, end: float, most_ticks: int = 6) -> Scale:
-    """Return a scale of positive numbers, with ticks at powers of ten."""
-    logs = [math.log10(value) for value in values] or [-1.0, 1.0]
+    """Return a scale of positive numbers, two powers of ten at least, with ticks at some."""
+    logs = [math.log10(value) for value in values] or [0.0]
     low, high = min(logs), max(logs)
-    margin = max(0.15, (high - low) * 0.04, (1 - (high - low)) / 2)
+    margin = max(0.15, (high - low) * 0.04, (2.05 - (high - low)) / 2)
     low, high = low - margin, high + margin
 
     def at(value: float) -> float:
         return start + (math.log10(value) - low) / (high - low) * (end - start)
 
-    step = max(1, math.ceil((high - low) / most_ticks))
-    exponents = range(math.ceil(low / step) * step, math.floor(high) + 1, step)
-    marked = [float(f"1e{exponent}") for exponent in exponents]
-    if len(marked) < 2:
-        spread = range(math.floor(low), math.ceil(high) + 1)
-        fine = (float(f"{factor}e{exponent}") for exponent in spread for factor in (1, 2, 5))
-        marked = [value for value in fine if value > 0 and low <= math.log10(value) <= high]
-    return Scale(at, [(at(value), brief(value)) for value in marked if value > 0])
+    exponents = range(math.ceil(low), math.floor(high) + 1, math.ceil((high - low) / most_ticks))
+    powers = [power for e in exponents if 0 < (power := float(f"1e{e}")) < math.inf]
+    return Scale(at, [(at(power), brief(power)) for power in powers])
 
 
 def linear_scale(values: Sequence[float], start: float, end: float, most_ticks: int = 5) -> Scale:
     """Return a scale with ticks at 1, 2 or 5 times a power of ten."""
-    low, high = min(values, default=0.0), max(values, default=1.0)
+    low, high = max(min(values, default=0.0), -8e307), min(max(values, default=1.0), 8e307)
     if low == high:
         margin = abs(low) * 0.1 or 1.0
         low, high = low - margin, high + margin
-    span = high / 2 - low / 2  # halves: the ends of float64 are further apart than it can say
 
     def at(value: float) -> float:
-        return start + (value / 2 - low / 2) / span * (end - start)
+        return start + (min(max(value, -8e307), 8e307) - low) / (high - low) * (end - start)
 
-    rough = max(span * (2 / most_ticks), 1e-307)
+    rough = max((high - low) / most_ticks, 1e-307)
     unit = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= rough * 0.999)
-    first, last = math.ceil(low / step), math.floor(high / step)
-    ticks = [(at(n * step), brief(n * step)) for n in range(first, min(last, first + 20) + 1)]
-    if len(ticks) < 2 and most_ticks < 20:
-        return linear_scale(values, start, end, most_ticks * 2)
-    return Scale(at, ticks)
+    ticks = range(math.ceil(low / step), math.floor(high / step) + 1)
+    return Scale(at, [(at(n * step), brief(n * step)) for n in ticks])

@@ -166,28 +166,18 @@ class History:
             InspectionError: no step was watched yet, or `path` is no path.
             OSError: the file cannot be written.
         """
-        return self._drawn("training", "plot_training", path, events, worst)
-
-    def plot_layer(
-        self,
-        layer: str,
-        path: str | os.PathLike[str] | None = None,
-        *,
-        events: Iterable[tuple[int, str, str]] = (),
-    ) -> Figure:
-        """Return a figure of one layer through time, with its histograms where they are kept.
-
-        Args:
-            layer: its name.
-            path: a file to save it to.
-            events: what went wrong; that of this layer is marked.
-
-        Raises:
-            LayerNotFoundError: there is no such layer.
-            InspectionError: no step was watched yet, or `path` is no path.
-            OSError: the file cannot be written.
-        """
-        return self._drawn("training", "plot_layer", path, layer, events)
+        saved: Any = path
+        if saved is not None and not (isinstance(saved, str | os.PathLike) and os.fspath(saved)):
+            raise InspectionError(
+                "a figure is saved to the path of a file, such as 'training.png', not to "
+                f"{path!r} ({type(path).__name__})"
+            )
+        if not self._count:
+            raise InspectionError("no step was watched yet: step_end() ends the first one")
+        figure: Figure = self._shown("training", "plot_training", events, worst)
+        if path is not None:
+            figure.savefig(path)
+        return figure
 
     def summary(self, k: int = 10, *, worst: Event | None = None) -> str:
         """Return the training as text: a line on all of it, and the `k` layers to look at first.
@@ -198,19 +188,6 @@ class History:
         """
         text: str = self._shown("progress", "summary", k, worst)
         return text
-
-    def _drawn(self, form: str, function: str, path: Any, *args: Any) -> Figure:
-        if path is not None and (not isinstance(path, str | os.PathLike) or not os.fspath(path)):
-            raise InspectionError(
-                "a figure is saved to the path of a file, such as 'training.png', not to "
-                f"{path!r} ({type(path).__name__})"
-            )
-        if not self._count:
-            raise InspectionError("no step was watched yet: step_end() ends the first one")
-        figure: Figure = self._shown(form, function, *args)
-        if path is not None:
-            figure.savefig(path)
-        return figure
 
     def _shown(self, form: str, function: str, *args: Any) -> Any:
         if self._renderer is None:

@@ -418,24 +418,6 @@ class TrainingMonitor(NamesItsAttributes):
         marked = self.events[:_MOST_MARKED] if events is None else events
         return self.history.plot(path, events=marked, worst=self._worst)
 
-    def plot_layer(
-        self,
-        layer: str,
-        path: Path | None = None,
-        *,
-        events: Iterable[tuple[int, str, str]] | None = None,
-    ) -> Figure:
-        """Return a figure of one layer through time: `History.plot_layer`.
-
-        Args:
-            layer: its name.
-            path: a file to save it to.
-            events: of which to mark those of this layer; ``None`` takes what rules object to.
-        """
-        return self.history.plot_layer(
-            layer, path, events=self.events if events is None else events
-        )
-
     def summary(self, k: int = 10) -> str:
         """Return a line on the training so far, and the `k` layers to look at first, as text."""
         return self.history.summary(_whole(k, "k", 1), worst=self._worst)
