@@ -1,30 +1,37 @@
-"""The shelf of formats: one a file, found by itself, and loaded when it is asked for."""
+"""What results look like: texts, pages and figures, made by modules that load when asked for."""
 
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from collections.abc import Callable
 from typing import Any
 
 from pytest_modelhealth.errors import InspectionError, suggest
 
+FORMATS = {
+    "csv": ("csv", "render"),
+    "evidence": ("evidence", "render"),
+    "failure": ("failure", "render"),
+    "html": ("summary", "html"),
+    "json": ("json", "render"),
+    "line": ("summary", "line"),
+    "model_summary": ("model_summary", "render"),
+    "terminal": ("summary", "terminal"),
+}
+"""The module and the function that write a report, by the name of the format."""
+
 
 def renderer(form: str, function: str) -> Callable[..., Any]:
-    """Return the `function` of the file `form`; each result is handed this to show itself by.
+    """Return a `function` of a module; each result is handed this to show itself by.
 
     Raises:
-        InspectionError: there is no such format; the message names the nearest.
+        InspectionError: ``"render"`` was asked for, and there is no such format; the message names
+            the nearest.
     """
-    files = [module.name for module in pkgutil.iter_modules(__path__)]
-    if form in files and hasattr(_load(form), function):
-        found: Callable[..., Any] = getattr(_load(form), function)
-        return found
-    formats = [name for name in files if hasattr(_load(name), "render")]
-    raise InspectionError(
-        f"unknown format {form!r}{suggest(form, formats)} Formats: {', '.join(formats)}."
-    )
-
-
-def _load(name: str) -> Any:
-    return importlib.import_module(f"{__name__}.{name}")
+    if function == "render":
+        if form not in FORMATS:
+            known = f"{suggest(form, FORMATS)} Formats: {', '.join(FORMATS)}."
+            raise InspectionError(f"unknown format {form!r}{known}")
+        form, function = FORMATS[form]
+    written: Callable[..., Any] = getattr(importlib.import_module(f"{__name__}.{form}"), function)
+    return written

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import cast
 
 from pytest_modelhealth.checks import Check
-from pytest_modelhealth.settings import Setting, Settings
+from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import WAIVE
 
 WIDTH = 80
@@ -35,20 +35,14 @@ _CONCLUSION = """\
 
 
 def overview(settings: Settings) -> list[str]:
-    """Return lines that say what is judged, a sentence a check, and the names of all settings.
-
-    A check stands with what somebody set: its severity, limits, or that it is left out.
-    """
+    """Return lines that say what is judged, a sentence a check, and the names of all settings."""
     checks = cast("tuple[Check, ...]", settings.checks)
     column = max(len(check.name) for check in checks) + 2
     lines = _INTRODUCTION.splitlines()
     for occasion in dict.fromkeys(check.occasion for check in checks):
         lines += ["", occasion]
-        for check in checks:
-            if check.occasion == occasion:
-                lines += _entry(check.name, check.summary, column)
-                for text in _changes(check, settings):
-                    lines += _entry("", f"! {text}", column)
+        for check in (one for one in checks if one.occasion == occasion):
+            lines += _entry(check.name, check.summary, column)
     limits = [setting.name for check in checks for setting in check.settings]
     lines += ["", *_SETTINGS.splitlines()]
     for setting in (*settings.declarations, WAIVE):
@@ -57,17 +51,6 @@ def overview(settings: Settings) -> list[str]:
             lines += _entry(setting.name, text, _TERM + 2)
     lines += ["", _LIMITS, *_entry("", ", ".join(limits), 0)]
     return [*lines, "", *_CONCLUSION.splitlines()]
-
-
-def _changes(check: Check, settings: Settings) -> Iterator[str]:
-    severity = _severity(check, settings)
-    if not severity.endswith("(default)"):
-        yield severity
-    for setting in check.settings:
-        own, *by_layer = _values(setting, settings)
-        if settings[setting.name].origin != "default":
-            yield f"{setting.name} = {own}"
-        yield from (f"{setting.name} = {text}" for text in by_layer)
 
 
 def explain(settings: Settings, checks: str = "*") -> list[str]:
@@ -80,64 +63,49 @@ def explain(settings: Settings, checks: str = "*") -> list[str]:
         SettingsError: no check has this name.
     """
     asked = settings.override({"checks": checks, "skip_checks": []}, "--modelhealth-explain")
-    shown = [
-        check for check in cast("tuple[Check, ...]", settings.checks) if asked.chooses(check.name)
-    ]
-    return [line for check in shown for line in (*_check(check, settings), "")][:-1]
+    lines: list[str] = []
+    for check in cast("tuple[Check, ...]", settings.checks):
+        if asked.chooses(check.name):
+            lines += [*_check(check, settings), ""]
+    return lines[:-1]
 
 
 def _check(check: Check, settings: Settings) -> Iterator[str]:
     yield check.name
     yield from _entry("", check.summary, 0)
+    is_ours = type(check).__module__.startswith("pytest_modelhealth.")
+    severity = settings.severity(check.name)
+    grade = f"{severity.value} ({severity.origin})"
+    if not settings.chooses(check.name):
+        origins = {settings[name].origin for name in ("checks", "skip_checks")} - {"default"}
+        grade += f"; left out ({', '.join(sorted(origins))})"
+    runs = ""
+    if check.is_probe:
+        limit, by_itself = settings["probes"], getattr(check, "automatic", False)
+        words = {True: "yes", False: "no", None: "where a run calls for it" if by_itself else "no"}
+        names = ", ".join(limit.value) or "none"
+        runs = f"{words[settings.probes(check.name)]}: probes = {names} ({limit.origin})"
     entries = {
         "definition": check.definition,
         "source": check.source,
         "evidence": check.minimum_evidence,
-        "reference": _reference(check),
-        "severity": _severity(check, settings),
-        "runs": _runs(check, settings) if check.is_probe else "",
+        "reference": f"docs/reference/checks.md#{check.name}" if is_ours else "",
+        "severity": grade,
+        "runs": runs,
         "limits": "" if check.settings else "none to set",
     }
     for term, text in entries.items():
         if text:
             yield from _entry(term, text)
     for position, setting in enumerate(check.settings):
-        own, *by_layer = _values(setting, settings)
-        yield from _entry("" if position else "limits", f"{setting.name} = {own}")
-        for text in (setting.help, *by_layer):
-            yield from _entry("", text, _TERM + 4)
-
-
-def _reference(check: Check) -> str:
-    """Return the page that has the definition of a check of ours."""
-    is_ours = type(check).__module__.startswith("pytest_modelhealth.")
-    return f"docs/reference/checks.md#{check.name}" if is_ours else ""
-
-
-def _runs(check: Check, settings: Settings) -> str:
-    """Return whether a probe runs, and who said so."""
-    asked, limit = settings.probes(check.name), settings["probes"]
-    by_itself = "where a run calls for it" if getattr(check, "automatic", False) else "no"
-    words = {True: "yes", False: "no", None: by_itself}
-    return f"{words[asked]}: probes = {', '.join(limit.value) or 'none'} ({limit.origin})"
-
-
-def _severity(check: Check, settings: Settings) -> str:
-    severity = settings.severity(check.name)
-    text = f"{severity.value} ({severity.origin})"
-    if settings.chooses(check.name):
-        return text
-    origins = {settings[name].origin for name in ("checks", "skip_checks")} - {"default"}
-    return f"{text}; left out ({', '.join(sorted(origins))})"
-
-
-def _values(setting: Setting, settings: Settings) -> Iterator[str]:
-    """Yield the value of a setting, then those of single layers, each with its origin."""
-    limit = settings[setting.name]
-    yield f"{setting.show(limit.value)} ({limit.origin})"
-    for special in settings.layer_limits:
-        if special.setting == setting.name:
-            yield f"{setting.show(special.limit.value)} by layer ({special.limit.origin})"
+        limit = settings[setting.name]
+        own = f"{setting.name} = {setting.show(limit.value)} ({limit.origin})"
+        yield from _entry("" if position else "limits", own)
+        yield from _entry("", setting.help, _TERM + 4)
+        for layers in settings.layer_limits:
+            if layers.setting == setting.name:
+                shown = f"{setting.show(layers.limit.value)} by layer ({layers.limit.origin})"
+                yield from _entry("", shown, _TERM + 4)
 
 
 def _entry(term: str, text: str, column: int = _TERM) -> list[str]:

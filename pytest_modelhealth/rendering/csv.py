@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from typing import Any
 
 from pytest_modelhealth.rendering.summary import STATISTICS
-from pytest_modelhealth.report import ROLES, HealthReport, LayerRecord
+from pytest_modelhealth.report import ROLES, HealthReport
+from pytest_modelhealth.statistics import TensorStatistics
 
 FORMAT_VERSION = 1
 """Raised when a column changes its name or meaning."""
 
-LAYER_COLUMNS = (
-    "format_version", "layer", "type", "status", "reason", "activation", "calls", "role", "tensor"
-)  # fmt: skip
-TENSOR_COLUMNS = (
-    "shape", "dtype", "device", *STATISTICS, "histogram_sampled", "first_nonfinite", "units",
-    "unit_observations", "frozen", "largest_in_batch", "largest_in_sample",
+_TAKEN = ("dtype", "device", *STATISTICS, "histogram_sampled")
+COLUMNS = (
+    "format_version", "layer", "type", "status", "reason", "activation", "calls", "role", "tensor",
+    "shape", *_TAKEN, "first_nonfinite", "units", "unit_observations", "frozen",
+    "largest_in_batch", "largest_in_sample",
 )  # fmt: skip
 
 
@@ -29,37 +29,31 @@ def render(report: HealthReport) -> str:
     written ``64x10``.
     """
     text = io.StringIO()
-    writer = csv.DictWriter(text, [*LAYER_COLUMNS, *TENSOR_COLUMNS], lineterminator="\n")
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
     for record in report:
-        writer.writerows(list(_rows(record)) or [_layer(record)])
+        own: dict[str, Any] = {"format_version": FORMAT_VERSION, "layer": record.name}
+        own |= {name: getattr(record, name) for name in ("reason", "activation", "calls")}
+        own |= {"type": record.type_name, "status": record.status.value}
+        rows = []
+        for role in ROLES:
+            largest = record.largest.get(role)
+            for name, seen in record.tensors(role).items():
+                row = own | {"role": role, "tensor": name} | _cells(seen)
+                row["frozen"] = name in record.frozen if role == "parameters" else None
+                row["largest_in_batch"] = largest and largest.batch
+                row["largest_in_sample"] = largest and largest.sample
+                rows.append(row)
+        writer.writerows(rows or [own])
     return text.getvalue()
 
 
-def _layer(record: LayerRecord) -> dict[str, object]:
-    own = {name: getattr(record, name) for name in ("reason", "activation", "calls")}
-    own |= {"layer": record.name, "type": record.type_name, "status": record.status.value}
-    return {"format_version": FORMAT_VERSION, **own}
-
-
-def _rows(record: LayerRecord) -> Iterator[dict[str, object]]:
-    for role in ROLES:
-        largest = record.largest.get(role)
-        for tensor, seen in record.tensors(role).items():
-            first, units = seen.first_nonfinite, seen.units
-            yield {
-                **_layer(record),
-                **{name: getattr(seen, name) for name in (*STATISTICS, *_PLAIN)},
-                "role": role,
-                "tensor": tensor,
-                "shape": "x".join(map(str, seen.shape)),
-                "first_nonfinite": None if first is None else "x".join(map(str, first)),
-                "units": units and len(units.alive),
-                "unit_observations": units and units.observations,
-                "frozen": tensor in record.frozen if role == "parameters" else None,
-                "largest_in_batch": largest and largest.batch,
-                "largest_in_sample": largest and largest.sample,
-            }
-
-
-_PLAIN = ("dtype", "device", "histogram_sampled")
+def _cells(seen: TensorStatistics) -> dict[str, Any]:
+    first, units = seen.first_nonfinite, seen.units
+    return {
+        **{name: getattr(seen, name) for name in _TAKEN},
+        "shape": "x".join(map(str, seen.shape)),
+        "first_nonfinite": None if first is None else "x".join(map(str, first)),
+        "units": units and len(units.alive),
+        "unit_observations": units and units.observations,
+    }

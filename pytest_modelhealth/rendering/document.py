@@ -73,33 +73,31 @@ class Document:
     def text(self, *, width: int = 100) -> str:
         """Return it for a terminal; the table takes `width` characters, where that can be."""
         lines = [self.headline, *self.facts]
-        if self.rows:
-            lines += ["", *self._table(width)]
-        lines += [self.rest] * bool(self.rest)
+        lines += ["", *self._table(width)] if self.rows else []
+        lines += [self.rest] if self.rest else []
         lines += ["", *self.code] if self.code else []
         return "\n".join([*lines, *self.remarks])
 
     def _table(self, width: int) -> list[str]:
-        marks = [[row.mark] * (self.indent is None) for row in self.rows]
-        rows = [(mark, row) for mark, row in zip(marks, self.rows, strict=True)]
-        cells = [["", *titles][not marks[0] :] for titles in [[c.title for c in self.columns]]]
-        cells += [[*mark, *row.cells] for mark, row in rows if len(row.cells) > 1]
-        shift = len(marks[0])
-        texts = {*range(shift), *(n + shift for n, c in enumerate(self.columns) if c.is_text)}
+        """Return the rows as lines, with their notes below; a column of marks stands first."""
+        shift, indent = int(self.indent is None), self.indent or ""
+        cells = [["", *(column.title for column in self.columns)][1 - shift :]]
+        cells += [[row.mark, *row.cells][1 - shift :] for row in self.rows if len(row.cells) > 1]
+        texts = [number + shift for number, column in enumerate(self.columns) if column.is_text]
         head, *body = table(
             cells,
-            texts,
-            width=width,
+            [*range(shift), *texts],
+            width=width - len(indent),
             narrowest=[(column + shift, least) for column, least in self.narrowest],
             names=None if self.names is None else self.names + shift,
         )
-        found, lines = iter(body), [head]
+        aligned, lines = iter(body), [head]
         for row in self.rows:
-            lines.append(next(found) if len(row.cells) > 1 else shorten(row.cells[0], width))
+            lines.append(next(aligned) if len(row.cells) > 1 else shorten(row.cells[0], width))
             for note in row.notes:
                 text = f"    {'warning: ' * note.warns}{note.check}: {note.text}"
                 lines.append(f"{text} ({note.following})" if note.following else text)
-        return [f"{self.indent or ''}{line}" for line in lines]
+        return [f"{indent}{line}" for line in lines]
 
     def html(self) -> str:
         """Return a self-contained ``<div>``; whatever comes from a model is escaped."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from pytest_modelhealth.checks.facts import leaves
 from pytest_modelhealth.rendering.notation import (
@@ -24,7 +23,7 @@ from pytest_modelhealth.rendering.notation import (
 from pytest_modelhealth.rendering.summary import headline
 from pytest_modelhealth.report import ROLES, HealthReport, LayerRecord, Violation
 from pytest_modelhealth.settings.setting import is_inside
-from pytest_modelhealth.statistics import HIGHEST_EXPONENT, LOWEST_EXPONENT, TensorStatistics
+from pytest_modelhealth.statistics import LOWEST_EXPONENT, TensorStatistics
 
 MAX_BINS = 10
 """Bins of both signs together, besides zero and a bin of the smallest values for each sign."""
@@ -35,11 +34,11 @@ TAIL = 0.01
 BAR = 26
 BLOCKS = "▏▎▍▌▋▊▉█"
 
-BACKWARD_ROLES = ("gradients", "parameter_gradients")
+Panel = tuple[str, TensorStatistics]
+"""A title, and what stands below."""
 
 
-@dataclass(frozen=True)
-class Exhibit:
+class Exhibit(NamedTuple):
     """The worst violation's layer and the one computed just before it.
 
     Args:
@@ -53,7 +52,7 @@ class Exhibit:
 
     violation: Violation
     culprit: LayerRecord
-    predecessor: LayerRecord | None
+    predecessor: LayerRecord | None = None
 
     @property
     def role(self) -> str:
@@ -74,61 +73,54 @@ def culprit_and_predecessor(report: HealthReport) -> Exhibit | None:
     worst = next(iter(report.violations), None)
     if worst is None or worst.layer not in report.layers or report.observation.is_of_own_step:
         return None
-    culprit = report.layers[worst.layer]
-    alone = Exhibit(worst, culprit, None)
-    role = alone.role
+    alone = Exhibit(worst, report.layers[worst.layer])
+    culprit, role = alone.culprit, alone.role
     for reference in worst.evidence:
         named = report.layers.get(reference.layer)
         if named is not None and named is not culprit and named.tensors(role):
-            return replace(alone, predecessor=named)
+            return alone._replace(predecessor=named)
     at = math.nan if culprit.entered is None else culprit.entered
     called = [
         (record.entered, record)
         for record in leaves(report.observation)
         if record.tensors(role) and record.entered is not None
     ]
-    if role in BACKWARD_ROLES:
-        near = [(n, r) for n, r in called if n > at and not is_inside(r.name, culprit.name)]
-        last = min(near, key=lambda pair: pair[0], default=None)
-    else:
-        near = [(n, r) for n, r in called if n < at]
-        last = max(near, key=lambda pair: pair[0], default=None)
-    return replace(alone, predecessor=last and last[1])
+    before = [pair for pair in called if pair[0] < at]
+    nearest = max(before, key=lambda pair: pair[0], default=None)
+    if role in ("gradients", "parameter_gradients"):
+        after = [(n, r) for n, r in called if n > at and not is_inside(r.name, culprit.name)]
+        nearest = min(after, key=lambda pair: pair[0], default=None)
+    return alone._replace(predecessor=nearest and nearest[1])
 
 
-def render(report: HealthReport, *, ascii_only: bool | None = None) -> str:
+def render(report: HealthReport) -> str:
     """Return both histograms side by side in at most 100 columns, and a line of numbers for each.
 
-    A bin holds the values of one sign between two powers of two.
-
-    Args:
-        report: the report.
-        ascii_only: draw with ``#``; ``None`` does so where standard output cannot encode blocks.
+    A bin holds the values of one sign between two powers of two. Bars are of ``#`` where standard
+    output cannot encode blocks.
     """
-    found = culprit_and_predecessor(report)
-    if found is None:
+    exhibit = culprit_and_predecessor(report)
+    if exhibit is None:
         return headline(report)
-    culprit, before = printable(found.culprit.label), found.predecessor
-    lines = [f"{found.role.replace('_', ' ')} of {culprit} ({found.violation.check})", ""]
+    culprit, before = printable(exhibit.culprit.label), exhibit.predecessor
+    lines = [f"{exhibit.role.replace('_', ' ')} of {culprit} ({exhibit.violation.check})", ""]
     if before is not None:
         lines[0] += f", beside {printable(before.label)} computed just before"
     panels = [
         (_title(record), seen)
-        for record in (before, found.culprit)
-        if record is not None and (seen := found.statistics(record))
+        for record in (before, exhibit.culprit)
+        if record is not None and (seen := exhibit.statistics(record))
     ]
     if panels:
-        if ascii_only is None:
-            try:
-                BLOCKS.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
-            except (UnicodeEncodeError, LookupError):
-                ascii_only = True
-        lines += _histograms(panels, "#" if ascii_only else BLOCKS)
-        lines += ["", *_numbers([*panels, *_further(report, found)])]
-    lines += [line for panel in panels for line in _range_of_dtype(*panel)]
+        try:
+            BLOCKS.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+            ink = BLOCKS
+        except (UnicodeEncodeError, LookupError):
+            ink = "#"
+        lines += [*_histograms(panels, ink), "", *_numbers([*panels, *_further(report, exhibit)])]
     lines += [f"{title}: bins counted on a sample" for title, s in panels if s.histogram_sampled]
-    if found.statistics(found.culprit) is None:
-        lines.append(printable(found.culprit.why_not_seen(found.role)))
+    if exhibit.statistics(exhibit.culprit) is None:
+        lines.append(printable(exhibit.culprit.why_not_seen(exhibit.role)))
     return "\n".join(lines)
 
 
@@ -137,21 +129,20 @@ def _title(record: LayerRecord) -> str:
     return abbreviate(printable(record.label), BAR)
 
 
-def _further(report: HealthReport, found: Exhibit) -> Iterator[tuple[str, TensorStatistics]]:
+def _further(report: HealthReport, exhibit: Exhibit) -> Iterator[Panel]:
     """Yield what else the violation is read from: other roles than the one in the histograms."""
-    for reference in found.violation.evidence:
+    for reference in exhibit.violation.evidence:
         record = report.layers.get(reference.layer)
         tensors = {} if record is None else record.tensors(reference.role)
         seen = tensors.get(reference.tensor, tensors.get(""))
-        if record is not None and seen is not None and reference.role != found.role:
+        if record is not None and seen is not None and reference.role != exhibit.role:
             yield f"{_title(record)} {reference.tensor or reference.role}", seen
 
 
-def _histograms(panels: Sequence[tuple[str, TensorStatistics]], ink: str) -> list[str]:
+def _histograms(panels: Sequence[Panel], ink: str) -> list[str]:
     tensors = [seen for _, seen in panels]
     starts = bin_starts(tensors)
     counts = np.array([[*binned(seen, starts), seen.nonfinite_count] for seen in tensors])
-    strained = np.array([[*binned(seen, starts, strained=True), 0] for seen in tensors])
     parts = counts / np.array([[max(1, seen.count)] for seen in tensors])
     largest = parts.max() or 1.0
     edges = ["0", *map(power_of_two, starts)]
@@ -161,8 +152,8 @@ def _histograms(panels: Sequence[tuple[str, TensorStatistics]], ink: str) -> lis
     rows = []
     for index, name in enumerate([*negative[::-1], "zero", *positive, "NaN, inf"]):
         rows.append([name])
-        for part, star in zip(parts[:, index], strained[:, index], strict=True):
-            share = f"{percent(part) if part else '':>4}{'*' if star else ' '}"
+        for part in parts[:, index]:
+            share = f"{percent(part) if part else '':>4} "
             rows[-1] += [bar(part / largest, ink).ljust(BAR), share]
     # from the first filled bin to the last, the zeros, and what is not finite
     filled = np.flatnonzero(counts[:, :-1].any(axis=0)).tolist()
@@ -193,22 +184,12 @@ def bin_starts(tensors: Iterable[TensorStatistics]) -> list[int]:
     return [*range(lowest, highest + 1, step), highest + 1]
 
 
-def binned(seen: TensorStatistics, starts: Sequence[int], *, strained: bool = False) -> list[int]:
-    """Return how many values each bin holds, from the most negative to the most positive.
-
-    Args:
-        seen: the statistics.
-        starts: see `bin_starts`.
-        strained: count only what the dtype nearly cannot hold: subnormal values, which lose
-            precision, and those within a factor of 2 of its largest number.
-    """
+def binned(seen: TensorStatistics, starts: Sequence[int]) -> list[int]:
+    """Return how many values each bin of `bin_starts` holds, the most negative first."""
     rows = np.zeros((len(starts), 2), dtype=np.int64)
-    smallest, largest = normal_exponents(seen.dtype)
     for exponent, counts in enumerate(seen.exponents.counts, seen.exponents.lowest):
-        if not strained or not smallest <= exponent < largest:
-            rows[np.searchsorted(starts[:-1], exponent, "right")] += counts
-    zeros = 0 if strained else seen.zero_count
-    return [*rows[::-1, 0].tolist(), zeros, *rows[:, 1].tolist()]
+        rows[np.searchsorted(starts[:-1], exponent, "right")] += counts
+    return [*rows[::-1, 0].tolist(), seen.zero_count, *rows[:, 1].tolist()]
 
 
 def bar(part: float, ink: str) -> str:
@@ -217,7 +198,7 @@ def bar(part: float, ink: str) -> str:
     return ink[-1] * whole + (ink[rest - 1] if rest else "")
 
 
-def _numbers(panels: Iterable[tuple[str, TensorStatistics]]) -> list[str]:
+def _numbers(panels: Iterable[Panel]) -> list[str]:
     rows = [["", "mean", "std", "min", "max", "zeros", "dead", "NaN", "inf", "dtype", "shape"]]
     for title, seen in panels:
         numbers = map(number, (seen.mean, seen.std, seen.min, seen.max))
@@ -225,31 +206,3 @@ def _numbers(panels: Iterable[tuple[str, TensorStatistics]]) -> list[str]:
         counts = (f"{count:,}" for count in (seen.nan_count, seen.inf_count))
         rows.append([title, *numbers, *shares, *counts, seen.dtype, shape(seen.shape)])
     return table(rows, left=(0, 9, 10))
-
-
-def _range_of_dtype(title: str, seen: TensorStatistics) -> Iterator[str]:
-    """Say how much of the tensor its dtype nearly cannot hold (the rows with a star)."""
-    smallest, largest = normal_exponents(seen.dtype)
-    exponents = np.arange(seen.exponents.lowest, seen.exponents.highest + 1)
-    counts = seen.exponents.counts.sum(axis=1)
-    for name, beyond, limit, what in (
-        ("underflow", exponents < smallest, "smallest_normal", "below the smallest normal"),
-        ("overflow", exponents >= largest, "max", "within a factor of 2 of the largest"),
-    ):
-        if count := counts[beyond].sum():
-            size = number(getattr(torch.finfo(getattr(torch, seen.dtype)), limit))
-            share = percent(count / seen.count)
-            yield f"* {name}: {share} of {title} is {what} {seen.dtype}, {size}"
-
-
-def normal_exponents(dtype: str) -> tuple[float, float]:
-    """Return the exponents of the dtype's smallest normal and its largest number.
-
-    They are infinite where exponents were not kept that far out, and for what is no float.
-    """
-    try:
-        limits = torch.finfo(getattr(torch, dtype))
-    except (AttributeError, TypeError):
-        return -math.inf, math.inf
-    smallest, largest = (math.frexp(x)[1] - 1 for x in (limits.smallest_normal, limits.max))
-    return (smallest, largest) if largest <= HIGHEST_EXPONENT else (-math.inf, math.inf)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import glob
 import linecache
 import re
+import shutil
 from collections.abc import Iterator
 
+from pytest_modelhealth.rendering.document import Document, Row
 from pytest_modelhealth.rendering.notation import (
     NOT_SEEN,
+    Column,
     abbreviate,
     beside_limit,
     plural,
     printable,
     shorten,
     some,
-    table,
 )
 from pytest_modelhealth.rendering.places import called_at, defined_at, is_of_a_library
 from pytest_modelhealth.rendering.summary import (
@@ -28,35 +30,58 @@ from pytest_modelhealth.rendering.summary import (
 from pytest_modelhealth.report import ROLES, HealthReport, Vertex, Violation
 from pytest_modelhealth.report.flow import AS_IT_IS, Flow, near
 
+MAX_LINES = 24
+"""A screen: of more violations than it has room for, the gravest are listed."""
+
 MAX_ROWS = 10
 MAX_REMARKS = 3
 _FEW = 2
 
 
-def render(report: HealthReport) -> str:
-    """Return at most a screenful (24 lines); its first line is verdict and worst layer."""
+def render(report: HealthReport, *, width: int | None = None) -> str:
+    """Return a screenful; its first line is verdict and worst layer.
+
+    Args:
+        report: the report.
+        width: characters that the table and remarks may take; `None` asks the terminal, and takes
+            60 at least and 100 at most.
+    """
+    width = width or min(max(shutil.get_terminal_size((100, MAX_LINES)).columns, 60), 100)
     worst = next(iter(report.violations), None)
-    lines = [headline(report), ""]
     notes = remarks(report, briefly=worst is not None)
-    following = "" if worst is None else consequences(report, worst)
+    more = [f"... and {plural(len(notes) - MAX_REMARKS, 'more note')}"]
+    notes = [shorten(note, width) for note in notes[:MAX_REMARKS]] + more * (
+        len(notes) > MAX_REMARKS
+    )
     if worst is None:
-        ran = run(report)
-        lines += [*_ways(report), "", ran]
-    else:
-        lines += [
-            *_violations(report),
-            *([f"  {following}"] if following else ()),
-            "",
-            *([f"likely cause: {printable(near(worst.cause))}"] if worst.cause else ()),
-            *(f"seen:         {printable(near(line))}" for line in worst.details[:_FEW]),
-            *_code(worst),
-            *_way(report, worst),
-            *_next_moves(report, worst),
-        ]
-    lines += [shorten(note, 100) for note in notes[:MAX_REMARKS]]
-    if len(notes) > MAX_REMARKS:
-        lines.append(f"... and {plural(len(notes) - MAX_REMARKS, 'more note')}")
-    return "\n".join(lines)
+        ran = ["", run(report), *notes]
+        return Document(headline(report), code=[*_ways(report)], remarks=ran).text()
+    code = [
+        *([f"likely cause: {printable(near(worst.cause))}"] if worst.cause else ()),
+        *(f"seen:         {printable(near(line))}" for line in worst.details[:_FEW]),
+        *_code(worst),
+        *_way(report, worst),
+        *_next_moves(report, worst),
+    ]
+    rest = [f"  {following}"] if (following := consequences(report, worst)) else []
+    room = (
+        MAX_LINES - len([*rest, *code, *notes]) - 5
+    )  # of headline, titles, blanks, and how many more
+    listed = min(MAX_ROWS, max(room, 1))
+    if (left_out := len(report.violations) - listed) > 0:
+        rest.insert(0, f"  ... and {left_out:,} more (print the report to see all)")
+    columns, rows = _violations(report, listed)
+    return Document(
+        headline(report),
+        columns=columns,
+        rows=rows,
+        rest="\n".join(rest),
+        code=code,
+        remarks=notes,
+        narrowest=((5, 8), (0, 14), (2, 8), (1, 8)),
+        names=0,
+        indent="  ",
+    ).text(width=width)
 
 
 def _ways(report: HealthReport) -> Iterator[str]:
@@ -74,25 +99,24 @@ def _ways(report: HealthReport) -> Iterator[str]:
         yield "or use report.assert_healthy(), which fails for violations alone"
 
 
-def _violations(report: HealthReport) -> Iterator[str]:
-    """Yield a line for each of the gravest violations, in execution order."""
+def _violations(report: HealthReport, most: int) -> tuple[list[Column], list[Row]]:
+    """Return a row for each of the gravest violations, in execution order."""
     position = {name: index for index, name in enumerate(report.layers)}
     gravest = sorted(
-        report.violations[:MAX_ROWS], key=lambda found: position.get(found.layer, len(position))
+        report.violations[:most], key=lambda found: position.get(found.layer, len(position))
     )
-    rows: list[tuple[str, ...]] = [("layer", "check", "tensor", "value", "limit", "set by")]
-    for violation in gravest:
-        name = label(report, violation.layer)
-        tensor = printable(".".join(filter(None, (violation.role, violation.tensor))))
-        value, limit = beside_limit(violation.value, violation.limit), violation.limit
-        bounds = (NOT_SEEN, NOT_SEEN) if limit is None else (f"{limit:g}", violation.origin)
-        rows.append((abbreviate(name, 40), violation.check, tensor, value, *map(printable, bounds)))
-    if any(violation.folded for violation in report.violations[1:]):
-        explained = ["explains", *(f"{len(violation.folded):,} more" for violation in gravest)]
-        rows = [(*row, cell) for row, cell in zip(rows, explained, strict=True)]
-    yield from (f"  {line}" for line in table(rows, left=(0, 1, 2, 5, 6)))
-    if len(report.violations) > MAX_ROWS:
-        yield f"  ... and {len(report.violations) - MAX_ROWS:,} more (print the report to see all)"
+    titles = ["layer", "check", "tensor", "value", "limit", "set by"]
+    explains = any(found.folded for found in report.violations[1:])
+    titles += ["explains"] * explains
+    rows = []
+    for found in gravest:
+        tensor = ".".join(filter(None, (found.role, found.tensor)))
+        value, limit = beside_limit(found.value, found.limit), found.limit
+        bounds = (NOT_SEEN, NOT_SEEN) if limit is None else (f"{limit:g}", found.origin)
+        more = [f"{len(found.folded):,} more"] * explains
+        cells = [abbreviate(label(report, found.layer), 40), found.check, tensor, value]
+        rows.append(Row([*map(printable, (*cells, *bounds)), *more]))
+    return [Column(t, "", str, t not in ("value", "limit")) for t in titles], rows
 
 
 def _code(worst: Violation) -> Iterator[str]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import linecache
+import re
 import sysconfig
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -24,12 +23,11 @@ def defined_at(report: HealthReport, layer: str) -> str:
 
 def class_place(record: LayerRecord) -> str:
     """Return `defined_at` of a layer by its record."""
-    known = [found for found in record.definitions if found.path and found.path[0] != "<"]
-    for definition in known:
-        line = _class_line(definition)
-        if line:
-            return f"{definition.path}:{line}"
-    return next((f"{found.path}:{found.line}" for found in known if found.line), "")
+    known = [one for one in record.definitions if one.path and one.path[0] != "<"]
+    lines = [(one.path, _class_line(one)) for one in known] + [
+        (one.path, one.line) for one in known
+    ]
+    return next((f"{path}:{line}" for path, line in lines if line), "")
 
 
 def called_at(report: HealthReport, layer: str) -> str:
@@ -47,39 +45,13 @@ def is_of_a_library(place: str) -> bool:
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 
 
+@lru_cache(maxsize=1024)
 def _class_line(definition: Definition) -> int:
     """Return the line of the ``class`` statement, 0 where the file does not hold it.
 
-    Of several by one name it is the one around the class's functions, else the last.
+    Of several by one name it is the last above the class's functions, or in the file where it has
+    none. A cell of a notebook is in no file, but in the `linecache`.
     """
-    written = _classes(definition.path).get(definition.qualname, ())
-    around = [first for first, last in written if first <= definition.line <= last]
-    return (around or [first for first, _ in written] or [0])[-1]
-
-
-@lru_cache(maxsize=64)
-def _classes(path: str) -> dict[str, list[tuple[int, int]]]:
-    """Return the first and last line of each class in a file, by its qualified name.
-
-    A cell of a notebook is in no file, but in the `linecache`.
-    """
-    try:
-        tree = ast.parse("".join(linecache.getlines(path)))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return {}
-    found: dict[str, list[tuple[int, int]]] = {}
-    for name, node in _named(tree, ""):
-        found.setdefault(name, []).append((node.lineno, node.end_lineno or node.lineno))
-    return found
-
-
-def _named(parent: ast.AST, prefix: str) -> Iterator[tuple[str, ast.ClassDef]]:
-    for node in ast.iter_child_nodes(parent):
-        inner = prefix
-        if isinstance(node, ast.ClassDef):
-            yield prefix + node.name, node
-            inner = f"{prefix}{node.name}."
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            inner = f"{prefix}{node.name}.<locals>."
-        if isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
-            yield from _named(node, inner)
+    statement = re.compile(rf"\s*class {re.escape(definition.qualname.rpartition('.')[2])}\b")
+    lines = linecache.getlines(definition.path)[: definition.line or None]
+    return max((at for at, line in enumerate(lines, 1) if statement.match(line)), default=0)

@@ -26,8 +26,6 @@ Flags = npt.NDArray[np.bool_]
 _SLOW = 5
 """Rank of a layer that hardly moves, as all do at the end of a schedule."""
 
-_NAME_WIDTH = 40
-
 
 class Remark(NamedTuple):
     """What stands out at a layer in the latest watched step.
@@ -47,13 +45,10 @@ class Remark(NamedTuple):
     layer: str
     text: str
 
-    def __str__(self) -> str:
-        return f"{layer_label(self.layer)}: {self.text} since step {self.since}"
-
 
 def layer_label(layer: str) -> str:
     """Return a layer's name as it is shown; the model itself has none."""
-    return abbreviate(printable(layer), _NAME_WIDTH) or "(model)"
+    return abbreviate(printable(layer), 40) or "(model)"
 
 
 def shown(history: History) -> Flags:
@@ -64,24 +59,17 @@ def shown(history: History) -> Flags:
     return np.array([layer not in holders for layer in layers], dtype=bool) | owns
 
 
-def nonfinite(history: History) -> Flags:
-    """Return in which steps which layers had a value that is no number, shape ``(n, layers)``."""
-    kinds = ("activation", "gradient", "parameter", "parameter_gradient")
-    flags: Flags = np.any([history[f"{kind}_nonfinite"] > 0 for kind in kinds], axis=0)
-    return flags
-
-
 def remarks(history: History) -> list[Remark]:
     """Return what stands out at the end of the training, the gravest and earliest first."""
     if not len(history):
         return []
-    dead, gradient = history["dead_fraction"], history["parameter_gradient_norm"]
-    ratio = history["update_ratio"]
+    dead, ratio = history["dead_fraction"], history["update_ratio"]
+    kinds = ("activation", "gradient", "parameter", "parameter_gradient")
     states = (
-        (nonfinite(history), "not finite"),
+        (np.any([history[f"{kind}_nonfinite"] > 0 for kind in kinds], axis=0), "not finite"),
         (dead >= 1, "all units dead"),
         (dead > MOST_DEAD, "{dead} of the units dead"),
-        (gradient == 0, "gradient zero"),
+        (history["parameter_gradient_norm"] == 0, "gradient zero"),
         (ratio > 10 * BAND[1], "update ratio {ratio}, usual is up to 1e-2"),
         ((ratio < BAND[0] / 10) & (ratio > 0), "update ratio {ratio}, usual is from 1e-4"),
     )
@@ -95,7 +83,7 @@ def remarks(history: History) -> list[Remark]:
             since = int(steps[false[-1] + 1 if len(false) else 0])
             is_origin = rank == 0 and first is not None and first[1].layer == layer
             order = -1 if is_origin else int(place)
-            found.setdefault(layer, Remark(rank, since, order, layer, said))
+            found.setdefault(layer, Remark(rank, since, order, layer, f"{said} since step {since}"))
     return sorted(found.values())
 
 
@@ -110,20 +98,18 @@ def headline(history: History, worst: Event | None = None) -> str:
         return f"training of {printable(history.model_type)}: no step was watched yet"
     steps, loss = history.steps, history.loss
     parts = [f"{plural(history.watched, 'step')} watched ({steps[0]} to {steps[-1]})"]
-    given = loss[~np.isnan(loss)]
-    if len(given):
-        is_nan = np.isnan(loss[-1]) and history.first_origin is not None
-        parts.append(f"loss {number(given[0])} to {number(loss[-1] if is_nan else given[-1])}")
-    found = remarks(history)
-    is_grave = bool(found) and found[0].rank < _SLOW
+    known, origin = loss[~np.isnan(loss)], history.first_origin
+    if len(known):
+        last = loss[-1] if np.isnan(loss[-1]) and origin is not None else known[-1]
+        parts.append(f"loss {number(known[0])} to {number(last)}")
     if worst is not None:
         where = layer_label(worst.layer)
         parts.append(f"worst, from step {worst.step} on: {where}: {printable(worst.text)}")
     else:
-        parts.append(f"worst: {found[0]}" if is_grave else "no layer stands out at the end")
-    if history.first_origin is not None and worst is None:
-        step, origin = history.first_origin
-        parts.append(f"step {step}: {printable(str(origin))}")
+        grave = [one for one in remarks(history) if one.rank < _SLOW]
+        told = [f"worst: {layer_label(one.layer)}: {one.text}" for one in grave]
+        parts.append(told[0] if told else "no layer stands out at the end")
+        parts += [f"step {origin[0]}: {printable(str(origin[1]))}"] if origin is not None else []
     return f"training of {printable(history.model_type)}: {'; '.join(parts)}"
 
 
@@ -144,14 +130,11 @@ def summary(history: History, k: int = 10, worst: Event | None = None) -> str:
     """
     if not len(history):
         return headline(history, worst)
-    layers = history.layers
-    found = {remark.layer: remark for remark in remarks(history)}
+    layers, are_shown = history.layers, shown(history)
+    found = {remark.layer: remark.text for remark in remarks(history)}
     gradients = np.nan_to_num(history["parameter_gradient_norm"][-1], nan=-1.0)
-    others = [
-        int(at)
-        for at in np.argsort(-gradients, kind="stable")
-        if shown(history)[at] and layers[at] not in found
-    ]
+    order = np.argsort(-gradients, kind="stable").tolist()
+    others = [at for at in order if are_shown[at] and layers[at] not in found]
     listed = [*map(layers.index, found), *others]
     rows = []
     for at in listed[:k]:
@@ -159,9 +142,7 @@ def summary(history: History, k: int = 10, worst: Event | None = None) -> str:
         cells = [form(None if math.isnan(value) else value) for form, value in values]
         if history["parameter_gradient_nonfinite"][-1, at] > 0:
             cells[0] = "NaN/inf"
-        remark = found.get(layers[at])
-        note = f"{remark.text} since step {remark.since}" if remark else ""
-        rows.append(Row([layer_label(layers[at]), *cells, note]))
+        rows.append(Row([layer_label(layers[at]), *cells, found.get(layers[at], "")]))
     titles = ["layer", *_COLUMNS, ""]
     columns = [Column(title, "", str, title in ("layer", "")) for title in titles]
     rest = f"  and {plural(len(listed) - k, 'layer')} more" if len(listed) > k else ""

@@ -172,14 +172,6 @@ def _outcome(record: LayerRecord) -> str:
     return NOT_SEEN if seen is None else shape(seen.shape)
 
 
-def _number(title: str, text: str, role: str, form: Callable[[TensorStatistics], str]) -> Column:
-    def cell(record: LayerRecord) -> str:
-        seen = record.statistics(role)
-        return NOT_SEEN if seen is None else form(seen)
-
-    return Column(title, text, cell)
-
-
 def norm(seen: TensorStatistics) -> float:
     """Return the L2 norm of the finite values, NaN where there are values and none is finite."""
     return math.nan if seen.count and not seen.finite_count else seen.norm
@@ -194,23 +186,28 @@ def nonfinite(record: LayerRecord) -> int:
     return sum(seen.nonfinite_count for role in roles for seen in record.tensors(role).values())
 
 
-_FLOWING = "L2 norm of the loss's gradient with respect to the"
+def _of(role: str, form: Callable[[TensorStatistics], str]) -> Callable[[LayerRecord], str]:
+    def cell(record: LayerRecord) -> str:
+        seen = record.statistics(role)
+        return NOT_SEEN if seen is None else form(seen)
+
+    return cell
+
+
+_OUT, _FLOWING = "activations", "L2 norm of the loss's gradient with respect to the"
 COLUMNS = (
     Column("layer", "fully qualified name", lambda r: printable(r.label), is_text=True),
     Column("type", "class of the module, or the function", lambda r: printable(r.type_name), True),
     Column("output", "shape of the first output, or why there is none", _outcome),
-    *(
-        _number(title, text, "activations", form)
-        for title, text, form in (
-            ("mean", "mean of the activations", lambda s: number(s.mean)),
-            ("std", "their standard deviation", lambda s: number(s.std)),
-            ("abs max", "their largest magnitude", lambda s: number(s.abs_max)),
-            ("zeros", "part that is zero", lambda s: percent(s.zero_fraction)),
-            ("dead", "part of the units never active", lambda s: percent(s.dead_fraction)),
-        )
+    Column("mean", "mean of the activations", _of(_OUT, lambda s: number(s.mean))),
+    Column("std", "their standard deviation", _of(_OUT, lambda s: number(s.std))),
+    Column("abs max", "their largest magnitude", _of(_OUT, lambda s: number(s.abs_max))),
+    Column("zeros", "part that is zero", _of(_OUT, lambda s: percent(s.zero_fraction))),
+    Column("dead", "part of the units never active", _of(_OUT, lambda s: percent(s.dead_fraction))),
+    Column("grad", f"{_FLOWING} activations", _of("gradients", lambda s: number(norm(s)))),
+    Column(
+        "p.grad", f"{_FLOWING} parameters", _of("parameter_gradients", lambda s: number(norm(s)))
     ),
-    _number("grad", f"{_FLOWING} activations", "gradients", lambda s: number(norm(s))),
-    _number("p.grad", f"{_FLOWING} parameters", "parameter_gradients", lambda s: number(norm(s))),
 )
 NONFINITE = Column(
     "NaN/inf",
@@ -234,14 +231,13 @@ def document(report: HealthReport, max_rows: int | None = None) -> Document:
     chosen = set(gravest[:max_rows])
     columns = (*COLUMNS, NONFINITE) if any(map(nonfinite, report)) else COLUMNS
     rows = []
-    for record in report if chosen else ():
+    for record in (record for record in report if record.name in chosen):
         name, is_observed = record.name, record.status is Status.OBSERVED
-        if name in chosen:
-            kind = "violated" if name in violated else "warned" if name in notes else ""
-            mark = "!" if name in violated else "~" if name in following else ""
-            kind = kind or ("seen" if is_observed else "unseen")
-            cells = [column.cell(record) for column in columns]
-            rows.append(Row(cells, kind, record.reason, mark=mark, notes=notes[name]))
+        kind = "violated" if name in violated else "warned" if name in notes else ""
+        mark = "!" if name in violated else "~" if name in following else ""
+        kind = kind or ("seen" if is_observed else "unseen")
+        cells = [column.cell(record) for column in columns]
+        rows.append(Row(cells, kind, record.reason, mark=mark, notes=notes[name]))
     left_out = len(report) - len(rows)
     return Document(
         headline(report),
@@ -254,3 +250,30 @@ def document(report: HealthReport, max_rows: int | None = None) -> Document:
         names=0,
         indent=None,
     )
+
+
+def terminal(report: HealthReport, *, max_rows: int | None = None, width: int = 100) -> str:
+    """Return the verdict and a line a layer in execution order, each violation below its layer.
+
+    ``!`` marks a layer with a violation, ``~`` one with a consequence of another's.
+
+    Args:
+        report: the report.
+        max_rows: show at most this many layers, the violated ones first; ``None`` shows all.
+        width: characters that the table may take. Names are cut to fit, numbers never.
+    """
+    return document(report, max_rows).text(width=width)
+
+
+def html(report: HealthReport) -> str:
+    """Return a self-contained ``<div>``; every name and message in it is escaped."""
+    return document(report).html()
+
+
+def line(report: HealthReport) -> str:
+    """Return verdict, worst layer and counts. Never raises: debuggers and logs call `repr`."""
+    try:
+        return f"<HealthReport {headline(report)}; {counts(report)}>"
+    except Exception as error:  # noqa: BLE001 - a check may raise anything, repr may not
+        reason = f"{type(error).__name__}: {printable(str(error))}"
+        return f"<HealthReport not judged ({reason}); {plural(len(report), 'layer')}>"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import pickle
-import pkgutil
 
 import pytest
 
@@ -13,12 +11,7 @@ from pytest_modelhealth.report import Verdict
 from tests.rendering import reports
 from tests.rendering.test_html import Page
 
-MODULES = [module.name for module in pkgutil.iter_modules(rendering.__path__)]
-FORMATS = [
-    name
-    for name in MODULES
-    if hasattr(importlib.import_module(f"{rendering.__name__}.{name}"), "render")
-]
+FORMATS = [*rendering.FORMATS]
 FOR_PEOPLE = ("line", "terminal", "failure", "html")
 TERMINAL_TEXT = ("line", "terminal", "failure", "evidence", "model_summary")
 

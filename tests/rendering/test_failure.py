@@ -1,4 +1,5 @@
 import ast
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,26 @@ def test_many_violations_are_counted() -> None:
     listed = [line.split(".")[2] for line in lines if "activations" in line]
     assert listed == [*map(str, range(12, 21)), "500"]
     assert "  ... and 11 more (print the report to see all)" in lines
+
+
+def test_it_fits_a_screen_and_a_narrow_one() -> None:
+    """Whatever there is to say takes 24 lines; at 60 columns the table gives way."""
+    seen = reports.large().observation
+    names = list(seen.layers)
+    found = [
+        reports.violation(
+            name, cause="because of it", details=("one", "two", "three"),
+            origin="pyproject.toml: modelhealth_max_dead_fraction",
+        )
+        for name in names[:30]
+    ]  # fmt: skip
+    report = reports.judged(replace(seen, notes=["a note"] * 9), *found)
+    for width in (60, 100):
+        lines = report.render("failure", width=width).splitlines()
+        assert len(lines) <= 24
+        start = lines.index("") + 1
+        assert max(map(len, lines[start : lines.index("", start)])) <= width
+        assert "more notes" in lines[-1]
 
 
 @pytest.mark.parametrize(

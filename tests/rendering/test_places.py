@@ -102,7 +102,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleTy
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)
     spec.loader.exec_module(module)
-    places._classes.cache_clear()
+    places._class_line.cache_clear()
     return module
 
 
@@ -157,7 +157,7 @@ def test_without_the_source_it_is_a_line_of_the_class(models: ModuleType) -> Non
     path = Path(models.__file__)
     for text in ("def broken(:", None):
         path.unlink() if text is None else path.write_text(text)
-        places._classes.cache_clear()
+        places._class_line.cache_clear()
         places.linecache.checkcache(str(path))
         found, line = places.defined_at(report, "scale").rsplit(":", 1)
         assert found == models.__file__
