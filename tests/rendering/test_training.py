@@ -107,14 +107,14 @@ def test_a_loss_that_is_no_number_is_marked() -> None:
 
 
 def test_events_are_marked_in_every_panel_and_at_their_layer() -> None:
-    """A line through all panels, a ring in the row, a number and the text above."""
+    """A line through all panels, the layer in red, a number and the text above."""
     events = [(30, "fc2", "later"), Event(12, "relu", "all units dead"), (12, "fc1", "no gradient")]
     drawn = texts(histories.dying().plot(events=events))
     assert "1  step 12, relu: all units dead" in drawn
     assert "3  step 30, fc2: later" in drawn
     assert "1-2" in drawn.splitlines()
-    rings = [of_class(panel, "ring") for panel in panels(histories.dying(), (12, "fc1"))]
-    assert [len(found) for found in rings] == [1, 0, 1]
+    red = [of_class(panel, "name", "alarm") for panel in panels(histories.healthy(), (12, "fc1"))]
+    assert [[name.text for name in found] for found in red] == [["fc1"], [], ["fc1"]]
     many = texts(histories.dying().plot(events=[(12, "relu", f"event {i}") for i in range(30)]))
     assert "and 22 more" in many
 

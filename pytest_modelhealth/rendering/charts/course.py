@@ -8,9 +8,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, groupby, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -60,7 +59,7 @@ def course(found: Mapping[str, Any], anchor: str, events: Sequence[tuple[int, st
             was not finite.
         anchor: where the layers are.
         events: steps and layers at which something went wrong: a line through all panels with a
-            number above, and a ring in the row of the layer.
+            number above, and the names of the layers in red.
     """
     steps = found["steps"]
     if not steps:
@@ -73,23 +72,23 @@ def course(found: Mapping[str, Any], anchor: str, events: Sequence[tuple[int, st
     body, marks = _loss(steps, found["loss"], across, top), ""
     bottom += _LOSS
     statistics = dict.fromkeys(chain(*found["layers"].values()))
-    for cells in filter(None, (_cells(found["layers"], name) for name in statistics)):
-        y = bottom + _GAP
-        rows = len(cells.members)
-        bottom = y + (min(_MOST, max(_LEAST, _ROW * rows)) if rows else 0)
+    red = frozenset(layer for _, layer in events)
+    for cells in filter(None, (_cells(found["layers"], name, red) for name in statistics)):
+        y, rows = bottom + _GAP, cells.rows
+        bottom = y + (min(_MOST, max(_LEAST, _ROW * len(rows))) if rows else 0)
         xs = [across.at(edge) for edge in [*edges[:-1][:: cells.every], edges[-1]]]
-        parts = [*_map(cells, xs, y, bottom, events), *_ticks(across, bottom)] if rows else [" "]
-        for step, layer in events:
-            for row in (at for at, names in enumerate(cells.members) if layer in names):
-                middle = y + (row + 0.5) * (bottom - y) / rows
-                place = {"cx": across.at(step), "cy": middle, "r": 5}
-                parts.append(svg.tag("circle", **place, class_="ring"))
+        parts = [*_map(cells, xs, y, bottom), *_ticks(across, bottom)] if rows else [" "]
         body += svg.write(0, y - 28, cells.title, "strong")
         body += svg.tag("g", *parts, class_="panel cells")
-        marks += "".join(_marks(cells, y, bottom, anchor))
+        for at, row in enumerate(rows):
+            pitch = (bottom - y) / len(rows)
+            shape = svg.rect(0, y + at * pitch, _RIGHT, pitch, "mark")
+            link = svg.link_to(anchor, row.name)
+            marks += svg.mark(row.title, shape, link, is_reached=at < 20)
     body += "".join(_events([step for step, _ in events], across, top, bottom))
     size = svg.WIDTH, bottom + 26
-    return svg.chart("course", size, _told(steps, found["loss"]), body, marks)
+    finding = f"loss and layers of {plural(len(steps), 'step')}"
+    return svg.chart("course", size, finding, body, marks)
 
 
 def _events(steps: Sequence[int], across: svg.Scale, top: float, bottom: float) -> Iterator[str]:
@@ -135,7 +134,7 @@ def _loss(steps: Sequence[int], loss: Values, across: svg.Scale, top: float) -> 
             points = [(across.at(step), scale.at(value or 0.0)) for step, value in run]
             d += svg.line(points) + "h.1" * (len(points) == 1)
     parts.append(svg.path(d, "line chosen first"))
-    bad = _first_bad(steps, loss)
+    bad = next((s for s, value in zip(steps, loss, strict=True) if value is None), None)
     if not known:
         why = "no finite loss was given to step_end()"
         parts.append(svg.write(_LEFT + 8, top + 40, why, "quiet"))
@@ -149,82 +148,66 @@ def _loss(steps: Sequence[int], loss: Values, across: svg.Scale, top: float) -> 
     return title + svg.tag("g", *parts, class_="panel loss")
 
 
-def _first_bad(steps: Sequence[int], loss: Values) -> int | None:
-    return next((s for s, value in zip(steps, loss, strict=True) if value is None), None)
-
-
-def _told(steps: Sequence[int], loss: Values) -> str:
-    known = [value for value in loss if value is not None]
-    if not known:
-        return f"course of {plural(len(steps), 'step')}; no loss was recorded"
-    first, last = known[0], known[-1]
-    verb = "rises" if last > first else "falls" if last < first else "stays"
-    bad = _first_bad(steps, loss)
-    end = f" at step {steps[-1]}" if bad is None else f"; NaN or infinity from step {bad}"
-    return f"loss {verb} from {svg.brief(first)} at step {steps[0]} to {svg.brief(last)}{end}"
-
-
 # A map
 
 
-@dataclass(frozen=True)
-class Cells:
+class Cells(NamedTuple):
     """A map with a row a layer and a column a step.
 
     Args:
         title: what it is of.
-        members: the layers in each row.
+        rows: the layers, or the first of several.
         values: shape ``(rows, steps)``; NaN where nothing was seen, infinity where something was
             not finite.
         limits: values of the faintest and of the deepest colour.
         is_log: whether colours are on a log scale.
-        usual: values between which all is well: below they are of one colour, above of another.
-        wrong: layers that are named first, in red.
+        usual: values between which all is well: outside, colours tell how far.
         every: how many steps are in a column.
     """
 
     title: str
-    members: Sequence[Sequence[str]]
+    rows: Sequence[Row]
     values: Reals
     limits: tuple[float, float]
     is_log: bool
     usual: tuple[float, float] | None
-    wrong: frozenset[str]
     every: int
 
     def kinds(self, values: Reals) -> npt.NDArray[np.str_]:
         """Return the classes of cells with these values."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            scaled = np.log10(values) if self.is_log else values
-            ends = np.array(self.usual or self.limits)
-            low, high = np.log10(ends) if self.is_log else ends
+            scaled, ends = values, np.array(self.usual or self.limits)
+            if self.is_log:
+                scaled, ends = np.log10(values), np.log10(ends)
+            depth = (scaled - ends[0]) / (ends[1] - ends[0]) * LEVELS
             if self.usual:  # a level for half a power of ten
-                depth = np.maximum(low - scaled, scaled - high) * 2 + 2
-            else:
-                depth = (scaled - low) / (high - low) * LEVELS
-        style = np.where(scaled > high, "second", "first") if self.usual else "first"
+                depth = np.maximum(ends[0] - scaled, scaled - ends[1]) * 2 + 2
         levels = np.clip(np.nan_to_num(depth), 0, LEVELS - 1).astype(int)
-        kinds = np.char.add(np.char.add(style, " level-"), levels.astype(str))
+        kinds = np.char.add("first level-", levels.astype(str))
         if self.usual:
-            kinds[(scaled >= low) & (scaled <= high)] = USUAL
+            kinds[(scaled >= ends[0]) & (scaled <= ends[1])] = USUAL
         kinds[(values == 0) & self.is_log] = ZERO
         kinds[np.isinf(values)] = BAD
         kinds[np.isnan(values)] = MISSING
         return kinds
 
 
-def _cells(layers: Mapping[str, Mapping[str, Any]], statistic: str) -> Cells | None:
+def _cells(
+    layers: Mapping[str, Mapping[str, Any]], statistic: str, red: frozenset[str]
+) -> Cells | None:
     """Return the map of the layers that have something to show, if there are any."""
     every = {name: np.array(own[statistic], float) for name, own in layers.items()}
     known = {name: own for name, own in every.items() if not np.isnan(own).all()}
     title, is_log = _TITLES.get(statistic, svg.words(statistic)), statistic != "dead_fraction"
-    limits = (0.0, 1.0)
+    limits, usual = (0.0, 1.0), BAND if statistic == "update_ratio" else None
     if not is_log:
         seen, known = len(known), {name: own for name, own in known.items() if own.any()}
         if none := seen - len(known):
             title += f" ({plural(none, 'further layer' if known else 'layer')} never had one)"
     elif not known:
         return None
+    elif usual:
+        limits = (1e-6, 1.0)
     else:
         values = np.concatenate([*known.values()])
         powers = np.log10(values[np.isfinite(values) & (values > 0)])
@@ -237,22 +220,27 @@ def _cells(layers: Mapping[str, Mapping[str, Any]], statistic: str) -> Cells | N
         for name, own in known.items()
         if (np.isinf(own) | (own == 0 if is_log else own > MOST_DEAD)).any()
     }
-    usual = BAND if statistic == "update_ratio" else None
-    values, members, across = _folded(np.array([*known.values()]), [*known], is_log=is_log)
-    limits = (1e-6, 1.0) if usual else limits
-    return Cells(title, members, values, limits, is_log, usual, frozenset(wrong), across)
+    values, down, across = _folded(np.array([*known.values()]), is_log=is_log)
+    rows = []
+    for at in range(0, len(known), down):
+        first, *others = [*known][at : at + down]
+        more = f" +{len(others)}" * bool(others)
+        label = svg.fitted(first or "(model)", 24 - len(more)) + more
+        end = known[first][-1]
+        title_ = f"{first or 'model'}: ends at {'no number' if math.isnan(end) else svg.brief(end)}"
+        is_red = not (wrong | red).isdisjoint((first, *others))
+        rows.append(Row(first, label, title_, is_found=is_red))
+    return Cells(title, rows, values, limits, is_log, usual, across)
 
 
-def _folded(
-    values: Reals, names: Sequence[str], *, is_log: bool
-) -> tuple[Reals, list[Sequence[str]], int]:
-    """Return so few rows and columns that each can be seen, the names in each row, and the steps.
+def _folded(values: Reals, *, is_log: bool) -> tuple[Reals, int, int]:
+    """Return so few rows and columns that each can be seen, and how many are in one.
 
     Of cells that are put together the worst is shown: what is not finite first, then what is
     farthest from the rest.
     """
-    if not names:
-        return values, [], 1
+    if not len(values):
+        return values, 1, 1
     with np.errstate(divide="ignore"):
         scaled = np.log10(values) if is_log else values
     finite = scaled[np.isfinite(scaled)]
@@ -266,14 +254,12 @@ def _folded(
         for row in range(0, rows, down)
     ]
     worst = np.array([[values[b].flat[far[b].argmax()] for b in row] for row in blocks])
-    return worst, [names[at : at + down] for at in range(0, rows, down)], across
+    return worst, down, across
 
 
-def _map(
-    cells: Cells, xs: Sequence[float], y: float, bottom: float, events: Sequence[tuple[int, str]]
-) -> Iterator[str]:
+def _map(cells: Cells, xs: Sequence[float], y: float, bottom: float) -> Iterator[str]:
     """Yield the cells, the names of the rows that have room, and the key."""
-    pitch = (bottom - y) / len(cells.members)
+    pitch = (bottom - y) / len(cells.rows)
     kinds = cells.kinds(cells.values)
     drawn: dict[str, str] = defaultdict(str)
     for row, of_row in enumerate(kinds.tolist()):
@@ -284,14 +270,8 @@ def _map(
             drawn[kind] += f"M{left} {top}h{wide}v{high}h-{wide}z"
             at = end
     yield from (svg.path(d, f"cell {kind}") for kind, d in sorted(drawn.items()))
-    red = cells.wrong.union(layer for _, layer in events)
-    rows = []
-    for first, *others in cells.members:
-        more = f" +{len(others)}" * bool(others)
-        label = svg.fitted(first or "(model)", 24 - len(more)) + more
-        rows.append(Row(first, label, "", is_found=not red.isdisjoint((first, *others))))
-    for at in sorted(named_rows(rows, pitch)):
-        yield from name_of(rows[at], y + (at + 0.5) * pitch + 3.8)
+    for at in sorted(named_rows(cells.rows, pitch)):
+        yield from name_of(cells.rows[at], y + (at + 0.5) * pitch + 3.8)
     scale = (np.geomspace if cells.is_log else np.linspace)(*cells.limits, LEVELS)
     least, most = (svg.brief(end) if cells.is_log else f"{end:.0%}" for end in cells.limits)
     key = [(name, [kind]) for kind, name in _KEY.items() if (kinds == kind).any()]
@@ -305,13 +285,3 @@ def _map(
             yield svg.rect(x, y - 20, 10, 9, f"cell {kind}")
         x -= 12
     yield svg.write(x + 8, y - 12, least, "small end")
-
-
-def _marks(cells: Cells, y: float, bottom: float, anchor: str) -> Iterator[str]:
-    """Yield a mark for each row: its first layer, and where that ends."""
-    for row, ((first, *others), values) in enumerate(zip(cells.members, cells.values, strict=True)):
-        pitch = (bottom - y) / len(cells.members)
-        title = f"{first or 'model'}{f' and {len(others)} more' * bool(others)}: ends at "
-        title += "no number" if math.isnan(values[-1]) else svg.brief(values[-1])
-        shape = svg.rect(0, y + row * pitch, _RIGHT, pitch, "mark")
-        yield svg.mark(title, shape, svg.link_to(anchor, first), is_reached=row < 20)
