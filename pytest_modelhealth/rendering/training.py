@@ -33,7 +33,7 @@ def plot_training(
         history: the watched steps; there is at least one.
         events: what went wrong, each a step, a layer and a text: a line through all panels, a ring
             in the row of the layer, the text above.
-        worst: the gravest of them, for the line at the top; ``None`` looks at the latest step.
+        worst: the gravest of them, for the line at the top.
     """
     listed = sorted(starmap(Event, events), key=lambda event: event.step)
     chart = course(course_of(history), "", [event[:2] for event in listed])

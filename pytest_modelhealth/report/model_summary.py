@@ -59,10 +59,7 @@ class ModelSummary:
     renderer: Renderer = field(compare=False)
 
     def render(self, *, width: int = 100) -> str:
-        """Return the table, in lines of at most `width` characters; from 120 on with input shapes.
-
-        Layers in a row that are alike, with all that is in them, are shown once and counted.
-        """
+        """Return the table, in lines of at most `width` characters."""
         text: str = self.renderer("model_summary", "text")(self, width=width)
         return text
 
