@@ -255,17 +255,6 @@ def test_flow_names_the_operations_of_a_cut() -> None:
     assert all(link.findtext(f"{SVG}title") for link in links)
 
 
-def test_flow_untangles_rows() -> None:
-    """Three chains that are listed crosswise are drawn beside each other, straight down."""
-    edges: list[Edge] = [
-        ("a0", "a1", True, ""), ("b0", "b1", True, ""), ("c0", "c1", True, ""),
-        ("c1", "c2", True, ""), ("b1", "b2", True, ""), ("a1", "a2", True, ""),
-    ]  # fmt: skip
-    boxes = boxes_of(draw("flow", flow_of(edges), []))
-    for chain_name in "abc":
-        assert len({x for name, (x, *_) in boxes.items() if name[0] == chain_name}) == 1
-
-
 def test_flow_folds_operations_with_their_layers() -> None:
     """A sum in a block is folded with its layers, and is written without its number."""
     edges: list[Edge] = [("input 0", "blocks.0.a", True, "")]
