@@ -7,7 +7,8 @@ boxes of their own, ``"+ #45"``. A large model is folded into its containers.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -150,20 +151,20 @@ class Arrow:
     count: int = 0
 
 
-_NEAR, _RANGES, _CHILDREN = 2, 6, 12
-"""Siblings beside what is looked at; ranges of any other long stack; most siblings side by side."""
+_NEAR, _DEEPEST = 2, 8
+"""Boxes before and after what is looked at that stay by themselves; levels that are opened."""
 
 
 def folded(
     names: Collection[str], edges: Iterable[Edge], most: int, focus: str | None = None
 ) -> list[Box]:
-    """Return at most about `most` boxes.
+    """Return at most `most` boxes, in the order of their first parts.
 
     Args:
         names: what is to be folded.
         edges: an operation is folded with the last layer that feeds it.
         most: how many boxes.
-        focus: a layer or a container; it and what is near is opened first.
+        focus: a layer or a container; the containers around it are opened first.
     """
     if len(names) <= most:
         return [Box((name,), (name,)) for name in names]
@@ -172,62 +173,44 @@ def folded(
         if is_join(target) and (target not in places or not is_join(source)):
             outer = str(places.get(source, source)).rpartition(".")[0]
             places[target] = f"{outer}." * bool(outer) + target.replace(".", " ")
-    whole = None if focus is None else places.get(focus, focus)
-    near = None if whole is None else tuple(whole.split("."))
-    folding = _Folding({name: tuple(places.get(name, name).split(".")) for name in names}, near)
-    boxes = folding.opened(Box(("",), tuple(names)))
-    while len(boxes) <= most:  # first what is looked at, with no regard to how many parts it has
-        closed = (b for b in boxes if len(b.leaves) > 1 and folding.is_near(b) and b.name != whole)
-        if (box := next(closed, None)) is None:
+    paths = {name: tuple(places.get(name, name).split(".")) for name in names}
+    near = () if focus is None else tuple(places.get(focus, focus).split("."))
+    boxes: list[Box] = []
+    for depth in range(1, _DEEPEST):  # below the containers that what is looked at lies in, too
+        groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
+        for name, path in paths.items():
+            common = takewhile(lambda pair: pair[0] == pair[1], zip(path, near, strict=False))
+            groups[path[: sum(1 for _ in common) + depth]].append(name)
+        if boxes and len(groups) > most:
             break
-        boxes[boxes.index(box) : boxes.index(box) + 1] = folding.opened(box)
-    waiting = [box for box in boxes if box.name != whole]
-    for box in waiting:
-        parts = folding.opened(box) if len(box.leaves) > 1 and len(box.ends) == 1 else []
-        if 0 < len(parts) <= _CHILDREN and len(boxes) + len(parts) - 1 <= most:
-            boxes[boxes.index(box) : boxes.index(box) + 1] = parts
-            waiting += parts
-    return boxes
-
-
-class _Folding(NamedTuple):
-    """The parts of the name of each leaf, and of what is looked at."""
-
-    paths: Mapping[str, tuple[str, ...]]
-    near: tuple[str, ...] | None
-
-    def is_near(self, box: Box) -> bool:
-        """Return whether the box is what is looked at, holds it or lies in it."""
-        near = self.near
-        return near is not None and any(self.paths[n][: len(near)] == near for n in box.leaves)
-
-    def opened(self, box: Box) -> list[Box]:
-        """Return the parts of a container or a range, as ranges where they are many."""
-        ends = (least(self.paths[leaf] for leaf in box.leaves) for least in (min, max))
-        same = takewhile(lambda pair: pair[0] == pair[1], zip(*ends, strict=False))
-        depth = sum(1 for _ in same) + 1
-        groups: dict[tuple[str, ...], list[str]] = {}
-        for leaf in box.leaves:
-            groups.setdefault(self.paths[leaf][:depth], []).append(leaf)
-        parts = [
+        boxes = [
             Box((leaves[0] if len(leaves) == 1 else ".".join(path),), tuple(leaves))
             for path, leaves in groups.items()
         ]
-        if len(parts) <= _CHILDREN:
-            return parts
-        size = -(-len(parts) // _RANGES)
-        spans = [parts[start : start + size] for start in range(0, len(parts), size)]
-        if at := next((at for at, part in enumerate(parts, start=1) if self.is_near(part)), 0):
-            first, last = max(0, at - 1 - _NEAR), at + _NEAR
-            spans = [parts[:first], *([part] for part in parts[first:last]), parts[last:]]
-        return [
-            Box(
-                tuple(dict.fromkeys((span[0].name, span[-1].name))),
-                tuple(leaf for part in span for leaf in part.leaves),
-            )
-            for span in spans
-            if span
-        ]
+    looked_at = (any(paths[n][: len(near)] == near for n in box.leaves) for box in boxes)
+    at = next((at for at, is_near in enumerate(looked_at) if is_near), 0)
+    return boxes if len(boxes) <= most else _ranges(boxes, at, most)
+
+
+def _ranges(boxes: Sequence[Box], at: int, most: int) -> list[Box]:
+    """Return boxes side by side as one, but for those near a place."""
+    size = -(-len(boxes) // (most - 2 * _NEAR - 3))
+    spans: list[list[Box]] = [[]]
+    for index, box in enumerate(boxes):
+        if abs(index - at) <= _NEAR:
+            spans += [[box], []]
+        elif len(spans[-1]) < size:
+            spans[-1].append(box)
+        else:
+            spans.append([box])
+    return [
+        Box(
+            tuple(dict.fromkeys((span[0].name, span[-1].name))),
+            tuple(leaf for box in span for leaf in box.leaves),
+        )
+        for span in spans
+        if span
+    ]
 
 
 def arrows(boxes: Sequence[Box], edges: Iterable[Edge]) -> list[Arrow]:

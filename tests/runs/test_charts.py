@@ -263,8 +263,8 @@ def test_flow_folds_operations_with_their_layers() -> None:
         edges += [(a, b, True, "") for a, b in itertools.pairwise(names)]
         edges.append((names[0], names[2], True, ""))
     svg = draw("flow", flow_of(edges), [violation("blocks.15.b")])
-    folded = [name for name in boxes_of(svg) if " \N{HORIZONTAL ELLIPSIS} " in name]
-    assert [re.findall(r"\d+", name) for name in folded] == [["0", "12"], ["18", "30"]]
+    folded = re.findall(r"blocks\.(\d+)\n3 parts folded", "\n".join(titles(svg)))
+    assert folded == [str(i) for i in range(30) if i != 15]
     assert "+ #105" in boxes_of(svg)
     assert "+" in texts(svg)
 
@@ -277,7 +277,7 @@ def test_flow_folds_operations_with_their_layers() -> None:
         (stack(10_000), None),
         (experts(2_500), "experts.40.act"),
         ([(f"{i}", f"{(i * 7919 + 13) % 9_973}", True, "") for i in range(9_973)], "500"),
-        ([("a" + ".a" * i, "a.a" + ".a" * i, True, "") for i in range(899)], "a.a.a.a"),
+        ([("a" + ".a" * i, "a.a" + ".a" * i, True, "") for i in range(899)], None),
     ],
     ids=[
         "resnet", "stack", "healthy", "experts", "cycles", "nested",
