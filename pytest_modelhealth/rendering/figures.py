@@ -173,6 +173,13 @@ def plot_errors(comparison: Comparison) -> Figure:
 # Charts in matplotlib
 
 INK, ALARM = "#1c2127", "#c3261f"
+_INCH, _PAD = 100, 10.0
+"""Pixels: of an inch, and around a chart."""
+
+_HIDDEN = {"mark", "edge-mark"}
+"""What stands above a chart on the page, for a mouse."""
+
+_ANCHORS = {"start": "left", "middle": "center", "end": "right"}
 
 
 class HealthFigure(Figure):
@@ -184,29 +191,19 @@ class HealthFigure(Figure):
         return buffer.getvalue()
 
 
+@cache
+def _has_glyph(letter: str) -> bool:
+    font = get_font(findfont(FontProperties()))
+    return letter.isascii() or bool(font.get_char_index(ord(letter)))
+
+
 def drawable(text: str) -> str:
     """Return `text` with an escape for each character that the figure's font lacks.
 
     matplotlib would warn, and a warning fails the test of a user who turns warnings into errors.
     """
-    return "".join(
-        letter if _has_glyph(letter) else letter.encode("unicode_escape").decode()
-        for letter in printable(text)
-    )
-
-
-@cache
-def _has_glyph(letter: str) -> bool:
-    return letter.isascii() or bool(
-        get_font(findfont(FontProperties())).get_char_index(ord(letter))
-    )
-
-
-_INCH = 100
-"""Pixels."""
-
-_HIDDEN = {"mark", "edge-mark"}
-"""What stands above a chart on the page, for a mouse."""
+    letters = (c if _has_glyph(c) else c.encode("unicode_escape").decode() for c in printable(text))
+    return "".join(letters)
 
 
 def figure_of(
@@ -234,16 +231,14 @@ def figure_of(
     axes.set_xlim(-_PAD, width + _PAD)
     axes.set_ylim(height + _PAD, -head)
     axes.set_axis_off()
+    point = 72 / _INCH * scale
     for row, (text, size, color) in enumerate(lines):
         axes.text(
-            0, 17 * (row + 1) - head, drawable(text), fontsize=size * 72 / _INCH * scale,
-            color=color, fontweight="normal" if row else "bold", parse_math=False,
+            0, 17 * (row + 1) - head, drawable(text), fontsize=size * point, color=color,
+            fontweight="normal" if row else "bold", parse_math=False,
         )  # fmt: skip
-    _draw(axes, root, "black", 72 / _INCH * scale)
+    _draw(axes, root, "black", point)
     return figure
-
-
-_PAD = 10.0
 
 
 def _draw(axes: Axes, element: Element, color: str, point: float) -> None:
@@ -254,12 +249,19 @@ def _draw(axes: Axes, element: Element, color: str, point: float) -> None:
     look = _look(classes | {element.tag})
     color = look.get("color", color)
     look = {key: color if value == "currentColor" else value for key, value in look.items()}
+    at = {name: float(element.get(name, 0)) for name in ("x", "y", "width", "height", "rx")}
     if element.tag == "text":
-        _write(axes, element, look, point)
-    elif (patch := _patch(element)) is not None:
+        axes.text(
+            at["x"], at["y"], drawable(element.text or ""), color=look.get("fill", "black"),
+            fontsize=float(look.get("font-size", "11px").removesuffix("px")) * point,
+            fontweight="bold" if "font-weight" in look else "normal",
+            fontstyle=look.get("font-style", "normal"), parse_math=False,
+            ha=_ANCHORS[look.get("text-anchor", "start")],
+            path_effects=[withStroke(linewidth=3 * point, foreground="white")] * ("stroke" in look),
+        )  # fmt: skip
+    elif (patch := _patch(element, at)) is not None:
         fill = look.get("fill", "none" if "stroke" in look else "black")
-        stroke = look.get("stroke", "none")
-        for name, value in (("fill", fill), ("stroke", stroke)):
+        for name, value in (("fill", fill), ("stroke", look.get("stroke", "none"))):
             opacity = None if value == "none" else float(look.get(f"{name}-opacity", 1))
             patch.set(**{"facecolor" if name == "fill" else "edgecolor": to_rgba(value, opacity)})
         patch.set_linewidth(float(look.get("stroke-width", 1)) * point)
@@ -272,62 +274,46 @@ def _draw(axes: Axes, element: Element, color: str, point: float) -> None:
         _draw(axes, inner, color, point)
 
 
-_ANCHORS = {"start": "left", "middle": "center", "end": "right"}
-
-
-def _write(axes: Axes, element: Element, look: dict[str, str], point: float) -> None:
-    x, y = (float(element.get(name, 0)) for name in "xy")
-    axes.text(
-        x, y, drawable(element.text or ""), color=look.get("fill", "black"), parse_math=False,
-        fontsize=float(look.get("font-size", "11px").removesuffix("px")) * point,
-        fontweight="bold" if "font-weight" in look else "normal",
-        fontstyle=look.get("font-style", "normal"),
-        ha=_ANCHORS[look.get("text-anchor", "start")],
-        path_effects=[withStroke(linewidth=3 * point, foreground="white")] * ("stroke" in look),
-    )  # fmt: skip
-
-
-def _patch(element: Element) -> Patch | None:
-    def at(*names: str) -> list[float]:
-        return [float(element.get(name, 0)) for name in names]
-
+def _patch(element: Element, at: dict[str, float]) -> Patch | None:
     if element.tag == "path":
         path = path_of(element.get("d", ""))
         return None if path is None else PathPatch(path, capstyle="butt")
     if element.tag == "circle":
-        x, y, radius = at("cx", "cy", "r")
+        x, y, radius = (float(element.get(name, 0)) for name in ("cx", "cy", "r"))
         return Circle((x, y), radius)
     if element.tag == "rect":
-        x, y, width, height, rounding = at("x", "y", "width", "height", "rx")
-        form = f"round,pad=0,rounding_size={rounding}" if rounding else "square,pad=0"
-        return FancyBboxPatch((x, y), width, height, boxstyle=form)
+        form = f"round,pad=0,rounding_size={at['rx']}" if at["rx"] else "square,pad=0"
+        return FancyBboxPatch((at["x"], at["y"]), at["width"], at["height"], boxstyle=form)
     return None
 
 
+_COMMANDS = {"M": 2, "L": 2, "H": 1, "V": 1, "C": 6, "Z": 1}
+"""How many numbers each command of SVG's paths takes that charts are drawn with."""
+
+
 def path_of(d: str) -> Path | None:
-    """Return a path of SVG; it has the commands that charts are drawn with."""
+    """Return a path of SVG."""
     vertices: list[tuple[float, float]] = []
     codes: list[int] = []
     x = y = 0.0
     for command, written in re.findall(r"([MLHVCZmlhvcz])([^MLHVCZmlhvcz]*)", d):
         numbers = [float(number) for number in re.findall(r"-?[\d.]+(?:e-?\d+)?", written)]
-        kind = command.upper()
+        kind, size = command.upper(), _COMMANDS[command.upper()]
         if kind == "Z":
             vertices.append((x, y))
             codes.append(int(Path.CLOSEPOLY))
-        size = {"M": 2, "L": 2, "H": 1, "V": 1, "C": 6, "Z": 1}[kind]
         for start in range(0, len(numbers), size):
-            given = numbers[start : start + size]
             from_x, from_y = (x, y) if command.islower() else (0.0, 0.0)
+            part = numbers[start : start + size]
             if kind == "H":
-                points = [(from_x + given[0], y)]
+                part = [part[0], y - from_y]
             elif kind == "V":
-                points = [(x, from_y + given[0])]
-            else:
-                points = [(from_x + a, from_y + b) for a, b in zip(*[iter(given)] * 2, strict=True)]
+                part = [x - from_x, part[0]]
+            points = [(from_x + a, from_y + b) for a, b in zip(part[::2], part[1::2], strict=True)]
             vertices += points
-            code = {"M": Path.LINETO if start else Path.MOVETO, "C": Path.CURVE4}
-            codes += [int(code.get(kind, Path.LINETO))] * len(points)
+            code = Path.CURVE4 if kind == "C" else Path.LINETO
+            code = Path.MOVETO if kind == "M" and not start else code
+            codes += [int(code)] * len(points)
             x, y = points[-1]
     return Path(vertices, codes) if vertices else None
 
