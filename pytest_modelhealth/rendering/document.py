@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pytest_modelhealth.rendering.notation import Column, printable, shorten, table
+from pytest_modelhealth.rendering.notation import Column, printable, table
 from pytest_modelhealth.rendering.template import template
 
 
@@ -21,54 +21,31 @@ class Note(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row of the table: a cell for each column, or one for all.
-
-    Args:
-        cells: their texts.
-        kind: a word of ours for how it is shown: ``"violated"``, ``"unseen"``.
-        help: what hovering shows, such as a reason.
-        name: the whole name, where the first cell has a part of it.
-        mark: a sign before it, in text.
-        notes: what stands below.
-    """
+    """A row of the table."""
 
     cells: Sequence[str]
-    kind: str = ""
-    help: str = ""
-    name: str = ""
-    mark: str = ""
+    kind: str = ""  # a word of ours for how it is shown: "violated", "unseen"
+    help: str = ""  # what hovering shows, such as a reason
+    name: str = ""  # the whole name, where the first cell has a part of it
+    mark: str = ""  # a sign before it, in text
     notes: Sequence[Note] = ()
 
 
 @dataclass(frozen=True)
 class Document:
-    """What there is to say of a result.
+    """What there is to say of a result."""
 
-    Args:
-        headline: one line that stands alone; in HTML it begins with `verdict`.
-        verdict: its first word, where that is one.
-        facts: what was run, and what else a reader should know; a line each, above the table.
-        columns: of the table.
-        rows: of the table.
-        rest: how many rows are left out.
-        code: lines that are aligned, below the table.
-        remarks: a line each, at the end.
-        narrowest: columns that give way in text, in this order, and how far.
-        names: the column whose names are abbreviated rather than cut.
-        indent: of the table in text; `None` stands for a column of marks.
-    """
-
-    headline: str
-    verdict: str = ""
-    facts: Sequence[str] = ()
+    headline: str  # one line that stands alone
+    verdict: str = ""  # the first word of the headline, where that is one
+    facts: Sequence[str] = ()  # what was run and what else a reader should know, above the table
     columns: Sequence[Column] = ()
     rows: Sequence[Row] = ()
-    rest: str = ""
-    code: Sequence[str] = ()
+    rest: str = ""  # how many rows are left out
+    code: Sequence[str] = ()  # lines that are aligned, below the table
     remarks: Sequence[str] = ()
-    narrowest: Sequence[tuple[int, int]] = ()
-    names: int | None = None
-    indent: str | None = ""
+    narrowest: Sequence[tuple[int, int]] = ()  # columns that give way in text, and how far
+    names: int | None = None  # the column whose names are abbreviated rather than cut
+    indent: str | None = ""  # of the table in text; `None` stands for a column of marks
 
     def text(self, *, width: int = 100) -> str:
         """Return it for a terminal; the table takes `width` characters, where that can be."""
@@ -82,7 +59,7 @@ class Document:
         """Return the rows as lines, with their notes below; a column of marks stands first."""
         shift, indent = int(self.indent is None), self.indent or ""
         cells = [["", *(column.title for column in self.columns)][1 - shift :]]
-        cells += [[row.mark, *row.cells][1 - shift :] for row in self.rows if len(row.cells) > 1]
+        cells += [[row.mark, *row.cells][1 - shift :] for row in self.rows]
         texts = [number + shift for number, column in enumerate(self.columns) if column.is_text]
         head, *body = table(
             cells,
@@ -91,9 +68,9 @@ class Document:
             narrowest=[(column + shift, least) for column, least in self.narrowest],
             names=None if self.names is None else self.names + shift,
         )
-        aligned, lines = iter(body), [head]
-        for row in self.rows:
-            lines.append(next(aligned) if len(row.cells) > 1 else shorten(row.cells[0], width))
+        lines = [head]
+        for row, aligned in zip(self.rows, body, strict=True):
+            lines.append(aligned)
             for note in row.notes:
                 text = f"    {'warning: ' * note.warns}{note.check}: {note.text}"
                 lines.append(f"{text} ({note.following})" if note.following else text)

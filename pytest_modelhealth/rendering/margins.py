@@ -17,21 +17,13 @@ from pytest_modelhealth.settings import LAYERS, Setting, Settings
 
 
 class Margin(NamedTuple):
-    """The value of a report that came nearest to a limit.
-
-    Args:
-        setting: the setting that holds the limit.
-        violation: what a check says of it under a tighter limit.
-        limit: the limit in force for the layer.
-        used: the part of the limit that is used up, 1 at the limit.
-        is_least: whether the value may not fall below the limit, rather than rise above it.
-    """
+    """The value of a report that came nearest to a limit."""
 
     setting: str
-    violation: Violation
-    limit: float
-    used: float
-    is_least: bool
+    violation: Violation  # what a check says of it under a tighter limit
+    limit: float  # in force for the layer
+    used: float  # the part of the limit that is used up, 1 at the limit
+    is_least: bool  # whether the value may not fall below the limit, rather than rise above it
 
 
 def margins(report: HealthReport) -> list[Margin]:

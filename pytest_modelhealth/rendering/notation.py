@@ -125,19 +125,12 @@ def abbreviate(name: str, width: int) -> str:
 
 
 class Column(NamedTuple):
-    """One column of a table with a row for each layer.
-
-    Args:
-        title: what stands over it.
-        help: what it holds, in a sentence.
-        cell: gives its text for a layer.
-        is_text: whether it is flush left.
-    """
+    """One column of a table with a row for each layer."""
 
     title: str
-    help: str
-    cell: Callable[[Any], str]
-    is_text: bool = False
+    help: str  # what it holds, in a sentence
+    cell: Callable[[Any], str]  # gives its text for a layer
+    is_text: bool = False  # whether it is flush left
 
 
 def table(

@@ -152,26 +152,15 @@ def _loss(steps: Sequence[int], loss: Values, across: svg.Scale, top: float) -> 
 
 
 class Cells(NamedTuple):
-    """A map with a row a layer and a column a step.
-
-    Args:
-        title: what it is of.
-        rows: the layers, or the first of several.
-        values: shape ``(rows, steps)``; NaN where nothing was seen, infinity where something was
-            not finite.
-        limits: values of the faintest and of the deepest colour.
-        is_log: whether colours are on a log scale.
-        usual: values between which all is well: outside, colours tell how far.
-        every: how many steps are in a column.
-    """
+    """A map with a row a layer, or several neighbours, and a column a step, or several."""
 
     title: str
     rows: Sequence[Row]
-    values: Reals
-    limits: tuple[float, float]
+    values: Reals  # (rows, columns); NaN where nothing was seen, infinity for what is not finite
+    limits: tuple[float, float]  # of the faintest and of the deepest colour
     is_log: bool
-    usual: tuple[float, float] | None
-    every: int
+    usual: tuple[float, float] | None  # all is well between them; outside, colours tell how far
+    every: int  # steps in a column
 
     def kinds(self, values: Reals) -> npt.NDArray[np.str_]:
         """Return the classes of cells with these values."""

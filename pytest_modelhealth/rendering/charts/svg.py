@@ -118,15 +118,8 @@ def brief(value: float | None) -> str:
 
 
 def fitted(name: str, width: int) -> str:
-    """Return a layer's name in at most `width` characters, if need be without its middle."""
-    name = printable(name)
-    outer, dot, own = name.rpartition(".")
-    least = len(own) + sum(len(p) + 1 if p.isdigit() else 2 for p in outer.split(".") if dot)
-    short = abbreviate(name, max(width, least))
-    head = (width - 1) // 2
-    if len(short) <= width:
-        return short
-    return f"{short[:head]}\N{HORIZONTAL ELLIPSIS}{short[len(short) - (width - 1 - head) :]}"
+    """Return a layer's name in at most `width` characters."""
+    return abbreviate(printable(name), width)
 
 
 def words(name: object) -> str:

@@ -25,20 +25,11 @@ _ZERO, _WIDEST = 16.0, 22.0
 
 
 class _Axis(NamedTuple):
-    """Powers of two of either sign, and zero between them.
+    """Powers of two of either sign, and zero between them."""
 
-    Args:
-        zero: where the middle of the zeros stands.
-        gap: half of the room that they take.
-        step: pixels of a power.
-        low: the least power.
-        high: the greatest.
-        signs: those that occur.
-    """
-
-    zero: float
-    gap: float
-    step: float
+    zero: float  # where its middle stands
+    gap: float  # half of the room that it takes
+    step: float  # pixels of a power
     low: int
     high: int
     signs: Sequence[int]
