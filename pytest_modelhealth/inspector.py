@@ -390,12 +390,10 @@ class Inspector(NamesItsAttributes):
         every: int = 1,
         *,
         csv: str | os.PathLike[str] | None = None,
-        json: str | os.PathLike[str] | None = None,
         to: Any = None,
         statistics: Iterable[str] | None = None,
         scaler: GradScaler | None = None,
         keep: int = 1024,
-        histograms: bool = False,
         on_violation: Reaction = None,
     ) -> TrainingMonitor:
         """Return a monitor of the user's own training loop.
@@ -407,7 +405,6 @@ class Inspector(NamesItsAttributes):
         Args:
             every: watch the first step, and those in which the number reaches a multiple of it.
             csv: a file that gets a row for each watched step, at once.
-            json: a file that gets a line of JSON for each watched step, at once.
             to: what else gets the numbers, one or a list: a `SummaryWriter` of TensorBoard, or a
                 function ``(step, {name: number})``. It stays the user's, to be closed too. One that
                 fails does not end the training.
@@ -416,8 +413,6 @@ class Inspector(NamesItsAttributes):
                 without its scale.
             keep: the most watched steps that ``monitor.history`` holds, at some 200 bytes a layer;
                 of more, every second one, so that they stay spread over the whole training.
-            histograms: whether it holds histograms of activations and their gradients, too: 164
-                bytes for each step and layer. A `SummaryWriter` gets them as well.
             on_violation: what `step_end` does as soon as a rule for trainings fails, once for each
                 rule and layer: ``"raise"`` a `ModelHealthError`, ``"warn"``, or a function called
                 with the violation. ``None`` leaves it to ``monitor.assert_healthy()``, or to the
@@ -437,10 +432,8 @@ class Inspector(NamesItsAttributes):
             self._report_of,
             every=every,
             csv=csv,
-            json=json,
             scaler=scaler,
             keep=keep,
-            histograms=histograms,
             renderer=renderer,
             settings=self._settings,
             on_report=self._note_report,
@@ -448,7 +441,7 @@ class Inspector(NamesItsAttributes):
         )
         if writers or statistics is not None:
             name = type(self._model).__name__
-            scalars = Scalars(writers, name, lambda: monitor.report, statistics, histograms)
+            scalars = Scalars(writers, name, statistics)
             monitor.observers.append(scalars)
         return monitor
 

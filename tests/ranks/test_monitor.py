@@ -51,7 +51,7 @@ def watched() -> dict[str, Any]:
     for engine in ENGINES:
         model, twin = _spread(engine), _spread(engine)
         mine, other = (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, twin))
-        with Inspector(model).monitor(histograms=True) as monitor:
+        with Inspector(model).monitor() as monitor:
             seen = _trained(model, mine, 3, monitor)
         seen += _trained(model, mine, 2)
         unseen = _trained(twin, other, 3) + _trained(twin, other, 2)

@@ -9,7 +9,7 @@ import numpy as np
 
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.training.monitoring.history import History
-from pytest_modelhealth.training.monitoring.row import BINNED, BINS, STATISTICS, Origin, StepRow
+from pytest_modelhealth.training.monitoring.row import STATISTICS, Origin, StepRow
 from tests.rendering.reports import HOSTILE
 
 USUAL = {
@@ -177,15 +177,7 @@ def large() -> History:
     return made
 
 
-def with_histograms() -> History:
-    """Histograms are kept: a third of the values zero, a third each around 1 and -1."""
-    bins = np.zeros((len(NET), BINS), dtype=np.float16)
-    bins[:, [BINS // 2 - 16, BINS // 2, BINS // 2 + 16]] = 1 / 3
-    kept = {"histograms": dict.fromkeys(BINNED, bins)}
-    return history(NET, range(20), _net, lambda step: kept, histograms=True)
-
-
 CASES = (
     healthy, dying, exploding, one_step, without_loss, only_infinite_loss, nothing_seen, no_layers,
-    all_zero, extreme, late, hostile, large, with_histograms,
+    all_zero, extreme, late, hostile, large,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The figures and the text of a training, and the histograms that a history keeps."""
+"""The figure and the text of a training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 import warnings
 import xml.etree.ElementTree as ET
 
-import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
@@ -25,9 +24,8 @@ from pytest_modelhealth.rendering.charts.course import (
     course,
 )
 from pytest_modelhealth.rendering.training import course_of
-from pytest_modelhealth.statistics import reduce
 from pytest_modelhealth.training.monitoring.history import History
-from pytest_modelhealth.training.monitoring.row import BINS, EDGES, Event, binned
+from pytest_modelhealth.training.monitoring.row import Event
 from tests.rendering import histories
 from tests.runs.svg import of_class
 
@@ -149,20 +147,6 @@ def test_every_history_is_shown_without_a_warning(case) -> None:
     assert pickle.dumps(made) == before
 
 
-def test_bins_hold_every_finite_value() -> None:
-    """Each value is in the bin whose edges enclose it; what is beyond the scale is in the last."""
-    values = torch.tensor([0.0, 3.0, -3.0, 1e9, 1e-30, torch.nan])
-    parts = binned(reduce(values))
-    assert len(parts) == BINS
-    assert parts.sum(dtype=float) == pytest.approx(1, abs=1e-3)
-    middle = BINS // 2
-    place = int(np.searchsorted(EDGES, 3.0, side="right"))
-    assert np.flatnonzero(parts).tolist() == [
-        middle - place, middle, middle + 1, middle + place, BINS - 1
-    ]  # fmt: skip
-    assert np.isnan(binned(reduce(torch.full((3,), torch.nan)))).all()
-
-
 def test_the_text_says_it_in_its_first_line() -> None:
     """Steps, loss, the worst layer; then a table with the gravest first, no longer than asked."""
     worst = Event(12, "relu", "all units dead")
@@ -196,43 +180,19 @@ def train(**options):
 
 def test_a_monitor_shows_its_training(tmp_path) -> None:
     """It saves the figure, prints the text, and a notebook gets it escaped."""
-    monitor = train(histograms=True)
+    monitor = train()
     monitor.plot(tmp_path / "all.png")
     assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
     assert str(monitor) == monitor.summary()
     assert str(monitor).startswith("training of Sequential: 10 steps watched (0 to 9); loss ")
     assert monitor._repr_html_().startswith("<pre>training of Sequential")
-    parts = monitor.history.histograms("1", "activations")
-    assert parts.shape == (10, BINS)
-    assert parts[:, BINS // 2] == pytest.approx(monitor.history["1", "zero_fraction"], abs=1e-3)
-    assert not parts[:, : BINS // 2].any()
-
-
-def test_histograms_cost_nothing_where_they_are_not_asked_for() -> None:
-    """No byte is kept, and the history says how to get them."""
-    history = train().history
-    assert history._histograms.nbytes == 0
-    with pytest.raises(InspectionError, match=r"monitor\(histograms=True\)"):
-        history.histograms("0")
-
-
-def test_histograms_are_thinned_as_the_rows_are() -> None:
-    """A column belongs to each kept step, the latest among them."""
-    history = train(histograms=True, keep=4).history
-    assert history.histograms("0").shape == (len(history), BINS)
-    assert history.steps[-1] == 9
-    assert len(history) <= 4
-    zeros = history.histograms("1")[:, BINS // 2]
-    assert zeros == pytest.approx(history["1", "zero_fraction"], abs=1e-3)
 
 
 def test_what_cannot_be_drawn_is_refused() -> None:
-    """No step yet, a path that is none, a history of its own, an unknown role."""
+    """No step yet, a path that is none, a history of its own."""
     with pytest.raises(InspectionError, match="no step was watched yet"):
         histories.history(("a",), range(0)).plot()
     with pytest.raises(InspectionError, match="path of a file"):
         histories.healthy().plot(3)
     with pytest.raises(InspectionError, match="without a renderer"):
         History(4).summary()
-    with pytest.raises(InspectionError, match="did you mean 'gradients'"):
-        histories.with_histograms().histograms("fc1", "gradient")

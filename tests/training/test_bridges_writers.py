@@ -42,13 +42,9 @@ class SummaryWriter:
 
     def __init__(self) -> None:
         self.scalars: list[tuple[str, float, int]] = []
-        self.histograms: dict[str, dict[str, Any]] = {}
 
     def add_scalar(self, name: str, value: float, step: int) -> None:
         self.scalars.append((name, value, step))
-
-    def add_histogram_raw(self, name: str, **histogram: Any) -> None:
-        self.histograms[name] = histogram
 
 
 SummaryWriter.__module__ = "torch.utils.tensorboard.writer"
@@ -86,21 +82,17 @@ def test_statistics_are_chosen():
         train(to=print, statistics=["activation_meen"])
 
 
-def test_tensorboard_gets_scalars_and_histograms_if_asked():
-    """Scalars at their steps; of histograms the counts of all values, and only if asked."""
-    plain, full = SummaryWriter(), SummaryWriter()
-    train(to=plain)
-    train(to=[full], histograms=True)
-    assert plain.scalars == full.scalars
-    assert [step for name, _, step in plain.scalars if name == "modelhealth/loss"] == [0, 2, 4]
-    assert not plain.histograms
-    weights = full.histograms["modelhealth/0/parameters"]
-    assert sum(weights["bucket_counts"]) == weights["num"] == 40
-    assert len(weights["bucket_limits"]) == len(weights["bucket_counts"])
+def test_tensorboard_gets_scalars():
+    """Each at its step, alone or in a list."""
+    alone, listed = SummaryWriter(), SummaryWriter()
+    train(to=alone)
+    train(to=[listed])
+    assert alone.scalars == listed.scalars
+    assert [step for name, _, step in alone.scalars if name == "modelhealth/loss"] == [0, 2, 4]
 
 
 def test_the_real_tensorboard_reads_what_was_written(tmp_path):
-    """Its own reader finds the scalars and the histograms."""
+    """Its own reader finds the scalars."""
     pytest.importorskip("tensorboard")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -108,12 +100,11 @@ def test_the_real_tensorboard_reads_what_was_written(tmp_path):
         from torch.utils.tensorboard import SummaryWriter
 
         writer = SummaryWriter(str(tmp_path))
-        monitor = train(to=writer, histograms=True)
+        monitor = train(to=writer)
         writer.close()
         events = EventAccumulator(str(tmp_path)).Reload()
     losses = [event.value for event in events.Scalars("modelhealth/loss")]
     assert losses == pytest.approx(monitor.history.loss.tolist())
-    assert events.Histograms("modelhealth/2/activations")[-1].histogram_value.num == 16
 
 
 def test_a_failing_writer_does_not_end_the_training():

@@ -1,12 +1,10 @@
-"""Lines of a table and of JSON: one a watched step, at once."""
+"""Rows of a table: one a watched step, at once."""
 
 from __future__ import annotations
 
 import csv
-import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -24,74 +22,46 @@ def table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def objects(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a file of JSON lines; NaN is no JSON."""
-
-    def refuse(constant: str) -> None:
-        raise AssertionError(constant)
-
-    lines = path.read_text().splitlines()
-    return [json.loads(line, parse_constant=refuse) for line in lines]
-
-
 def test_each_step_is_written_as_it_ends(tmp_path: Path) -> None:
-    """Numbers are exact; a cell is empty, and a value null, where nothing was seen."""
-    model, counts = net(), []
-    files = {"csv": tmp_path / "a.csv", "json": tmp_path / "a.jsonl"}
-
-    def count(step: int) -> None:
-        counts.append([len(path.read_text().splitlines()) for path in files.values()])
-
-    with Inspector(model).monitor(every=2, **files) as monitor:
-        train(model, monitor, 5, after=count)
-    assert counts == [[0, 0], [2, 1], [2, 1], [3, 2], [3, 2]]
-    rows, lines, row = table(files["csv"]), objects(files["json"]), monitor.latest
-    assert [line["step"] for line in lines] == [int(row["step"]) for row in rows] == [0, 2, 4]
+    """Numbers are exact; a cell is empty where nothing was seen."""
+    model, path, counts = net(), tmp_path / "a.csv", []
+    with Inspector(model).monitor(every=2, csv=path) as monitor:
+        train(model, monitor, 5, after=lambda _: counts.append(len(path.read_text().splitlines())))
+    assert counts == [0, 2, 2, 3, 3]
+    rows, row = table(path), monitor.latest
+    assert [int(row["step"]) for row in rows] == [0, 2, 4]
     assert list(rows[0])[:4] == ["step", "loss", "gradient_norm", "update_ratio"]
     assert list(rows[0])[4] == ":activation_mean"
-    assert float(rows[-1]["loss"]) == lines[-1]["loss"] == row.loss
-    assert float(rows[-1]["update_ratio"]) == lines[-1]["update_ratio"] == row.update_ratio
+    assert float(rows[-1]["loss"]) == row.loss
+    assert float(rows[-1]["update_ratio"]) == row.update_ratio
     for layer in row.layers:
         for statistic in STATISTICS:
-            cell, value = rows[-1][f"{layer}:{statistic}"], lines[-1]["layers"][layer][statistic]
-            number = row[layer, statistic]
-            if math.isnan(number):
-                assert (cell, value) == ("", None)
-            else:
-                assert float(cell) == value == number
-    assert lines[-1]["passes"] == lines[-1]["optimizer_steps"] == 1
-    assert lines[-1]["origin"] is None
+            cell, number = rows[-1][f"{layer}:{statistic}"], row[layer, statistic]
+            assert cell == "" if math.isnan(number) else float(cell) == number
 
 
 def test_what_is_no_number_is_said(tmp_path: Path) -> None:
-    """In JSON a word stands for a loss or norm that it cannot write, and the origin is told."""
+    """A loss is written as it is; a step without one has an empty cell."""
     model = net()
-    with Inspector(model).monitor(csv=tmp_path / "a.csv", json=tmp_path / "a.json") as monitor:
+    with Inspector(model).monitor(csv=tmp_path / "a.csv") as monitor:
         (loss_of(model) * math.inf).backward()
         monitor.step_end(loss=math.inf)
         monitor.step_end(loss=torch.tensor(math.nan))
         monitor.step_end()
-    first, second, third = objects(tmp_path / "a.json")
-    assert (first["loss"], second["loss"], third["loss"]) == ("inf", "nan", None)
-    assert first["gradient_norm"] in ("inf", "nan")
-    assert first["origin"]["role"] == "loss"
     assert [row["loss"] for row in table(tmp_path / "a.csv")] == ["inf", "nan", ""]
 
 
 def test_a_file_is_continued(tmp_path: Path) -> None:
     """A second training adds rows under the same header; a line cut off by a crash goes."""
-    files = {"csv": tmp_path / "a.csv", "json": tmp_path / "a.json"}
+    path = tmp_path / "a.csv"
     for part in range(3):
         model = net()
-        with Inspector(model).monitor(**files) as monitor:
+        with Inspector(model).monitor(csv=path) as monitor:
             train(model, monitor, 2)
-        if part < 2:
-            for path in files.values():
-                data = path.read_bytes()
-                assert data.endswith(b"\n")
-                path.write_bytes(data[:-7] if part else data)
-    assert [row["step"] for row in table(files["csv"])] == ["0", "1", "0", "0", "1"]
-    assert [line["step"] for line in objects(files["json"])] == [0, 1, 0, 0, 1]
+        data = path.read_bytes()
+        assert data.endswith(b"\n")
+        path.write_bytes(data[:-7] if part == 1 else data)
+    assert [row["step"] for row in table(path)] == ["0", "1", "0", "0", "1"]
 
 
 class Late(Net):
@@ -105,18 +75,17 @@ class Late(Net):
 
 
 def test_layers_that_come_late_are_left_out_of_a_table_with_a_warning(tmp_path: Path) -> None:
-    """Lines of JSON and the history have them; a table that has them is continued."""
+    """The history has them; a table that has them is continued."""
     model = Late()
-    files = {"csv": tmp_path / "a.csv", "json": tmp_path / "a.json"}
+    path = tmp_path / "a.csv"
 
     def later(step: int) -> None:
         model.is_late = True
 
-    monitor = Inspector(model).monitor(**files)
+    monitor = Inspector(model).monitor(csv=path)
     with pytest.warns(ModelHealthWarning, match="does not know: gelu"), monitor:
         train(model, monitor, 3, after=later)
-    assert "gelu:gradient_norm" not in table(files["csv"])[-1]
-    assert "gelu" in objects(files["json"])[-1]["layers"]
+    assert "gelu:gradient_norm" not in table(path)[-1]
     assert "gelu" in monitor.history.layers
     other = tmp_path / "b.csv"
     with Inspector(model).monitor(csv=other) as monitor:
@@ -127,8 +96,7 @@ def test_layers_that_come_late_are_left_out_of_a_table_with_a_warning(tmp_path: 
     assert [row["gelu:gradient_norm"] == "" for row in table(other)] == [False, True]
 
 
-@pytest.mark.parametrize("kind", ["csv", "json"])
-def test_what_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path, kind: str) -> None:
+def test_what_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path) -> None:
     """No folder, a folder, another file: a clear error, the file as it was, the model untouched."""
     model = net()
     other = tmp_path / "other"
@@ -139,10 +107,10 @@ def test_what_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path, 
         (other, "something else"),
     ):
         with pytest.raises(InspectionError, match=message):
-            Inspector(model).monitor(**{kind: path}).start()
+            Inspector(model).monitor(csv=path).start()
         assert not any(module._forward_hooks for module in model.modules())
     assert other.read_text() == "a,b\n1,2\n"
-    with Inspector(model).monitor(**{kind: tmp_path / "a"}) as monitor:
+    with Inspector(model).monitor(csv=tmp_path / "a") as monitor:
         train(model, monitor, 1)
 
 
@@ -178,8 +146,8 @@ def test_a_disk_that_is_full_does_not_end_the_training(tmp_path: Path) -> None:
     model = net()
     monitor = Inspector(model).monitor(csv=tmp_path / "a.csv")
     with monitor:
-        monitor._files[0]._file.close()
-        monitor._files[0]._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115, PTH123
+        monitor._table._file.close()
+        monitor._table._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115, PTH123
         with pytest.warns(ModelHealthWarning, match="any longer, after step 0") as caught:
             train(model, monitor, 3)
     assert len(caught) == 1

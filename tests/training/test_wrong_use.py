@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,8 +28,7 @@ from tests.training.traces import traces
         ({"csv": 3}, "csv must be the path of the file to write, such as 'health.csv', not 3"),
         ({"csv": ""}, "csv must be the path"),
         ({"csv": True}, "csv must be the path"),
-        ({"json": b"a.json"}, "json must be the path"),
-        ({"csv": "a", "json": Path("a")}, "csv and json are the same file"),
+        ({"csv": b"a.csv"}, "csv must be the path"),
         ({"scaler": 65536.0}, "pass the torch.amp.GradScaler itself"),
     ],
 )

@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pytest_modelhealth.errors import InspectionError, LayerNotFoundError, suggest, suggest_layer
+from pytest_modelhealth.errors import InspectionError, LayerNotFoundError, suggest_layer
 from pytest_modelhealth.report.verdict import Renderer
 from pytest_modelhealth.training.monitoring.row import (
-    BINNED,
-    BINS,
     STATISTICS,
     Event,
-    Fractions,
     Origin,
     Reals,
     StepRow,
@@ -38,7 +35,6 @@ class History:
 
     Args:
         keep: the most that are kept.
-        histograms: whether histograms of rows are kept, too: for each step and layer 164 bytes.
         renderer: what draws it.
         model_type: name of the model's class.
     """
@@ -47,7 +43,6 @@ class History:
         self,
         keep: int,
         *,
-        histograms: bool = False,
         renderer: Renderer | None = None,
         model_type: str = "the model",
     ) -> None:
@@ -65,8 +60,6 @@ class History:
         self._steps = np.zeros(0, dtype=np.int64)
         self._scalars = np.zeros((0, len(_SCALARS)))
         self._values = np.zeros((0, len(STATISTICS), 0))
-        roles = len(BINNED) if histograms else 0
-        self._histograms = np.zeros((0, 0, roles, BINS), dtype=np.float16)
 
     def __len__(self) -> int:
         return self._count
@@ -114,30 +107,6 @@ class History:
     def watched(self) -> int:
         """How many steps were watched, those dropped since included."""
         return self._seen
-
-    @property
-    def has_histograms(self) -> bool:
-        """Whether histograms are kept."""
-        return bool(self._histograms.shape[2])
-
-    def histograms(self, layer: str, role: str = "activations") -> Fractions:
-        """Return a layer's histograms, shape ``(n, bins)``: which part of the values each bin has.
-
-        The bins are those of powers of four of either sign, with one for zeros in the middle
-        (`bins.EDGES`). NaN where nothing was seen.
-
-        Raises:
-            LayerNotFoundError: there is no such layer.
-            InspectionError: no histograms are kept, or none of this role.
-        """
-        if not self.has_histograms:
-            raise InspectionError(
-                "no histograms were kept: ask for them, inspector.monitor(histograms=True)"
-            )
-        if role not in BINNED:
-            raise InspectionError(f"no histograms of {role!r} are kept{suggest(role, BINNED)}")
-        kept = self._histograms[: self._count, self._column(layer), BINNED.index(role)]
-        return kept.copy()
 
     def _column(self, layer: str) -> int:
         if layer not in self._columns:
@@ -212,9 +181,6 @@ class History:
         self._values[at] = math.nan
         for index, statistic in enumerate(STATISTICS):
             self._values[at, index, where] = row.values[statistic]
-        self._histograms[at] = math.nan
-        if self.has_histograms and row.histograms:
-            self._histograms[at][where] = np.stack([row.histograms[r] for r in BINNED], axis=1)
         self._latest_stays = self._seen % self.stride == 0
         self._seen += 1
         self._count += 1
@@ -230,14 +196,11 @@ class History:
             self._values = np.pad(
                 self._values, ((0, 0), (0, 0), (0, missing)), constant_values=math.nan
             )
-            self._histograms = np.pad(
-                self._histograms, ((0, 0), (0, missing), (0, 0), (0, 0)), constant_values=math.nan
-            )
 
     def _thin(self) -> None:
         """Drop every second step."""
         kept = (self._count + 1) // 2
-        for table in (self._steps, self._scalars, self._values, self._histograms):
+        for table in (self._steps, self._scalars, self._values):
             table[:kept] = table[: self._count : 2].copy()
         self._count = kept
         self.stride *= 2
@@ -251,4 +214,3 @@ class History:
         self._steps = np.pad(self._steps, (0, more))
         self._scalars = np.pad(self._scalars, ((0, more), (0, 0)))
         self._values = np.pad(self._values, ((0, more), (0, 0), (0, 0)))
-        self._histograms = np.pad(self._histograms, ((0, more), (0, 0), (0, 0), (0, 0)))

@@ -29,7 +29,7 @@ from pytest_modelhealth.training.bridges import callback_of
 from pytest_modelhealth.training.monitoring.history import History
 from pytest_modelhealth.training.monitoring.judging import Reaction, TrainingJudge
 from pytest_modelhealth.training.monitoring.row import Event, StepRow, require_statistic, row_of
-from pytest_modelhealth.training.monitoring.writing import CsvLines, JsonLines, Lines
+from pytest_modelhealth.training.monitoring.writing import CsvLines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,10 +53,9 @@ class TrainingMonitor(NamesItsAttributes):
         selection: which roles of which layers to observe.
         make_report: makes the report of a step.
         every: watch the first step, and those in which the number reaches a multiple of it.
-        csv, json: files to write a line to for each watched step.
+        csv: a file to write a row to for each watched step.
         scaler: the gradient scaler of the training.
         keep: the most watched steps that the history holds.
-        histograms: whether the history holds histograms of activations and their gradients.
         renderer: what shows the history.
         settings: the limits of rules in force.
         on_report: told of the report of the training when the monitor is closed.
@@ -80,10 +79,8 @@ class TrainingMonitor(NamesItsAttributes):
         *,
         every: int = 1,
         csv: Path | None = None,
-        json: Path | None = None,
         scaler: Any = None,
         keep: int = 1024,
-        histograms: bool = False,
         renderer: Renderer | None = None,
         settings: Settings,
         on_report: Callable[[HealthReport], object] | None = None,
@@ -92,7 +89,6 @@ class TrainingMonitor(NamesItsAttributes):
         self.every = _whole(every, "every", 1)
         self.history = History(
             _whole(keep, "keep", 2),
-            histograms=histograms,
             renderer=renderer,
             model_type=type(model).__name__,
         )
@@ -103,13 +99,7 @@ class TrainingMonitor(NamesItsAttributes):
         self._make_report = make_report
         self._judge = TrainingJudge(settings, make_report, on_report, on_violation)
         names = [n.name for n in named_modules(model) if selection.roles(n.name, n.module)]
-        self._files: list[Lines] = []
-        if csv is not None:
-            self._files.append(CsvLines(_path(csv, "csv"), names))
-        if json is not None:
-            self._files.append(JsonLines(_path(json, "json"), names))
-        if csv is not None and json is not None and self._files[0].path == self._files[1].path:
-            raise InspectionError(f"csv and json are the same file, {str(csv)!r}: give two")
+        self._table = None if csv is None else CsvLines(_path(csv, "csv"), names)
         self.unfinished: StepRow | None = None
         self._watch = PassiveWatch(model, selection, scaler)
         self._state = "new"
@@ -167,8 +157,8 @@ class TrainingMonitor(NamesItsAttributes):
             )
         try:
             self._watch.open()
-            for file in self._files:
-                file.open()
+            if self._table is not None:
+                self._table.open()
             self._watch.begin()
         except BaseException:
             self.close()
@@ -198,10 +188,10 @@ class TrainingMonitor(NamesItsAttributes):
         return callback_of(self, library)
 
     def close(self) -> None:
-        """Take everything off the model, and close the files; the numbers stay."""
+        """Take everything off the model, and close the table; the numbers stay."""
         self._watch.close()
-        for file in self._files:
-            file.close()
+        if self._table is not None:
+            self._table.close()
         if self._state == "started" and self._observation is not None:
             self.report_of_training()
             self._judge.hand_out()
@@ -277,7 +267,7 @@ class TrainingMonitor(NamesItsAttributes):
         if self._latest is None:
             self._check_first(number, seen)
         try:
-            row = row_of(number, seen, histograms=self.history.has_histograms)
+            row = row_of(number, seen)
         except Exception as error:  # noqa: BLE001 - ours
             self._warn_of_loss(number, error)
             return None
@@ -307,8 +297,8 @@ class TrainingMonitor(NamesItsAttributes):
         assert self._observation is not None
         self._latest = row = self._judge.follow(row, self._observation)
         self.history.add(row)
-        for file in self._files:
-            file.write(row)
+        if self._table is not None:
+            self._table.write(row)
         for observer in self.observers:
             observer(row)
         self._judge.react(row)

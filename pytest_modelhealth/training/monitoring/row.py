@@ -1,4 +1,4 @@
-"""A watched step as numbers, its histograms, and where what is no number came from."""
+"""A watched step as numbers, and where what is no number came from."""
 
 from __future__ import annotations
 
@@ -29,40 +29,6 @@ class Event(NamedTuple):
     step: int
     layer: str
     text: str
-
-
-Fractions = npt.NDArray[np.float16]
-
-BINNED = ("activations", "gradients")
-"""The roles of which histograms are kept."""
-
-LOWEST, HIGHEST, WIDTH = -32, 8, 2
-"""Powers of two: where the first bin of a sign begins, where the last one ends, how wide one is."""
-
-_A_SIGN = (HIGHEST - LOWEST) // WIDTH
-
-BINS = 2 * _A_SIGN + 1
-"""Bins of negative values, a bin of zeros, bins of positive values."""
-
-EDGES = np.ldexp(1.0, np.arange(LOWEST, HIGHEST + 1, WIDTH))
-"""Edges of the bins of positive values; the first and the last bin also take what is beyond."""
-
-
-def binned(seen: TensorStatistics | None) -> Fractions:
-    """Return which part of the finite values is in each bin, in ascending order of value.
-
-    NaN where there is no finite value.
-    """
-    if seen is None:
-        return np.full(BINS, np.nan, dtype=np.float16)
-    counts = seen.exponents.counts
-    exponents = seen.exponents.lowest + np.arange(len(counts))
-    places = np.clip((exponents - LOWEST) // WIDTH, 0, _A_SIGN - 1)
-    both = np.zeros((_A_SIGN, 2))
-    np.add.at(both, places, counts)
-    every = np.concatenate([both[::-1, 0], [seen.zero_count], both[:, 1]])
-    total = every.sum()
-    return (every / total if total else np.full(BINS, np.nan)).astype(np.float16)
 
 
 @dataclass(frozen=True)
@@ -207,7 +173,6 @@ class StepRow:
         passes: how many forward passes the step had.
         optimizer_steps: how many steps optimizers made in it; none where a gradient scaler skipped
             them, or while gradients are accumulated.
-        histograms: an array over `layers` and bins by role (`bins.BINNED`), where they are kept.
         began: what rules say began, a phrase each.
     """
 
@@ -222,7 +187,6 @@ class StepRow:
     origin: Origin | None = None
     passes: int = 0
     optimizer_steps: int = 0
-    histograms: Mapping[str, Fractions] = field(default_factory=dict)
     began: tuple[str, ...] = ()
 
     def __getitem__(self, key: tuple[str, str]) -> float:
@@ -270,18 +234,12 @@ def require_statistic(statistic: object) -> None:
         )
 
 
-def row_of(
-    step: int,
-    seen: WatchedStep,
-    *,
-    histograms: bool = False,
-) -> StepRow:
+def row_of(step: int, seen: WatchedStep) -> StepRow:
     """Return the numbers of a watched step.
 
     Args:
         step: its number.
         seen: what was seen of it.
-        histograms: whether those of its tensors are among them.
     """
     layers = [layer for layer in seen.layers.values() if layer.roles]
     tensors: _Tensors = {
@@ -330,12 +288,6 @@ def row_of(
         origin=_origin_of(layers, tensors, seen.observation.loss),
         passes=seen.passes,
         optimizer_steps=seen.optimizer_steps,
-        histograms={
-            role: np.array(
-                [binned(tensors[layer, role]) for layer in layers], dtype=np.float16
-            ).reshape(len(layers), BINS)
-            for role in (BINNED if histograms else ())
-        },
     )
 
 
