@@ -48,25 +48,24 @@ def render(report: HealthReport, *, width: int | None = None) -> str:
     """
     width = width or min(max(shutil.get_terminal_size((100, MAX_LINES)).columns, 60), 100)
     worst = next(iter(report.violations), None)
-    notes = remarks(report, briefly=worst is not None)
-    more = [f"... and {plural(len(notes) - MAX_REMARKS, 'more note')}"]
-    notes = [shorten(note, width) for note in notes[:MAX_REMARKS]] + more * (
-        len(notes) > MAX_REMARKS
-    )
+    every = remarks(report, briefly=worst is not None)
+    notes = [shorten(note, width) for note in every[:MAX_REMARKS]]
+    if len(every) > MAX_REMARKS:
+        notes.append(f"... and {plural(len(every) - MAX_REMARKS, 'more note')}")
     if worst is None:
         ran = ["", run(report), *notes]
         return Document(headline(report), code=[*_ways(report)], remarks=ran).text()
+    cause = [f"likely cause: {printable(near(worst.cause))}"] if worst.cause else []
     code = [
-        *([f"likely cause: {printable(near(worst.cause))}"] if worst.cause else ()),
+        *cause,
         *(f"seen:         {printable(near(line))}" for line in worst.details[:_FEW]),
         *_code(worst),
         *_way(report, worst),
         *_next_moves(report, worst),
     ]
     rest = [f"  {following}"] if (following := consequences(report, worst)) else []
-    room = (
-        MAX_LINES - len([*rest, *code, *notes]) - 5
-    )  # of headline, titles, blanks, and how many more
+    # beside the headline, the titles, two blanks, and how many are left out
+    room = MAX_LINES - 5 - len([*rest, *code, *notes])
     listed = min(MAX_ROWS, max(room, 1))
     if (left_out := len(report.violations) - listed) > 0:
         rest.insert(0, f"  ... and {left_out:,} more (print the report to see all)")
@@ -106,16 +105,13 @@ def _violations(report: HealthReport, most: int) -> tuple[list[Column], list[Row
         report.violations[:most], key=lambda found: position.get(found.layer, len(position))
     )
     titles = ["layer", "check", "tensor", "value", "limit", "set by"]
-    explains = any(found.folded for found in report.violations[1:])
-    titles += ["explains"] * explains
     rows = []
     for found in gravest:
         tensor = ".".join(filter(None, (found.role, found.tensor)))
         value, limit = beside_limit(found.value, found.limit), found.limit
         bounds = (NOT_SEEN, NOT_SEEN) if limit is None else (f"{limit:g}", found.origin)
-        more = [f"{len(found.folded):,} more"] * explains
         cells = [abbreviate(label(report, found.layer), 40), found.check, tensor, value]
-        rows.append(Row([*map(printable, (*cells, *bounds)), *more]))
+        rows.append(Row([*map(printable, (*cells, *bounds))]))
     return [Column(t, "", str, t not in ("value", "limit")) for t in titles], rows
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from pytest_modelhealth.rendering.places import called_at, class_place, defined_at
 from pytest_modelhealth.rendering.summary import STATISTICS
-from pytest_modelhealth.report import HealthReport, LayerRecord, Violation
+from pytest_modelhealth.report import HealthReport, Violation
 from pytest_modelhealth.statistics import TensorStatistics
 
 FORMAT_VERSION = 1
@@ -32,33 +32,32 @@ def to_dict(report: HealthReport) -> dict[str, Any]:
     stands in ``nan_count`` and the two infinity counts. Of the units, the dead ones are listed.
     """
     judgement = report._judgement
-    waived = [{"violation": one, "waiver": by} for one, by in judgement.waived]
+
+    def found(violation: Violation) -> dict[str, Any]:
+        layer = violation.layer
+        places = {"defined_at": defined_at(report, layer), "called_at": called_at(report, layer)}
+        return {**plain(violation), **places}
+
     return {
         "format_version": FORMAT_VERSION,
         "verdict": judgement.verdict.value,
         **plain(report.observation),
-        "violations": [_violation(report, violation) for violation in judgement.violations],
-        "warned": [_violation(report, violation) for violation in judgement.warned],
+        "violations": [found(violation) for violation in judgement.violations],
+        "warned": [found(violation) for violation in judgement.warned],
         "broken_checks": plain(judgement.broken),
         "inconclusive": plain(judgement.inconclusive),
-        "waived": plain(waived),
+        "waived": [{"violation": plain(one), "waiver": plain(by)} for one, by in judgement.waived],
         "unused_waivers": plain(judgement.unused_waivers),
         "settings": plain(dict(report._settings)),
-        "layers": [_layer(report, record) for record in report],
+        "layers": [
+            {
+                **plain(record),
+                "source": called_at(report, record.name),
+                "defined_at": class_place(record),
+            }
+            for record in report
+        ],
     }
-
-
-def _layer(report: HealthReport, record: LayerRecord) -> dict[str, Any]:
-    places = {"source": called_at(report, record.name), "defined_at": class_place(record)}
-    return {**plain(record), **places}
-
-
-def _violation(report: HealthReport, violation: Violation) -> dict[str, Any]:
-    places = {
-        "defined_at": defined_at(report, violation.layer),
-        "called_at": called_at(report, violation.layer),
-    }
-    return {**plain(violation), **places}
 
 
 def _statistics(seen: TensorStatistics) -> dict[str, Any]:

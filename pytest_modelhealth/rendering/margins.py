@@ -31,20 +31,19 @@ def margins(report: HealthReport) -> list[Margin]:
 
     A value beyond its limit that nothing was found for is one that the judge explains otherwise.
     """
-    settings, observation = report._settings, report.observation
-    if not observation.is_of_own_step:
-        observation = with_flow(observation)
-    judgement = report._judgement
+    settings, observation, judgement = report._settings, report.observation, report._judgement
+    is_own_step = observation.is_of_own_step
+    observation = observation if is_own_step else with_flow(observation)
     waived = [violation for violation, _ in judgement.waived]
     grave = [*judgement.violations, *judgement.warned, *waived]
     objected = {(one.check, one.layer) for each in grave for one in (each, *each.folded)}
-    found = []
+    nearest = []
     for check in cast("tuple[Check, ...]", settings.checks):
-        if settings.chooses(check.name) and (check.judges_steps or not observation.is_of_own_step):
+        if settings.chooses(check.name) and (check.judges_steps or not is_own_step):
             for setting in check.settings:
                 measured = _measured(check, setting, settings, observation)
-                found += [max(measured, key=lambda m: m.used)] if measured else []
-    kept = [m for m in found if m.used <= 1 or (m.violation.check, m.violation.layer) in objected]
+                nearest += [max(measured, key=lambda one: one.used)] if measured else []
+    kept = [m for m in nearest if m.used <= 1 or (m.violation.check, m.violation.layer) in objected]
     return sorted(kept, key=lambda margin: -margin.used)
 
 
@@ -52,28 +51,27 @@ def _measured(
     check: Check, setting: Setting, settings: Settings, observation: Observation
 ) -> list[Margin]:
     """Return what a check measures beside a limit: one from above, else one from below."""
-    found: list[Margin] = []
     if setting.type is not float or settings[setting.name].value is None:
-        return found
+        return []
+    judged = settings[LAYERS.name].value
     least = 0.0 if setting.minimum is None else setting.minimum
-    most = 1e300 if setting.maximum is None else setting.maximum
-    for tightest in (least, most):
+    for tightest in (least, 1e300 if setting.maximum is None else setting.maximum):
         limits = {setting.name: tightest}
         everywhere = {"thresholds": {"*": limits}} if setting.per_layer else {}
         tightened = settings.override({**limits, **everywhere}, "margins")
         try:
-            made = [v for v in check.run(observation, tightened) if isinstance(v, Violation)]
+            found = [v for v in check.run(observation, tightened) if isinstance(v, Violation)]
         except Exception:  # noqa: BLE001 - no check is written for such limits, and a project's least of all
             continue
-        for one in made:
+        measured = []
+        for one in found:
             limit = settings.limit(setting.name, one.layer).value
-            is_judged = any(fnmatchcase(one.layer, each) for each in settings[LAYERS.name].value)
-            is_measured = one.limit == tightest and math.isfinite(one.value)
-            if is_judged and is_measured and limit is not None:
+            is_measured = one.limit == tightest and math.isfinite(one.value) and limit is not None
+            if is_measured and any(fnmatchcase(one.layer, each) for each in judged):
                 is_least = one.value < tightest
                 above, below = (limit, one.value) if is_least else (one.value, limit)
                 used = above / below if below else math.inf if above else 1.0
-                found.append(Margin(setting.name, one, limit, used, is_least))
-        if found:
-            break
-    return found
+                measured.append(Margin(setting.name, one, limit, used, is_least))
+        if measured:
+            return measured
+    return []
