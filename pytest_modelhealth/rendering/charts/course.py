@@ -172,7 +172,8 @@ class Cells(NamedTuple):
             if self.usual:  # a level for half a power of ten
                 depth = np.maximum(ends[0] - scaled, scaled - ends[1]) * 2 + 2
         levels = np.clip(np.nan_to_num(depth), 0, LEVELS - 1).astype(int)
-        kinds = np.char.add("first level-", levels.astype(str))
+        style = np.where(scaled > ends[1], "second level-", "first level-")
+        kinds = np.char.add(style if self.usual else "first level-", levels.astype(str))
         if self.usual:
             kinds[(scaled >= ends[0]) & (scaled <= ends[1])] = USUAL
         kinds[(values == 0) & self.is_log] = ZERO
@@ -203,7 +204,8 @@ def _cells(
         powers = powers if len(powers) else np.zeros(1)
         middle = np.median(powers)  # at most six powers of ten to both sides of it have a colour
         low, high = np.clip([powers.min(), powers.max()], middle - 6, middle + 6).tolist()
-        limits = 10**low, 10 ** max(high, low + 1)
+        spare = max(0.0, 1 - (high - low)) / 2
+        limits = 10 ** (low - spare), 10 ** (high + spare)
     wrong = {
         name
         for name, own in known.items()

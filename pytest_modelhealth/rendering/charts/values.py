@@ -206,7 +206,7 @@ def tensor_of(item: Mapping[str, Any]) -> str:
 def _sides(sides: Sequence[Tensor | None], y: float) -> Iterator[str]:
     """Yield a line from least to greatest, a bar of mean and std, a stroke at the mean; of each."""
     ranges = [() if side is None else _range(side) for side in sides]
-    scale = svg.linear_scale([*chain(*ranges)], _LEFT + 8, svg.WIDTH - 14, 4)
+    scale = svg.linear_scale([*chain(*ranges)], _LEFT + 8, svg.WIDTH - 14)
     for at, name, own in zip((y + 11, y + 25), ("before", "now"), ranges, strict=True):
         if not own:
             yield svg.write(_LEFT + 8, at + 4, "no finite values", "quiet slanted")
