@@ -148,7 +148,6 @@ class Arrow:
     target: int
     is_cut: bool
     operations: dict[str, None] = field(default_factory=dict)
-    count: int = 0
 
 
 _NEAR, _DEEPEST = 2, 8
@@ -221,7 +220,6 @@ def arrows(boxes: Sequence[Box], edges: Iterable[Edge]) -> list[Arrow]:
         a, b = box_of[source], box_of[target]
         if a != b or source == target:
             arrow = joined.setdefault((a, b, passes), Arrow(a, b, not passes))
-            arrow.count += 1
             if len(arrow.operations) < 6:
                 arrow.operations.update(dict.fromkeys(operations))
     return list(joined.values())

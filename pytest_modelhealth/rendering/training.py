@@ -26,8 +26,8 @@ def plot_training(
     """Return a figure of a training: the loss, gradient norms, dead units and update ratios.
 
     Layers stand in execution order. A layer that holds others has a row only where it owns
-    parameters. Where rows or columns are put together, the worst of them is shown: what is not
-    finite first, then what is farthest from the rest.
+    parameters. Where steps share a column, the worst of them is shown: what is not finite first,
+    then what is farthest from the rest.
 
     Args:
         history: the watched steps; there is at least one.

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from markupsafe import Markup
 
 from pytest_modelhealth.rendering.charts import svg
-from pytest_modelhealth.rendering.charts.rows import NAMES, Row, name_of, named_rows
+from pytest_modelhealth.rendering.charts.rows import NAMES, Row, chosen, mark_of, name_of
 from pytest_modelhealth.rendering.notation import plural
 
 Reals = npt.NDArray[np.float64]
@@ -28,15 +28,15 @@ BAND = (1e-4, 1e-2)
 MOST_DEAD = 0.5
 """A layer with a larger part of its units dead is remarked on."""
 
-MOST_ROWS, MOST_COLUMNS = 120, 240
-"""Of more layers or steps, neighbours share a row or a column."""
+MOST_ROWS, MOST_COLUMNS = 32, 240
+"""Of more layers those are drawn that went wrong, of more steps neighbours share a column."""
 
 LEVELS = 8
 BAD, ZERO, MISSING, USUAL = "bad-cell", "zero-cell", "no-cell", "usual-cell"
 _KEY = {BAD: "not finite", ZERO: "zero", MISSING: "no number"}
 
-_ROW, _LEAST, _MOST, _LOSS, _GAP = 14, 28, 360, 110, 62
-"""Pixels: a row, all rows of a map at least and at most, the loss, between two panels."""
+_ROW, _LOSS, _GAP = 14, 110, 62
+"""Pixels: a row, the loss, between two panels."""
 
 _LEFT, _RIGHT = NAMES, svg.WIDTH - 8
 
@@ -75,16 +75,13 @@ def course(found: Mapping[str, Any], anchor: str, events: Sequence[tuple[int, st
     red = frozenset(layer for _, layer in events)
     for cells in filter(None, (_cells(found["layers"], name, red) for name in statistics)):
         y, rows = bottom + _GAP, cells.rows
-        bottom = y + (min(_MOST, max(_LEAST, _ROW * len(rows))) if rows else 0)
+        bottom = y + _ROW * len(rows)
         xs = [across.at(edge) for edge in [*edges[:-1][:: cells.every], edges[-1]]]
-        parts = [*_map(cells, xs, y, bottom), *_ticks(across, bottom)] if rows else [" "]
+        parts = [*_map(cells, xs, y), *_ticks(across, bottom)] if rows else [" "]
         body += svg.write(0, y - 28, cells.title, "strong")
         body += svg.tag("g", *parts, class_="panel cells")
         for at, row in enumerate(rows):
-            pitch = (bottom - y) / len(rows)
-            shape = svg.rect(0, y + at * pitch, _RIGHT, pitch, "mark")
-            link = svg.link_to(anchor, row.name)
-            marks += svg.mark(row.title, shape, link, is_reached=at < 20)
+            marks += mark_of(row, 0, y + at * _ROW, _RIGHT, _ROW, anchor)
     body += "".join(_events([step for step, _ in events], across, top, bottom))
     size = svg.WIDTH, bottom + 26
     finding = f"loss and layers of {plural(len(steps), 'step')}"
@@ -152,7 +149,7 @@ def _loss(steps: Sequence[int], loss: Values, across: svg.Scale, top: float) -> 
 
 
 class Cells(NamedTuple):
-    """A map with a row a layer, or several neighbours, and a column a step, or several."""
+    """A map with a row a layer, and a column a step, or several."""
 
     title: str
     rows: Sequence[Row]
@@ -206,63 +203,53 @@ def _cells(
         low, high = np.clip([powers.min(), powers.max()], middle - 6, middle + 6).tolist()
         spare = max(0.0, 1 - (high - low)) / 2
         limits = 10 ** (low - spare), 10 ** (high + spare)
-    wrong = {
-        name
-        for name, own in known.items()
-        if (np.isinf(own) | (own == 0 if is_log else own > MOST_DEAD)).any()
-    }
-    values, down, across = _folded(np.array([*known.values()]), is_log=is_log)
     rows = []
-    for at in range(0, len(known), down):
-        first, *others = [*known][at : at + down]
-        more = f" +{len(others)}" * bool(others)
-        label = svg.fitted(first or "(model)", 24 - len(more)) + more
-        end = known[first][-1]
-        title_ = f"{first or 'model'}: ends at {'no number' if math.isnan(end) else svg.brief(end)}"
-        is_red = not (wrong | red).isdisjoint((first, *others))
-        rows.append(Row(first, label, title_, is_found=is_red))
-    return Cells(title, rows, values, limits, is_log, usual, across)
+    for name, own in known.items():
+        is_wrong = bool((np.isinf(own) | (own == 0 if is_log else own > MOST_DEAD)).any())
+        rows.append(Row(name, name or "(model)", is_found=is_wrong or name in red))
+    shown = chosen([row.is_found for row in rows], MOST_ROWS)
+    if shown and len(shown) < len(rows):
+        title += f" ({len(shown)} of {len(rows):,} layers, those that went wrong first)"
+    values, every_ = _folded(np.array([known[rows[at].name] for at in shown]), is_log=is_log)
+    return Cells(title, [rows[at] for at in shown], values, limits, is_log, usual, every_)
 
 
-def _folded(values: Reals, *, is_log: bool) -> tuple[Reals, int, int]:
-    """Return so few rows and columns that each can be seen, and how many are in one.
+def _folded(values: Reals, *, is_log: bool) -> tuple[Reals, int]:
+    """Return so few columns that each can be seen, and how many steps are in one.
 
-    Of cells that are put together the worst is shown: what is not finite first, then what is
+    Of steps that are put together the worst is shown: what is not finite first, then what is
     farthest from the rest.
     """
     if not len(values):
-        return values, 1, 1
+        return values, 1
     with np.errstate(divide="ignore"):
         scaled = np.log10(values) if is_log else values
     finite = scaled[np.isfinite(scaled)]
     middle = np.median(finite) if len(finite) and is_log else 0.0
     far = np.minimum(np.abs(scaled - middle), 1e9)  # a zero, too
     far = np.where(np.isnan(values), -1.0, np.where(np.isinf(values), np.inf, far))
-    rows, columns = values.shape
-    down, across = math.ceil(rows / MOST_ROWS), math.ceil(columns / MOST_COLUMNS)
-    blocks = [
-        [np.s_[row : row + down, at : at + across] for at in range(0, columns, across)]
-        for row in range(0, rows, down)
-    ]
-    worst = np.array([[values[b].flat[far[b].argmax()] for b in row] for row in blocks])
-    return worst, down, across
+    every = math.ceil(values.shape[1] / MOST_COLUMNS)
+    columns = []
+    for start in range(0, values.shape[1], every):
+        worst = far[:, start : start + every].argmax(axis=1)
+        columns.append(values[np.arange(len(values)), start + worst])
+    return np.array(columns).T, every
 
 
-def _map(cells: Cells, xs: Sequence[float], y: float, bottom: float) -> Iterator[str]:
-    """Yield the cells, the names of the rows that have room, and the key."""
-    pitch = (bottom - y) / len(cells.rows)
+def _map(cells: Cells, xs: Sequence[float], y: float) -> Iterator[str]:
+    """Yield the cells, the names of the rows, and the key."""
     kinds = cells.kinds(cells.values)
     drawn: dict[str, str] = defaultdict(str)
     for row, of_row in enumerate(kinds.tolist()):
-        at, top, high = 0, svg.plain(y + row * pitch), svg.plain(pitch)
+        at, top = 0, svg.plain(y + row * _ROW)
         for kind, run in groupby(of_row):
             end = at + sum(1 for _ in run)
             left, wide = svg.plain(xs[at]), svg.plain(xs[end] - xs[at])
-            drawn[kind] += f"M{left} {top}h{wide}v{high}h-{wide}z"
+            drawn[kind] += f"M{left} {top}h{wide}v{_ROW}h-{wide}z"
             at = end
     yield from (svg.path(d, f"cell {kind}") for kind, d in sorted(drawn.items()))
-    for at in sorted(named_rows(cells.rows, pitch)):
-        yield from name_of(cells.rows[at], y + (at + 0.5) * pitch + 3.8)
+    for at, row_ in enumerate(cells.rows):
+        yield from name_of(row_, y + (at + 0.5) * _ROW)
     scale = (np.geomspace if cells.is_log else np.linspace)(*cells.limits, LEVELS)
     least, most = (svg.brief(end) if cells.is_log else f"{end:.0%}" for end in cells.limits)
     key = [(name, [kind]) for kind, name in _KEY.items() if (kinds == kind).any()]

@@ -81,8 +81,7 @@ def flow(found: Mapping[str, Any], violations: Violations, anchor: str) -> Marku
             edge_of_text = max(edge_of_text, x + 5 + len(text) * 5.8)
     for index, box in enumerate(boxes):
         place_of = left, top + index * PITCH - BOX / 2, right - left
-        is_few = len(boxes) <= FOLDED_TO
-        marks.append(_box(box, place_of, way, violations, anchor, is_few=is_few))
+        marks.append(_box(box, place_of, way, violations, anchor))
     width = max(360, edge_of_text + 12, *(42 + len(text) * svg.LETTER * 0.92 for *_, text in notes))
     finding = f"flow of {plural(sum(map(_is_layer, names)), 'layer')}"
     if violations:
@@ -155,8 +154,6 @@ def _arrow(
     drawn = svg.tag("path", class_=class_, d=d, data_source=source, data_target=target)
     told = [f"{source or 'model'} \N{RIGHTWARDS ARROW} {target or 'model'}"]
     told += [f"by {', '.join(arrow.operations)}"] if arrow.operations else []
-    told += [f"{arrow.count} edges"] if arrow.count > 1 else []
-    told += ["no gradient goes back"] if arrow.is_cut else []
     mark = svg.mark("\n".join(told), svg.path(d, "edge-mark"))
     return drawn + svg.path(tip, f"head {style}"), mark, label
 
@@ -167,8 +164,6 @@ def _box(
     way: Sequence[str],
     violations: Violations,
     anchor: str,
-    *,
-    is_few: bool,
 ) -> str:
     """Return a box, with a link to the layer, or to what was found in it."""
     found = [v for v in violations if _holds(box, v["layer"])]
@@ -186,14 +181,12 @@ def _box(
     kind = f"middle{' alarm' * bool(found)}{' strong' * is_culprit}"
     drawn = svg.tag("rect", **shape, class_=class_, data_name=box.name)
     drawn += svg.write(x + width / 2, y + BOX / 2 + 3.8, _text(box), kind)
-    told = [box.name or "model"]
-    told += [f"{plural(len(box.leaves), 'part')} folded"] if is_folded else []
-    told += [f"{svg.label_of(v)}: {v['message'] or svg.words(v['check'])}" for v in found[:5]]
-    told += ["on the way from the batch through the culprit to the end"] * is_way
+    told = box.name or "model"
+    told += f"\n{plural(len(box.leaves), 'part')} folded" * is_folded
     layer = box.leaves[0] if len(box.ends) > 1 else box.name
     layer = found[0]["layer"] if found and is_folded else layer
     link = None if is_end else svg.link_to(anchor, layer)
-    return svg.mark("\n".join(told), drawn, link, is_reached=is_few or is_culprit or is_way)
+    return svg.mark(told, drawn, link)
 
 
 def _holds(box: Box, layer: str) -> bool:

@@ -1,7 +1,4 @@
-"""Layers from top to bottom in execution order, with log axes beside their names.
-
-Of more than `MOST` layers those with findings are drawn, and of the others every n-th.
-"""
+"""Layers from top to bottom in execution order, with log axes beside their names."""
 
 from __future__ import annotations
 
@@ -16,20 +13,18 @@ from pytest_modelhealth.rendering.charts import svg
 from pytest_modelhealth.rendering.notation import plural
 
 NAMES, ROW, HEAD, FOOT, GAP = 196, 18, 42, 22, 22
-TALLEST = 40 * ROW
 GUTTER = 16
 """Pixels beside an axis, for zeros and for what is not finite."""
 
-MOST = 240
-NAME_PITCH = 13
+MOST = 80
+"""Of more layers those with findings are drawn, and of the others every n-th."""
 
 
 class Row(NamedTuple):
-    """A layer: its name, and what a chart says of it."""
+    """A layer: its name, what is written, and whether something is found in it."""
 
     name: str
     label: str
-    title: str
     is_culprit: bool = False
     is_found: bool = False
 
@@ -51,11 +46,11 @@ class Panel(NamedTuple):
     ranges: Sequence[float] = ()
 
 
-def chosen(layers: Sequence[Mapping[str, Any]], found: Sequence[bool]) -> list[int]:
-    """Return which layers are drawn: all, or `MOST` of them, those that were found first."""
-    every = math.ceil(len(layers) / MOST)
-    wanted = sorted(range(len(layers)), key=lambda at: (not found[at], at % every, at))
-    return sorted(wanted[:MOST])
+def chosen(is_found: Sequence[bool], most: int = MOST) -> list[int]:
+    """Return which of the layers are drawn, in order: what is found, and then every n-th."""
+    every = max(1, math.ceil(len(is_found) / most))
+    wanted = sorted(range(len(is_found)), key=lambda at: (not is_found[at], at % every, at))
+    return sorted(wanted[:most])
 
 
 def rows_chart(
@@ -67,22 +62,19 @@ def rows_chart(
     footnote: str,
 ) -> Markup:
     """Return a chart of layers with panels beside their names."""
-    pitch = min(ROW, TALLEST / len(rows))
-    ys = [HEAD + (index + 0.5) * pitch for index in range(len(rows))]
-    bottom = HEAD + pitch * len(rows)
-    named = named_rows(rows, pitch)
+    ys = [HEAD + (index + 0.5) * ROW for index in range(len(rows))]
+    bottom = HEAD + ROW * len(rows)
     body, marks = [], []
-    for index, (row, y) in enumerate(zip(rows, ys, strict=True)):
-        place = 0, y - pitch / 2, svg.WIDTH, pitch
+    for row, y in zip(rows, ys, strict=True):
+        place = 0, y - ROW / 2, svg.WIDTH, ROW
         if row.is_culprit or row.is_found:
             body.append(svg.rect(*place, "culprit-band" if row.is_culprit else "tinted-band"))
-        link, shape = svg.link_to(anchor, row.name), svg.rect(*place, "mark")
-        marks.append(svg.mark(row.title, shape, link, is_reached=index in named))
+        marks.append(mark_of(row, *place, anchor))
     width = (svg.WIDTH - NAMES - GAP * (len(panels) - 1) - 10) / len(panels)
     for index, panel in enumerate(panels):
-        body += _panel(panel, ys, pitch, NAMES + index * (width + GAP), width, bottom)
-    for index in sorted(named):
-        body += name_of(rows[index], ys[index] + 3.8)
+        body += _panel(panel, ys, NAMES + index * (width + GAP), width, bottom)
+    for row, y in zip(rows, ys, strict=True):
+        body += name_of(row, y)
     height = bottom + FOOT
     if footnote:
         body.append(svg.write(0, height + 14, footnote, "quiet small"))
@@ -90,34 +82,24 @@ def rows_chart(
     return svg.chart(kind, (svg.WIDTH, height), finding, "".join(body), "".join(marks))
 
 
-def named_rows(rows: Sequence[Row], pitch: float) -> set[int]:
-    """Return which names stand far enough apart to be read: what was found first."""
-    reach = math.ceil(NAME_PITCH / pitch - 0.01)
-    every = 1 if reach == 1 else math.ceil(20 / pitch)
-    last = len(rows) - 1
-
-    def rank(at: int) -> tuple[bool, bool, bool, bool]:
-        return not rows[at].is_culprit, not rows[at].is_found, at not in (0, last), at % every > 0
-
-    named: set[int] = set()
-    for index in sorted(range(len(rows)), key=rank):
-        is_wanted = rows[index].is_culprit or rows[index].is_found or not rank(index)[-1]
-        if is_wanted and named.isdisjoint(range(index - reach + 1, index + reach)):
-            named.add(index)
-    return named
+def mark_of(row: Row, x: float, y: float, width: float, height: float, anchor: str) -> str:
+    """Return a link to the layer of a row."""
+    shape = svg.rect(x, y, width, height, "mark")
+    return svg.mark(row.label, shape, svg.link_to(anchor, row.name))
 
 
 def name_of(row: Row, y: float) -> Iterator[str]:
     """Yield the name of a row, and a sign beside that of the culprit."""
     is_red = row.is_culprit or row.is_found
     class_ = f"end name{' alarm' * is_red}{' culprit' * row.is_culprit}"
-    yield svg.write(NAMES - 12, y, svg.fitted(row.label, 24 - 3 * row.is_culprit), class_)
+    label = svg.fitted(row.label, 24 - 3 * row.is_culprit)
+    yield svg.write(NAMES - 12, y + 3.8, label, class_)
     if row.is_culprit:
-        yield svg.write(1, y, "\N{BLACK RIGHT-POINTING TRIANGLE}", "alarm")
+        yield svg.write(1, y + 3.8, "\N{BLACK RIGHT-POINTING TRIANGLE}", "alarm")
 
 
 def _panel(
-    panel: Panel, ys: Sequence[float], pitch: float, x: float, width: float, bottom: float
+    panel: Panel, ys: Sequence[float], x: float, width: float, bottom: float
 ) -> Iterator[str]:
     values = [value for series in panel.series for value in series.values if value is not None]
     positive = [value for value in (*values, *panel.ranges) if value > 0]
@@ -139,10 +121,9 @@ def _panel(
     yield svg.tag("g", *axis, class_="axis")
     for y, most in zip(ys, panel.ranges, strict=False):
         if most > 0:
-            high_ = max(1.0, pitch - 4)
-            yield svg.rect(left, y - high_ / 2, scale.at(most) - left, high_, "ranges")
+            yield svg.rect(left, y - ROW / 2 + 2, scale.at(most) - left, ROW - 4, "ranges")
     for series in panel.series:
-        parts = [*_series(series, ys, pitch, scale, low, high), " "]
+        parts = [*_series(series, ys, scale, low, high), " "]
         yield svg.tag("g", *parts, class_=f"series {series.key} {series.style}")
         glyph = "\u25c6" if series.style == "second" else "\u25cf"
         yield svg.write(x, 30, f"{glyph} {series.name}", f"small coloured {series.style}")
@@ -152,7 +133,7 @@ def _panel(
 
 
 def _series(
-    series: Series, ys: Sequence[float], pitch: float, scale: svg.Scale, low: float, high: float
+    series: Series, ys: Sequence[float], scale: svg.Scale, low: float, high: float
 ) -> Iterator[str]:
     """Yield the lines through a series, which zeros and NaN break, and these beside them."""
     seen = [(v, y) for v, y in zip(series.values, ys, strict=True) if v is not None]
@@ -160,8 +141,6 @@ def _series(
         if is_positive:
             places = [(scale.at(value), y) for value, y in run]
             yield svg.path(svg.line(places), f"line {series.style}") if len(places) > 1 else ""
-            # a line only, where there is no room for points
-            places = places if pitch >= 6 or len(places) == 1 else []
             yield from (_point(series, x, y, "point") for x, y in places)
         else:
             for value, y in run:
@@ -197,17 +176,14 @@ def depth(
             every.append(layer)
     if not every:
         return svg.nothing("depth", "No activations and no gradients were measured.")
-    shown = [every[at] for at in chosen(every, [layer["name"] in found for layer in every])]
+    shown = [every[at] for at in chosen([layer["name"] in found for layer in every])]
     values = {name: [_value(layer, name) for layer in shown] for name in _MEASURES}
-    rows = []
-    for index, layer in enumerate(shown):
-        told = [svg.label_of(layer)]
-        for name, own in values.items():
-            told += [f"{name} {svg.brief(own[index])}"] if own[index] is not None else []
-        told += [v["message"] for v in violations if v["layer"] == layer["name"]]
-        is_culprit = bool(violations) and violations[0]["layer"] == layer["name"]
-        is_found = layer["name"] in found
-        rows.append(Row(layer["name"], told[0], "\n".join(told), is_culprit, is_found))
+    culprit = violations[0]["layer"] if violations else None
+    rows = [
+        Row(name, svg.label_of(layer), name == culprit, name in found)
+        for layer in shown
+        for name in [layer["name"]]
+    ]
     scale, gradients, parameters = values.values()
     panels = [
         Panel("activation scale", [Series("activations", "rms", scale)]),
@@ -223,9 +199,12 @@ def depth(
     if violations:
         check = svg.words(violations[0]["check"])
         finding += f"; culprit {svg.label_of(violations[0])}: {check}"
-    part = len(shown) < len(every)
-    footnote = f"{len(shown)} of {len(every):,} layers, those with findings first" * part
-    return rows_chart("depth", anchor, rows, panels, finding, footnote)
+    return rows_chart("depth", anchor, rows, panels, finding, _part(shown, every))
+
+
+def _part(shown: Sequence[object], every: Sequence[object]) -> str:
+    is_part = len(shown) < len(every)
+    return f"{len(shown)} of {len(every):,} layers, those with findings first" * is_part
 
 
 def _value(layer: Mapping[str, Any], name: str) -> float | None:
@@ -253,7 +232,7 @@ def errors(comparison: Mapping[str, Any], anchor: str) -> Markup:
     ]
     if not every:
         return svg.nothing("errors", "No layers were compared.")
-    layers = [every[at] for at in chosen(every, [layer["diverged"] for layer in every])]
+    layers = [every[at] for at in chosen([layer["diverged"] for layer in every])]
     passes = {
         "activations": [_worst(layer, "activations", "outputs") for layer in layers],
         "gradients": [_worst(layer, "gradients", "parameter_gradients") for layer in layers],
@@ -266,25 +245,17 @@ def errors(comparison: Mapping[str, Any], anchor: str) -> Markup:
         )
         for (name, worst), style in zip(passes.items(), ("first", "second"), strict=True)
     ]
-    rows, differing = [], sum(layer["diverged"] for layer in every)
-    finding = f"{differing} of {plural(len(every), 'layer')} differ"
-    for index, layer in enumerate(layers):
+    rows = []
+    finding = f"{sum(layer['diverged'] for layer in every)} of {plural(len(every), 'layer')} differ"
+    for layer in layers:
         name = layer["candidate"] if layer["reference"] is None else layer["reference"]
         label = svg.label_of(layer, name)
-        for side, sign in (("reference", "(+)"), ("candidate", "(\N{MINUS SIGN})")):
-            label += f" {sign}" * (layer[side] is None)
-        told = [label]
-        for kind, worst in passes.items():
-            if (tensor := worst[index]) is not None:
-                error, allowed = svg.brief(tensor["error"]), svg.brief(_allowed(tensor))
-                told.append(f"{kind}: error {error}, noise explains up to {allowed}")
-                told += [tensor["problem"]] if tensor["problem"] else []
+        label += " (+)" * (layer["reference"] is None)
+        label += " (\N{MINUS SIGN})" * (layer["candidate"] is None)
         is_first = divergence is not None and name in (divergence["layer"], divergence["candidate"])
-        if is_first:
-            finding = "; ".join([f"first divergence at {label}", *told[1:], finding])
-            told.append(divergence["story"] or "the first divergence")
-        rows.append(Row(name, label, "\n".join(told), is_first, layer["diverged"]))
-    notes = [f"{len(layers)} of {len(every):,} layers"] * (len(layers) < len(every))
+        finding += f"; first divergence at {label}" * is_first
+        rows.append(Row(name, label, is_first, layer["diverged"]))
+    notes = list(filter(None, [_part(layers, every)]))
     if any(None in (layer["reference"], layer["candidate"]) for layer in layers):
         notes.append("(+) only in the candidate, (\N{MINUS SIGN}) only in the reference")
     return rows_chart("errors", anchor, rows, panels, finding, "; ".join(notes))

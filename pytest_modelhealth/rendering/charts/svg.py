@@ -91,12 +91,10 @@ def nothing(kind: str, sentence: str) -> Markup:
     return chart(kind, (360, 28), sentence, write(0, 18, sentence, "quiet slanted"))
 
 
-def mark(title: str, shape: str, link: str | None = None, *, is_reached: bool = True) -> str:
-    """Return a shape with a title, and a link that the keyboard may reach."""
+def mark(title: str, shape: str, link: str | None = None) -> str:
+    """Return a shape with a title, and a link."""
     inside = tag("title", plain(title)) + shape
-    if link is None:
-        return tag("g", inside)
-    return tag("a", inside, href=link, tabindex=None if is_reached else -1)
+    return tag("g", inside) if link is None else tag("a", inside, href=link)
 
 
 def link_to(anchor: str, layer: str) -> str:

@@ -64,10 +64,10 @@ def _bins(tensor: Tensor) -> Iterator[tuple[int, int, int]]:
                 yield sign, power, count
 
 
-def _bars(axis: _Axis, tensor: Tensor, floor: float, room: float) -> Iterator[tuple[str, str]]:
-    """Yield the bars of a tensor, each with a mark above it; powers share one where it is narrow.
+def _bars(axis: _Axis, tensor: Tensor, floor: float, room: float) -> Iterator[str]:
+    """Yield the bars of a tensor; powers share one where it would be too narrow.
 
-    A bar of zeros is cut where others could not be seen beside it; its part is written.
+    A bar of zeros is cut where others could not be seen beside it.
     """
     counts: dict[tuple[int, int], int] = defaultdict(int)
     group = math.ceil(2.5 / axis.step)
@@ -75,20 +75,15 @@ def _bars(axis: _Axis, tensor: Tensor, floor: float, room: float) -> Iterator[tu
         counts[sign, (power - axis.low) // group] += count
     zeros, most = tensor["zeros"] or 0, max(counts.values(), default=0)
     tallest = max(1, most, min(zeros, 2 * most or zeros))
-
-    def bar(left: float, width: float, count: int, title: str, kind: str) -> tuple[str, str]:
-        height = max(1.5, min(count / tallest, 1.0) * room)
-        shape = svg.rect(left, floor - height, width, height, kind)
-        return shape, svg.mark(title, svg.rect(left, floor - room, width, room, "mark"))
-
     for (sign, place), count in counts.items():
         ends = (min(axis.low + (place + n) * group, axis.high, 1023) for n in (0, 1))
-        low, high = sorted(sign * 2.0**power for power in ends)
-        title = f"{plural(count, 'value')} of {svg.brief(low)} to {svg.brief(high)}"
-        left, width = axis.at(low), axis.at(high) - axis.at(low)
-        yield bar(left, width - (width > 5), count, title, "bin")
+        left, right = sorted(axis.at(sign * 2.0**power) for power in ends)
+        height = max(1.5, count / tallest * room)
+        space = int(right - left > 5)
+        yield svg.rect(left, floor - height, right - left - space, height, "bin")
     if zeros:
-        yield bar(axis.zero - _ZERO / 2, _ZERO, zeros, plural(zeros, "zero"), "zeros")
+        height = max(1.5, min(zeros / tallest, 1.0) * room)
+        yield svg.rect(axis.zero - _ZERO / 2, floor - height, _ZERO, height, "zeros")
 
 
 def _ticks(axis: _Axis, floor: float) -> Iterator[str]:
@@ -123,11 +118,9 @@ def histogram(tensor: Tensor) -> Markup:
     if not drawn:
         why = "no finite values" if bad else "the values were not counted by size"
         parts.append(svg.write(0, 70, why if tensor["count"] else "no values", "quiet slanted"))
-    parts += [*(shape for shape, _ in drawn), svg.path(f"M4 {_FLOOR}H{_WIDE}", "axis-line")]
-    parts += _ticks(axis, _FLOOR)
+    parts += [*drawn, svg.path(f"M4 {_FLOOR}H{_WIDE}", "axis-line"), *_ticks(axis, _FLOOR)]
     finding = ", ".join([f"{svg.words(tensor['role'])} {tensor['name']}".strip(), *told, bad])
-    marks = "".join(mark for _, mark in drawn)
-    return svg.chart("histogram", (_WIDE, _FLOOR + 20), finding, "".join(parts), marks)
+    return svg.chart("histogram", (_WIDE, _FLOOR + 20), finding, "".join(parts))
 
 
 def histograms(named: Sequence[tuple[str, Tensor]], left_out: str) -> Markup:
@@ -142,7 +135,7 @@ def histograms(named: Sequence[tuple[str, Tensor]], left_out: str) -> Markup:
     parts = [svg.path(f"M{_NAMES} {floor}H{right}", "axis-line"), *_ticks(axis, floor)]
     for row, (name, tensor) in enumerate(named, start=1):
         y = row * _ROW
-        parts += [shape for shape, _ in _bars(axis, tensor, y, _ROW - 4)]
+        parts += _bars(axis, tensor, y, _ROW - 4)
         bad = tensor["nan"] + tensor["inf"]
         told = f"{svg.brief(tensor['mean'])} \N{PLUS-MINUS SIGN} {svg.brief(tensor['std'])}"
         told += f", {bad:,} not finite" if bad else ""
@@ -186,7 +179,7 @@ def drift(result: Mapping[str, Any], anchor: str) -> Markup:
         body.append(svg.write(0, y + 44, shorten(told, 36), "alarm"))
         body += _sides([side.get((layer, role, own)) for side in sides], y)
         area = svg.rect(0, y + 1, svg.WIDTH, _TALL - 2, "mark")
-        marks.append(svg.mark(f"{label} {what}\n{told}", area, svg.link_to(anchor, layer)))
+        marks.append(svg.mark(f"{label} {what}", area, svg.link_to(anchor, layer)))
     height = _HEAD + len(rows) * _TALL
     rest = len(moves) - len(rows)
     body += [svg.write(0, height + 14, f"and {plural(rest, 'tensor')} more", "quiet")] * bool(rest)
