@@ -15,7 +15,6 @@ FORMATS = {
     "html": ("summary", "html"),
     "json": ("json", "render"),
     "line": ("summary", "line"),
-    "model_summary": ("model_summary", "render"),
     "terminal": ("summary", "terminal"),
 }
 """The module and the function that write a report, by the name of the format."""

@@ -24,10 +24,9 @@ runs one batch forward and backward and fails if a layer breaks one of these
 checks. It names the layer, what was measured, the limit and the likely cause.
 """
 _SETTINGS = """\
-Settings of all checks, on the command line as --modelhealth-set NAME=VALUE, in
-an ini file as modelhealth_NAME = VALUE, by the same NAME in a marker or a call:
+Settings, on the command line as --modelhealth-set NAME=VALUE, in an ini file as
+modelhealth_NAME = VALUE, by the same NAME in a marker or a call:
 """
-_LIMITS = "Limits of single checks, in the same places:"
 _CONCLUSION = """\
 --modelhealth-explain=dead_units    its limits, who set them, its definition
 --modelhealth-explain='*'           the same of every check
@@ -43,13 +42,8 @@ def overview(settings: Settings) -> list[str]:
         lines += ["", occasion]
         for check in (one for one in checks if one.occasion == occasion):
             lines += _entry(check.name, check.summary, column)
-    limits = [setting.name for check in checks for setting in check.settings]
-    lines += ["", *_SETTINGS.splitlines()]
-    for setting in (*settings.declarations, WAIVE):
-        if setting.name not in limits:
-            text = f"{setting.help} (default: {setting.shown_default})"
-            lines += _entry(setting.name, text, _TERM + 2)
-    lines += ["", _LIMITS, *_entry("", ", ".join(limits), 0)]
+    names = [setting.name for setting in (*settings.declarations, WAIVE)]
+    lines += ["", *_SETTINGS.splitlines(), *_entry("", ", ".join(names), 0)]
     return [*lines, "", *_CONCLUSION.splitlines()]
 
 

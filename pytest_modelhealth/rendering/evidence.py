@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -117,7 +117,7 @@ def render(report: HealthReport) -> str:
             ink = BLOCKS
         except (UnicodeEncodeError, LookupError):
             ink = "#"
-        lines += [*_histograms(panels, ink), "", *_numbers([*panels, *_further(report, exhibit)])]
+        lines += [*_histograms(panels, ink), "", *_numbers(panels)]
     lines += [f"{title}: bins counted on a sample" for title, s in panels if s.histogram_sampled]
     if exhibit.statistics(exhibit.culprit) is None:
         lines.append(printable(exhibit.culprit.why_not_seen(exhibit.role)))
@@ -127,16 +127,6 @@ def render(report: HealthReport) -> str:
 def _title(record: LayerRecord) -> str:
     """Return a layer's name, short enough to stand over its bars."""
     return abbreviate(printable(record.label), BAR)
-
-
-def _further(report: HealthReport, exhibit: Exhibit) -> Iterator[Panel]:
-    """Yield what else the violation is read from: other roles than the one in the histograms."""
-    for reference in exhibit.violation.evidence:
-        record = report.layers.get(reference.layer)
-        tensors = {} if record is None else record.tensors(reference.role)
-        seen = tensors.get(reference.tensor, tensors.get(""))
-        if record is not None and seen is not None and reference.role != exhibit.role:
-            yield f"{_title(record)} {reference.tensor or reference.role}", seen
 
 
 def _histograms(panels: Sequence[Panel], ink: str) -> list[str]:

@@ -192,11 +192,6 @@ def _sum(parts: Iterable[int | None]) -> int | None:
 # As text, HTML and data
 
 
-def render(report: HealthReport) -> str:
-    """Return the summary of a report as text."""
-    return text(summarised(report))
-
-
 def to_dict(summary: ModelSummary) -> dict[str, Any]:
     """Return a summary as dictionaries, lists, numbers, strings and ``None``."""
     keys = ("model_type", "run", "backward", "totals", "notes", "rows")

@@ -13,7 +13,7 @@ from tests.rendering.test_html import Page
 
 FORMATS = [*rendering.FORMATS]
 FOR_PEOPLE = ("line", "terminal", "failure", "html")
-TERMINAL_TEXT = ("line", "terminal", "failure", "evidence", "model_summary")
+TERMINAL_TEXT = ("line", "terminal", "failure", "evidence")
 
 
 @pytest.mark.parametrize("case", reports.CASES, ids=lambda case: case.__name__)
