@@ -28,10 +28,10 @@ from pytest_modelhealth.errors import InspectionError, LayerNotFoundError, sugge
 from pytest_modelhealth.rendering.charts import flow as flow_chart
 from pytest_modelhealth.rendering.charts.rows import depth, errors
 from pytest_modelhealth.rendering.charts.svg import LETTER, STYLE
-from pytest_modelhealth.rendering.charts.values import histogram, histograms
+from pytest_modelhealth.rendering.charts.values import histograms
 from pytest_modelhealth.rendering.evidence import culprit_and_predecessor
 from pytest_modelhealth.rendering.json import plain
-from pytest_modelhealth.rendering.notation import number, percent, plural, printable, shape
+from pytest_modelhealth.rendering.notation import number, plural, printable, shape
 from pytest_modelhealth.rendering.recorded import (
     comparison_data,
     findings_data,
@@ -79,14 +79,13 @@ def _histogram(
 ) -> Figure:
     said = [
         f"{record.type_name}, {seen.dtype}, {shape(seen.shape)}, {plural(seen.count, 'value')}",
-        f"min {number(seen.min)}   max {number(seen.max)}",
-        f"L2 norm {number(norm(seen))}   zeros {percent(seen.zero_fraction)}",
+        f"min {number(seen.min)}   max {number(seen.max)}   L2 norm {number(norm(seen))}",
     ]
     found = [f for f in report.violations if (f.layer, f.role) == (record.name, what)]
     alarms = [f"{f.check}: {f.message}" for f in found]
     title = f"{record.label}: {what.replace('_', ' ')}"
-    chart = histogram(plain(tensor_data(what, "", seen)))
-    return figure_of(chart, title, said, alarms[:MOST_ALARMS], scale=1.6)
+    chart = histograms([(record.label, plain(tensor_data(what, "", seen)))], row=110)
+    return figure_of(chart, title, said, alarms[:MOST_ALARMS])
 
 
 def plot_histograms(report: HealthReport, pattern: str = "*", what: str = "activations") -> Figure:
@@ -176,6 +175,9 @@ INK, ALARM = "#1c2127", "#c3261f"
 _INCH, _PAD = 100, 10.0
 """Pixels: of an inch, and around a chart."""
 
+_POINT = 72 / _INCH
+"""Of a pixel."""
+
 _HIDDEN = {"mark", "edge-mark"}
 """What stands above a chart on the page, for a mouse."""
 
@@ -207,7 +209,7 @@ def drawable(text: str) -> str:
 
 
 def figure_of(
-    chart: str, title: str, said: Sequence[str] = (), alarms: Sequence[str] = (), scale: float = 1.0
+    chart: str, title: str, said: Sequence[str] = (), alarms: Sequence[str] = ()
 ) -> Figure:
     """Return a figure of a chart, with lines above it.
 
@@ -216,7 +218,6 @@ def figure_of(
         title: stands at the top left.
         said: lines below it.
         alarms: lines below these, in red.
-        scale: inches and letters for each that the page has.
     """
     root = ElementTree.fromstring(chart)
     width, height = (float(root.get(side, "")) for side in ("width", "height"))
@@ -225,24 +226,23 @@ def figure_of(
         broken = [part for text in texts for part in textwrap.wrap(text, int(width / LETTER))]
         lines += [(part, 11.0, color) for part in broken]
     head = 17.0 * len(lines) + 12
-    inches = (width + 2 * _PAD) / _INCH * scale, (height + head + _PAD) / _INCH * scale
+    inches = (width + 2 * _PAD) / _INCH, (height + head + _PAD) / _INCH
     figure = HealthFigure(figsize=inches, facecolor="white")
     axes = figure.add_axes((0, 0, 1, 1), facecolor="white")
     axes.set_xlim(-_PAD, width + _PAD)
     axes.set_ylim(height + _PAD, -head)
     axes.set_axis_off()
-    point = 72 / _INCH * scale
     for row, (text, size, color) in enumerate(lines):
         axes.text(
-            0, 17 * (row + 1) - head, drawable(text), fontsize=size * point, color=color,
+            0, 17 * (row + 1) - head, drawable(text), fontsize=size * _POINT, color=color,
             fontweight="normal" if row else "bold", parse_math=False,
         )  # fmt: skip
-    _draw(axes, root, "black", point)
+    _draw(axes, root, "black")
     return figure
 
 
-def _draw(axes: Axes, element: Element, color: str, point: float) -> None:
-    """Draw an element and all in it; a pixel has so many points."""
+def _draw(axes: Axes, element: Element, color: str) -> None:
+    """Draw an element and all in it."""
     classes = frozenset(element.get("class", "").split())
     if classes & _HIDDEN or element.tag == "title":
         return
@@ -253,25 +253,25 @@ def _draw(axes: Axes, element: Element, color: str, point: float) -> None:
     if element.tag == "text":
         axes.text(
             at["x"], at["y"], drawable(element.text or ""), color=look.get("fill", "black"),
-            fontsize=float(look.get("font-size", "11px").removesuffix("px")) * point,
+            fontsize=float(look.get("font-size", "11px").removesuffix("px")) * _POINT,
             fontweight="bold" if "font-weight" in look else "normal",
             fontstyle=look.get("font-style", "normal"), parse_math=False,
             ha=_ANCHORS[look.get("text-anchor", "start")],
-            path_effects=[withStroke(linewidth=3 * point, foreground="white")] * ("stroke" in look),
+            path_effects=[withStroke(linewidth=3, foreground="white")] * ("stroke" in look),
         )  # fmt: skip
     elif (patch := _patch(element, at)) is not None:
         fill = look.get("fill", "none" if "stroke" in look else "black")
         for name, value in (("fill", fill), ("stroke", look.get("stroke", "none"))):
             opacity = None if value == "none" else float(look.get(f"{name}-opacity", 1))
             patch.set(**{"facecolor" if name == "fill" else "edgecolor": to_rgba(value, opacity)})
-        patch.set_linewidth(float(look.get("stroke-width", 1)) * point)
+        patch.set_linewidth(float(look.get("stroke-width", 1)) * _POINT)
         if "stroke-dasharray" in look:
             patch.set_linestyle((0, [float(part) for part in look["stroke-dasharray"].split()]))
         patch.set_clip_on(False)
         patch.set_antialiased("shape-rendering" not in look)  # no seams between cells
         axes.add_patch(patch)
     for inner in element:
-        _draw(axes, inner, color, point)
+        _draw(axes, inner, color)
 
 
 def _patch(element: Element, at: dict[str, float]) -> Patch | None:

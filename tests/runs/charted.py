@@ -169,7 +169,7 @@ def hostile() -> dict[str, list[Any]]:
     rows = [made.aligned(name, different) for name in HOSTILE]
     drifts = [made.drifted(name, name, name, name) for name in HOSTILE]
     return {
-        "histogram": [tensor(HOSTILE[0], name=HOSTILE[1], zeros=1)],
+        "histograms": [tensor(HOSTILE[0], name=HOSTILE[1], zeros=1)],
         "depth": [layers, found],
         "flow": [flow_of(edges, HOSTILE), found],
         "errors": [made.comparison(*rows, culprit=HOSTILE[0])],

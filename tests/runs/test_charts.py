@@ -18,7 +18,7 @@ from pytest_modelhealth.rendering.charts.course import course
 from pytest_modelhealth.rendering.charts.flow import flow
 from pytest_modelhealth.rendering.charts.rows import depth, errors
 from pytest_modelhealth.rendering.charts.svg import link_to
-from pytest_modelhealth.rendering.charts.values import drift, histogram
+from pytest_modelhealth.rendering.charts.values import drift, histograms
 from pytest_modelhealth.runs.page.panels import MOST_MARGINS
 from pytest_modelhealth.runs.page.panels import drawn as drawn_of
 from tests.runs.charted import (
@@ -56,7 +56,7 @@ from tests.runs.svg import (
 )
 
 DRAWN: dict[str, Callable[..., str]] = {
-    "histogram": histogram,
+    "histograms": lambda tensor: histograms([(tensor["role"], tensor)], row=80),
     "depth": lambda layers, violations: depth(layers, violations, "t0-0"),
     "flow": lambda found, violations: flow(found, violations, "t0-0"),
     "errors": lambda found: errors(found, "t0-0"),
@@ -84,11 +84,11 @@ def panel(result: dict[str, Any], title: str) -> ET.Element:
 # Histograms
 
 
-def test_histogram() -> None:
+def test_histograms() -> None:
     """A bar a filled bin, from the least to the greatest value, as high as its count says."""
     bins = {"lowest": -3, "negative": [0, 4, 8, 0], "positive": [2, 0, 16, 1], "sampled": False}
     data = tensor("activations", zeros=7, nan=2, inf=1, dead=0.31, bins=bins, count=41)
-    svg = draw("histogram", data)
+    svg = draw("histograms", data)
     drawn = sorted((*numbers(bar, "x", "height"),) for bar in of_class(svg, "bin"))
     counts = [8, 4, 2, 16, 1]
     assert len(drawn) == len(counts)
@@ -101,11 +101,11 @@ def test_histogram() -> None:
     assert "31% dead" in "".join(texts(svg))
 
 
-def test_histogram_of_all_of_float64() -> None:
+def test_histograms_of_all_of_float64() -> None:
     """Four thousand bins share bars."""
     side = [1] * 2098
     bins = {"lowest": -1074, "negative": side, "positive": side, "sampled": True}
-    svg = draw("histogram", tensor("activations", bins=bins, count=4196))
+    svg = draw("histograms", tensor("activations", bins=bins, count=4196))
     bars = of_class(svg, "bin")
     assert 20 < len(bars) < 200
 
@@ -449,7 +449,7 @@ def test_names_are_text(chart: str) -> None:
 @pytest.mark.parametrize(
     ("chart", "data"),
     [
-        ("histogram", [tensor("parameters", None, count=0, mean=None, std=None)]),
+        ("histograms", [tensor("parameters", None, count=0, mean=None, std=None)]),
         ("depth", [[], []]),
         ("depth", [[layer("a", tensor("activations", None, min=None, max=None))], []]),
         ("flow", [flow_of([]), []]),

@@ -11,15 +11,14 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from pytest_modelhealth.rendering.charts import svg
-from pytest_modelhealth.rendering.notation import percent, plural, shorten
+from pytest_modelhealth.rendering.notation import percent, plural, shorten, some
 
 Tensor = Mapping[str, Any]
 """Statistics of a tensor, as in the file of a run."""
 
 # Histograms
 
-_WIDE, _FLOOR, _HIGH = 360, 120, 76
-_NAMES, _NUMBERS, _ROW = 190, 150, 24
+_NAMES, _NUMBERS = 190, 150
 _ZERO, _WIDEST = 16.0, 22.0
 """Pixels: the bar of zeros, and the widest other one."""
 
@@ -100,49 +99,35 @@ def _ticks(axis: _Axis, floor: float) -> Iterator[str]:
             yield svg.write(x, floor + 14, text, "quiet small middle")
 
 
-def histogram(tensor: Tensor) -> Markup:
-    """Return the values of a tensor by sign and power of two; what is not finite is counted."""
-    axis = _axis([tensor], 4, _WIDE - 8)
-    told = [f"{key} {svg.brief(tensor[key])}" for key in ("mean", "std") if svg.finite(tensor[key])]
-    told += [f"{percent(tensor['dead'])} dead"] if svg.finite(tensor["dead"]) else []
-    told += ["counted on a sample"] if tensor.get("bins") and tensor["bins"].get("sampled") else []
-    bad = ", ".join(
-        f"{tensor[key.lower()]:,} {key}" for key in ("NaN", "inf") if tensor[key.lower()]
-    )
-    drawn = [*_bars(axis, tensor, _FLOOR, _HIGH)]
-    parts = [svg.write(0, 11, "  \N{MIDDLE DOT}  ".join(told), "quiet")]
-    parts += [svg.write(_WIDE, 27, bad, "alarm strong end")] if bad else []
-    if tensor["zeros"]:
-        share = percent(tensor["zeros"] / max(1, tensor["count"]))
-        parts.append(svg.write(axis.zero, _FLOOR - _HIGH - 4, share, "quiet small middle"))
-    if not drawn:
-        why = "no finite values" if bad else "the values were not counted by size"
-        parts.append(svg.write(0, 70, why if tensor["count"] else "no values", "quiet slanted"))
-    parts += [*drawn, svg.path(f"M4 {_FLOOR}H{_WIDE}", "axis-line"), *_ticks(axis, _FLOOR)]
-    finding = ", ".join([f"{svg.words(tensor['role'])} {tensor['name']}".strip(), *told, bad])
-    return svg.chart("histogram", (_WIDE, _FLOOR + 20), finding, "".join(parts))
-
-
-def histograms(named: Sequence[tuple[str, Tensor]], left_out: str) -> Markup:
+def histograms(named: Sequence[tuple[str, Tensor]], left_out: str = "", row: int = 26) -> Markup:
     """Return the values of tensors on one axis, a row each, scaled to its own highest bar.
 
     Args:
         named: names and tensors.
         left_out: a sentence below.
+        row: pixels of a row; a high one says more of a tensor.
     """
-    right, floor = svg.WIDTH - _NUMBERS, _ROW * len(named)
+    right, floor = svg.WIDTH - _NUMBERS, row * len(named)
     axis = _axis([tensor for _, tensor in named], _NAMES + 4, right - 4)
     parts = [svg.path(f"M{_NAMES} {floor}H{right}", "axis-line"), *_ticks(axis, floor)]
-    for row, (name, tensor) in enumerate(named, start=1):
-        y = row * _ROW
-        parts += _bars(axis, tensor, y, _ROW - 4)
-        bad = tensor["nan"] + tensor["inf"]
-        told = f"{svg.brief(tensor['mean'])} \N{PLUS-MINUS SIGN} {svg.brief(tensor['std'])}"
-        told += f", {bad:,} not finite" if bad else ""
+    for number, (name, tensor) in enumerate(named, start=1):
+        y = number * row
+        bars = [*_bars(axis, tensor, y, row - 4)]
         parts.append(svg.write(_NAMES - 8, y - 5, svg.fitted(name, 26), "end name"))
-        parts.append(svg.write(right + 8, y - 5, told, "quiet small"))
+        bad = [f"{tensor[key.lower()]:,} {key}" for key in ("NaN", "inf") if tensor[key.lower()]]
+        told = [f"{svg.brief(tensor['mean'])} \N{PLUS-MINUS SIGN} {svg.brief(tensor['std'])}"]
+        if row > 50:
+            told += [f"{percent((tensor['zeros'] or 0) / max(1, tensor['count']))} zeros"]
+            told += [f"{percent(tensor['dead'])} dead"] if svg.finite(tensor["dead"]) else []
+        if not bars:
+            told = ["no finite values" if bad or not tensor["count"] else "not counted by size"]
+        lines = [(text, "quiet small") for text in told]
+        lines += [(", ".join(bad), "alarm small")] if bad else []
+        for at, (text, class_) in enumerate(reversed(lines)):
+            parts.append(svg.write(right + 8, y - 4 - 11 * at, text, class_))
+        parts += bars
     parts.append(svg.write(0, floor + 32, left_out, "quiet slanted"))
-    finding = f"values of {plural(len(named), 'layer')}"
+    finding = f"values of {some([name for name, _ in named], 3)}"
     return svg.chart("histograms", (svg.WIDTH, floor + 40), finding, "".join(parts))
 
 

@@ -14,7 +14,7 @@ from pytest_modelhealth.rendering.charts import svg
 from pytest_modelhealth.rendering.charts.course import course
 from pytest_modelhealth.rendering.charts.flow import flow
 from pytest_modelhealth.rendering.charts.rows import depth, errors
-from pytest_modelhealth.rendering.charts.values import drift, histogram, tensor_of
+from pytest_modelhealth.rendering.charts.values import drift, histograms, tensor_of
 from pytest_modelhealth.rendering.notation import in_bytes, plural, printable
 from pytest_modelhealth.rendering.template import environment
 
@@ -61,7 +61,7 @@ class Drawn:
 
 def drawn(result: Mapping[str, Any], anchor: str) -> Drawn:
     """Return a result's charts and tables as markup, with links to the layers of `anchor`."""
-    kind, evidence, panels = result["kind"], [], []
+    kind, evidence, panels = result["kind"], Markup(), []
     if kind == "inspection":
         evidence, panels = _evidence(result), [*_inspection(result, anchor)]
     elif kind == "comparison":
@@ -70,7 +70,7 @@ def drawn(result: Mapping[str, Any], anchor: str) -> Drawn:
     elif kind == "drift" and result["drifts"]:
         panels = [*_drift(result, anchor)]
     macros: Any = environment(_TEMPLATES).get_template("panels.html").module
-    return Drawn(macros.figures_of(evidence), macros.panels_of(panels))
+    return Drawn(evidence, macros.panels_of(panels))
 
 
 def margin(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,17 +136,17 @@ def _drift(result: Mapping[str, Any], anchor: str) -> Iterator[Panel]:
     yield Panel("What drifted", told, {"rows": rows, "rest": rest}, "drifts")
 
 
-def _evidence(result: Mapping[str, Any]) -> list[tuple[str, str, Markup]]:
-    """Return the tensor that the verdict rests on, beside that of the layer computed before it."""
+def _evidence(result: Mapping[str, Any]) -> Markup:
+    """Return the tensor that the verdict rests on, below that of the layer computed before it."""
     if not result["violations"]:
-        return []
+        return Markup()
     worst = result["violations"][0]
     layers = {layer["name"]: layer for layer in reversed(result["layers"])}
     feeding = nx.DiGraph((b, a) for a, b, *_ in (result.get("flow") or {"edges": ()})["edges"])
     feeding.add_node(worst["layer"])
     near = nx.single_source_shortest_path_length(feeding, worst["layer"])
     before = next((name for name in near if name in layers and name != worst["layer"]), None)
-    figures = []
+    named = []
     for name in filter(layers.__contains__, (before, worst["layer"])):
         own = worst.get("tensor", "") if name == worst["layer"] else ""
 
@@ -158,8 +158,11 @@ def _evidence(result: Mapping[str, Any]) -> list[tuple[str, str, Markup]]:
         found = min(layers[name]["tensors"], key=rank, default=None)
         if found is not None and rank(found) < 3:
             label = " ".join(filter(None, (layers[name]["label"], found["name"])))
-            figures.append((printable(label), svg.words(found["role"]), histogram(found)))
-    return figures
+            named.append((label, found))
+    roles = " and ".join(dict.fromkeys(svg.words(tensor["role"]) for _, tensor in named))
+    return (
+        histograms(named, f"values of {roles}, by sign and power of two", 76) if named else Markup()
+    )
 
 
 def _memory(layers: Sequence[Mapping[str, Any]], anchor: str) -> dict[str, Any]:
