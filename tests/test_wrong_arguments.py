@@ -273,7 +273,6 @@ def test_a_wrong_call_names_the_right_one(
         (Inspector.run_batches, "training", "True, False or None"),
         (Inspector.run_batches, "progress", "True, False or None"),
         (Inspector.removable, "progress", "True, False or None"),
-        (Inspector.monitor, "histograms", "True or False"),
         (Inspector.run_step, "resume", "True or False"),
     ],
 )
