@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from markupsafe import Markup
 
@@ -19,39 +19,60 @@ Tensor = Mapping[str, Any]
 # Histograms
 
 _NAMES, _NUMBERS = 190, 150
-_ZERO, _WIDEST = 16.0, 22.0
-"""Pixels: the bar of zeros, and the widest other one."""
+_MOST_BARS, _WIDEST, _APART = 60, 22.0, 46
+"""Bars of all values; pixels of a bar at most, and between two numbers of the axis at least."""
 
 
-class _Axis(NamedTuple):
-    """Powers of two of either sign, and zero between them."""
+def histograms(named: Sequence[tuple[str, Tensor]], left_out: str = "", row: int = 26) -> Markup:
+    """Return the values of tensors by sign and power of two, a row each.
 
-    zero: float  # where its middle stands
-    gap: float  # half of the room that it takes
-    step: float  # pixels of a power
-    low: int
-    high: int
-    signs: Sequence[int]
+    All are on one axis, on which powers share a bar where there are many, and each row is scaled to
+    its own highest bar.
 
-    def at(self, value: float) -> float:
-        """Return where a number stands."""
-        if not value:
-            return self.zero
-        along = min(max(math.log2(abs(value)) - self.low, 0.0), self.high - self.low) * self.step
-        return self.zero + math.copysign(self.gap + along, value)
-
-
-def _axis(tensors: Sequence[Tensor], left: float, right: float) -> _Axis:
-    """Return an axis for all values of these tensors between two places."""
-    sides = [(sign, power) for one in tensors for sign, power, _ in _bins(one)]
-    signs = sorted({sign for sign, _ in sides})
-    low = min((power for _, power in sides), default=0)
-    high = max((power for _, power in sides), default=-1) + 1
-    has_zero = -1 in signs or any(one["zeros"] for one in tensors)
-    gap, count = has_zero * _ZERO / 2 + 2, (high - low) * len(signs)
-    step = min((right - left - 2 * gap) / max(count, 1), _WIDEST)
-    start = left + (right - left - step * count - 2 * gap) / 2
-    return _Axis(start + gap + (high - low) * step * (-1 in signs), gap, step, low, high, signs)
+    Args:
+        named: names and tensors.
+        left_out: a sentence below.
+        row: pixels of a row; a high one says more of a tensor.
+    """
+    sides = [(sign, power) for _, tensor in named for sign, power, _ in _bins(tensor)]
+    powers, signs = [power for _, power in sides], {sign for sign, _ in sides}
+    low, high = min(powers, default=0), max(powers, default=-1) + 1
+    group = math.ceil((high - low) * len(signs) / _MOST_BARS) or 1
+    starts = range(low, high, group)
+    slots = [(-1, start) for start in reversed(starts) if -1 in signs] + [(0, 0)]
+    slots += [(1, start) for start in starts if 1 in signs]
+    right, floor = svg.WIDTH - _NUMBERS, row * len(named)
+    width = min((right - _NAMES) / len(slots), _WIDEST)
+    left = (_NAMES + right - width * len(slots)) / 2
+    at = {slot: left + index * width for index, slot in enumerate(slots)}
+    parts = [svg.path(f"M{_NAMES} {floor}H{right}", "axis-line")]
+    every = math.ceil(_APART / width)
+    ticks = [(at[0, 0] + width / 2, 0.0)]
+    for edge in range(min(every, len(starts)), len(starts) + 1, every) if starts else ():
+        size = 2.0 ** min(low + edge * group, 1023)
+        ticks += [(at[0, 0] + (1 + edge) * width, size)] * (1 in signs)
+        ticks += [(at[0, 0] - edge * width, -size)] * (-1 in signs)
+    for x, value in ticks:
+        parts.append(svg.path(f"M{svg.plain(x)} {floor}v3", "axis-line"))
+        parts.append(svg.write(x, floor + 14, svg.brief(value), "quiet small middle"))
+    for number, (name, tensor) in enumerate(named, start=1):
+        y = number * row
+        counts: dict[tuple[int, int], int] = defaultdict(int)
+        for sign, power, count in _bins(tensor):
+            counts[sign, low + (power - low) // group * group] += count
+        zeros, most = tensor["zeros"] or 0, max(counts.values(), default=0)
+        tallest = max(1, most, min(zeros, 2 * most or zeros))
+        counts |= {(0, 0): zeros} if zeros else {}
+        for slot, count in counts.items():  # that of zeros is cut where no other could be seen
+            tall = max(1.5, min(count / tallest, 1.0) * (row - 4))
+            kind = "bin" if slot[0] else "zeros"
+            parts.append(svg.rect(at[slot], y - tall, width - (width > 5), tall, kind))
+        parts.append(svg.write(_NAMES - 8, y - 5, svg.fitted(name, 26), "end name"))
+        for above, (text, class_) in enumerate(reversed([*_told(tensor, is_high=row > 50)])):
+            parts.append(svg.write(right + 8, y - 4 - 11 * above, text, class_))
+    parts.append(svg.write(0, floor + 32, left_out, "quiet slanted"))
+    finding = f"values of {some([name for name, _ in named], 3)}"
+    return svg.chart("histograms", (svg.WIDTH, floor + 40), finding, "".join(parts))
 
 
 def _bins(tensor: Tensor) -> Iterator[tuple[int, int, int]]:
@@ -63,72 +84,20 @@ def _bins(tensor: Tensor) -> Iterator[tuple[int, int, int]]:
                 yield sign, power, count
 
 
-def _bars(axis: _Axis, tensor: Tensor, floor: float, room: float) -> Iterator[str]:
-    """Yield the bars of a tensor; powers share one where it would be too narrow.
-
-    A bar of zeros is cut where others could not be seen beside it.
-    """
-    counts: dict[tuple[int, int], int] = defaultdict(int)
-    group = math.ceil(2.5 / axis.step)
-    for sign, power, count in _bins(tensor):
-        counts[sign, (power - axis.low) // group] += count
-    zeros, most = tensor["zeros"] or 0, max(counts.values(), default=0)
-    tallest = max(1, most, min(zeros, 2 * most or zeros))
-    for (sign, place), count in counts.items():
-        ends = (min(axis.low + (place + n) * group, axis.high, 1023) for n in (0, 1))
-        left, right = sorted(axis.at(sign * 2.0**power) for power in ends)
-        height = max(1.5, count / tallest * room)
-        space = int(right - left > 5)
-        yield svg.rect(left, floor - height, right - left - space, height, "bin")
-    if zeros:
-        height = max(1.5, min(zeros / tallest, 1.0) * room)
-        yield svg.rect(axis.zero - _ZERO / 2, floor - height, _ZERO, height, "zeros")
-
-
-def _ticks(axis: _Axis, floor: float) -> Iterator[str]:
-    """Yield zero and powers of ten below an axis, as far as their texts have room."""
-    tens = range(math.floor(axis.high * math.log10(2)), math.floor(axis.low * math.log10(2)), -1)
-    sizes = [10.0**power for power in tens] or [2.0**axis.low]
-    taken: list[tuple[float, float]] = []
-    for value in [*[0.0] * (axis.gap > 2), *(s * size for s in axis.signs[::-1] for size in sizes)]:
-        x, text = axis.at(value), svg.brief(value)
-        half = len(text) * svg.LETTER / 2 + 3
-        if all(x + half <= left or x - half >= right for left, right in taken):
-            taken.append((x - half, x + half))
-            yield svg.path(f"M{svg.plain(x)} {floor}v3", "axis-line")
-            yield svg.write(x, floor + 14, text, "quiet small middle")
-
-
-def histograms(named: Sequence[tuple[str, Tensor]], left_out: str = "", row: int = 26) -> Markup:
-    """Return the values of tensors on one axis, a row each, scaled to its own highest bar.
-
-    Args:
-        named: names and tensors.
-        left_out: a sentence below.
-        row: pixels of a row; a high one says more of a tensor.
-    """
-    right, floor = svg.WIDTH - _NUMBERS, row * len(named)
-    axis = _axis([tensor for _, tensor in named], _NAMES + 4, right - 4)
-    parts = [svg.path(f"M{_NAMES} {floor}H{right}", "axis-line"), *_ticks(axis, floor)]
-    for number, (name, tensor) in enumerate(named, start=1):
-        y = number * row
-        bars = [*_bars(axis, tensor, y, row - 4)]
-        parts.append(svg.write(_NAMES - 8, y - 5, svg.fitted(name, 26), "end name"))
-        bad = [f"{tensor[key.lower()]:,} {key}" for key in ("NaN", "inf") if tensor[key.lower()]]
-        told = [f"{svg.brief(tensor['mean'])} \N{PLUS-MINUS SIGN} {svg.brief(tensor['std'])}"]
-        if row > 50:
-            told += [f"{percent((tensor['zeros'] or 0) / max(1, tensor['count']))} zeros"]
-            told += [f"{percent(tensor['dead'])} dead"] if svg.finite(tensor["dead"]) else []
-        if not bars:
-            told = ["no finite values" if bad or not tensor["count"] else "not counted by size"]
-        lines = [(text, "quiet small") for text in told]
-        lines += [(", ".join(bad), "alarm small")] if bad else []
-        for at, (text, class_) in enumerate(reversed(lines)):
-            parts.append(svg.write(right + 8, y - 4 - 11 * at, text, class_))
-        parts += bars
-    parts.append(svg.write(0, floor + 32, left_out, "quiet slanted"))
-    finding = f"values of {some([name for name, _ in named], 3)}"
-    return svg.chart("histograms", (svg.WIDTH, floor + 40), finding, "".join(parts))
+def _told(tensor: Tensor, *, is_high: bool) -> Iterator[tuple[str, str]]:
+    """Yield what stands beside a row, and its class."""
+    if tensor.get("bins") or tensor["zeros"]:
+        mean, std = svg.brief(tensor["mean"]), svg.brief(tensor["std"])
+        yield f"{mean} \N{PLUS-MINUS SIGN} {std}", "quiet small"
+    else:
+        yield "not counted by size" if tensor["count"] else "no values", "quiet small"
+    if is_high:
+        yield f"{percent((tensor['zeros'] or 0) / max(1, tensor['count']))} zeros", "quiet small"
+        if svg.finite(tensor["dead"]):
+            yield f"{percent(tensor['dead'])} dead", "quiet small"
+    bad = [f"{tensor[key.lower()]:,} {key}" for key in ("NaN", "inf") if tensor[key.lower()]]
+    if bad:
+        yield ", ".join(bad), "alarm small"
 
 
 # Drift
