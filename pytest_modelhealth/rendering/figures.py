@@ -77,7 +77,7 @@ def plot_histogram(report: HealthReport, layer: str, what: str = "activations") 
 def _histogram(
     report: HealthReport, record: LayerRecord, seen: TensorStatistics, what: str
 ) -> Figure:
-    said = [
+    notes = [
         f"{record.type_name}, {seen.dtype}, {shape(seen.shape)}, {plural(seen.count, 'value')}",
         f"min {number(seen.min)}   max {number(seen.max)}   L2 norm {number(norm(seen))}",
     ]
@@ -85,14 +85,14 @@ def _histogram(
     alarms = [f"{f.check}: {f.message}" for f in found]
     title = f"{record.label}: {what.replace('_', ' ')}"
     chart = histograms([(record.label, plain(tensor_data(what, "", seen)))], row=110)
-    return figure_of(chart, title, said, alarms[:MOST_ALARMS])
+    return figure_of(chart, title, notes, alarms[:MOST_ALARMS])
 
 
 def plot_histograms(report: HealthReport, pattern: str = "*", what: str = "activations") -> Figure:
     """Return a figure with a row for each layer that matches `pattern`, in execution order.
 
     The rows share the axis of values; each is scaled to its own highest bar. How many matching
-    layers have nothing in role `what` is said below.
+    layers have nothing in role `what` is notes below.
     """
     if not isinstance(pattern, str):
         raise InspectionError(
@@ -209,20 +209,20 @@ def drawable(text: str) -> str:
 
 
 def figure_of(
-    chart: str, title: str, said: Sequence[str] = (), alarms: Sequence[str] = ()
+    chart: str, title: str, notes: Sequence[str] = (), alarms: Sequence[str] = ()
 ) -> Figure:
     """Return a figure of a chart, with lines above it.
 
     Args:
         chart: SVG, of classes that `charts.css` colours.
         title: stands at the top left.
-        said: lines below it.
+        notes: lines below it.
         alarms: lines below these, in red.
     """
     root = ElementTree.fromstring(chart)
     width, height = (float(root.get(side, "")) for side in ("width", "height"))
     lines = [(title, 13.0, INK)]
-    for texts, color in ((said, INK), (alarms, ALARM)):
+    for texts, color in ((notes, INK), (alarms, ALARM)):
         broken = [part for text in texts for part in textwrap.wrap(text, int(width / LETTER))]
         lines += [(part, 11.0, color) for part in broken]
     head = 17.0 * len(lines) + 12

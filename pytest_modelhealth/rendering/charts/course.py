@@ -16,7 +16,7 @@ import numpy.typing as npt
 from markupsafe import Markup
 
 from pytest_modelhealth.rendering.charts import svg
-from pytest_modelhealth.rendering.charts.rows import NAMES, Row, chosen, mark_of, name_of
+from pytest_modelhealth.rendering.charts.rows import NAMES, Row, mark_of, name_of, selection
 from pytest_modelhealth.rendering.notation import plural
 
 Reals = npt.NDArray[np.float64]
@@ -51,17 +51,17 @@ _TITLES = {
 }
 
 
-def course(found: Mapping[str, Any], anchor: str, events: Sequence[tuple[int, str]] = ()) -> Markup:
+def course(data: Mapping[str, Any], anchor: str, events: Sequence[tuple[int, str]] = ()) -> Markup:
     """Return the loss of a training over steps, and a map of its layers for each statistic.
 
     Args:
-        found: steps, losses, and statistics of layers, as in the file of a run; infinity is what
+        data: steps, losses, and statistics of layers, as in the file of a run; infinity is what
             was not finite.
         anchor: where the layers are.
         events: steps and layers at which something went wrong: a line through all panels with a
             number above, and the names of the layers in red.
     """
-    steps = found["steps"]
+    steps = data["steps"]
     if not steps:
         return svg.nothing("course", "No step was recorded.")
     between = [(a + b) / 2 for a, b in pairwise(steps)]
@@ -69,11 +69,11 @@ def course(found: Mapping[str, Any], anchor: str, events: Sequence[tuple[int, st
     edges = [2 * steps[0] - first, *between, 2 * steps[-1] - last]
     across = svg.linear_scale((edges[0], edges[-1]), _LEFT, _RIGHT, 8)
     top = bottom = float(_GAP - 12)
-    body, marks = _loss(steps, found["loss"], across, top), ""
+    body, marks = _loss(steps, data["loss"], across, top), ""
     bottom += _LOSS
-    statistics = dict.fromkeys(chain(*found["layers"].values()))
+    statistics = dict.fromkeys(chain(*data["layers"].values()))
     red = frozenset(layer for _, layer in events)
-    for cells in filter(None, (_cells(found["layers"], name, red) for name in statistics)):
+    for cells in filter(None, (_cells(data["layers"], name, red) for name in statistics)):
         y, rows = bottom + _GAP, cells.rows
         bottom = y + _ROW * len(rows)
         xs = [across.at(edge) for edge in [*edges[:-1][:: cells.every], edges[-1]]]
@@ -130,7 +130,7 @@ def _loss(steps: Sequence[int], loss: Values, across: svg.Scale, top: float) -> 
         if is_known:
             points = [(across.at(step), scale.at(value or 0.0)) for step, value in run]
             d += svg.line(points) + "h.1" * (len(points) == 1)
-    parts.append(svg.path(d, "line chosen first"))
+    parts.append(svg.path(d, "line first"))
     bad = next((s for s, value in zip(steps, loss, strict=True) if value is None), None)
     if not known:
         why = "no finite loss was given to step_end()"
@@ -207,7 +207,7 @@ def _cells(
     for name, own in known.items():
         is_wrong = bool((np.isinf(own) | (own == 0 if is_log else own > MOST_DEAD)).any())
         rows.append(Row(name, name or "(model)", is_found=is_wrong or name in red))
-    shown = chosen([row.is_found for row in rows], MOST_ROWS)
+    shown = selection([row.is_found for row in rows], MOST_ROWS)
     if shown and len(shown) < len(rows):
         title += f" ({len(shown)} of {len(rows):,} layers, those that went wrong first)"
     values, every_ = _folded(np.array([known[rows[at].name] for at in shown]), is_log=is_log)

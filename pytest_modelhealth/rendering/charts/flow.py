@@ -33,9 +33,9 @@ BOX, PITCH, LINE, LEFT = 22, 36, 13, 10
 Violations = Sequence[Mapping[str, Any]]
 
 
-def flow(found: Mapping[str, Any], violations: Violations, anchor: str) -> Markup:
+def flow(data: Mapping[str, Any], violations: Violations, anchor: str) -> Markup:
     """Return a chart of boxes and arrows; the way through the culprit is lit."""
-    edges, way = found["edges"], found["way"]
+    edges, way = data["edges"], data["way"]
     place = {name: None for edge in edges for name in edge[:2]} | dict.fromkeys(way)
     names = list(place)
     if not names:
@@ -45,16 +45,16 @@ def flow(found: Mapping[str, Any], violations: Violations, anchor: str) -> Marku
     boxes = folded(names, edges, MOST_BOXES if len(names) <= MOST_BOXES else FOLDED_TO, focus)
     first = {name: at for at, name in enumerate(names)}
     boxes = sorted(boxes, key=lambda box: min(first[leaf] for leaf in box.leaves))
-    joined = arrows(boxes, edges)
-    notes = [*_notes(names, boxes, joined, way)]
-    if not found.get("exact", True):
+    links = arrows(boxes, edges)
+    notes = [*_notes(names, boxes, links, way)]
+    if not data.get("exact", True):
         notes.append(("", "quiet", "The flow was recorded in part: a way may be missing."))
     body, marks = [], []
     for row, (glyph, class_, text) in enumerate(notes):
         body.append(svg.write(0, 12 + 17 * row, glyph, class_))
         body.append(svg.write(28 * bool(glyph), 12 + 17 * row, text, "quiet"))
     top = len(notes) * 17 + 8 + BOX / 2
-    back = max((a.source - a.target for a in joined if a.target <= a.source), default=-1)
+    back = max((a.source - a.target for a in links if a.target <= a.source), default=-1)
     left = LEFT + (_reach(back) if back >= 0 else 0)
     right = left + max(26 if is_join(b.name) else len(_text(b)) * svg.LETTER + 18 for b in boxes)
     box_of = {leaf: index for index, box in enumerate(boxes) for leaf in box.leaves}
@@ -62,7 +62,7 @@ def flow(found: Mapping[str, Any], violations: Violations, anchor: str) -> Marku
     edge_of_text = right
     straight: set[tuple[int, int]] = set()
     labelled: list[float] = []
-    for arrow in sorted(joined, key=lambda arrow: (arrow.source, arrow.target) in lit):
+    for arrow in sorted(links, key=lambda arrow: (arrow.source, arrow.target) in lit):
         ends = arrow.source, arrow.target
         is_straight = ends[1] == ends[0] + 1 and ends not in straight
         straight.update([ends] * is_straight)
@@ -103,12 +103,12 @@ def _text(box: Box) -> str:
 
 
 def _notes(
-    names: Sequence[str], boxes: Sequence[Box], joined: Sequence[Arrow], way: Sequence[str]
+    names: Sequence[str], boxes: Sequence[Box], links: Sequence[Arrow], way: Sequence[str]
 ) -> Iterator[tuple[str, str, str]]:
     """Yield what the legend says: a sign, its class, a text."""
     if way:
         yield "\u2501\u2501", "coloured first", "the way from the batch to the end"
-    if any(arrow.is_cut for arrow in joined):
+    if any(arrow.is_cut for arrow in links):
         yield "\u254c\u254c", "alarm", "values pass, gradients do not"
     if closed := [box for box in boxes if len(box.leaves) > 1]:
         inside = sum(_is_layer(leaf) for box in closed for leaf in box.leaves)
@@ -152,9 +152,9 @@ def _arrow(
     style = " ".join(["way"] * is_way + ["cut"] * arrow.is_cut) or "plain"
     class_ = f"edge {style}{' back' * (is_back and source != target)}"
     drawn = svg.tag("path", class_=class_, d=d, data_source=source, data_target=target)
-    told = [f"{source or 'model'} \N{RIGHTWARDS ARROW} {target or 'model'}"]
-    told += [f"by {', '.join(arrow.operations)}"] if arrow.operations else []
-    mark = svg.mark("\n".join(told), svg.path(d, "edge-mark"))
+    title = [f"{source or 'model'} \N{RIGHTWARDS ARROW} {target or 'model'}"]
+    title += [f"by {', '.join(arrow.operations)}"] if arrow.operations else []
+    mark = svg.mark("\n".join(title), svg.path(d, "edge-mark"))
     return drawn + svg.path(tip, f"head {style}"), mark, label
 
 
@@ -165,28 +165,28 @@ def _box(
     violations: Violations,
     anchor: str,
 ) -> str:
-    """Return a box, with a link to the layer, or to what was found in it."""
-    found = [v for v in violations if _holds(box, v["layer"])]
-    is_culprit = bool(found) and _holds(box, violations[0]["layer"])
+    """Return a box, with a link to the layer, or to what was findings in it."""
+    findings = [v for v in violations if _holds(box, v["layer"])]
+    is_culprit = bool(findings) and _holds(box, violations[0]["layer"])
     is_way = not set(box.leaves).isdisjoint(way)
     is_folded = len(box.leaves) > 1
     is_end = not is_folded and not _is_layer(box.name)
     kinds = {
-        "box": True, "culprit": is_culprit, "found": bool(found), "way": is_way,
+        "box": True, "culprit": is_culprit, "found": bool(findings), "way": is_way,
         "folded": is_folded, "end-box": is_end,
     }  # fmt: skip
     class_ = " ".join(kind for kind, holds in kinds.items() if holds)
     x, y, width = place
     shape = {"x": x, "y": y, "width": width, "height": BOX, "rx": 11 if is_end else 4}
-    kind = f"middle{' alarm' * bool(found)}{' strong' * is_culprit}"
+    kind = f"middle{' alarm' * bool(findings)}{' strong' * is_culprit}"
     drawn = svg.tag("rect", **shape, class_=class_, data_name=box.name)
     drawn += svg.write(x + width / 2, y + BOX / 2 + 3.8, _text(box), kind)
-    told = box.name or "model"
-    told += f"\n{plural(len(box.leaves), 'part')} folded" * is_folded
+    title = box.name or "model"
+    title += f"\n{plural(len(box.leaves), 'part')} folded" * is_folded
     layer = box.leaves[0] if len(box.ends) > 1 else box.name
-    layer = found[0]["layer"] if found and is_folded else layer
+    layer = findings[0]["layer"] if findings and is_folded else layer
     link = None if is_end else svg.link_to(anchor, layer)
-    return svg.mark(told, drawn, link)
+    return svg.mark(title, drawn, link)
 
 
 def _holds(box: Box, layer: str) -> bool:

@@ -46,7 +46,7 @@ class Panel(NamedTuple):
     ranges: Sequence[float] = ()
 
 
-def chosen(is_found: Sequence[bool], most: int = MOST) -> list[int]:
+def selection(is_found: Sequence[bool], most: int = MOST) -> list[int]:
     """Return which of the layers are drawn, in order: what is found, and then every n-th."""
     every = max(1, math.ceil(len(is_found) / most))
     wanted = sorted(range(len(is_found)), key=lambda at: (not is_found[at], at % every, at))
@@ -176,7 +176,7 @@ def depth(
             every.append(layer)
     if not every:
         return svg.nothing("depth", "No activations and no gradients were measured.")
-    shown = [every[at] for at in chosen([layer["name"] in found for layer in every])]
+    shown = [every[at] for at in selection([layer["name"] in found for layer in every])]
     values = {name: [_value(layer, name) for layer in shown] for name in _MEASURES}
     culprit = violations[0]["layer"] if violations else None
     rows = [
@@ -232,7 +232,7 @@ def errors(comparison: Mapping[str, Any], anchor: str) -> Markup:
     ]
     if not every:
         return svg.nothing("errors", "No layers were compared.")
-    layers = [every[at] for at in chosen([layer["diverged"] for layer in every])]
+    layers = [every[at] for at in selection([layer["diverged"] for layer in every])]
     passes = {
         "activations": [_worst(layer, "activations", "outputs") for layer in layers],
         "gradients": [_worst(layer, "gradients", "parameter_gradients") for layer in layers],

@@ -23,25 +23,25 @@ _MOST_BARS, _WIDEST, _APART = 60, 22.0, 46
 """Bars of all values; pixels of a bar at most, and between two numbers of the axis at least."""
 
 
-def histograms(named: Sequence[tuple[str, Tensor]], left_out: str = "", row: int = 26) -> Markup:
+def histograms(tensors: Sequence[tuple[str, Tensor]], left_out: str = "", row: int = 26) -> Markup:
     """Return the values of tensors by sign and power of two, a row each.
 
     All are on one axis, on which powers share a bar where there are many, and each row is scaled to
     its own highest bar.
 
     Args:
-        named: names and tensors.
+        tensors: names and tensors.
         left_out: a sentence below.
         row: pixels of a row; a high one says more of a tensor.
     """
-    sides = [(sign, power) for _, tensor in named for sign, power, _ in _bins(tensor)]
+    sides = [(sign, power) for _, tensor in tensors for sign, power, _ in _bins(tensor)]
     powers, signs = [power for _, power in sides], {sign for sign, _ in sides}
     low, high = min(powers, default=0), max(powers, default=-1) + 1
     group = math.ceil((high - low) * len(signs) / _MOST_BARS) or 1
     starts = range(low, high, group)
     slots = [(-1, start) for start in reversed(starts) if -1 in signs] + [(0, 0)]
     slots += [(1, start) for start in starts if 1 in signs]
-    right, floor = svg.WIDTH - _NUMBERS, row * len(named)
+    right, floor = svg.WIDTH - _NUMBERS, row * len(tensors)
     width = min((right - _NAMES) / len(slots), _WIDEST)
     left = (_NAMES + right - width * len(slots)) / 2
     at = {slot: left + index * width for index, slot in enumerate(slots)}
@@ -55,7 +55,7 @@ def histograms(named: Sequence[tuple[str, Tensor]], left_out: str = "", row: int
     for x, value in ticks:
         parts.append(svg.path(f"M{svg.plain(x)} {floor}v3", "axis-line"))
         parts.append(svg.write(x, floor + 14, svg.brief(value), "quiet small middle"))
-    for number, (name, tensor) in enumerate(named, start=1):
+    for number, (name, tensor) in enumerate(tensors, start=1):
         y = number * row
         counts: dict[tuple[int, int], int] = defaultdict(int)
         for sign, power, count in _bins(tensor):
@@ -68,10 +68,10 @@ def histograms(named: Sequence[tuple[str, Tensor]], left_out: str = "", row: int
             kind = "bin" if slot[0] else "zeros"
             parts.append(svg.rect(at[slot], y - tall, width - (width > 5), tall, kind))
         parts.append(svg.write(_NAMES - 8, y - 5, svg.fitted(name, 26), "end name"))
-        for above, (text, class_) in enumerate(reversed([*_told(tensor, is_high=row > 50)])):
+        for above, (text, class_) in enumerate(reversed([*_labels(tensor, is_high=row > 50)])):
             parts.append(svg.write(right + 8, y - 4 - 11 * above, text, class_))
     parts.append(svg.write(0, floor + 32, left_out, "quiet slanted"))
-    finding = f"values of {some([name for name, _ in named], 3)}"
+    finding = f"values of {some([name for name, _ in tensors], 3)}"
     return svg.chart("histograms", (svg.WIDTH, floor + 40), finding, "".join(parts))
 
 
@@ -84,7 +84,7 @@ def _bins(tensor: Tensor) -> Iterator[tuple[int, int, int]]:
                 yield sign, power, count
 
 
-def _told(tensor: Tensor, *, is_high: bool) -> Iterator[tuple[str, str]]:
+def _labels(tensor: Tensor, *, is_high: bool) -> Iterator[tuple[str, str]]:
     """Yield what stands beside a row, and its class."""
     if tensor.get("bins") or tensor["zeros"]:
         mean, std = svg.brief(tensor["mean"]), svg.brief(tensor["std"])
@@ -126,11 +126,11 @@ def drift(result: Mapping[str, Any], anchor: str) -> Markup:
         before, now = (
             svg.brief(v) if svg.finite(v) else str(v) for v in (first["before"], first["now"])
         )
-        told = f"{svg.words(first['statistic'])} {before} \u2192 {now}"
+        change = f"{svg.words(first['statistic'])} {before} \u2192 {now}"
         body.append(svg.path(f"M0 {y}H{svg.WIDTH}", "rule"))
         body.append(svg.write(0, y + 16, svg.fitted(label, 32), "strong"))
         body.append(svg.write(0, y + 30, shorten(what, 36), "quiet"))
-        body.append(svg.write(0, y + 44, shorten(told, 36), "alarm"))
+        body.append(svg.write(0, y + 44, shorten(change, 36), "alarm"))
         body += _sides([side.get((layer, role, own)) for side in sides], y)
         area = svg.rect(0, y + 1, svg.WIDTH, _TALL - 2, "mark")
         marks.append(svg.mark(f"{label} {what}", area, svg.link_to(anchor, layer)))
