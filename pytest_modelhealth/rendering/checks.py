@@ -28,7 +28,7 @@ Settings, on the command line as --modelhealth-set NAME=VALUE, in an ini file as
 modelhealth_NAME = VALUE, by the same NAME in a marker or a call:
 """
 _CONCLUSION = """\
---modelhealth-explain=dead_units    its limits, who set them, its definition
+--modelhealth-explain=dead_units    its limits, who set them, its page
 --modelhealth-explain='*'           the same of every check
 """
 
@@ -73,19 +73,10 @@ def _check(check: Check, settings: Settings) -> Iterator[str]:
     if not settings.chooses(check.name):
         origins = {settings[name].origin for name in ("checks", "skip_checks")} - {"default"}
         grade += f"; left out ({', '.join(sorted(origins))})"
-    runs = ""
-    if check.is_probe:
-        limit, by_itself = settings["probes"], getattr(check, "automatic", False)
-        words = {True: "yes", False: "no", None: "where a run calls for it" if by_itself else "no"}
-        names = ", ".join(limit.value) or "none"
-        runs = f"{words[settings.probes(check.name)]}: probes = {names} ({limit.origin})"
     entries = {
-        "definition": check.definition,
-        "source": check.source,
-        "evidence": check.minimum_evidence,
         "reference": f"docs/reference/checks.md#{check.name}" if is_ours else "",
+        "definition": "" if is_ours else check.definition,
         "severity": grade,
-        "runs": runs,
         "limits": "" if check.settings else "none to set",
     }
     for term, text in entries.items():
