@@ -11,11 +11,10 @@ from pytest_modelhealth.rendering.template import template
 
 
 class Note(NamedTuple):
-    """What stands below a row: a check, what it objects to, and what follows; in HTML also why."""
+    """What stands below a row: a check, what it objects to; in HTML also why."""
 
     check: str
     text: str
-    following: str = ""
     asides: Sequence[str] = ()
     warns: bool = False
 
@@ -70,10 +69,8 @@ class Document:
         )
         lines = [head]
         for row, aligned in zip(self.rows, body, strict=True):
-            lines.append(aligned)
-            for note in row.notes:
-                text = f"    {'warning: ' * note.warns}{note.check}: {note.text}"
-                lines.append(f"{text} ({note.following})" if note.following else text)
+            notes = (f"    {'warning: ' * n.warns}{n.check}: {n.text}" for n in row.notes)
+            lines += [aligned, *notes]
         return [f"{indent}{line}" for line in lines]
 
     def html(self) -> str:

@@ -177,21 +177,16 @@ def norm(seen: TensorStatistics) -> float:
     return math.nan if seen.count and not seen.finite_count else seen.norm
 
 
-def nonfinite(record: LayerRecord) -> int:
-    """Return how many NaNs and infinities the layer made or owns.
-
-    Inputs are what earlier layers made, and buffers hold infinities on purpose (a mask).
-    """
-    roles = ("activations", "gradients", "parameters", "parameter_gradients")
-    return sum(seen.nonfinite_count for role in roles for seen in record.tensors(role).values())
-
-
 def _of(role: str, form: Callable[[TensorStatistics], str]) -> Callable[[LayerRecord], str]:
     def cell(record: LayerRecord) -> str:
         seen = record.statistics(role)
         return NOT_SEEN if seen is None else form(seen)
 
     return cell
+
+
+def _size(value: float, seen: TensorStatistics) -> str:
+    return "NaN/inf" if seen.nonfinite_count else number(value)
 
 
 _OUT, _FLOWING = "activations", "L2 norm of the loss's gradient with respect to the"
@@ -201,18 +196,13 @@ COLUMNS = (
     Column("output", "shape of the first output, or why there is none", _outcome),
     Column("mean", "mean of the activations", _of(_OUT, lambda s: number(s.mean))),
     Column("std", "their standard deviation", _of(_OUT, lambda s: number(s.std))),
-    Column("abs max", "their largest magnitude", _of(_OUT, lambda s: number(s.abs_max))),
+    Column("abs max", "their largest magnitude", _of(_OUT, lambda s: _size(s.abs_max, s))),
     Column("zeros", "part that is zero", _of(_OUT, lambda s: percent(s.zero_fraction))),
     Column("dead", "part of the units never active", _of(_OUT, lambda s: percent(s.dead_fraction))),
-    Column("grad", f"{_FLOWING} activations", _of("gradients", lambda s: number(norm(s)))),
+    Column("grad", f"{_FLOWING} activations", _of("gradients", lambda s: _size(s.norm, s))),
     Column(
-        "p.grad", f"{_FLOWING} parameters", _of("parameter_gradients", lambda s: number(norm(s)))
+        "p.grad", f"{_FLOWING} parameters", _of("parameter_gradients", lambda s: _size(s.norm, s))
     ),
-)
-NONFINITE = Column(
-    "NaN/inf",
-    "NaNs and infinities in activations, parameters and their gradients",
-    lambda record: f"{nonfinite(record):,}" if nonfinite(record) else "",
 )
 
 
@@ -223,27 +213,27 @@ def document(report: HealthReport, max_rows: int | None = None) -> Document:
     every = [(f, False) for f in report.violations] + [(f, True) for f in report.warnings]
     for found, warns in every:
         text, cause = (printable(near(text)) for text in (found.message, found.cause))
-        follows, is_folded = consequences(report, found), bool(found.folded)
-        asides = [f"likely cause: {cause}"] * bool(cause) + [follows] * (not is_folded)
-        notes[found.layer].append(Note(found.check, text, follows * is_folded, asides, warns))
+        follows = consequences(report, found)
+        text += f" ({follows})" * bool(follows and found.folded)
+        asides = [f"likely cause: {cause}"] * bool(cause) + [follows] * (not found.folded)
+        notes[found.layer].append(Note(found.check, text, asides, warns))
     following = {consequence.layer for v in report.violations for consequence in v.folded}
     gravest = sorted(report.layers, key=lambda name: (name not in violated, name not in notes))
     chosen = set(gravest[:max_rows])
-    columns = (*COLUMNS, NONFINITE) if any(map(nonfinite, report)) else COLUMNS
     rows = []
     for record in (record for record in report if record.name in chosen):
         name, is_observed = record.name, record.status is Status.OBSERVED
         kind = "violated" if name in violated else "warned" if name in notes else ""
         mark = "!" if name in violated else "~" if name in following else ""
         kind = kind or ("seen" if is_observed else "unseen")
-        cells = [column.cell(record) for column in columns]
+        cells = [column.cell(record) for column in COLUMNS]
         rows.append(Row(cells, kind, record.reason, mark=mark, notes=notes[name]))
     left_out = len(report) - len(rows)
     return Document(
         headline(report),
         report._judgement.verdict.value,
         facts=[run(report), *remarks(report)],
-        columns=columns,
+        columns=COLUMNS,
         rows=rows,
         rest=f"  ... and {plural(left_out, 'more layer')}" if rows and left_out else "",
         narrowest=((1, 12), (0, 28), (1, 8), (0, 16)),
