@@ -1,7 +1,7 @@
-"""Failing inspections as files under ``--modelhealth-replay DIR``, and a test run on one of them.
+"""A test's failing inspection as a file under ``--modelhealth-replay DIR``, and a run on one.
 
-A file is written as soon as an inspection fails, while what it ran on is still there, and gets its
-name where the test fails; of a test that passes after all, nothing stays.
+It is written as soon as an inspection fails, while what it ran on is still there, and gets its name
+where the test fails; of a test that passes after all, nothing stays.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import shlex
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -24,38 +24,31 @@ if TYPE_CHECKING:
 
     from pytest_modelhealth.bundles.inspecting import Recording, Run
     from pytest_modelhealth.inspector import Inspector
-    from pytest_modelhealth.report import HealthReport, Observation
+    from pytest_modelhealth.report import HealthReport
 
 OPTION = "--modelhealth-replay"
 _FROM = f"{OPTION}-from"
-MOST = 4
-"""How many failing inspections of one test are saved."""
 _WARNED = pytest.StashKey[bool]()
 _NUMBERS = count(1)
 
 
-class _Bundle(NamedTuple):
-    """A file that waits for the end of its test."""
-
-    report: HealthReport
-    path: Path
-    lacks: list[str]
-
-
 class _Recorder:
-    """Saves the failing inspections of one test to a directory."""
+    """Saves the first failing inspection of one test, or else the one that it failed by."""
 
     def __init__(self, item: pytest.Item, directory: Path) -> None:
-        self._item, self._directory = item, directory
+        self._item = item
+        self._path = directory / f".unfinished-{os.getpid()}-{next(_NUMBERS)}"
+        self._place = directory / f"{folder_name(item.nodeid)}{rank_suffix()}.pt"
         self._inspections = 0
         self._latest: tuple[HealthReport, Recording] | None = None
-        self._bundles: list[_Bundle] = []
-        self._reasons: dict[int, str] = {}  # by id of the observation, why it is not saved
+        self._saved: HealthReport | None = None
+        self._lacks: list[str] = []
+        self._reason = ""  # why none was saved, when it was tried last
 
     def run(
         self, inspector: Inspector, run: Run, args: tuple[Any, ...], options: dict[str, Any]
     ) -> HealthReport:
-        """Run an inspection, and save it if it fails."""
+        """Run an inspection, and save it if it is the first that fails."""
         from pytest_modelhealth.bundles.inspecting import Recording, judged_apart
 
         self._inspections += 1
@@ -63,7 +56,7 @@ class _Recorder:
         report = run(*args, **options)
         recording.end()
         self._latest = report, recording
-        if judged_apart(report)._failure() is not None:
+        if self._saved is None and judged_apart(report)._failure() is not None:
             self._save()
         return report
 
@@ -72,78 +65,64 @@ class _Recorder:
         from pytest_modelhealth.bundles.inspecting import not_in
 
         assert self._latest is not None
-        (report, recording), reason = self._latest, ""
+        report, recording = self._latest
         if not recording.is_as_it_was():
-            reason = "its model or batch was written to"
-        elif len(self._bundles) == MOST:
-            reason = f"{MOST} other failing inspections of this test are saved"
-        else:
-            path = self._directory / f".unfinished-{os.getpid()}-{next(_NUMBERS)}"
-            self._bundles.append(_Bundle(report, path, []))
-            test = {"id": self._item.nodeid, "number": self._inspections}
-            try:
-                self._bundles[-1].lacks.extend(not_in(recording.save(path, report, test)))
-            except Exception as error:  # noqa: BLE001 - a disk that is full, or an odd model
-                reason = self._lost(error)
-                self._drop(self._bundles.pop())
-        if reason:
-            self._reasons[id(report.observation)] = reason
-
-    def place(self, error: BaseException) -> tuple[list[_Bundle], str]:
-        """Name the files of a test that failed; return them, and why there is none of `error`."""
-        judged, reason = getattr(error, "report", None), ""
-        if isinstance(error, ModelHealthError) and judged is not None:
-            reason = self._reason(judged)
-            seen = getattr(judged, "observation", None)
-            self._bundles.sort(key=lambda one: one.report.observation is not seen)
-        placed: list[_Bundle] = []
+            self._reason = "its model or batch was written to"
+            return
+        test = {"id": self._item.nodeid, "number": self._inspections}
         try:
-            while self._bundles:
-                number = f"-{len(placed) + 1}" if placed else ""
-                name = f"{folder_name(self._item.nodeid)}{rank_suffix()}{number}.pt"
-                bundle = self._bundles[0]._replace(path=self._directory / name)
-                self._bundles[0].path.replace(bundle.path)
-                placed.append(bundle)
-                self._bundles.pop(0)
-        except OSError as lost:
-            reason = self._lost(lost)
-        return placed, reason
+            self._lacks = not_in(recording.save(self._path, report, test))
+        except Exception as error:  # noqa: BLE001 - a disk that is full, or an odd model
+            self._lost(error)
+            self.discard()
+        else:
+            self._saved = report
 
-    def _reason(self, judged: HealthReport) -> str:
-        """Return why what failed is not saved, ``""`` where it is; under other limits, it is now.
+    def place(self, error: BaseException) -> tuple[Path | None, list[str], str]:
+        """Name the file of a test that failed.
 
-        `assert_healthy` may have had limits of its own.
+        Returns:
+            The file, if there is one, what is not in it, and why there is none of `error`.
         """
-        if not is_report(judged):
-            return "a comparison of two models is not saved; replay runs one model again"
-        seen = judged.observation
-        is_latest = self._latest is not None and self._latest[0].observation is seen
-        if is_latest and not self._has(seen) and id(seen) not in self._reasons:
-            self._save()
-        if self._has(seen):
-            return ""
-        other = "it is of no run_inspection, or another one followed before its limits were named"
-        return self._reasons.get(id(seen), other)
+        if isinstance(error, ModelHealthError) and error.report is not None:
+            self._require(error.report)
+        if self._saved is None:
+            return None, [], self._reason
+        try:
+            self._path.replace(self._place)
+        except OSError as lost:
+            self._lost(lost)
+            return None, [], self._reason
+        self._saved = None
+        return self._place, self._lacks, ""
 
-    def _has(self, seen: Observation) -> bool:
-        return any(one.report.observation is seen for one in self._bundles)
+    def _require(self, judged: HealthReport) -> None:
+        """Have what failed saved, and nothing else.
+
+        It may be another one than the first, or have failed by limits of its `assert_healthy`.
+        """
+        seen = judged.observation if is_report(judged) else None
+        if self._saved is not None and self._saved.observation is seen:
+            return
+        self.discard()
+        latest = self._latest
+        if latest is not None and latest[0].observation is seen:
+            self._save()
+        elif not self._reason:
+            self._reason = "it is of no run_inspection, or another one followed it"
 
     def discard(self) -> None:
-        """Remove what waits for no failure any more, and let model and batch go."""
-        while self._bundles:
-            self._drop(self._bundles.pop())
-        self._latest = None
-
-    def _drop(self, bundle: _Bundle) -> None:
+        """Remove the file that waits for no failure any more."""
         with suppress(OSError):  # its directory is gone
-            bundle.path.unlink(missing_ok=True)
+            self._path.unlink(missing_ok=True)
+        self._saved = None
 
-    def _lost(self, error: Exception) -> str:
-        """Warn that a file could not be written, and return why."""
+    def _lost(self, error: Exception) -> None:
+        """Warn that a file could not be written."""
         kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
-        reason = f"it could not be written: {kind}{error}"
-        warn_once(self._item, _WARNED, f"{OPTION}: a failing inspection is not saved, {reason}")
-        return reason
+        self._reason = f"it could not be written: {kind}{error}"
+        text = f"{OPTION}: a failing inspection is not saved, {self._reason}"
+        warn_once(self._item, _WARNED, text)
 
 
 _RECORDER = pytest.StashKey[_Recorder]()
@@ -224,12 +203,10 @@ def pytest_runtest_makereport(
         return report
     if report.failed and call.excinfo is not None:
         try:
-            lines, commands = _told(recorder, call.excinfo.value, item)
+            _say(recorder, call.excinfo.value, item, report)
         except Exception as error:  # noqa: BLE001 - a failing test must never be lost to its bundle
-            lines, commands = [f"no bundle: {type(error).__name__}: {error}"], []
-        if lines:
-            report.sections.append(("modelhealth: replay", "\n".join(lines)))
-            report.modelhealth_replay = commands  # type: ignore[attr-defined]
+            text = f"no bundle: {type(error).__name__}: {error}"
+            report.sections.append(("modelhealth: replay", text))
     if call.when == "teardown":
         recorder.discard()
     return report
@@ -243,25 +220,28 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     finally:
         if _RECORDER in item.stash:
             item.stash[_RECORDER].discard()
-            del item.stash[_RECORDER]
+            del item.stash[_RECORDER], item.stash[MAKER]  # which hold model and batch
 
 
-def _told(
-    recorder: _Recorder, error: BaseException, item: pytest.Item
-) -> tuple[list[str], list[str]]:
-    """Return what a failure says of its bundles, and the commands that run them again."""
+def _say(
+    recorder: _Recorder, error: BaseException, item: pytest.Item, report: pytest.TestReport
+) -> None:
+    """Say in a failure how to run its inspection again, and what its bundle lacks."""
     from pytest_modelhealth.rendering.notation import printable, shorten
 
-    placed, reason = recorder.place(error)
-    lines, commands = [f"no bundle of this failure: {reason}"] if reason else [], []
-    here = item.config.invocation_params.dir
-    test = os.path.relpath(item.path, here) + "".join(item.nodeid.partition("::")[1:])
-    for bundle in placed:
-        path = bundle.path.relative_to(here) if bundle.path.is_relative_to(here) else bundle.path
-        commands.append(shlex.join(["pytest", f"{_FROM}={path}", test]))
-        lines.append(f"{commands[-1]}   ({bundle.path.stat().st_size / 1e6:,.1f} MB)")
-        lines += [f"  not in it: {shorten(printable(one), 110)}" for one in bundle.lacks]
-    return lines, commands
+    path, lacks, reason = recorder.place(error)
+    if path is None:
+        lines = [f"no bundle of this failure: {reason}"] if reason else []
+    else:
+        here = item.config.invocation_params.dir
+        test = os.path.relpath(item.path, here) + "".join(item.nodeid.partition("::")[1:])
+        shown = path.relative_to(here) if path.is_relative_to(here) else path
+        command = shlex.join(["pytest", f"{_FROM}={shown}", test])
+        report.modelhealth_replay = [command]  # type: ignore[attr-defined]
+        lines = [f"{command}   ({path.stat().st_size / 1e6:,.1f} MB)"]
+        lines += [f"  not in it: {shorten(printable(one), 110)}" for one in lacks]
+    if lines:
+        report.sections.append(("modelhealth: replay", "\n".join(lines)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
