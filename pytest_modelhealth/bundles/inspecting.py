@@ -110,8 +110,12 @@ def judged_apart(report: HealthReport) -> HealthReport:
 def _numbers(report: HealthReport) -> dict[str, Any]:
     """Return what has to be the same again: verdict, loss, and all statistics of each layer."""
     data = judged_apart(report).to_dict()
-    kept = ("status", "calls", *ROLES)
-    layers = {f"layer {one['name']}": {name: one[name] for name in kept} for one in data["layers"]}
+    layers = {
+        f"layer {one['name']}" if one["name"] else "the model": {
+            name: one[name] for name in ("status", "calls", *ROLES)
+        }
+        for one in data["layers"]
+    }
     return {"verdict": data["verdict"], "loss": data["loss"], **layers}
 
 
