@@ -51,8 +51,8 @@ class Recording:
         self, inspector: Inspector, args: tuple[Any, ...], options: Mapping[str, Any]
     ) -> None:
         self._model = inspector._engine.module(inspector._model)
-        given = dict(zip(_BATCH, args, strict=False)) | dict(options)
-        self._batch = {name: given.get(name) for name in _BATCH}
+        arguments = dict(zip(_BATCH, args, strict=False)) | dict(options)
+        self._batch = {name: arguments.get(name) for name in _BATCH}
         self._random = random_state()
         self._before = self._versions(list(self._model.parameters()))
         self._after: list[Any] = []
@@ -143,11 +143,11 @@ def replayed(
     """
     missing = bundle["missing"]
     unpack_model(bundle["model"], inspector._engine.module(inspector._model), missing)
-    given = dict(options) | dict(zip(_BATCH, args, strict=False))
+    arguments = dict(options) | dict(zip(_BATCH, args, strict=False))
     for name in _BATCH:
-        given[name] = unpack(bundle[name], given.get(name), name, missing)
+        arguments[name] = unpack(bundle[name], arguments.get(name), name, missing)
     restore_random_state(unpack(bundle["random"], random_state(), "random", missing))
-    report = run(*args[len(_BATCH) :], **given)
+    report = run(*args[len(_BATCH) :], **arguments)
     different = list(_differences(bundle["numbers"], _numbers(report), ""))
     if not different:
         lines = ["replayed: the same verdict and numbers as then, bit for bit"]

@@ -32,10 +32,10 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
             )
             continue
         kinds = {"inactive": len(layer.inactive), "duplicates": len(layer.duplicates)}
-        told = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items() if count)
+        counts = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items() if count)
         yield REMOVABLE_UNITS.violation(
             record,
-            f"{going} can go: {told} over {layer.samples:,} samples",
+            f"{going} can go: {counts} over {layer.samples:,} samples",
             value=layer.fraction,
             limit=limit,
             cause="the layer is wider than what it learnt, or its units died in training",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_modelhealth.layers import named_modules
-from pytest_modelhealth.removal.units import held
+from pytest_modelhealth.removal.units import parameter_named
 from pytest_modelhealth.report import HealthReport
 from pytest_modelhealth.report.removable import RemovableLayer
 
@@ -53,7 +53,7 @@ class RemovableUnits:
         masks: dict[str, Tensor] = {}
         for layer in self.layers.values():
             for name, dimension in layer.produced if layer.inactive else ():
-                parameter = held(name, modules)
+                parameter = parameter_named(name, modules)
                 assert parameter is not None
                 mask = masks.setdefault(name, torch.ones(parameter.shape, device=parameter.device))
                 indices = torch.tensor(layer.inactive, device=parameter.device)

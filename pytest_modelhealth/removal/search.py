@@ -20,7 +20,7 @@ from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import named_modules
 from pytest_modelhealth.progress import track
 from pytest_modelhealth.removal.result import RemovableUnits
-from pytest_modelhealth.removal.units import duplicates, held, inner_layers
+from pytest_modelhealth.removal.units import duplicates, inner_layers, parameter_named
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.report.removable import RemovableLayer
 
@@ -58,37 +58,37 @@ def search(
             f"the model is {why}: units are found by gradients, which its parameters cannot have. "
             "Run one batch through a lazy model first; make or load any other outside of that mode"
         )
-    kept: list[tuple[int, Any, Any]] = []
-    found: Observation | None = None
+    held_out: list[tuple[int, Any, Any]] = []
+    evidence: Observation | None = None
     with closing(_read(batches, request.loss, shown)) as read:
         for count, (index, inputs, target) in enumerate(read):
-            if count % _HELD_OUT == 0 and len(kept) < _MOST_HELD:
-                kept.append((index, inputs, target))
+            if count % _HELD_OUT == 0 and len(held_out) < _MOST_HELD:
+                held_out.append((index, inputs, target))
                 continue
             with noted(f"batch {index}", "removable"):
-                seen = _observed(beside, request, observe, inputs, target)
-            found = seen if found is None else found.merge(seen)
-    if found is None:
+                observation = _observed(beside, request, observe, inputs, target)
+            evidence = observation if evidence is None else evidence.merge(observation)
+    if evidence is None:
         raise InspectionError(
-            f"removable takes two batches with samples at least, and has {len(kept) or 'none'}: "
-            "units are found on some batches, and proven on others"
+            "removable takes two batches with samples at least, and has "
+            f"{len(held_out) or 'none'}: units are found on some batches, and proven on others"
         )
-    whole = found
-    for index, inputs, target in kept:
+    whole = evidence
+    for index, inputs, target in held_out:
         with noted(f"batch {index}", "removable"):
             whole = whole.merge(_observed(beside, request, observe, inputs, target))
     modules = {named.name: named.module for named in named_modules(beside.model)}
     layers = {
         name: layer
-        for name, layer in inner_layers(found, modules).items()
+        for name, layer in inner_layers(evidence, modules).items()
         if "activations" in request.selection.roles(name, modules[name])
     }
-    confirmed = inner_layers(whole, modules)
+    confirmed = inner_layers(whole, modules)  # a unit may fire on what is held out
     units = [(name, u) for name in layers for u in layers[name].inactive]
-    moved = [(name, unit) for name, unit in units if unit not in confirmed[name].inactive]
-    refused = _reasons(layers, moved, "not on held-out ones")
-    units = [unit for unit in units if unit not in set(moved)]
-    for _, inputs, _ in kept:
+    firing = [(name, unit) for name, unit in units if unit not in confirmed[name].inactive]
+    refused = _reasons(layers, firing, "not on held-out ones")
+    units = [unit for unit in units if unit not in set(firing)]
+    for _, inputs, _ in held_out:
         if not units:
             break
         units, reasons = _Prover(beside, layers, modules, inputs).proven(units)
@@ -104,10 +104,10 @@ def search(
         layers=result,
         refused=refused,
         sizes={name: layer.units for name, layer in layers.items()},
-        samples=found.samples,
-        held_out_samples=whole.samples - found.samples,
+        samples=evidence.samples,
+        held_out_samples=whole.samples - evidence.samples,
     )
-    return replace(found, removable=result), make
+    return replace(evidence, removable=result), make
 
 
 def _read(
@@ -205,7 +205,7 @@ class _Prover:
         with put_back, torch.no_grad():
             for layer, unit in masked:
                 for name, dimension in self._layers[layer].produced:
-                    parameter = held(name, self._modules)
+                    parameter = parameter_named(name, self._modules)
                     assert parameter is not None
                     parameter.data.select(dimension, unit).zero_()  # .data: no version is raised
             return [t.detach().clone() for t in find_tensors(batch.call(self._beside.model))]

@@ -20,14 +20,14 @@ _NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm
 """Norms of each unit by itself."""
 
 
-def held(name: str, modules: Mapping[str, nn.Module]) -> Tensor | None:
+def parameter_named(name: str, modules: Mapping[str, nn.Module]) -> Tensor | None:
     """Return a parameter by its full name; pruned, its original."""
     owner, _, own = name.rpartition(".")
     if owner not in modules:
         return None
     parameters = modules[owner]._parameters
-    found = parameters.get(own)
-    return parameters.get(f"{own}_orig") if found is None else found
+    parameter = parameters.get(own)
+    return parameters.get(f"{own}_orig") if parameter is None else parameter
 
 
 def _is_transposed(module: nn.Module | None) -> bool:
@@ -77,13 +77,13 @@ def inner_layers(
         outputs[call.layer] += call.outputs
     layers = {}
     for name, vertices in outputs.items():
-        rows, own = _rows(modules.get(name)), f"{name}." if name else ""
-        weight = held(f"{own}weight", modules)
+        rows, prefix = _rows(modules.get(name)), f"{name}." if name else ""
+        weight = parameter_named(f"{prefix}weight", modules)
         if rows is None or weight is None or not ends.isdisjoint(vertices):
             continue
         behind = [one for number in vertices for one in takers[number] if one.kind is Kind.CALL]
         norms = dict.fromkeys(v.name for v in behind if isinstance(modules.get(v.name), _NORMS))
-        parts = [(f"{own}weight", rows), (f"{own}bias", 0)]
+        parts = [(f"{prefix}weight", rows), (f"{prefix}bias", 0)]
         parts += [(f"{norm}.{part}", 0) for norm in norms for part in ("weight", "bias")]
         units, record = weight.shape[rows], observation.layers[name]
         inactive = _always_zero(record.gradients, units)
@@ -91,23 +91,23 @@ def inner_layers(
             inactive |= _always_zero(record.activations, units)
         if record.gradients is None and flow.is_exact and name not in flow.used:
             inactive[:] = True
-        seen = None if record.activations is None else record.activations.units
+        activations = None if record.activations is None else record.activations.units
         layers[name] = RemovableLayer(
             name,
             units,
             inactive=tuple(inactive.nonzero()[0].tolist()),
-            samples=observation.samples if seen is None else seen.observations,
-            produced=tuple(one for one in parts if held(one[0], modules) is not None),
+            samples=observation.samples if activations is None else activations.observations,
+            produced=tuple(one for one in parts if parameter_named(one[0], modules) is not None),
         )
     return layers
 
 
 def _always_zero(statistics: TensorStatistics | None, units: int) -> npt.NDArray[np.bool_]:
     """Return which units were exactly zero at every sample."""
-    seen = None if statistics is None else statistics.units
-    if seen is None or len(seen.minimum) != units:
+    extremes = None if statistics is None else statistics.units
+    if extremes is None or len(extremes.minimum) != units:
         return np.zeros(units, dtype=np.bool_)
-    zero: npt.NDArray[np.bool_] = (seen.minimum == 0.0) & (seen.maximum == 0.0)
+    zero: npt.NDArray[np.bool_] = (extremes.minimum == 0.0) & (extremes.maximum == 0.0)
     return zero
 
 
@@ -117,7 +117,7 @@ def duplicates(
     """Return pairs of a unit and the first one that is made by the same numbers, bit for bit."""
     if getattr(modules[layer.name], "groups", 1) != 1:
         return ()  # the same weights read other channels
-    tensors = [(held(name, modules), dimension) for name, dimension in layer.produced]
+    tensors = [(parameter_named(name, modules), dimension) for name, dimension in layer.produced]
     for norm in {name.rpartition(".")[0] for name, _ in layer.produced} - {layer.name}:
         buffers = (modules[norm]._buffers.get(name) for name in ("running_mean", "running_var"))
         tensors += [(buffer, 0) for buffer in buffers]
