@@ -39,7 +39,7 @@ from pytest_modelhealth.rendering.recorded import (
     tensor_data,
     tensors_data,
 )
-from pytest_modelhealth.rendering.summary import label, norm
+from pytest_modelhealth.rendering.summary import label
 from pytest_modelhealth.report import HealthReport, LayerRecord
 from pytest_modelhealth.statistics import TensorStatistics
 
@@ -79,7 +79,7 @@ def _histogram(
 ) -> Figure:
     notes = [
         f"{record.type_name}, {seen.dtype}, {shape(seen.shape)}, {plural(seen.count, 'value')}",
-        f"min {number(seen.min)}   max {number(seen.max)}   L2 norm {number(norm(seen))}",
+        f"min {number(seen.min)}   max {number(seen.max)}   L2 norm {number(seen.norm)}",
     ]
     found = [f for f in report.violations if (f.layer, f.role) == (record.name, what)]
     alarms = [f"{f.check}: {f.message}" for f in found]

@@ -200,16 +200,21 @@ def to_dict(summary: ModelSummary) -> dict[str, Any]:
 
 
 def document(summary: ModelSummary) -> Document:
-    """Return the tree of layers as a table, each row with all inside, and the totals below."""
+    """Return what was summarised, the layers, each with all inside, and the totals."""
     every = [r for r in summary.rows if summary.depth is None or r["depth"] <= summary.depth]
     rows = [
         Row([c.cell(row) for c in COLUMNS], help=row["reason"], name=printable(row["label"]))
         for row in every[: summary.max_rows]
     ]
+    totals = summary.totals
+    parts = [plural(totals["layers"] or 0, "layer")]
+    if totals["parameters"] is not None:
+        parts.append(plural(totals["parameters"], "parameter"))
+    parts += [summary.run] if summary.run else []
     left_out = len(every) - len(rows)
     more = f"... and {plural(left_out, 'more line')}: summary(max_rows=None) shows all"
     return Document(
-        line(summary),
+        f"{printable(summary.model_type)}: {', '.join(parts)}",
         columns=COLUMNS,
         rows=rows,
         rest=more if left_out else "" if rows else "\nno layers",
@@ -217,26 +222,6 @@ def document(summary: ModelSummary) -> Document:
         remarks=[printable(note) for note in summary.notes],
         narrowest=((1, 12), (0, 28), (len(COLUMNS) - 1, 8), (1, 8), (0, 16)),
     )
-
-
-def text(summary: ModelSummary, *, width: int = 100) -> str:
-    """Return it for a terminal; names, types and remarks are cut to fit `width` characters."""
-    return document(summary).text(width=width)
-
-
-def fragment(summary: ModelSummary) -> str:
-    """Return a self-contained ``<div>``; every name in it is escaped."""
-    return document(summary).html()
-
-
-def line(summary: ModelSummary) -> str:
-    """Return what was summarised, in one line."""
-    totals = summary.totals
-    parts = [plural(totals["layers"] or 0, "layer")]
-    if totals["parameters"] is not None:
-        parts.append(plural(totals["parameters"], "parameter"))
-    parts += [summary.run] if summary.run else []
-    return f"{printable(summary.model_type)}: {', '.join(parts)}"
 
 
 def _remark(row: Layer) -> str:

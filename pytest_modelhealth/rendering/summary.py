@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable
 
@@ -170,11 +169,6 @@ def _outcome(record: LayerRecord) -> str:
         return record.status.replace("_", " ")
     seen = record.statistics("activations")
     return NOT_SEEN if seen is None else shape(seen.shape)
-
-
-def norm(seen: TensorStatistics) -> float:
-    """Return the L2 norm of the finite values, NaN where there are values and none is finite."""
-    return math.nan if seen.count and not seen.finite_count else seen.norm
 
 
 def _of(role: str, form: Callable[[TensorStatistics], str]) -> Callable[[LayerRecord], str]:

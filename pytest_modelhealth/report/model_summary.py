@@ -60,7 +60,7 @@ class ModelSummary:
 
     def render(self, *, width: int = 100) -> str:
         """Return the table, in lines of at most `width` characters."""
-        text: str = self.renderer("model_summary", "text")(self, width=width)
+        text: str = self.renderer("model_summary", "document")(self).text(width=width)
         return text
 
     def to_dict(self) -> dict[str, Any]:
@@ -72,9 +72,9 @@ class ModelSummary:
         return self.render()
 
     def __repr__(self) -> str:
-        line: str = self.renderer("model_summary", "line")(self)
+        line: str = self.renderer("model_summary", "document")(self).headline
         return line
 
     def _repr_html_(self) -> str:
-        html: str = self.renderer("model_summary", "fragment")(self)
+        html: str = self.renderer("model_summary", "document")(self).html()
         return html
