@@ -116,8 +116,14 @@ def brief(value: float | None) -> str:
 
 
 def fitted(name: str, width: int) -> str:
-    """Return a layer's name in at most `width` characters."""
-    return abbreviate(printable(name), width)
+    """Return a layer's name in at most `width` characters, if need be without its middle."""
+    short = abbreviate(printable(name), width)
+    if not short.startswith(".."):
+        return short
+    *outer, own = printable(name).split(".")
+    whole = ".".join([*(part if part.isdigit() else part[:1] for part in outer), own])
+    head = (width - 1) // 2
+    return f"{whole[:head]}\N{HORIZONTAL ELLIPSIS}{whole[head + 1 - width :]}"
 
 
 def words(name: object) -> str:

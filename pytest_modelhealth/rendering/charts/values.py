@@ -19,7 +19,7 @@ Tensor = Mapping[str, Any]
 # Histograms
 
 _NAMES, _NUMBERS = 190, 150
-_MOST_BARS, _WIDEST, _APART = 60, 22.0, 46
+_MOST_BARS, _WIDEST, _APART = 60, 22.0, 58
 """Bars of all values; pixels of a bar at most, and between two numbers of the axis at least."""
 
 
