@@ -40,8 +40,7 @@ from pytest_modelhealth.rendering.recorded import (
     tensors_data,
 )
 from pytest_modelhealth.rendering.summary import label
-from pytest_modelhealth.report import HealthReport, LayerRecord
-from pytest_modelhealth.statistics import TensorStatistics
+from pytest_modelhealth.report import HealthReport
 
 FLOWING = ("activations", "gradients", "parameter_gradients")
 MOST_ALARMS = 4
@@ -51,16 +50,20 @@ MOST_ALARMS = 4
 def figures(made: HealthReport | Comparison) -> dict[str, Figure]:
     """Return the figures that explain a verdict, by name; only those there is something for.
 
-    Of a report ``culprit`` and ``predecessor`` are histograms in the role that is violated, and
-    ``gradient_flow`` shows the whole model.
+    Of a report ``culprit`` has the histogram of its layer below that of the layer before it, in the
+    role that is violated, and ``gradient_flow`` shows the whole model.
     """
     if isinstance(made, Comparison):
         return {"error_depth": plot_errors(made)}
     drawn: dict[str, Figure] = {}
-    if found := culprit_and_predecessor(made):
-        for name, record in (("culprit", found.culprit), ("predecessor", found.predecessor)):
-            if record is not None and (seen := found.statistics(record)):
-                drawn[name] = _histogram(made, record, seen, found.role)
+    if (exhibit := culprit_and_predecessor(made)) and exhibit.statistics(exhibit.culprit):
+        tensors = [
+            (record.label, plain(tensor_data(exhibit.role, "", seen)))
+            for record in (exhibit.predecessor, exhibit.culprit)
+            if record is not None and (seen := exhibit.statistics(record))
+        ]
+        title = f"{exhibit.role.replace('_', ' ')} of {exhibit.culprit.label}"
+        drawn["culprit"] = figure_of(histograms(tensors, row=110), title, (), _alarms(made))
     if any(record.tensors(role) for record in made for role in FLOWING[1:]):
         drawn["gradient_flow"] = plot_gradient_flow(made)
     return drawn
@@ -71,12 +74,6 @@ def plot_histogram(report: HealthReport, layer: str, what: str = "activations") 
     record = report[layer]
     if (seen := record.statistics(what)) is None:
         raise InspectionError(record.why_not_seen(what))
-    return _histogram(report, record, seen, what)
-
-
-def _histogram(
-    report: HealthReport, record: LayerRecord, seen: TensorStatistics, what: str
-) -> Figure:
     notes = [
         f"{record.type_name}, {seen.dtype}, {shape(seen.shape)}, {plural(seen.count, 'value')}",
         f"min {number(seen.min)}   max {number(seen.max)}   L2 norm {number(seen.norm)}",
@@ -92,7 +89,7 @@ def plot_histograms(report: HealthReport, pattern: str = "*", what: str = "activ
     """Return a figure with a row for each layer that matches `pattern`, in execution order.
 
     The rows share the axis of values; each is scaled to its own highest bar. How many matching
-    layers have nothing in role `what` is notes below.
+    layers have nothing in role `what` is said below.
     """
     if not isinstance(pattern, str):
         raise InspectionError(

@@ -303,7 +303,7 @@ def test_each_failing_test_has_a_folder_of_figures(run: Run) -> None:
     assert len([name for name in figures if "test_parameter-a-b" in name]) == 2
     for name, files in figures.items():
         assert re.fullmatch(r"[\w.-]+", name)
-        assert {"culprit.png", "predecessor.png"} <= set(files), name
+        assert {"culprit.png", "gradient_flow.png"} <= set(files), name
     for picture in run.folder.glob("artifacts/*/*.png"):
         assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     folder = run.folder / "artifacts"
