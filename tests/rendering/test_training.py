@@ -116,12 +116,6 @@ def test_events_are_marked_in_every_panel_and_at_their_layer() -> None:
     assert "and 22 more" in many
 
 
-def test_the_usual_band_is_in_the_key() -> None:
-    """Update ratios that are usual have a colour of their own."""
-    assert "usual: 1e-4 to 0.01" in texts(histories.healthy().plot())
-    assert len(cells(panels(histories.healthy())[UPDATE], "usual-cell")) == 2
-
-
 def test_one_bad_cell_of_half_a_million_is_drawn() -> None:
     """Layers that went wrong come first, and of steps in a column the worst is shown."""
     every, dead, _ = panels(histories.large())

@@ -22,17 +22,14 @@ from pytest_modelhealth.rendering.notation import plural
 Reals = npt.NDArray[np.float64]
 Values = Sequence["float | None"]
 
-BAND = (1e-4, 1e-2)
-"""Update ratios between these are usual; a rule of thumb, not a limit."""
-
 MOST_DEAD = 0.5
-"""A layer with a larger part of its units dead is remarked on."""
+"""A layer with a larger part of its units dead is named in red."""
 
 MOST_ROWS, MOST_COLUMNS = 32, 240
 """Of more layers those are drawn that went wrong, of more steps neighbours share a column."""
 
 LEVELS = 8
-BAD, ZERO, MISSING, USUAL = "bad-cell", "zero-cell", "no-cell", "usual-cell"
+BAD, ZERO, MISSING = "bad-cell", "zero-cell", "no-cell"
 _KEY = {BAD: "not finite", ZERO: "zero", MISSING: "no number"}
 
 _ROW, _LOSS, _GAP = 14, 110, 62
@@ -156,23 +153,17 @@ class Cells(NamedTuple):
     values: Reals  # (rows, columns); NaN where nothing was seen, infinity for what is not finite
     limits: tuple[float, float]  # of the faintest and of the deepest colour
     is_log: bool
-    usual: tuple[float, float] | None  # all is well between them; outside, colours tell how far
     every: int  # steps in a column
 
     def kinds(self, values: Reals) -> npt.NDArray[np.str_]:
         """Return the classes of cells with these values."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            scaled, ends = values, np.array(self.usual or self.limits)
+            scaled, ends = values, np.array(self.limits)
             if self.is_log:
                 scaled, ends = np.log10(values), np.log10(ends)
             depth = (scaled - ends[0]) / (ends[1] - ends[0]) * LEVELS
-            if self.usual:  # a level for half a power of ten
-                depth = np.maximum(ends[0] - scaled, scaled - ends[1]) * 2 + 2
         levels = np.clip(np.nan_to_num(depth), 0, LEVELS - 1).astype(int)
-        style = np.where(scaled > ends[1], "second level-", "first level-")
-        kinds = np.char.add(style if self.usual else "first level-", levels.astype(str))
-        if self.usual:
-            kinds[(scaled >= ends[0]) & (scaled <= ends[1])] = USUAL
+        kinds = np.char.add("first level-", levels.astype(str))
         kinds[(values == 0) & self.is_log] = ZERO
         kinds[np.isinf(values)] = BAD
         kinds[np.isnan(values)] = MISSING
@@ -186,15 +177,13 @@ def _cells(
     every = {name: np.array(own[statistic], float) for name, own in layers.items()}
     known = {name: own for name, own in every.items() if not np.isnan(own).all()}
     title, is_log = _TITLES.get(statistic, svg.words(statistic)), statistic != "dead_fraction"
-    limits, usual = (0.0, 1.0), BAND if statistic == "update_ratio" else None
+    limits = (0.0, 1.0)
     if not is_log:
         seen, known = len(known), {name: own for name, own in known.items() if own.any()}
         if none := seen - len(known):
             title += f" ({plural(none, 'further layer' if known else 'layer')} never had one)"
     elif not known:
         return None
-    elif usual:
-        limits = (1e-6, 1.0)
     else:
         values = np.concatenate([*known.values()])
         powers = np.log10(values[np.isfinite(values) & (values > 0)])
@@ -211,7 +200,7 @@ def _cells(
     if shown and len(shown) < len(rows):
         title += f" ({len(shown)} of {len(rows):,} layers, those that went wrong first)"
     values, every_ = _folded(np.array([known[rows[at].name] for at in shown]), is_log=is_log)
-    return Cells(title, [rows[at] for at in shown], values, limits, is_log, usual, every_)
+    return Cells(title, [rows[at] for at in shown], values, limits, is_log, every_)
 
 
 def _folded(values: Reals, *, is_log: bool) -> tuple[Reals, int]:
@@ -253,7 +242,6 @@ def _map(cells: Cells, xs: Sequence[float], y: float) -> Iterator[str]:
     scale = (np.geomspace if cells.is_log else np.linspace)(*cells.limits, LEVELS)
     least, most = (svg.brief(end) if cells.is_log else f"{end:.0%}" for end in cells.limits)
     key = [(name, [kind]) for kind, name in _KEY.items() if (kinds == kind).any()]
-    key += [(f"usual: {svg.brief(BAND[0])} to {svg.brief(BAND[1])}", [USUAL])] * bool(cells.usual)
     x = float(_RIGHT)
     for name, own in [*key, (most, cells.kinds(scale[None])[0].tolist())]:
         yield svg.write(x, y - 12, name, "small end")
