@@ -36,8 +36,7 @@ Violations = Sequence[Mapping[str, Any]]
 def flow(data: Mapping[str, Any], violations: Violations, anchor: str) -> Markup:
     """Return a chart of boxes and arrows; the way through the culprit is lit."""
     edges, way = data["edges"], data["way"]
-    place = {name: None for edge in edges for name in edge[:2]} | dict.fromkeys(way)
-    names = list(place)
+    names = list(dict.fromkeys([*(name for edge in edges for name in edge[:2]), *way]))
     if not names:
         return svg.nothing("flow", "No flow was recorded.")
     culprit = violations[0]["layer"] if violations else None

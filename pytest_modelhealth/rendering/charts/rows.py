@@ -46,10 +46,10 @@ class Panel(NamedTuple):
     ranges: Sequence[float] = ()
 
 
-def selection(is_found: Sequence[bool], most: int = MOST) -> list[int]:
-    """Return which of the layers are drawn, in order: what is found, and then every n-th."""
-    every = max(1, math.ceil(len(is_found) / most))
-    wanted = sorted(range(len(is_found)), key=lambda at: (not is_found[at], at % every, at))
+def selection(weights: Sequence[int], most: int = MOST) -> list[int]:
+    """Return which of the layers are drawn, in order: the heaviest, and then every n-th."""
+    every = max(1, math.ceil(len(weights) / most))
+    wanted = sorted(range(len(weights)), key=lambda at: (-weights[at], at % every, at))
     return sorted(wanted[:most])
 
 
@@ -176,9 +176,10 @@ def depth(
             every.append(layer)
     if not every:
         return svg.nothing("depth", "No activations and no gradients were measured.")
-    shown = [every[at] for at in selection([layer["name"] in found for layer in every])]
-    values = {name: [_value(layer, name) for layer in shown] for name in _MEASURES}
     culprit = violations[0]["layer"] if violations else None
+    weights = [(layer["name"] == culprit) + (layer["name"] in found) for layer in every]
+    shown = [every[at] for at in selection(weights)]
+    values = {name: [_value(layer, name) for layer in shown] for name in _MEASURES}
     rows = [
         Row(name, svg.label_of(layer), name == culprit, name in found)
         for layer in shown
@@ -232,7 +233,10 @@ def errors(comparison: Mapping[str, Any], anchor: str) -> Markup:
     ]
     if not every:
         return svg.nothing("errors", "No layers were compared.")
-    layers = [every[at] for at in selection([layer["diverged"] for layer in every])]
+    first = () if divergence is None else (divergence["layer"], divergence["candidate"])
+    names = [one["candidate"] if one["reference"] is None else one["reference"] for one in every]
+    weights = [(n in first) + one["diverged"] for n, one in zip(names, every, strict=True)]
+    layers = [every[at] for at in selection(weights)]
     passes = {
         "activations": [_worst(layer, "activations", "outputs") for layer in layers],
         "gradients": [_worst(layer, "gradients", "parameter_gradients") for layer in layers],
@@ -252,7 +256,7 @@ def errors(comparison: Mapping[str, Any], anchor: str) -> Markup:
         label = svg.label_of(layer, name)
         label += " (+)" * (layer["reference"] is None)
         label += " (\N{MINUS SIGN})" * (layer["candidate"] is None)
-        is_first = divergence is not None and name in (divergence["layer"], divergence["candidate"])
+        is_first = name in first
         finding += f"; first divergence at {label}" * is_first
         rows.append(Row(name, label, is_first, layer["diverged"]))
     notes = list(filter(None, [_part(layers, every)]))
