@@ -296,13 +296,11 @@ def _violation(
         where = f"{where.removesuffix('s')} {tensor!r}"
     parts = ((statistics.nan_count, "NaN"), (statistics.inf_count, "inf"))
     counts = " and ".join(f"{count} {name}" for count, name in parts if count)
-    assembly = record.assembled.get(role)  # a tensor that is another on each rank
-    some = () if assembly is None or assembly.how == "replicas" else assembly.nonfinite
     is_first = role == "activations" and not _is_nan_or_positive_inf(record.inputs)
     return FINITE.fault(
         record,
         f"{counts} of {statistics.count} values in its {where}"
-        f"{_alone(some, observation)}"
+        f"{_alone(record.ill_ranks.get(role, ()), observation)}"
         f"{', made from finite inputs' if is_first else ''}"
         f"{_first(record, role, statistics, observation)}",
         value=float(statistics.nonfinite_count),

@@ -12,10 +12,21 @@ from itertools import chain
 
 from torch import nn
 
-from pytest_modelhealth.ranks.evidence import BY_HAND, BYPASSED, LEFT_OUT, Evidence, Key, Name, Seen
-from pytest_modelhealth.ranks.replicas import drops, told_as_parts, unequal
-from pytest_modelhealth.report import LossCall, Observation
+from pytest_modelhealth.ranks.evidence import (
+    BY_HAND,
+    BYPASSED,
+    LEFT_OUT,
+    Evidence,
+    Key,
+    Name,
+    Seen,
+    combined,
+    of_statistics,
+)
+from pytest_modelhealth.ranks.layout import NO_ENGINE
+from pytest_modelhealth.report import LayerRecord, LossCall, Observation
 from pytest_modelhealth.report.ranks import Disagreement, named_ranks
+from pytest_modelhealth.settings.setting import is_inside
 
 _TOLERANCE = 1e-3
 
@@ -79,7 +90,12 @@ def disagreements(
             found.append(
                 replace(one, kind=check, layer=layer, role=role, ranks=ranks, others=others)
             )
-    return told_as_parts(evidence.group.place, of.seen, joint, found)
+    kinds = {one.kind for one in found}
+    same_batch = [one for one in found if one.kind == "distinct_data" and not one.others]
+    if evidence.group.place.engine == NO_ENGINE and "same_weights" in kinds and same_batch:
+        # all got one batch and hold other weights: tensor parallelism by hand, as far as is seen
+        found = [one for one in found if one.kind not in ("same_weights", "distinct_data")]
+    return tuple(found)
 
 
 def _nonfinite(of: Gathered) -> Iterator[Disagreement]:
@@ -349,9 +365,13 @@ def _randomness(of: Gathered) -> Iterator[Disagreement]:
 
 
 def _replicas(of: Gathered) -> Iterator[Disagreement]:
-    """Layers that hold no shards, and return other values for the same inputs within a group."""
+    """Layers that get the same on all ranks of a tensor-parallel group, and return other values.
+
+    Statistics that are equal to the last bit are taken for those of equal tensors. A layer that has
+    parts of a weight may return parts, unless its own forward drops units.
+    """
     groups = sorted({one.place.tensor for one in of.seen.values() if one.place.tensor[1:]})
-    first = {ranks: unequal([of.seen[rank] for rank in ranks]) for ranks in groups}
+    first = {ranks: _parting([of.seen[rank].observation for rank in ranks]) for ranks in groups}
     layers = of.in_order(layer for layer in first.values() if layer is not None)
     if layers:
         some = (ranks for ranks, layer in first.items() if layer == layers[0])
@@ -363,6 +383,50 @@ def _replicas(of: Gathered) -> Iterator[Disagreement]:
             message=f"{' and '.join(map(named_ranks, some))}, of one tensor-parallel group, get "
             "other values from it for the same inputs",
         )
+
+
+def _parting(group: list[Observation]) -> str | None:
+    """Return the first layer that gets the same on all ranks and returns other values."""
+
+    def is_equal(name: str, read: Callable[[LayerRecord], int]) -> bool:
+        return len({read(one.layers[name]) for one in group}) == 1
+
+    called = [
+        record
+        for name, record in group[0].layers.items()
+        if all(name in one.layers for one in group) and record.inputs and record.activations
+    ]
+    weights = lambda r: combined(of_statistics(held) for held in r.parameters.values())  # noqa: E731
+    cut = [r.name for r in called if not is_equal(r.name, weights)]
+    wrong = []
+    for record in called:
+        assert record.inputs is not None
+        assert record.activations is not None
+        name, placement = record.name, record.placements.get("activations")
+        has_parts = any(c == name or is_inside(c, name) for c in cut)
+        is_piece = record.activations.count * len(group) == record.inputs.count or (
+            placement is not None and placement.is_cut
+        )
+        if (
+            not is_piece
+            and (not has_parts or drops(record, "dropout_"))
+            and is_equal(name, lambda r: of_statistics(r.inputs))
+            and not is_equal(name, lambda r: of_statistics(r.activations))
+        ):
+            wrong.append(name)
+    return next((n for n in wrong if not any(is_inside(other, n) for other in wrong)), None)
+
+
+def drops(record: LayerRecord, prefix: str = "") -> bool:
+    """Whether a dropout is at work, and drops some units and keeps others.
+
+    Its options begin with `prefix`: ``"dropout_"`` where the own forward of a layer calls it, or
+    attention with one.
+    """
+    is_at_work = record.options.get(f"{prefix}training", True) is True
+    rate = record.options.get(f"{prefix}p")
+    is_rate = isinstance(rate, float | int) and 0.0 < rate < 1.0
+    return record.entered is not None and is_at_work and is_rate
 
 
 COMPARED: tuple[tuple[str, str, Callable[[Gathered], Iterable[Disagreement]]], ...] = (

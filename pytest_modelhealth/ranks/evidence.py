@@ -44,7 +44,6 @@ _ENOUGH_BITS = 64.0
 """What no two batches have in common by chance."""
 
 _LOOKED_AT = 4096
-_PIECE = 1 << 22
 
 
 class Print(NamedTuple):
@@ -103,34 +102,36 @@ class Evidence:
 
     def __init__(self, group: RankGroup, request: Request) -> None:
         self.group, self.wrapped = group, Wrapped(request.model)
-        shares = len(group.place.data) > 1
-        given = find_tensors((request.inputs, request.target))
+        ddps, leaves = self.wrapped.ddps, self.wrapped.parameters
         self._batch = self._random = 0
-        if shares and sum(map(_bits, given)) >= _ENOUGH_BITS:
-            self._batch = combined(fingerprint(_local(tensor)) for tensor in given)
+        shares = len(group.place.data) > 1
         if shares:
+            given = find_tensors((request.inputs, request.target))
+            if sum(map(_bits, given)) >= _ENOUGH_BITS:
+                self._batch = combined(fingerprint(_local(tensor)) for tensor in given)
             self._random = _generator(self.wrapped)
-        self._kept = {id(ddp): {id(p) for p in ddp._module_parameters} for ddp in self.wrapped.ddps}
-        self._ignored: set[int] = set()
-        for ddp in self.wrapped.ddps:
-            own = dict([*ddp.module.named_parameters(), *ddp.module.named_buffers()])
-            self._ignored |= {id(own[name]) for name in ddp.parameters_to_ignore if name in own}
+        held = [_Held(ddp, leaves) for ddp in ddps]
+        self._ignored = set[int]().union(*(one.ignored for one in held))
         self._tensors: dict[Key, Print] = {}
         self._before: dict[Key, int] = {}
-        self._hold_tensors()
-        self._entered: set[int] = set()
-        self._bypassed: dict[int, str] = {}
-        is_wrapped = shares and (self.wrapped.ddps or self.wrapped.sharded)
-        hooks = list(self._watched(request.model)) if is_wrapped else []
-        self.close = weakref.finalize(self, lambda: [hook.remove() for hook in hooks])
-        self._alone = list(self._not_averaged()) if is_wrapped else []
-        self._due: list[Leaf] = []
-        self._frozen: set[Name] = set()
+        self._hold_tensors(held)
+        self._unused: dict[Name, bool] = {}
+        """Parameters that a DDP waits for, and whether none can have a gradient."""
         self.waiting: list[tuple[set[Name], set[Name]]] = []
         """What each DDP holds, and what of it gets a gradient if anything does."""
-        for ddp in self.wrapped.ddps:
+        for ddp, one in zip(ddps, held, strict=True):
             if not (ddp.find_unused_parameters or ddp.static_graph):
-                self._await(ddp)
+                frozen = [leaf.key for leaf in one.leaves if one.is_due(leaf, trainable=False)]
+                due = [leaf.key for leaf in one.leaves if leaf.tensor.requires_grad]
+                self._unused |= dict.fromkeys(due, False) | dict.fromkeys(frozen, True)
+                self.waiting.append(({leaf.key for leaf in one.leaves}, {*due, *frozen}))
+        is_wrapped = bool(shares and (ddps or self.wrapped.sharded))
+        self._alone = list(self._not_averaged(held)) if is_wrapped else []
+        self._entered: set[int] = set()
+        self._bypassed: dict[int, str] = {}
+        hooks: list[Any] = []
+        self.close = weakref.finalize(self, lambda: [hook.remove() for hook in hooks])
+        hooks.extend(self._watched(request.model) if is_wrapped else ())
 
     def seen(self, own: Observation) -> Seen:
         """Return what this rank tells the others.
@@ -139,7 +140,7 @@ class Evidence:
             own: what it saw.
         """
         written = {key for key, before in self._before.items() if _buffer(own, key) != before}
-        unused = self._frozen | {leaf.key for leaf in self._due if _is_unused(leaf, own)}
+        unused = {name for name, never in self._unused.items() if never or _is_unused(name, own)}
         return Seen(
             self.group.rank,
             self.group.place,
@@ -151,44 +152,34 @@ class Evidence:
             frozenset(unused if own.backward else ()),
         )
 
-    def _hold_tensors(self) -> None:
+    def _hold_tensors(self, held: list[_Held]) -> None:
         """Note what ought to be equal on several ranks.
 
         What DDP was told to ignore is each rank's own. So are running statistics, buffers that the
         forward writes, and buffers of one number: counters, and the number of the rank.
         """
         norms = nn.modules.batchnorm._NormBase
-        for leaf in self.wrapped.parameters:
-            self._hold(leaf, "parameters", self._once_a_run)
-        for leaf in self.wrapped.buffers:
-            is_running = isinstance(leaf.module, norms) and leaf.name.startswith("running_")
-            if leaf.tensor.numel() > 1 and not is_running:
-                self._hold(leaf, "buffers", fingerprint)
-                key = (leaf.layer, "buffers", leaf.name)
+        buffers = [
+            leaf
+            for leaf in self.wrapped.buffers
+            if leaf.tensor.numel() > 1
+            and not (isinstance(leaf.module, norms) and leaf.name.startswith("running_"))
+        ]
+        roles = (("parameters", self.wrapped.parameters), ("buffers", buffers))
+        for role, leaf in ((role, leaf) for role, leaves in roles for leaf in leaves):
+            key, tensor = (leaf.layer, role, leaf.name), leaf.tensor
+            if id(tensor) in self._ignored or nn.parameter.is_lazy(tensor):
+                continue
+            part, local = _part(tensor)
+            if not part:
+                of_ddp = (one.ranks for one in held if id(tensor) in one.known)
+                part = str(next(of_ddp, self.group.ranks))
+            is_sure = role == "parameters" or leaf.module.training
+            self._tensors[key] = Print(part, fingerprint(local), is_sure)
+            if role == "buffers":
                 self._before[key] = 0  # which counts as written
                 with suppress(UnsupportedTensorError):
-                    self._before[key] = of_statistics(reduce(leaf.tensor))
-
-    def _hold(self, leaf: Leaf, role: str, fingerprint: Any) -> None:
-        if id(leaf.tensor) in self._ignored or nn.parameter.is_lazy(leaf.tensor):
-            return
-        part, local = _part(leaf.tensor)
-        if not part:
-            keepers = (ddp for ddp in self.wrapped.ddps if id(leaf.tensor) in self._kept[id(ddp)])
-            of_ddp = (dist.get_process_group_ranks(ddp.process_group) for ddp in keepers)
-            part = str(tuple(next(of_ddp, self.group.ranks)))
-        is_sure = role == "parameters" or leaf.module.training
-        self._tensors[leaf.layer, role, leaf.name] = Print(part, fingerprint(local), is_sure)
-
-    def _once_a_run(self, tensor: Tensor) -> int:
-        """Return that of a parameter; in a run over batches anew only where it was written to."""
-        kept = self.group.kept
-        if kept is None or tensor.is_inference():
-            return fingerprint(tensor)
-        place = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor._version)
-        if place not in kept:
-            kept[place] = fingerprint(tensor)
-        return kept[place]
+                    self._before[key] = of_statistics(reduce(tensor))
 
     def _watched(self, model: nn.Module) -> Iterator[Any]:
         """Hang a hook on each DDP inside the model that tells whether its forward was entered."""
@@ -203,54 +194,62 @@ class Evidence:
 
     def _unaveraged(self, own: Observation) -> dict[Name, str]:
         alone = {leaf.key for leaf, _ in self._alone}
-        averaged = (leaf for leaf in self.wrapped.parameters if leaf.key not in alone)
-        is_used = bool(alone) and any(_has_gradient(leaf, own) for leaf in averaged)
+        names = [leaf.key for leaf in self.wrapped.parameters if leaf.key not in alone]
+        is_used = bool(alone) and any(_has_gradient(name, own) for name in names)
         found = {
             leaf.key: why if is_used else BY_HAND
             for leaf, why in self._alone
-            if _has_gradient(leaf, own)
+            if _has_gradient(leaf.key, own)
         }
         for number, layer in self._bypassed.items():
             if number not in self._entered and layer in own.layers and own.layers[layer].calls:
                 found[layer, ""] = BYPASSED
         return found
 
-    def _await(self, ddp: DistributedDataParallel) -> None:
-        """Note for which parameters a DDP waits, once it has got one gradient."""
-        leaves = [
-            leaf for leaf in self.wrapped.parameters if id(leaf.tensor) in self._kept[id(ddp)]
-        ]
-        due = [leaf for leaf in leaves if leaf.tensor.requires_grad]
-        known = _reduced(ddp) if len(due) < _reduced_count(ddp) else set()
-        asleep = (leaf for leaf in leaves if not leaf.tensor.requires_grad)
-        frozen = {leaf.key for leaf in asleep if id(leaf.tensor) in known}
-        self._due += due
-        self._frozen |= frozen
-        self.waiting.append(({leaf.key for leaf in leaves}, {leaf.key for leaf in due} | frozen))
-
-    def _not_averaged(self) -> Iterator[tuple[Leaf, str]]:
+    def _not_averaged(self, held: list[_Held]) -> Iterator[tuple[Leaf, str]]:
         """Yield the trainable parameters that no wrapper averages, and why.
 
         What lies in a module that `fully_shard` was given and is no shard may have been left out on
         purpose. One whose gradient a hook of the user's takes may be averaged there.
         """
-        ddps = self.wrapped.ddps
-        thawed = {id(p) for ddp in ddps for p in _thawed(ddp)}
-        kept = set[int]().union(*self._kept.values())
         below = {id(p) for module in self.wrapped.sharded for p in module.parameters()}
         for leaf in self.wrapped.parameters:
             tensor, number = leaf.tensor, id(leaf.tensor)
-            is_shard = (
-                isinstance(tensor, DTensor) and (leaf.module, leaf.name) in self.wrapped.shards
-            )
+            is_shard = (leaf.module, leaf.name) in self.wrapped.shards
             if not tensor.requires_grad or is_shard or number in self._ignored:
                 continue
-            if number in thawed:
+            holding = [one for one in held if number in one.known]
+            if holding and not any(one.is_due(leaf, trainable=True) for one in holding):
                 yield leaf, THAWED
-            elif number not in kept and not (
-                tensor._post_accumulate_grad_hooks or tensor._backward_hooks
-            ):
+            elif not holding and not (tensor._post_accumulate_grad_hooks or tensor._backward_hooks):
                 yield leaf, LEFT_OUT if number in below else OUTSIDE
+
+
+class _Held:
+    """What a DDP holds of a model.
+
+    Args:
+        ddp: the wrapper.
+        leaves: all parameters of the model.
+    """
+
+    def __init__(self, ddp: DistributedDataParallel, leaves: list[Leaf]) -> None:
+        self.known = {id(parameter) for parameter in ddp._module_parameters}
+        self.ranks = tuple(dist.get_process_group_ranks(ddp.process_group))
+        self.leaves = [leaf for leaf in leaves if id(leaf.tensor) in self.known]
+        own = dict([*ddp.module.named_parameters(), *ddp.module.named_buffers()])
+        self.ignored = {id(own[name]) for name in ddp.parameters_to_ignore if name in own}
+        trainable = {id(p) for p in ddp._module_parameters if p.requires_grad}
+        self._averaged = trainable
+        # The reducer lists what it averages only with buckets of zeros, a copy of all gradients: it
+        # is asked where it averages others than are trainable.
+        if ddp._get_ddp_logging_data().get("num_parameter_tensors", 0) != len(trainable):
+            buckets = ddp.reducer._get_zeros_like_grad_buckets()
+            self._averaged = {id(p) for bucket in buckets for p in bucket.parameters()}
+
+    def is_due(self, leaf: Leaf, *, trainable: bool) -> bool:
+        """Whether it averages the gradient of a parameter that is trainable, or is not."""
+        return id(leaf.tensor) in self._averaged and leaf.tensor.requires_grad is trainable
 
 
 def _note(entered: set[int], number: int, *_: object) -> None:
@@ -297,48 +296,20 @@ def _buffer(own: Observation, key: Key) -> int | None:
     return None if held is None else of_statistics(held)
 
 
-def _has_gradient(leaf: Leaf, own: Observation) -> bool:
-    record = own.layers.get(leaf.layer)
-    return record is not None and leaf.name in record.parameter_gradients
+def _has_gradient(name: Name, own: Observation) -> bool:
+    record = own.layers.get(name[0])
+    return record is not None and name[1] in record.parameter_gradients
 
 
-def _is_unused(leaf: Leaf, own: Observation) -> bool:
-    record = own.layers.get(leaf.layer)
+def _is_unused(name: Name, own: Observation) -> bool:
+    record = own.layers.get(name[0])
     if record is None or "parameter_gradients" not in record.watched:
         return False
-    return leaf.name not in record.parameter_gradients and leaf.name not in record.tied
-
-
-def _thawed(ddp: DistributedDataParallel) -> list[nn.Parameter]:
-    """Return the parameters that were frozen when DDP was made, and are not now."""
-    trainable = [p for p in ddp._module_parameters if p.requires_grad]
-    if _reduced_count(ddp) >= len(trainable):
-        return []
-    known = _reduced(ddp)
-    return [p for p in trainable if id(p) not in known]
-
-
-def _reduced_count(ddp: DistributedDataParallel) -> int:
-    """Return of how many parameters this DDP averages the gradients."""
-    return int(ddp._get_ddp_logging_data().get("num_parameter_tensors", 0))
-
-
-def _reduced(ddp: DistributedDataParallel) -> set[int]:
-    """Return identities of the parameters whose gradients this DDP averages.
-
-    The reducer lists them only with buckets of zeros, a copy of all gradients: it is asked where
-    it averages others than are trainable.
-    """
-    buckets = ddp.reducer._get_zeros_like_grad_buckets()
-    return {id(p) for bucket in buckets for p in bucket.parameters()}
+    return name[1] not in record.parameter_gradients and name[1] not in record.tied
 
 
 def fingerprint(tensor: Tensor) -> int:
-    """Return a number that equal tensors share: of shape, dtype and every bit, in their order.
-
-    On the CPU it is `zlib.crc32`, which reads 1 GB/s. On another device the bits are multiplied by
-    odd numbers that depend on their place and summed there, modulo 2**64.
-    """
+    """Return a number that equal tensors share: of shape, dtype and every bit, in their order."""
     tensor = tensor.detach()
     begun = zlib.crc32(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
     if not tensor.numel() or tensor.device.type == "meta":
@@ -346,20 +317,7 @@ def fingerprint(tensor: Tensor) -> int:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     flat = tensor.contiguous().reshape(-1).view(torch.uint8)
-    if flat.device.type == "cpu":
-        return zlib.crc32(flat.numpy().data, begun)
-    return _summed(flat, begun)
-
-
-def _summed(flat: Tensor, begun: int) -> int:
-    total = torch.zeros((), dtype=torch.int64, device=flat.device)
-    for start in range(0, len(flat), _PIECE):
-        piece = flat[start : start + _PIECE].long()
-        place = torch.arange(start, start + len(piece), device=flat.device)
-        odd = (place * 0x9E3779B97F4A7C1 + begun) | 1
-        odd = (odd ^ (odd >> 29)) * 0x3F58476D1CE4E5B9 | 1
-        total += ((piece + 1) * odd).sum()
-    return int(total) & 0x7FFFFFFFFFFFFFFF
+    return zlib.crc32(flat.cpu().numpy().data, begun)
 
 
 def combined(numbers: Iterable[object]) -> int:

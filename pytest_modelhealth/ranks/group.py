@@ -6,25 +6,30 @@ model are never used, since a rank that failed may have left another of their co
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from pytest_modelhealth.capture.observing.layer import Held
 from pytest_modelhealth.capture.parallel.placements import summed
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.layers import named_modules, type_name
 from pytest_modelhealth.ranks.barrier import Barrier
 from pytest_modelhealth.ranks.layout import Place
 
 T = TypeVar("T")
+
+_ADVICE = (
+    ". All ranks must inspect the same batches in the same order, none under 'if rank == 0', and "
+    "as many: a DistributedSampler with drop_last=True deals them out evenly. ranks=False inspects "
+    "one rank alone; the setting rank_timeout waits longer"
+)
+_ECHOES = ("Timed out waiting", "Connection closed by peer", "Connection reset by peer", "gloo")
+"""What a collective raises to which another rank did not come, or which it left."""
 
 
 class RankGroup:
@@ -37,34 +42,43 @@ class RankGroup:
     """
 
     def __init__(self, place: Place, store: Any, seconds: float) -> None:
-        self.place, self.ranks = place, place.ranks
-        self.rank = dist.get_rank()
-        self.barrier = Barrier(store, place.ranks, self.rank, seconds)
-        self.kept: dict[Any, int] | None = None
-        """Fingerprints that hold for all batches of a run; ``None`` outside of one."""
+        self.place, self.ranks, self.rank = place, place.ranks, dist.get_rank()
+        self.barrier = Barrier(store, place.ranks, self.rank, seconds, _ADVICE)
         self._groups: dict[tuple[int, ...], Any] = {}
 
-    def gather(self, value: T, among: tuple[int, ...] | None = None) -> list[T]:
-        """Return a copy of the object of each rank, in order.
+    def open(self) -> None:
+        """Make the process groups of these ranks; all do so at once, while all is well.
 
-        Args:
-            value: the object of this rank, which can be pickled.
-            among: the ranks that take part; ``None`` is all of them.
+        Raises:
+            InspectionError: torch has no gloo here.
         """
-        ranks = self.ranks if among is None else among
-        if len(ranks) == 1:
-            return [value]
-        found: list[Any] = [None] * len(ranks)
-        dist.all_gather_object(found, value, group=self._group(ranks))
-        return found
+        if not dist.is_gloo_available():
+            raise InspectionError(
+                "this torch has no gloo, by which ranks put their reports together: "
+                "ranks=False inspects one rank alone"
+            )
+        for ranks in (self.ranks, self.place.data):
+            if len(ranks) > 1 and ranks not in self._groups:
+                self._groups[ranks] = dist.new_group(
+                    list(ranks),
+                    timeout=timedelta(seconds=max(1.0, self.barrier.seconds)),
+                    backend="gloo",
+                    use_local_synchronization=True,
+                )
+
+    def gather(self, value: T, ranks: tuple[int, ...] = ()) -> list[T]:
+        """Return a copy of the object of each rank, or of some, in order."""
+        ranks = ranks or self.ranks
+        each: list[Any] = [None] * len(ranks)
+        dist.all_gather_object(each, value, group=self._groups[ranks])
+        return each
 
     @contextmanager
-    def telling(self, what: str, model: nn.Module | None = None) -> Iterator[None]:
+    def telling(self, what: str) -> Iterator[None]:
         """Tell all others if this rank fails inside; what it raises is raised as it is.
 
         Args:
             what: what it is at, for people.
-            model: what runs inside: whoever waits there in vain is told in which layer.
 
         Raises:
             InspectionError: it waited for a rank that had failed, or that did not come.
@@ -74,52 +88,13 @@ class RankGroup:
         except BaseException as error:
             if self.barrier.failed:
                 raise  # they know
-            own = (
-                f"rank {self.rank} of {len(self.ranks)} raised {_told(error)} in {what}; the "
+            told = self.barrier.fail(
+                f"rank {self.rank} of {len(self.ranks)} raised {_named(error)} in {what}; the "
                 "others did not, and their inspection ends with it"
             )
-            is_waiting = isinstance(error, RuntimeError) and any(s in str(error) for s in _SAID)
-            layer = _layer_of(error, model) if is_waiting and model is not None else None
-            if layer is not None:
-                own = (
-                    f"rank {self.rank} of {len(self.ranks)} waited in vain for another rank in "
-                    f"{layer!r}, in {what}: {_told(error)}"
-                )
-            first = self.barrier.fail(own)
-            if is_waiting and (first != own or layer is not None):
-                raise InspectionError(first) from error
+            if told and any(echo in str(error) for echo in _ECHOES):
+                raise InspectionError(told) from error
             raise
-
-    def open(self) -> None:
-        """Make the process groups of these ranks; all do so at once, while all is well.
-
-        Raises:
-            InspectionError: torch has no gloo here.
-        """
-        for among in (self.ranks, self.place.data, self.place.tensor):
-            if len(among) > 1:
-                self._group(among)
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether its process group was destroyed."""
-        known = dist.distributed_c10d._world.pg_map
-        return any(group not in known for group in self._groups.values())
-
-    def _group(self, ranks: tuple[int, ...]) -> Any:
-        if ranks not in self._groups:
-            if not dist.is_gloo_available():
-                raise InspectionError(
-                    "this torch has no gloo, by which ranks put their reports together: "
-                    "ranks=False inspects one rank alone"
-                )
-            self._groups[ranks] = dist.new_group(
-                list(ranks),
-                timeout=timedelta(seconds=max(1.0, self.barrier.seconds)),
-                backend="gloo",
-                use_local_synchronization=True,
-            )
-        return self._groups[ranks]
 
     def averaged(self, gradients: list[Held]) -> list[Held]:
         """Return gradients of parameters as a step of the user's would leave them on each rank.
@@ -139,10 +114,9 @@ class RankGroup:
                 for layer, name, tensor in whole
                 if not hasattr(tensor, "device_mesh")
             }
-            ranks = self.place.data
-            if len(ranks) > 1:
-                each = self.gather([*own], ranks)
-                for key in dict.fromkeys(key for some in each for key in some):
+            if len(self.place.data) > 1:
+                each = self.gather([*own], self.place.data)
+                for key in dict.fromkeys(key for keys in each for key in keys):
                     self._average(own.get(key), *key[2:])
         return whole
 
@@ -152,54 +126,14 @@ class RankGroup:
         if gradient is not None:
             dense = gradient if gradient.layout == torch.strided else gradient.to_dense()
             total += dense.detach().reshape(-1).to("cpu", wide)
-        dist.all_reduce(total, group=self._group(self.place.data))
+        dist.all_reduce(total, group=self._groups[self.place.data])
         if gradient is not None:
             gradient.copy_((total / len(self.place.data)).reshape(gradient.shape))
 
 
-def _told(error: BaseException) -> str:
+def _named(error: BaseException) -> str:
     """Return an error for people; of one that says nothing itself, what it was raised for."""
     text = (str(error).splitlines() or [""])[0].strip()[:500]
     if not text and error.__cause__ is not None:
-        return _told(error.__cause__)
+        return _named(error.__cause__)
     return type(error).__name__ + (f": {text}" if text else "")
-
-
-@contextmanager
-def limited(seconds: float) -> Iterator[None]:
-    """Let no collective of gloo wait longer inside; each group has its own timeout again after it.
-
-    Groups of NCCL keep theirs: it ends the process when that has passed.
-    """
-    limit = timedelta(seconds=max(1.0, seconds))
-    set_timeout: Any = dist.distributed_c10d._set_pg_timeout
-    changed = []
-    try:
-        for group in list(dist.distributed_c10d._world.pg_map):
-            if dist.get_backend(group) != "gloo":
-                continue
-            timeout = group._get_backend(torch.device("cpu")).options._timeout
-            if timeout > limit:
-                set_timeout(limit, group)
-                changed.append(partial(set_timeout, timeout, group))
-        yield
-    finally:
-        for put_back in changed:
-            put_back()
-
-
-def _layer_of(error: BaseException, model: nn.Module) -> str | None:
-    """Return the name of the innermost layer that an error was raised in; ``None`` of none."""
-    names: dict[object, str] = {
-        n.module: n.name or type_name(n.module) for n in named_modules(model)
-    }
-    called = [
-        names.get(frame.f_locals.get("self"))
-        for frame, _ in traceback.walk_tb(error.__traceback__)
-        if frame.f_code is nn.Module._call_impl.__code__
-    ]
-    return next(filter(None, reversed(called)), None)
-
-
-_SAID = ("Timed out waiting", "Connection closed by peer", "Connection reset by peer", "gloo")
-"""What a collective raises to which another rank did not come, or which it left."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,25 +13,24 @@ from torch import nn
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.parallel.wrappers import find_wrappers, refuse_unknown_ways
 from pytest_modelhealth.capture.step.state import State
-from pytest_modelhealth.ranks import END_OF_TEST
 from pytest_modelhealth.ranks.assembling import assembled
 from pytest_modelhealth.ranks.barrier import digest
 from pytest_modelhealth.ranks.comparing import disagreements
 from pytest_modelhealth.ranks.evidence import Evidence
-from pytest_modelhealth.ranks.group import RankGroup, limited
+from pytest_modelhealth.ranks.group import RankGroup
 from pytest_modelhealth.ranks.layout import Place, described, place_of
-from pytest_modelhealth.report import LayerRecord, Observation, Probed
+from pytest_modelhealth.report import Observation, Probed
 from pytest_modelhealth.report.merging import merged
+from pytest_modelhealth.report.parts import Extreme, Extremes
 from pytest_modelhealth.tolerance import Run, observed
 
-_groups: dict[Place, RankGroup] = {}
-_made: dict[tuple[int, ...], int] = {}
+_groups: dict[tuple[Any, Place], RankGroup] = {}
 
 
 def joined(model: nn.Module, everyone: bool, seconds: float) -> Joint | None:
     """Return the ranks that inspect this model together; ``None`` where this one is alone.
 
-    Ranks that inspect together again have one group, with its process groups.
+    Ranks that inspect together again have one group, as long as the default group is the same.
 
     Args:
         model: the model.
@@ -44,16 +40,14 @@ def joined(model: nn.Module, everyone: bool, seconds: float) -> Joint | None:
     place = place_of(model, everyone)
     if place is None:
         return None
-    group = _groups.get(place)
-    if group is None or group.is_closed:
-        number = _made[place.ranks] = _made.get(place.ranks, 0) + 1
+    key = (dist.group.WORLD, place)
+    if key not in _groups:
+        number = sum(known.ranks == place.ranks for _, known in _groups)
         name = f"modelhealth/{digest(repr(place.ranks))}/{number}"
         store = dist.distributed_c10d.PrefixStore(name, dist.distributed_c10d._get_default_store())
-        group = _groups[place] = RankGroup(place, store, seconds)
-    end = os.environ.get(END_OF_TEST)
-    left = math.inf if end is None else max(1.0, 0.8 * (float(end) - time.time()))
-    group.barrier.seconds = min(seconds, left)  # and say who is missing, before the test is ended
-    return Joint(group)
+        _groups[key] = RankGroup(place, store, seconds)
+    _groups[key].barrier.seconds = seconds
+    return Joint(_groups[key])
 
 
 @dataclass(frozen=True)
@@ -77,7 +71,7 @@ class Joint:
         refuse_unknown_ways(find_wrappers(State(request.model).modules))
         group.barrier.wait("the run", _structure(request))
         group.open()
-        with group.telling("its run", request.model), limited(group.barrier.seconds):
+        with group.telling("its run"):
             evidence = Evidence(group, request)
             try:
                 own = run(replace(request, averager=group.averaged))
@@ -98,18 +92,14 @@ class Joint:
             run: runs them, told how to ask after each, on all ranks, whether time is up on some.
         """
         group = self.group
-        group.kept = {}
 
         def time_is_up(here: bool) -> bool:
             group.barrier.wait("its next batch")
             with group.telling("ending its batches"):
                 return any(group.gather(here))
 
-        try:
-            with group.telling("its batches"):
-                return self.settled(run(time_is_up), over_batches=True)
-        finally:
-            group.kept = None
+        with group.telling("its batches"):
+            return self.settled(run(time_is_up), over_batches=True)
 
     def settled(self, own: Observation, over_batches: bool = False) -> Observation:
         """Return what all ranks end with: what each measured by itself is that of the first rank.
@@ -129,41 +119,31 @@ class Joint:
         batches = f"{own.batches} batch" + ("" if own.batches == 1 else "es")
         group.barrier.wait(f"the end of its inspection, after {batches}")
         with group.telling("ending its inspection"):
-            mine = replace(
-                own,
-                layers={n: replace(r, **_extremes(group, r)) for n, r in own.layers.items()},
-                odd_samples={
-                    kind: (who, replace(place, rank=group.rank))
-                    for kind, (who, place) in own.odd_samples.items()
-                },
-                flow=None,
-            )
-            joint = merged(group.gather(mine), over="ranks")
-        return replace(
-            own,
-            layers={
-                n: replace(r, largest=joint.layers[n].largest, nonfinite=joint.layers[n].nonfinite)
-                for n, r in own.layers.items()
-            },
-            odd_samples=joint.odd_samples,
-            probes=joint.probes,
-            costs=joint.costs,
-            stepped=joint.stepped,
-        )
+            joint = merged(group.gather(_of_rank(own, group)), over="ranks")
+        layers = {}
+        for name, record in own.layers.items():
+            of_all = joint.layers[name]
+            layers[name] = replace(record, largest=of_all.largest, nonfinite=of_all.nonfinite)
+        later = ("odd_samples", "probes", "costs", "stepped")
+        return replace(own, layers=layers, **{name: getattr(joint, name) for name in later})
 
 
-def _extremes(group: RankGroup, record: LayerRecord) -> dict[str, Any]:
-    """Return where values of a layer stood, with the rank; gradients as their statistics are."""
-    shares = len(group.place.data)
-    return {
-        kind: {
-            role: replace(
-                one, rank=group.rank, value=one.value / (shares if role == "gradients" else 1)
-            )
-            for role, one in getattr(record, kind).items()
+def _of_rank(own: Observation, group: RankGroup) -> Observation:
+    """Return what a rank has, with the rank where values stood; gradients are divided as ever."""
+
+    def placed(found: Extremes) -> dict[str, Extreme]:
+        shares = {"gradients": len(group.place.data)}
+        return {
+            role: replace(one, rank=group.rank, value=one.value / shares.get(role, 1))
+            for role, one in found.items()
         }
-        for kind in ("largest", "nonfinite")
+
+    layers = {
+        name: replace(r, largest=placed(r.largest), nonfinite=placed(r.nonfinite))
+        for name, r in own.layers.items()
     }
+    odd = {k: (who, replace(at, rank=group.rank)) for k, (who, at) in own.odd_samples.items()}
+    return replace(own, layers=layers, odd_samples=odd, flow=None)
 
 
 def _structure(request: Request) -> str:

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pytest_modelhealth.capture.parallel.wrappers import find_wrappers
-from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import named_modules, type_name
 
 NO_ENGINE = "a process group"
@@ -68,13 +67,11 @@ def _sharing(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield what shares batches out: its name and its ranks."""
     wrappers = find_wrappers(model.modules())
     for ddp in wrappers.replicated:
-        yield "DDP", _ranks_of(ddp.process_group)
+        yield "DDP", tuple(sorted(dist.get_process_group_ranks(ddp.process_group)))
     for module in wrappers.sharded:
         for group in module._get_fsdp_state()._fsdp_param_groups:
             mesh = group.mesh_info.mesh
             yield ("HSDP" if mesh.ndim > 1 else "FSDP2"), _flat(mesh)
-    for module in wrappers.flat:
-        yield "FSDP1", _ranks_of(module.process_group)
 
 
 def _meshes(model: nn.Module) -> Iterator[Any]:
@@ -96,7 +93,7 @@ def _beside(mesh: Any, data: tuple[int, ...]) -> tuple[int, ...]:
         return ()
     place: list[Any] = list(here)
     for dimension in range(mesh.ndim):
-        ranks = _ranks_of(mesh.get_group(dimension))
+        ranks = dist.get_process_group_ranks(mesh.get_group(dimension))
         if len(ranks) > 1 and not set(ranks) <= set(data):
             place[dimension] = slice(None)
     return tuple(sorted(mesh.mesh[tuple(place)].reshape(-1).tolist()))
@@ -104,21 +101,6 @@ def _beside(mesh: Any, data: tuple[int, ...]) -> tuple[int, ...]:
 
 def _flat(mesh: Any) -> tuple[int, ...]:
     return tuple(sorted(mesh.mesh.reshape(-1).tolist()))
-
-
-def _ranks_of(group: Any) -> tuple[int, ...]:
-    """Return the ranks of a group, in order.
-
-    Raises:
-        InspectionError: it was destroyed.
-    """
-    try:
-        return tuple(sorted(dist.get_process_group_ranks(group)))
-    except (KeyError, ValueError, RuntimeError) as error:
-        raise InspectionError(
-            "the process group that the model was distributed with was destroyed: wrap the model "
-            "anew with the group that there is, or inspect it before destroy_process_group()"
-        ) from error
 
 
 class Leaf(NamedTuple):
@@ -186,18 +168,16 @@ def described(model: nn.Module) -> str:
     held: dict[nn.Module, list[str]] = {}
     for kind, leaves in (("parameter", wrapped.parameters), ("buffer", wrapped.buffers)):
         for leaf in leaves:
-            tensor, name = leaf.tensor, ".".join(leaf.key).lstrip(".")
-            said = (
-                f"{kind} {name}: {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
-            )
+            name, dtype = ".".join(leaf.key).lstrip("."), str(leaf.tensor.dtype)[len("torch.") :]
+            line = f"{kind} {name}: {tuple(leaf.tensor.shape)} {dtype}"
             if kind == "parameter":
-                said += ", trainable" if tensor.requires_grad else ", frozen"
-            held.setdefault(leaf.module, []).append(said)
+                line += ", trainable" if leaf.tensor.requires_grad else ", frozen"
+            held.setdefault(leaf.module, []).append(line)
     for layer in wrapped.modules:
         module = layer.module
         mode = "in training" if module.training else "in evaluation mode"
         is_torchs = type(module).extra_repr.__module__.startswith("torch.nn.modules.")
-        told = module.extra_repr() if is_torchs else ""
-        lines.append(f"{layer.name or 'the model'}: {type_name(module)}({told}), {mode}")
+        setup = module.extra_repr() if is_torchs else ""
+        lines.append(f"{layer.name or 'the model'}: {type_name(module)}({setup}), {mode}")
         lines += held.get(module, ())
     return "\n".join(lines)

@@ -1,20 +1,12 @@
-"""What several ranks saw of one model: how it was put together, and where they disagree."""
+"""What several ranks saw of one model: how it lies on them, and where they disagree."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Literal
 
 from pytest_modelhealth.report.merging import Merge
-
-Dimension = Literal["data", "tensor"]
-"""What the ranks of a group share out: the batch, or the units of a layer."""
-
-How = Literal["pieces", "replicas", "units", "one rank"]
-"""How statistics of several ranks became one: pieces add up, of replicas one counts, units that lie
-on several ranks are put in a row, and some tensors are on one rank alone."""
 
 
 @dataclass(frozen=True)
@@ -26,45 +18,16 @@ class Placement:
             dimension 0, ``"R"`` holds it on every rank, ``"P"`` holds parts of a sum.
         shape: shape of the whole tensor.
         offset: where this rank's part begins in it.
-        strided: whether a part is several runs of rows (`_StridedShard`).
     """
 
     placements: tuple[str, ...]
     shape: tuple[int, ...]
     offset: tuple[int, ...] = ()
-    strided: bool = False
 
-
-@dataclass(frozen=True)
-class Assembly:
-    """How the statistics of a layer in one role were put together from several ranks.
-
-    Args:
-        how: what the ranks had of it.
-        ranks: how many ranks had something.
-        nonfinite: the ranks that had a NaN or infinity.
-        largest: the rank that had the largest magnitude; ``None`` where nothing is finite.
-    """
-
-    how: How
-    ranks: int
-    nonfinite: tuple[int, ...] = ()
-    largest: int | None = None
-
-
-def together(each: Iterable[tuple[Assembly, float]]) -> Assembly:
-    """Return one assembly of several tensors or batches, each with its largest magnitude."""
-    (whole, size), *others = each
-    for one, other_size in others:
-        is_larger = other_size > size or whole.largest is None
-        whole = Assembly(
-            whole.how,
-            max(whole.ranks, one.ranks),
-            tuple(sorted({*whole.nonfinite, *one.nonfinite})),
-            one.largest if is_larger else whole.largest,
-        )
-        size = other_size if is_larger else size
-    return whole
+    @property
+    def is_cut(self) -> bool:
+        """Whether each rank has a part of the tensor."""
+        return any(kind.startswith("S") for kind in self.placements)
 
 
 @dataclass(frozen=True)
@@ -96,30 +59,12 @@ class Disagreement:
     is_sure: bool = True
 
 
-@dataclass(frozen=True)
-class Group:
-    """Ranks that share one thing out among them.
-
-    Args:
-        dimension: what they share out.
-        ranks: the ranks of each such group, in order: ``((0, 1), (2, 3))``.
-    """
-
-    dimension: Dimension
-    ranks: tuple[tuple[int, ...], ...]
-
-
 def _distinct(values: list[tuple[Disagreement, ...]], _: Merge) -> tuple[Disagreement, ...]:
     """Return each disagreement once, as it was first seen."""
     found: dict[tuple[str, ...], Disagreement] = {}
     for one in chain(*values):
         found.setdefault((one.kind, one.layer, one.role, one.tensor), one)
     return tuple(found.values())
-
-
-def _ends(values: list[tuple[tuple[float, int], ...]], _: Merge) -> tuple[tuple[float, int], ...]:
-    losses = [*chain(*values)]
-    return (min(losses), max(losses)) if losses else ()
 
 
 @dataclass(frozen=True)
@@ -129,17 +74,12 @@ class Ranks:
     Args:
         ranks: the ranks that took part, in order.
         engine: what distributes the model, for people: ``"DDP"``, ``"FSDP2 and tensor parallel"``.
-        groups: who shares what out.
         disagreements: where ranks disagree, in execution order.
-        losses: the smallest and the largest loss of a rank, each with the rank; empty where there
-            was no loss.
     """
 
     ranks: tuple[int, ...]
     engine: str
-    groups: tuple[Group, ...] = ()
     disagreements: tuple[Disagreement, ...] = field(default=(), metadata={"merge": _distinct})
-    losses: tuple[tuple[float, int], ...] = field(default=(), metadata={"merge": _ends})
 
 
 def named_ranks(ranks: Iterable[int]) -> str:

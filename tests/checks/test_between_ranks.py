@@ -26,7 +26,7 @@ def seen() -> tuple[Observation, Settings]:
 
 def of_ranks(observation: Observation, *found: Disagreement) -> Observation:
     """Return the observation as one of two ranks that disagree."""
-    return replace(observation, ranks=Ranks((0, 1), "DDP", (), found))
+    return replace(observation, ranks=Ranks((0, 1), "DDP", found))
 
 
 def told(kind: str, value: float = 1.0, **more: object) -> Disagreement:

@@ -53,7 +53,6 @@ def _of_spec(spec: Any) -> Placement:
         placements=tuple(map(_letters, spec.placements)),
         shape=tuple(map(int, spec.shape)),
         offset=tuple(map(int, offset)),
-        strided=any(type(one).__name__ == "_StridedShard" for one in spec.placements),
     )
 
 

@@ -1,82 +1,178 @@
-"""Takes a test over from pytest: its ranks run it, and this process reports the result.
+"""Takes a test over from pytest: starts its ranks, waits for them, and reports the result.
 
-It waits for them no longer than it has to.
+Ranks are forked from a server that has torch and pytest's plugins imported, or, where a system has
+no fork, started one by one.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
+import multiprocessing
 import os
-import shutil
 import signal
 import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from multiprocessing import connection
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from _pytest.skipping import evaluate_skip_marks
 
-from pytest_modelhealth.plugin.output_files import warn_once
-from pytest_modelhealth.plugin.several_ranks import Wanted, snapshots, verdict
-from pytest_modelhealth.plugin.several_ranks.processes import (
-    KILL,
-    Launcher,
-    LaunchError,
-    Rank,
-    hear,
-)
+from pytest_modelhealth.plugin.several_ranks import Wanted, rank_process, verdict
 from pytest_modelhealth.plugin.several_ranks.verdict import Ran
-from pytest_modelhealth.ranks import END_OF_TEST
 
 GRACE = 5.0
 """Seconds that the others have once a rank failed alone: most end by themselves as its connection
 closes, those that wait elsewhere would wait for ever."""
 
-_ANSWER = 2.0
-"""Seconds in which a rank says where it is, if its interpreter runs."""
-
 _TICK = 0.05
-_NUMBERS = itertools.count()
-_WARNED = pytest.StashKey[bool]()
-_SLOW = (
-    "tests on several ranks start slowly: each rank imports torch anew, as none can be forked from "
-    "a process that has: {}"
-)
+_STACK = 0.5
+"""Seconds in which a rank writes its stack to its log."""
 
 
-def protocol(
-    item: pytest.Item,
-    nextitem: pytest.Item | None,
-    wanted: Wanted,
-    launcher: Callable[[], Launcher],
-) -> None:
+def _context() -> Any:
+    return multiprocessing.get_context("forkserver" if hasattr(os, "fork") else "spawn")
+
+
+def start_server() -> None:
+    """Start what ranks are forked from; it imports torch meanwhile."""
+    if hasattr(os, "fork"):
+        from multiprocessing import forkserver
+
+        _context().set_forkserver_preload(["pytest_modelhealth.plugin.several_ranks.warm"])
+        with _no_script():
+            forkserver.ensure_running()
+
+
+@contextlib.contextmanager
+def _no_script() -> Iterator[None]:
+    """Have multiprocessing not run the script that called pytest again in what starts inside."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+class Rank:
+    """A process that runs one rank of one test, and what it said until it ended.
+
+    Args:
+        request: what it runs.
+    """
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self.number: int = request["rank"]
+        self.code: int | None = None
+        """Its exit code if it ended by itself; below zero the signal that ended it."""
+        self.reports: list[dict[str, Any]] = []
+        """One a phase, and more of subtests, as pytest serialises them."""
+        self.warnings: list[list[Any]] = []
+        self.problems: list[str] = []
+        """Why it could not run the test."""
+        self.ends: list[bool] = []
+        """Empty until it came to its end."""
+        self._log = Path(request["log"])
+        context = _context()
+        self._control, theirs = context.Pipe()
+        self._process = context.Process(
+            target=rank_process.run, args=(request, theirs), name=f"rank {self.number}"
+        )
+        try:
+            with _no_script():
+                self._process.start()
+        finally:
+            theirs.close()
+        self.signs = [self._control, self._process.sentinel]
+        """What becomes ready when it says something, or ends."""
+
+    def look(self) -> None:
+        """Take what it said since the last time; where it has ended, end what it left behind."""
+        if self.code is None:
+            self.code = self._process.exitcode
+            if self.code is not None:
+                self.kill()
+        with contextlib.suppress(EOFError, OSError):
+            while self._control.poll():
+                name, content = self._control.recv()
+                getattr(self, name).append(content)
+
+    @property
+    def crashed(self) -> bool:
+        """Whether it ended, and not at its end."""
+        return self.code is not None and not self.ends
+
+    @property
+    def failure(self) -> dict[str, Any]:
+        """Its first failed report; empty where there is none."""
+        return next((report for report in self.reports if report["outcome"] == "failed"), {})
+
+    @property
+    def failed(self) -> bool:
+        """Whether something went wrong on it so far."""
+        return self.crashed or bool(self.problems) or bool(self.failure)
+
+    def of_phase(self, phase: str) -> list[dict[str, Any]]:
+        """Return its reports of a phase."""
+        return [report for report in self.reports if report["when"] == phase]
+
+    def log(self) -> str:
+        """Return the end of what it and its libraries printed outside of pytest's capture."""
+        with contextlib.suppress(OSError):
+            return self._log.read_bytes()[-20_000:].decode("utf-8", "replace").strip("\n\0")
+        return ""
+
+    def write_stack(self) -> None:
+        """Have it write to its log where it is."""
+        if hasattr(signal, "SIGUSR1"):
+            os.kill(self._process.pid, signal.SIGUSR1)
+
+    def kill(self) -> None:
+        """End it and what it started."""
+        if not hasattr(os, "killpg"):
+            self._process.kill()
+            return
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):  # it has no session yet, or has ended
+            if self.code is None:
+                self._process.kill()
+
+    def close(self) -> None:
+        """End it if it runs; wait until it has ended."""
+        if self.code is None:
+            self.kill()
+        self._process.join(5)
+        self._control.close()
+
+
+def protocol(item: pytest.Item, nextitem: pytest.Item | None, wanted: Wanted) -> None:
     """Do for a test what pytest's own protocol does, but for running it in this process.
 
     Args:
         item: the test.
         nextitem: the one after it, for which fixtures of earlier tests may stay.
         wanted: what its mark asks for.
-        launcher: gives what starts ranks, once it is needed.
     """
     hook = item.ihook
     hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     skipped = verdict.made_here(item, "setup", lambda: _skip(item))
-    if skipped:  # no rank is started for what its marks skip
-        reports = [*skipped, *verdict.made_here(item, "teardown")]
-    else:
-        reports = _run(item, wanted, launcher)
-    for report in reports:
-        hook.pytest_runtest_logreport(report=report)
+    # no rank is started for what its marks skip
+    reports = [*skipped, *verdict.made_here(item, "teardown")] if skipped else _run(item, wanted)
     # fixtures of earlier tests that the next one does not use
     end = item.session._setupstate.teardown_exact
-    for report in verdict.made_here(item, "teardown", lambda: end(nextitem)):
+    reports += verdict.made_here(item, "teardown", lambda: end(nextitem))
+    for report in reports:
         hook.pytest_runtest_logreport(report=report)
+    syrupy = getattr(item.config, "_syrupy", None)
+    if syrupy is not None:  # it would take the snapshots that the ranks compare for unused
+        syrupy.ran_item(item.nodeid, "skipped")
     hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
 
 
@@ -86,130 +182,67 @@ def _skip(item: pytest.Item) -> None:
         raise pytest.skip.Exception(skipped.reason, _use_item_location=True)
 
 
-def _run(
-    item: pytest.Item, wanted: Wanted, launcher: Callable[[], Launcher]
-) -> list[pytest.TestReport]:
-    starts = launcher()
-    try:
-        with run(item, wanted, starts) as ran:
-            reports = verdict.reports(item, ran)
-            _take_over_files(item, ran, reports)
-    except LaunchError as error:
-        return [verdict.failed(item, "setup", str(error))]
-    if starts.problem and hasattr(os, "fork"):
-        warn_once(item, _WARNED, _SLOW.format(starts.problem))
-    verdict.warn(item, ran.ranks)
-    snapshots.take_over(item, [one for rank in ran.ranks for one in rank.snapshots])
-    for rank in ran.ranks:
-        if rank.exit is not None:
-            pytest.exit(f"rank {rank.number}: {rank.exit['text']}", rank.exit["code"])
-    return reports
-
-
-def _take_over_files(item: pytest.Item, ran: Ran, reports: list[pytest.TestReport]) -> None:
-    """Have allure's results be those of the rank that is reported."""
-    listener: Any = item.config.pluginmanager.get_plugin("allure_listener")
-    directory = item.config.getoption("allure_report_dir", None)
-    lead = next((getattr(r, "modelhealth_rank", None) for r in reports[::-1]), None)
-    if listener is None or directory is None or lead is None:
-        return
-    files = list((ran.folder / f"allure{lead}").glob("*"))
-    if not files:
-        return
-    with contextlib.suppress(AttributeError):  # what this process scheduled for the test
-        listener.allure_logger.drop_test(listener._cache.pop(item.nodeid))
-    for file in files:
-        shutil.copy(file, Path(directory))
-
-
-@contextlib.contextmanager
-def run(item: pytest.Item, wanted: Wanted, launcher: Launcher) -> Iterator[Ran]:
-    """Run a test on its ranks, of which none is left afterwards.
-
-    The folder by which they find each other is there for as long as the context. It lies where
-    pytest removes it in a later run, should this one be killed.
-
-    Raises:
-        LaunchError: they cannot be started.
-    """
+def _run(item: pytest.Item, wanted: Wanted) -> list[pytest.TestReport]:
+    """Run a test on its ranks, of which none is left afterwards."""
     is_worker = hasattr(item.config, "workerinput")
     watched = os.getppid() if is_worker and hasattr(os, "getppid") else None
+    ranks: list[Rank] = []
+    begun = time.monotonic()
     try:
-        made = tempfile.mkdtemp(prefix="modelhealth-ranks-", dir=_temporary(item.config))
-    except OSError as error:
-        why = f"no rank can be started: no folder for temporary files: {error}"
-        raise LaunchError(why) from None
-    folder, number = Path(made), next(_NUMBERS)
-    try:
-        requests = [_request(item, wanted, n, folder, number) for n in range(wanted.size)]
-        ranks = launcher.start(requests)
-        begun = time.monotonic()
-        try:
-            ended = _wait(ranks, begun + wanted.seconds, watched)
-            if ended:
-                _ask(ranks)
-        finally:
-            for rank in ranks:
-                if rank.code is None:
-                    rank.end(KILL)
-            for rank in ranks:
-                rank.close()
-        for rank in ranks:
-            rank.log = _log(folder / f"log{rank.number}")
-        yield Ran(ranks, wanted.seconds, time.monotonic() - begun, ended, folder, GRACE)
+        start_server()
+        ranks.extend(Rank(request) for request in _requests(item, wanted))
+        ended = _wait(ranks, wanted.seconds, watched)
+        running = [rank for rank in ranks if rank.code is None]
+        for rank in running:
+            rank.write_stack()
+        time.sleep(_STACK if running else 0.0)
+    except (OSError, EOFError) as error:
+        why = "no rank can be started: they are forked from a process that imports torch and "
+        return [verdict.failed(item, "setup", f"{why}pytest's plugins: {error!r}")]
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        for rank in ranks:
+            rank.close()
+    verdict.warn(item, ranks)
+    return verdict.reports(item, Ran(ranks, wanted.seconds, time.monotonic() - begun, ended, GRACE))
 
 
-def _temporary(config: pytest.Config) -> Path | None:
-    """Return pytest's folder for temporary files; ``None`` under ``-p no:tmpdir``."""
-    factory = getattr(config, "_tmp_path_factory", None)
-    return None if factory is None else Path(factory.getbasetemp())
-
-
-def _request(
-    item: pytest.Item, wanted: Wanted, rank: int, folder: Path, number: int
-) -> dict[str, Any]:
+def _requests(item: pytest.Item, wanted: Wanted) -> Iterator[dict[str, Any]]:
     config = item.config
+    factory = getattr(config, "_tmp_path_factory", None)  # none under -p no:tmpdir
+    folder = factory.mktemp("ranks") if factory else Path(tempfile.mkdtemp(prefix="ranks-"))
     _, separator, inside = item.nodeid.partition("::")
-    temporary = _temporary(config)
-    return {
-        "rank": rank,
-        "size": wanted.size,
-        "seconds": wanted.seconds,
-        "folder": str(folder),
-        "nodeid": item.nodeid,
-        "argument": f"{item.path}{separator}{inside}",
-        "args": [str(argument) for argument in config.invocation_params.args],
-        "cwd": str(config.invocation_params.dir),
-        "warnoptions": sys.warnoptions,
-        "environ": {
-            "OMP_NUM_THREADS": "1",
-            **os.environ,
-            # what torchrun sets, but for an address to meet at
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(wanted.size),
-            "LOCAL_WORLD_SIZE": str(wanted.size),
-            END_OF_TEST: str(time.time() + wanted.seconds),
-        },
-        "basetemp": str(temporary / f"ranks{number}-{rank}") if temporary else None,
-        "allure": str(folder / f"allure{rank}"),
-        "log": None if prints(config) else str(folder / f"log{rank}"),
-        "workerinput": _workerinput(config, rank, wanted.size),
-    }
+    for rank in range(wanted.size):
+        yield {
+            "rank": rank,
+            "size": wanted.size,
+            "seconds": wanted.seconds,
+            "store": str(folder / "store"),
+            "log": str(folder / f"log{rank}"),
+            "basetemp": str(folder / f"tmp{rank}"),
+            "nodeid": item.nodeid,
+            "argument": f"{item.path}{separator}{inside}",
+            "args": [str(argument) for argument in config.invocation_params.args],
+            "cwd": str(config.invocation_params.dir),
+            "warnoptions": sys.warnoptions,
+            "environ": {
+                "OMP_NUM_THREADS": "1",
+                **os.environ,
+                # what torchrun sets, but for an address to meet at
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(wanted.size),
+                "LOCAL_WORLD_SIZE": str(wanted.size),
+            },
+            "prints": config.getoption("capture", "fd") == "no",
+            "workerinput": _workerinput(config, rank),
+        }
 
 
-def prints(config: pytest.Config) -> bool:
-    """Whether what tests print goes to the terminal as it comes (``-s``)."""
-    return bool(config.getoption("capture", "fd") == "no")
-
-
-def _workerinput(config: pytest.Config, rank: int, size: int) -> dict[str, Any]:
+def _workerinput(config: pytest.Config, rank: int) -> dict[str, Any]:
     """Return what tells plugins that another process reports, with what ours leave in it."""
     given: dict[str, Any] = {"workerid": "master", "testrunuid": "ranks", "mainargv": sys.argv}
     given |= getattr(config, "workerinput", {})
-    given |= {"modelhealth_rank": rank, "modelhealth_size": size}
+    given |= {"modelhealth_rank": rank}
     collector = config.pluginmanager.get_plugin("modelhealth.collector")
     if collector is not None:
         collector.pytest_configure_node(SimpleNamespace(workerinput=given))
@@ -220,54 +253,19 @@ def _workerinput(config: pytest.Config, rank: int, size: int) -> dict[str, Any]:
     return given
 
 
-def _wait(ranks: list[Rank], limit: float, watched: int | None) -> str:
+def _wait(ranks: list[Rank], seconds: float, watched: int | None) -> str:
     """Wait for all ranks; return why it was given up, if it was."""
-    given_up = None
+    end, why = time.monotonic() + seconds, "limit"
     while True:
-        hear(ranks, _TICK)
+        connection.wait([one for rank in ranks if rank.code is None for one in rank.signs], _TICK)
         for rank in ranks:
             rank.look()
-            rank.hear()  # its last words, before it counts as crashed
         if watched is not None and os.getppid() != watched:
             raise KeyboardInterrupt("xdist's controller is gone")
         if all(rank.code is not None for rank in ranks):
             return ""
         now = time.monotonic()
-        if given_up is None and any(rank.failed and rank.code is not None for rank in ranks):
-            given_up = now + GRACE
-        if now > limit:
-            return "limit"
-        if given_up is not None and now > given_up:
-            return "grace"
-
-
-def _ask(ranks: list[Rank]) -> None:
-    """Learn where the ranks are that have not ended."""
-    running = [rank for rank in ranks if rank.code is None]
-    for rank in running:
-        rank.ask()
-    end = time.monotonic() + _ANSWER
-    while time.monotonic() < end and any(rank.where is None for rank in running):
-        hear(running, _TICK)
-    silent = [rank for rank in running if rank.where is None]
-    for rank in silent:  # pytest has faulthandler write its stack to the log
-        rank.end(signal.SIGABRT)
-    if silent:
-        hear(silent, 1.0)
-
-
-_LONGEST_LOG = 20_000
-
-
-def _log(path: Path) -> str:
-    """Return what a rank printed, and what pytest had captured when it ended."""
-    captured = sorted(path.parent.glob(f"{path.name}-captured*"))
-    return "\n".join(filter(None, (_end_of(file) for file in (*captured, path))))
-
-
-def _end_of(path: Path) -> str:
-    try:
-        text = path.read_bytes()
-    except OSError:
-        return ""
-    return text[-_LONGEST_LOG:].decode("utf-8", "replace").strip("\n\0")
+        if any(rank.failed and rank.code is not None for rank in ranks) and end > now + GRACE:
+            end, why = now + GRACE, "grace"
+        if now > end:
+            return why

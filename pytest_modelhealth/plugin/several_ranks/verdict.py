@@ -1,8 +1,10 @@
-"""Makes one result of what the ranks of a test reported: one report a phase."""
+"""Makes one result of what the ranks of a test reported: that of the rank which failed, if any."""
 
 from __future__ import annotations
 
 import copy
+import os
+import re
 import signal
 import sys
 import warnings
@@ -19,13 +21,10 @@ from _pytest._code.code import (
     ReprTraceback,
 )
 
-from pytest_modelhealth.plugin.several_ranks.waiting import LIBRARIES
-
 if TYPE_CHECKING:
-    from pytest_modelhealth.plugin.several_ranks.processes import Rank
+    from pytest_modelhealth.plugin.several_ranks.running import Rank
 
 _PHASES = ("setup", "call", "teardown")
-_GRAVITY = {"passed": 0, "skipped": 1, "failed": 2}
 _ECHOES = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -34,6 +33,20 @@ _ECHOES = (
     "; the others did not,",  # an inspection of all ranks, which one of them ended
 )
 """What a rank raises because another one has ended."""
+
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "<", f"{Path(os.__file__).parent}/")
+_OURS = f"{Path(__file__).parents[2]}/"
+_LEFT_OUT = (
+    "/_pytest/",
+    "/pluggy/",
+    "several_ranks",
+    '"<string>"',
+    "multiprocessing",
+    "_call_impl",
+)
+"""What of a line of a stack is of no interest."""
+_COLLECTIVES = ("/distributed_c10d.py", "/_functional_collectives.py")
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (\S+)', re.MULTILINE)
 
 
 @dataclass
@@ -45,7 +58,6 @@ class Ran:
         limit: the seconds that the test may take.
         seconds: how long it took.
         ended: why ranks were ended before they were through: ``"limit"``, ``"grace"`` or nothing.
-        folder: where allure's files of the ranks are, if it is asked for.
         grace: how long the others had once a rank failed alone.
     """
 
@@ -53,7 +65,6 @@ class Ran:
     limit: float
     seconds: float
     ended: str
-    folder: Path
     grace: float
 
     def label(self, rank: Rank) -> str:
@@ -62,61 +73,60 @@ class Ran:
 
     def others(self, lead: Rank) -> str:
         """Return a line on what came of each rank but one."""
-        return "\n".join(_said(self, rank, lead) for rank in self.ranks if rank is not lead)
+        fates = [(one, _fate(self, one, lead)) for one in self.ranks if one is not lead]
+        return "\n".join(f"rank {rank.number}: {fate}" for rank, fate in fates)
 
 
 def reports(item: pytest.Item, ran: Ran) -> list[pytest.TestReport]:
-    """Return the reports of a test: in each phase those of the rank that it failed on.
+    """Return the reports of a test: those of the rank that says most.
 
     Args:
         item: the test, in the process that reports.
         ran: what came of it.
     """
-    fault = _fault(item, ran)
-    if fault is not None:
-        return fault
-    made: list[pytest.TestReport] = []
-    lead, worst = ran.ranks[0], "passed"
-    for phase in _PHASES:
-        if phase == "call" and worst != "passed":
-            continue
-        found, outcome = _leader(ran.ranks, phase)
-        if _GRAVITY[outcome] > _GRAVITY[worst]:
-            lead, worst = found, outcome
-        chosen = found if outcome == "failed" else lead
-        made += [_shown(item, ran, chosen, data) for data in chosen.of_phase(phase)]
-    return made
+    lead = _lead(ran.ranks)
+    shown = [_shown(item, ran, lead, data) for data in lead.reports]
+    if lead.problems:
+        why = f"{ran.label(lead)}: {lead.problems[0].strip()}\n\n{ran.others(lead)}"
+    elif lead.crashed:
+        why = f"{ran.label(lead)}: {_how_it_ended(lead.code or 0)}\n\n{ran.others(lead)}"
+        why += _printed(lead)
+    elif lead.code is None and not lead.failure:
+        why = _over_limit(ran)
+    else:
+        return shown
+    phase = next((phase for phase in _PHASES if not lead.of_phase(phase)), "teardown")
+    shown.append(failed(item, phase, why, ran.seconds))
+    return shown if phase == "teardown" else [*shown, *made_here(item, "teardown")]
 
 
-def _leader(ranks: list[Rank], phase: str) -> tuple[Rank, str]:
-    """Return the rank whose report of a phase stands for all, and its outcome.
+def _lead(ranks: list[Rank]) -> Rank:
+    """Return the rank that stands for all.
 
-    Of those that failed it is the one that failed first, but for echoes, or the first rank that
-    says the same: the files of rank 0 are the ones without a suffix.
+    Of those that failed it is the one that failed first, or the first rank that says the same: the
+    files of rank 0 are the ones without a suffix.
     """
-    present = [rank for rank in ranks if rank.of_phase(phase)]
-    if any(_xfailed(rank) for rank in present):  # a strict xfail asks for one rank that fails
-        present = [rank for rank in present if not _passed_strictly(rank)]
-    outcomes = {rank.number: _outcome(rank, phase) for rank in present}
-    worst = max(outcomes.values(), key=_GRAVITY.__getitem__, default="passed")
-    like = [rank for rank in present if outcomes[rank.number] == worst]
-    if worst == "failed":
-        first = min(like, key=lambda rank: (_is_echo(rank.failure), rank.failure.get("stop", 0.0)))
-        like = [rank for rank in like if _headline(rank.failure) == _headline(first.failure)]
-    return (like or ranks)[0], worst
+    worst = max(map(_gravity, ranks))
+    like = [rank for rank in ranks if _gravity(rank) == worst]
+    first = min(like, key=lambda rank: rank.failure.get("stop", 0.0))
+    return next(r for r in like if _headline(r.failure) == _headline(first.failure))
 
 
-def _outcome(rank: Rank, phase: str) -> str:
-    outcomes = {report["outcome"] for report in rank.of_phase(phase)}
-    return next((one for one in ("failed", "skipped") if one in outcomes), "passed")
+def _gravity(rank: Rank) -> int:
+    if rank.problems or rank.crashed:
+        return 7 if rank.problems else 6
+    if rank.failure and not str(rank.failure["longrepr"]).startswith("[XPASS(strict)]"):
+        return 4 if _is_echo(rank.failure) else 5
+    if rank.code is None:
+        return 3
+    if rank.failure:  # a strict xfail asks for one rank that fails
+        return 1
+    outcomes = [report["outcome"] for report in rank.reports]
+    return (2 if _xfailed(rank) else 1) if "skipped" in outcomes else 0
 
 
 def _xfailed(rank: Rank) -> bool:
     return any(r["outcome"] == "skipped" and "wasxfail" in r for r in rank.reports)
-
-
-def _passed_strictly(rank: Rank) -> bool:
-    return any(str(r["longrepr"]).startswith("[XPASS(strict)]") for r in rank.reports)
 
 
 def _is_echo(report: dict[str, Any]) -> bool:
@@ -135,66 +145,54 @@ def _shown(item: pytest.Item, ran: Ran, rank: Rank, data: dict[str, Any]) -> pyt
         config=item.config,
         data=copy.deepcopy(data),  # it is taken apart there
     )
-    report.nodeid, report.location = item.nodeid, item.location
-    report.modelhealth_rank = rank.number  # type: ignore[attr-defined]
     shown: Any = report.longrepr
     if isinstance(shown, list):  # the place and reason of a skip
         report.longrepr = (shown[0], shown[1], shown[2])
     if not report.failed:
         return report
     if _is_echo(rank.failure):
-        place = _place(rank.failure)
         report.longrepr = _text_alone(
-            f"{ran.label(rank)}: lost its connection{place}, as others had ended\n\n"
+            f"{ran.label(rank)}: lost its connection{_place(rank.failure)}, as others had ended\n\n"
             f"{ran.others(rank)}\n\nA collective waits until all ranks of its group have called "
             f"it. torch said:\n{_headline(rank.failure)}",
             report.location,
         )
+        return report
+    also = [str(one.number) for one in ran.ranks if one.failed and one is not rank]
+    title = ran.label(rank) + (f"; also failed: {', '.join(also)}" if also else "")
+    if hasattr(shown, "addsection"):
+        if shown.reprcrash is not None:
+            shown.reprcrash.message = f"{ran.label(rank)}: {shown.reprcrash.message}"
+        shown.addsection(title, ran.others(rank))
     else:
-        crash = getattr(report.longrepr, "reprcrash", None)
-        if crash is not None:
-            crash.message = f"{ran.label(rank)}: {crash.message}"
-        also = [str(one.number) for one in ran.ranks if one.failed and one is not rank]
-        title = ran.label(rank) + (f"; also failed: {', '.join(also)}" if also else "")
-        _add(report, title, ran.others(rank))
-    _hint_at_debugger(item, report)
+        report.longrepr = f"{shown}\n\n{title}\n{ran.others(rank)}"
     return report
 
 
-def _add(report: pytest.TestReport, title: str, text: str) -> None:
-    """Add a section to what is shown of a failure, whatever of its output is hidden."""
-    shown: Any = report.longrepr
-    if hasattr(shown, "addsection"):
-        shown.addsection(title, text)
-    else:
-        report.longrepr = f"{shown}\n\n{title}\n{text}"
-
-
-def _said(ran: Ran, rank: Rank, lead: Rank) -> str:
-    """Return a line on what came of another rank."""
-    return f"rank {rank.number}: {_fate(ran, rank, lead)}"
-
-
 def _fate(ran: Ran, rank: Rank, lead: Rank) -> str:
-    if rank.where is not None:
+    """Return what came of another rank."""
+    if rank.code is None:
         after = f"{ran.grace:g} s after rank {lead.number}'s end"
         when = "the time limit" if ran.ended == "limit" else after
-        return f"still {rank.where['where']} at {when}, and ended then"
-    if rank.code is None:
-        return "ended; it did not say where it was"
-    if not rank.finished:
+        return f"still {_where(rank)} at {when}, and ended then"
+    if rank.crashed:
         return _how_it_ended(rank.code)
     if rank.problems:
         return rank.problems[0].strip().splitlines()[-1]
-    headline, place = _headline(rank.failure), _place(rank.failure)
     if not rank.failure:
         is_skipped = any(report["outcome"] == "skipped" for report in rank.reports)
         return "xfailed" if _xfailed(rank) else "skipped" if is_skipped else "passed"
+    headline, place = _headline(rank.failure), _place(rank.failure)
     if headline == _headline(lead.failure):
         return "the same"
     if _is_echo(rank.failure):
         return f"lost its connection{place}, as rank {lead.number} had ended"
     return f"{headline}{place}"
+
+
+def _is_users(path: str) -> bool:
+    """Whether a file is of the test or the model, and no library's."""
+    return not any(part in path for part in _LIBRARIES) and not path.startswith(_OURS)
 
 
 def _place(failure: dict[str, Any]) -> str:
@@ -204,81 +202,49 @@ def _place(failure: dict[str, Any]) -> str:
     for entry in reversed(entries):
         place = entry["data"].get("reprfileloc") or {}
         path = str(place.get("path", "")).replace("\\", "/")
-        if path and not any(library in path for library in LIBRARIES):
+        if path and _is_users(path):
             return f" at {path.rpartition('/')[2]}:{place['lineno']}"
     return ""
+
+
+def _where(rank: Rank) -> str:
+    """Return ``"waiting in all_gather at train.py:20"``, from the stack that it was asked for."""
+    stack = rank.log().rpartition("Stack (most recent call first)")[2]
+    frames = [found.groups() for found in _FRAME.finditer(stack)]
+    collective = next((name for path, _, name in frames if path.endswith(_COLLECTIVES)), "")
+    waits = f"waiting in {collective} " if collective else ""
+    for path, line, _ in frames:
+        if _is_users(path):
+            return f"{waits}at {Path(path).name}:{line}"
+    return waits.rstrip() or "not in the test"
 
 
 def _how_it_ended(code: int) -> str:
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
-def _fault(item: pytest.Item, ran: Ran) -> list[pytest.TestReport] | None:
-    """Return the reports of this process, where a rank has none of what went wrong with it.
-
-    There may be no file of any destination of that rank.
-    """
-    crashed = [rank for rank in ran.ranks if rank.code is not None and not rank.finished]
-    told = next((rank for rank in ran.ranks if rank.problems), None)
-    if told is not None:
-        rank, phase, why = told, "setup", told.problems[0].strip()
-    elif crashed:
-        rank = crashed[0]
-        phase, why = _phase_of(rank), _how_it_ended(rank.code or 0)
-    elif ran.ended == "limit" and not any(rank.failed for rank in ran.ranks):
-        rank = next(rank for rank in ran.ranks if rank.code is None)
-        phase, why = min(map(_phase_of, ran.ranks), key=_PHASES.index), ""
-    else:
-        return None
-    text = _over_limit(ran)
-    if why:
-        text = "\n".join([f"{ran.label(rank)}: {why}", "", ran.others(rank), *_printed(rank)])
-    made = [r for before in _PHASES[: _PHASES.index(phase)] for r in made_here(item, before)]
-    for report in made:
-        for said in rank.of_phase(str(report.when)):
-            report.sections += said["sections"]
-    made.append(failed(item, phase, text, ran.seconds))
-    return made if phase == "teardown" else [*made, *made_here(item, "teardown")]
-
-
-def _phase_of(rank: Rank) -> str:
-    """Return the phase that a rank was in when it ended."""
-    return next((phase for phase in _PHASES if not rank.of_phase(phase)), "teardown")
-
-
-def _printed(rank: Rank) -> list[str]:
-    """Return what a rank had printed when it ended, and where faulthandler saw it."""
+def _printed(rank: Rank) -> str:
+    """Return what is in the log of a rank: what it printed, and its stack from the test on."""
     lines = [
         line
-        for line in rank.log.splitlines()
+        for line in rank.log().splitlines()
         if not line.startswith("Extension modules:")
-        and not (line.startswith('  File "') and any(part in line for part in _BELOW_THE_TEST))
+        and not (line.startswith('  File "') and any(part in line for part in _LEFT_OUT))
     ]
-    return ["", f"printed by rank {rank.number}:", *lines] if lines else []
-
-
-_BELOW_THE_TEST = ("/_pytest/", "/pluggy/", "several_ranks", "/threading.py", '"<string>"')
+    return "\n".join(["", "", f"rank {rank.number}:", *lines]) if lines else ""
 
 
 def _over_limit(ran: Ran) -> str:
     """Return who waits where, and the stacks of all."""
-    where, lines = [], []
-    for rank in ran.ranks:
-        if rank.where is not None:
-            where.append(f"rank {rank.number} {rank.where['where']}")
-            lines += ["", f"rank {rank.number}, the innermost call last:", rank.where["stack"]]
-        elif rank.code is None:
-            where.append(f"rank {rank.number} in native code")
-            lines += ["", f"rank {rank.number} did not answer: it keeps the interpreter to itself"]
-        else:
-            where.append(f"rank {rank.number} was through")
-        lines += _printed(rank)
-    head = (
-        f"took longer than {ran.limit:g} s: {'; '.join(where)}\n\n"
-        f"The limit: @pytest.mark.modelhealth_ranks({len(ran.ranks)}, seconds=...), or that of "
-        "pytest-timeout."
+    where = "; ".join(
+        f"rank {rank.number} {_where(rank) if rank.code is None else 'was through'}"
+        for rank in ran.ranks
     )
-    return "\n".join([head, *lines])
+    return (
+        f"took longer than {ran.limit:g} s: {where}\n\n"
+        f"The limit: @pytest.mark.modelhealth_ranks({len(ran.ranks)}, seconds=...), or that of "
+        f"pytest-timeout.{''.join(_printed(rank) for rank in ran.ranks)}"
+    )
 
 
 def failed(item: pytest.Item, phase: Any, text: str, seconds: float = 0.0) -> pytest.TestReport:
@@ -286,7 +252,6 @@ def failed(item: pytest.Item, phase: Any, text: str, seconds: float = 0.0) -> py
     (report,) = made_here(item, phase, lambda: pytest.fail(text, pytrace=False))
     report.longrepr = _text_alone(text, item.location)
     report.duration = seconds
-    _hint_at_debugger(item, report)
     return report
 
 
@@ -311,33 +276,16 @@ def made_here(
     return [item.ihook.pytest_runtest_makereport(item=item, call=call)]
 
 
-def _hint_at_debugger(item: pytest.Item, report: pytest.TestReport) -> None:
-    if item.config.getoption("usepdb", False):
-        _add(
-            report,
-            "--pdb",
-            "no debugger was started: each rank is a process of its own, without a terminal. "
-            "Under torchrun, the test runs in the processes that it started:\n"
-            f"torchrun --nproc-per-node N -m pytest {item.nodeid}",
-        )
-
-
 def warn(item: pytest.Item, ranks: list[Rank]) -> None:
     """Record the warnings of all ranks, each once."""
-    seen = {tuple(map(str, one.values())): one for rank in ranks for one in rank.warnings}
-    for one in seen.values():
-        module, name = one["category"]
-        category = getattr(sys.modules.get(module), name, UserWarning)
-        try:
-            raised = category(one["text"])
-        except TypeError:  # its class takes more than a text
-            category, raised = UserWarning, UserWarning(one["text"])
-        message = warnings.WarningMessage(raised, category, one["file"], one["line"])
+    for text, kind, file, line in {repr(one): one for r in ranks for one in r.warnings}.values():
+        category = getattr(sys.modules.get(kind[0]), kind[1], UserWarning)
+        message = warnings.WarningMessage(text, category, file, line)
         item.ihook.pytest_warning_recorded.call_historic(
             kwargs={
                 "warning_message": message,
                 "when": "runtest",
                 "nodeid": item.nodeid,
-                "location": one["location"],
+                "location": None,
             }
         )
