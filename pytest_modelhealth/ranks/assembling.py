@@ -78,6 +78,10 @@ def _filled(record: LayerRecord, ranks: Sequence[Seen]) -> LayerRecord:
     roles: dict[str, Any] = {}
     ill: dict[str, tuple[int, ...]] = {}
     slices = dict(record.zero_slices)
+    losses = [(one.rank, one.observation.loss) for one in ranks if not record.name]
+    unknown = tuple(r for r, loss in losses if loss is not None and not math.isfinite(loss))
+    if unknown:
+        ill["loss"] = unknown
     records = [(one, one.observation.layers.get(record.name)) for one in ranks]
     for role in ROLES:
         parts: dict[str, list[Part]] = {}
@@ -90,7 +94,7 @@ def _filled(record: LayerRecord, ranks: Sequence[Seen]) -> LayerRecord:
         whole = {name: _joined(role, each) for name, each in parts.items()}
         if whole:
             roles[role] = whole if role in _OWNED else whole[""]
-        sick = {rank for each in parts.values() for rank in _ill(role, each)}
+        sick = {p.of.rank for each in parts.values() for p in each if p.seen.nonfinite_count}
         if sick:
             ill[role] = tuple(sorted(sick))
         for name, each in parts.items():
@@ -109,7 +113,7 @@ def _loss_call(call: LossCall, each: Sequence[tuple[Seen, Sequence[LossCall]]]) 
 
 
 def _counting(role: str, parts: Iterable[Part]) -> list[Part]:
-    """Return those that count: of replicas the first.
+    """Return those that count: of replicas the first, or the first with a NaN or infinity.
 
     What a layer owns is the same on all ranks, but for what a placement cuts. What flows is another
     on ranks that see other samples; on those that see the same, statistics that are equal to the
@@ -119,17 +123,11 @@ def _counting(role: str, parts: Iterable[Part]) -> list[Part]:
     for part in parts:
         key: object = () if part.placement is None else part.placement.offset
         if role not in _OWNED:
-            known = of_statistics(part.seen) if part.placement is None else key
-            key = part.of.place.tensor, known
-        counting.setdefault(key, part)
+            key = part.of.place.tensor, key if part.placement else of_statistics(part.seen)
+        known = counting.setdefault(key, part)
+        if part.seen.nonfinite_count and not known.seen.nonfinite_count:
+            counting[key] = part
     return list(counting.values())
-
-
-def _ill(role: str, parts: Sequence[Part]) -> list[int]:
-    """Return the ranks that have a NaN or infinity in a tensor of which each has another part."""
-    if len(_counting(role, parts)) == 1 < len(parts):
-        return []
-    return [part.of.rank for part in parts if part.seen.nonfinite_count]
 
 
 def _joined(role: str, parts: Sequence[Part]) -> TensorStatistics:

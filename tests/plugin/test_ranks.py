@@ -146,17 +146,17 @@ def test_a_marked_test_is_run_on_its_ranks_and_says_one_thing(pytester: pytest.P
         _section(text, "test_fails_on_all")
     )
     crashed = _section(text, "test_crashes")
-    assert "E   rank 1 of 2: ended with exit code 3" in crashed
+    assert "rank 1 of 2: ended with exit code 3" in crashed
     forgotten = _section(text, "test_forgets_a_rank")
-    assert "E   rank 0: passed" in forgotten
+    assert "rank 0: passed" in forgotten
     assert "A collective waits until all ranks" in forgotten
 
     result.stdout.fnmatch_lines_random(
         [
             "FAILED *::test_fails_on_rank_1 - rank 1 of 2: assert [[]1[]] == [[]2[]]",
             "FAILED *::test_fails_on_all - rank 0 of 2: AssertionError: the same*",
-            "FAILED *::test_crashes - rank 1 of 2: ended with exit code 3",
-            "FAILED *::test_forgets_a_rank - rank 1 of 2: lost its connection at *",
+            "FAILED *::test_crashes - Failed: rank 1 of 2: ended with exit code 3",
+            "FAILED *::test_forgets_a_rank - Failed: rank 1 of 2: lost its connection at *",
             "ERROR *::test_setup_fails - rank 1 of 2: RuntimeError: no such file",
             "ERROR *::test_teardown_fails - rank 1 of 2: RuntimeError: not closed",
             "XFAIL *::test_known - known",
@@ -357,7 +357,7 @@ def test_ranks_that_wait_are_ended_and_say_where(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the limit of the mark or of pytest-timeout, or some seconds after a rank failed alone."""
-    monkeypatch.setattr(running, "GRACE", 0.5)
+    monkeypatch.setattr(running.verdict, "GRACE", 0.5)
     pytester.makepyfile(test_stuck=STUCK)
     result = pytester.runpytest("--maxfail=3", "-p", "no:xdist")
     text = result.stdout.str()
@@ -367,9 +367,9 @@ def test_ranks_that_wait_are_ended_and_say_where(
     line = STUCK.strip().splitlines().index("        time.sleep(60)") + 1
     first = r"rank 0 waiting in all_gather at test_stuck.py:\d+"
     second = rf"rank 1 at test_stuck.py:{line}"
-    assert re.search(f"E   took longer than 1.5 s: {first}; {second}", limit)
+    assert re.search(f"took longer than 1.5 s: {first}; {second}", limit)
     for rank in (0, 1):
-        assert "in test_over_the_limit" in limit.partition(f"E   rank {rank}:\n")[2]
+        assert "in test_over_the_limit" in limit.partition(f"\nrank {rank}:\n")[2]
 
     native = _section(text, "test_in_native_code")
     line = r"rank 0 waiting in barrier at test_stuck.py:\d+; rank 1 at test_stuck.py:\d+"

@@ -63,8 +63,7 @@ def test_a_run_ends_where_a_rank_fails_alone(nets: pytest.Pytester) -> None:
         [
             "needs 3 ranks, and WORLD_SIZE is 2: start torchrun --nproc-per-node 3 -m pytest, or *",
             "SKIPPED [[]1[]] test_t.py:*: is for 1 of the ranks, and WORLD_SIZE is 2",
-            "!* rank 1 came to test_t.py::test_never_run with something else than rank 0: *test_alone"
-            + " failed; on rank 0: *test_alone passed: the process group cannot be *!",
+            "!* rank 1 came to *::test_never_run with something else than rank 0: *test_alone*",
         ]
     )
     errors = result.stderr.str()

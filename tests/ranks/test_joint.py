@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pytest_modelhealth import InspectionError, Inspector
 from pytest_modelhealth.report import ROLES, LayerRecord, Observation
 from pytest_modelhealth.statistics import TensorStatistics
-from tests.ranks.engines import distributed, inspected, loss, told
+from tests.ranks.engines import inspected, loss, told
 from tests.ranks.launching import on_ranks
 from tests.ranks.models import Net, batch, net, share
 

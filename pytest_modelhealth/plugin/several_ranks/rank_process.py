@@ -106,35 +106,19 @@ def _run_pytest(request: dict[str, Any], say: Say) -> None:
     config.hook.pytest_cmdline_main(config=config)
 
 
+_OFF = (
+    "deselect maxfail lf failedfirst newfirst stepwise pyargs cacheclear "  # the parent chooses
+    "usepdb trace setupshow debug pastebin allure_report_dir "  # and has the terminal
+    "distload looponfail numprocesses maxprocesses"  # ranks are to xdist what its workers are
+)
 _NEUTRAL: dict[str, Any] = {
-    # what chooses tests or ends the run is the parent's
+    **dict.fromkeys(_OFF.split()),
     "keyword": "",
     "markexpr": "",
-    "deselect": None,
-    "maxfail": 0,
-    "lf": False,
-    "failedfirst": False,
-    "newfirst": False,
-    "stepwise": False,
-    "pyargs": False,
-    "cacheclear": False,
-    # there is no terminal, and the parent's allure writes
-    "usepdb": False,
-    "trace": False,
-    "setupshow": False,
     "log_file": os.devnull,
-    "debug": None,
-    "pastebin": None,
-    "allure_report_dir": None,
-    # ranks are to xdist what its own workers are
     "dist": "no",
-    "distload": False,
-    "looponfail": False,
-    "numprocesses": None,
-    "maxprocesses": None,
     "tx": [],
-    # one test uses few of the snapshots
-    "disable_unused_snapshots": True,
+    "disable_unused_snapshots": True,  # one test uses few of them
 }
 """The parent's command line, as far as it is not this rank's."""
 

@@ -24,11 +24,6 @@ import pytest
 from _pytest.skipping import evaluate_skip_marks
 
 from pytest_modelhealth.plugin.several_ranks import Wanted, rank_process, verdict
-from pytest_modelhealth.plugin.several_ranks.verdict import Ran
-
-GRACE = 5.0
-"""Seconds that the others have once a rank failed alone: most end by themselves as its connection
-closes, those that wait elsewhere would wait for ever."""
 
 _TICK = 0.05
 _STACK = 0.5
@@ -170,10 +165,22 @@ def protocol(item: pytest.Item, nextitem: pytest.Item | None, wanted: Wanted) ->
     reports += verdict.made_here(item, "teardown", lambda: end(nextitem))
     for report in reports:
         hook.pytest_runtest_logreport(report=report)
+    _tell_allure(item, max(reports, key=lambda report: report.failed))
     syrupy = getattr(item.config, "_syrupy", None)
     if syrupy is not None:  # it would take the snapshots that the ranks compare for unused
         syrupy.ran_item(item.nodeid, "skipped")
     hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+
+
+def _tell_allure(item: pytest.Item, report: pytest.TestReport) -> None:
+    """Have allure's result of a test, which it made in this process, be that of the ranks."""
+    listener: Any = item.config.pluginmanager.get_plugin("allure_listener")
+    if listener is not None:
+        from allure_commons.model2 import StatusDetails
+
+        result = listener.allure_logger.get_test(listener._cache.get(item.nodeid))
+        result.status = report.outcome
+        result.statusDetails = StatusDetails(trace=report.longreprtext or None)
 
 
 def _skip(item: pytest.Item) -> None:
@@ -187,7 +194,6 @@ def _run(item: pytest.Item, wanted: Wanted) -> list[pytest.TestReport]:
     is_worker = hasattr(item.config, "workerinput")
     watched = os.getppid() if is_worker and hasattr(os, "getppid") else None
     ranks: list[Rank] = []
-    begun = time.monotonic()
     try:
         start_server()
         ranks.extend(Rank(request) for request in _requests(item, wanted))
@@ -203,7 +209,7 @@ def _run(item: pytest.Item, wanted: Wanted) -> list[pytest.TestReport]:
         for rank in ranks:
             rank.close()
     verdict.warn(item, ranks)
-    return verdict.reports(item, Ran(ranks, wanted.seconds, time.monotonic() - begun, ended, GRACE))
+    return verdict.reports(item, verdict.Ran(ranks, wanted.seconds, ended))
 
 
 def _requests(item: pytest.Item, wanted: Wanted) -> Iterator[dict[str, Any]]:
@@ -265,7 +271,10 @@ def _wait(ranks: list[Rank], seconds: float, watched: int | None) -> str:
         if all(rank.code is not None for rank in ranks):
             return ""
         now = time.monotonic()
-        if any(rank.failed and rank.code is not None for rank in ranks) and end > now + GRACE:
-            end, why = now + GRACE, "grace"
+        if (
+            any(rank.failed and rank.code is not None for rank in ranks)
+            and end > now + verdict.GRACE
+        ):
+            end, why = now + verdict.GRACE, "grace"
         if now > end:
             return why

@@ -14,15 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from _pytest._code.code import (
-    ExceptionChainRepr,
-    ReprEntry,
-    ReprFileLocation,
-    ReprTraceback,
-)
 
 if TYPE_CHECKING:
     from pytest_modelhealth.plugin.several_ranks.running import Rank
+
+GRACE = 5.0
+"""Seconds that the others have once a rank failed alone: most end by themselves as its connection
+closes, those that wait elsewhere would wait for ever."""
 
 _PHASES = ("setup", "call", "teardown")
 _ECHOES = (
@@ -56,16 +54,12 @@ class Ran:
     Args:
         ranks: in order, with what each said.
         limit: the seconds that the test may take.
-        seconds: how long it took.
         ended: why ranks were ended before they were through: ``"limit"``, ``"grace"`` or nothing.
-        grace: how long the others had once a rank failed alone.
     """
 
     ranks: list[Rank]
     limit: float
-    seconds: float
     ended: str
-    grace: float
 
     def label(self, rank: Rank) -> str:
         """Return ``"rank 1 of 2"``."""
@@ -96,7 +90,7 @@ def reports(item: pytest.Item, ran: Ran) -> list[pytest.TestReport]:
     else:
         return shown
     phase = next((phase for phase in _PHASES if not lead.of_phase(phase)), "teardown")
-    shown.append(failed(item, phase, why, ran.seconds))
+    shown.append(failed(item, phase, why))
     return shown if phase == "teardown" else [*shown, *made_here(item, "teardown")]
 
 
@@ -151,12 +145,12 @@ def _shown(item: pytest.Item, ran: Ran, rank: Rank, data: dict[str, Any]) -> pyt
     if not report.failed:
         return report
     if _is_echo(rank.failure):
-        report.longrepr = _text_alone(
+        text = (
             f"{ran.label(rank)}: lost its connection{_place(rank.failure)}, as others had ended\n\n"
             f"{ran.others(rank)}\n\nA collective waits until all ranks of its group have called "
-            f"it. torch said:\n{_headline(rank.failure)}",
-            report.location,
+            f"it. torch said:\n{_headline(rank.failure)}"
         )
+        report.longrepr = failed(item, report.when, text).longrepr
         return report
     also = [str(one.number) for one in ran.ranks if one.failed and one is not rank]
     title = ran.label(rank) + (f"; also failed: {', '.join(also)}" if also else "")
@@ -172,7 +166,7 @@ def _shown(item: pytest.Item, ran: Ran, rank: Rank, data: dict[str, Any]) -> pyt
 def _fate(ran: Ran, rank: Rank, lead: Rank) -> str:
     """Return what came of another rank."""
     if rank.code is None:
-        after = f"{ran.grace:g} s after rank {lead.number}'s end"
+        after = f"{GRACE:g} s after rank {lead.number}'s end"
         when = "the time limit" if ran.ended == "limit" else after
         return f"still {_where(rank)} at {when}, and ended then"
     if rank.crashed:
@@ -247,22 +241,10 @@ def _over_limit(ran: Ran) -> str:
     )
 
 
-def failed(item: pytest.Item, phase: Any, text: str, seconds: float = 0.0) -> pytest.TestReport:
+def failed(item: pytest.Item, phase: Any, text: str) -> pytest.TestReport:
     """Return the report of a failure in this process, shown as the text alone."""
     (report,) = made_here(item, phase, lambda: pytest.fail(text, pytrace=False))
-    report.longrepr = _text_alone(text, item.location)
-    report.duration = seconds
     return report
-
-
-def _text_alone(text: str, location: tuple[str, int | None, str]) -> ExceptionChainRepr:
-    """Return what pytest shows of a failure, with a text in place of a traceback."""
-    path, line, name = location
-    lines = [f"E   {text_line}".rstrip() for text_line in text.splitlines()]
-    place = ReprFileLocation(path, (line or 0) + 1, name)
-    entry = ReprEntry(lines, None, None, place, "long")
-    crash = ReprFileLocation(path, (line or 0) + 1, text.partition("\n")[0])
-    return ExceptionChainRepr([(ReprTraceback([entry], None, style="long"), crash, None)])
 
 
 def made_here(
