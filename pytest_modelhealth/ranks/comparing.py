@@ -12,9 +12,6 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from pytest_modelhealth.ranks.evidence import (
-    BY_HAND,
-    BYPASSED,
-    LEFT_OUT,
     Evidence,
     Key,
     Name,
@@ -131,34 +128,22 @@ def _batches(of: Gathered) -> Iterator[Disagreement]:
 
 
 def _averaging(of: Gathered) -> Iterator[Disagreement]:
-    """Parameters that get gradients on ranks with other samples, and that no wrapper averages.
-
-    What `fully_shard` leaves out may be meant so, and a loop may average by hand where the wrappers
-    that there are get no gradient: that only warns.
-    """
-    by_reason: dict[str, list[Name]] = {}
-    for name, why in {k: v for s in of.seen.values() for k, v in s.unaveraged.items()}.items():
-        by_reason.setdefault(why, []).append(name)
-    for why, names in by_reason.items():
-        first, layers = _first(of, names)
-        they, them, were = ("it", "it", "was") if len(names) == 1 else ("they", "them", "were")
-        text = (
-            f"the gradients of {_listed(first, len(names))} are not averaged over "
-            f"{named_ranks(of.seen)}: {why.format(they=they, them=them, were=were)}"
-        )
-        if why == BYPASSED:
-            text = (
-                f"{first[0]!r} is wrapped in DDP and called past its wrapper: "
-                f"{named_ranks(of.seen)} train it each on gradients of its own batch"
+    """Parameters that get gradients on ranks with other samples, and that no wrapper averages."""
+    names = {name: sure for one in of.seen.values() for name, sure in one.unaveraged.items()}
+    for is_sure in (True, False):
+        some = [name for name, sure in names.items() if sure is is_sure]
+        if some:
+            first, layers = _first(of, some)
+            yield Disagreement(
+                layer=first[0],
+                tensor=first[1],
+                message=f"the gradients of {_listed(first, len(some))} are not averaged over "
+                f"{named_ranks(of.seen)}: no wrapper that is called holds "
+                f"{'them' if some[1:] else 'it'} as trainable",
+                value=float(len(some)),
+                layers=layers,
+                is_sure=is_sure,
             )
-        yield Disagreement(
-            layer=first[0],
-            tensor=first[1],
-            message=text,
-            value=float(len(names)),
-            layers=layers,
-            is_sure=why not in (LEFT_OUT, BY_HAND),
-        )
 
 
 def _paths(of: Gathered) -> Iterator[Disagreement]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.ranks.group import RankGroup
-from pytest_modelhealth.ranks.layout import Leaf, Place, Wrapped
+from pytest_modelhealth.ranks.layout import Place, Wrapped
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.statistics import TensorStatistics, UnsupportedTensorError, reduce
 
@@ -29,16 +29,6 @@ Name = tuple[str, str]
 
 Key = tuple[str, str, str]
 """Layer, role and own name of a tensor."""
-
-OUTSIDE = "no wrapper holds {them}"
-BY_HAND = (
-    "no wrapper that gets a gradient holds {them}, unless the training loop does it by hand after "
-    "backward()"
-)
-LEFT_OUT = "fully_shard does not hold {them}, by ignored_params or since a later change"
-THAWED = "DDP was made while {they} {were} frozen"
-BYPASSED = "DDP is called past its wrapper"
-"""Why nothing averages the gradient of a parameter."""
 
 _ENOUGH_BITS = 64.0
 """What no two batches have in common by chance."""
@@ -71,7 +61,8 @@ class Seen:
         batch: a fingerprint of all that it was given; 0 where that tells no batches apart.
         random: one of the generator that its model draws from; 0 where it shares no batch out.
         tensors: those of what it holds, by layer, role and own name.
-        unaveraged: reason by layer and parameter of what gets gradients that nothing averages.
+        unaveraged: parameters with gradients that no wrapper averages, and whether that is wrong
+            whatever the training loop does.
         unused: parameters without a gradient for which DDP waits.
     """
 
@@ -81,7 +72,7 @@ class Seen:
     batch: int
     random: int
     tensors: dict[Key, Print]
-    unaveraged: dict[Name, str]
+    unaveraged: dict[Name, bool]
     unused: frozenset[Name]
 
     @property
@@ -104,34 +95,35 @@ class Evidence:
         self.group, self.wrapped = group, Wrapped(request.model)
         ddps, leaves = self.wrapped.ddps, self.wrapped.parameters
         self._batch = self._random = 0
-        shares = len(group.place.data) > 1
-        if shares:
+        self._shares = len(group.place.data) > 1
+        if self._shares:
             given = find_tensors((request.inputs, request.target))
             if sum(map(_bits, given)) >= _ENOUGH_BITS:
                 self._batch = combined(fingerprint(_local(tensor)) for tensor in given)
             self._random = _generator(self.wrapped)
-        held = [_Held(ddp, leaves) for ddp in ddps]
-        self._ignored = set[int]().union(*(one.ignored for one in held))
+        self._averaged = [_averaged_by(ddp) for ddp in ddps]
+        self._ignored = {
+            id(tensor)
+            for ddp in ddps
+            for name, tensor in (*ddp.module.named_parameters(), *ddp.module.named_buffers())
+            if name in ddp.parameters_to_ignore
+        }
         self._tensors: dict[Key, Print] = {}
         self._before: dict[Key, int] = {}
-        self._hold_tensors(held)
-        self._unused: dict[Name, bool] = {}
-        """Parameters that a DDP waits for, and whether none can have a gradient."""
+        self._hold_tensors()
         self.waiting: list[tuple[set[Name], set[Name]]] = []
         """What each DDP holds, and what of it gets a gradient if anything does."""
-        for ddp, one in zip(ddps, held, strict=True):
+        for ddp, averaged in zip(ddps, self._averaged, strict=True):
             if not (ddp.find_unused_parameters or ddp.static_graph):
-                frozen = [leaf.key for leaf in one.leaves if one.is_due(leaf, trainable=False)]
-                due = [leaf.key for leaf in one.leaves if leaf.tensor.requires_grad]
-                self._unused |= dict.fromkeys(due, False) | dict.fromkeys(frozen, True)
-                self.waiting.append(({leaf.key for leaf in one.leaves}, {*due, *frozen}))
-        is_wrapped = bool(shares and (ddps or self.wrapped.sharded))
-        self._alone = list(self._not_averaged(held)) if is_wrapped else []
-        self._entered: set[int] = set()
-        self._bypassed: dict[int, str] = {}
+                inside = {id(parameter) for parameter in ddp._module_parameters}
+                held = {leaf.key for leaf in leaves if id(leaf.tensor) in inside}
+                awaited = {leaf.key for leaf in leaves if id(leaf.tensor) in averaged}
+                self.waiting.append((held, awaited))
+        self._called = {number for number, ddp in enumerate(ddps) if ddp is request.model}
         hooks: list[Any] = []
         self.close = weakref.finalize(self, lambda: [hook.remove() for hook in hooks])
-        hooks.extend(self._watched(request.model) if is_wrapped else ())
+        for number, ddp in enumerate(ddps):
+            hooks.append(ddp.register_forward_pre_hook(partial(_note, self._called, number)))
 
     def seen(self, own: Observation) -> Seen:
         """Return what this rank tells the others.
@@ -140,7 +132,9 @@ class Evidence:
             own: what it saw.
         """
         written = {key for key, before in self._before.items() if _buffer(own, key) != before}
-        unused = {name for name, never in self._unused.items() if never or _is_unused(name, own)}
+        frozen = {leaf.key for leaf in self.wrapped.parameters if not leaf.tensor.requires_grad}
+        awaited = {name for _, names in self.waiting for name in names}
+        unused = {name for name in awaited if name in frozen or _is_unused(name, own)}
         return Seen(
             self.group.rank,
             self.group.place,
@@ -148,16 +142,21 @@ class Evidence:
             self._batch,
             self._random,
             {key: held for key, held in self._tensors.items() if key not in written},
-            self._unaveraged(own) if own.backward else {},
+            self._unaveraged(own) if own.backward and self._shares else {},
             frozenset(unused if own.backward else ()),
         )
 
-    def _hold_tensors(self, held: list[_Held]) -> None:
+    def _hold_tensors(self) -> None:
         """Note what ought to be equal on several ranks.
 
         What DDP was told to ignore is each rank's own. So are running statistics, buffers that the
         forward writes, and buffers of one number: counters, and the number of the rank.
         """
+        groups = {
+            id(parameter): tuple(dist.get_process_group_ranks(ddp.process_group))
+            for ddp in reversed(self.wrapped.ddps)
+            for parameter in ddp._module_parameters
+        }
         norms = nn.modules.batchnorm._NormBase
         buffers = [
             leaf
@@ -171,9 +170,7 @@ class Evidence:
             if id(tensor) in self._ignored or nn.parameter.is_lazy(tensor):
                 continue
             part, local = _part(tensor)
-            if not part:
-                of_ddp = (one.ranks for one in held if id(tensor) in one.known)
-                part = str(next(of_ddp, self.group.ranks))
+            part = part or str(groups.get(id(tensor), self.group.ranks))
             is_sure = role == "parameters" or leaf.module.training
             self._tensors[key] = Print(part, fingerprint(local), is_sure)
             if role == "buffers":
@@ -181,79 +178,45 @@ class Evidence:
                 with suppress(UnsupportedTensorError):
                     self._before[key] = of_statistics(reduce(tensor))
 
-    def _watched(self, model: nn.Module) -> Iterator[Any]:
-        """Hang a hook on each DDP inside the model that tells whether its forward was entered."""
-        names = {layer.module: layer.name for layer in self.wrapped.modules}
-        for ddp in self.wrapped.ddps:
-            if ddp is not model and any(p.requires_grad for p in ddp._module_parameters):
-                inner = ddp.module
-                while isinstance(inner, DistributedDataParallel):
-                    inner = inner.module
-                self._bypassed[id(ddp)] = names.get(inner, "")
-                yield ddp.register_forward_pre_hook(partial(_note, self._entered, id(ddp)))
+    def _unaveraged(self, own: Observation) -> dict[Name, bool]:
+        """Return the parameters with gradients that no wrapper averages.
 
-    def _unaveraged(self, own: Observation) -> dict[Name, str]:
-        alone = {leaf.key for leaf, _ in self._alone}
-        names = [leaf.key for leaf in self.wrapped.parameters if leaf.key not in alone]
-        is_used = bool(alone) and any(_has_gradient(name, own) for name in names)
-        found = {
-            leaf.key: why if is_used else BY_HAND
-            for leaf, why in self._alone
-            if _has_gradient(leaf.key, own)
-        }
-        for number, layer in self._bypassed.items():
-            if number not in self._entered and layer in own.layers and own.layers[layer].calls:
-                found[layer, ""] = BYPASSED
-        return found
-
-    def _not_averaged(self, held: list[_Held]) -> Iterator[tuple[Leaf, str]]:
-        """Yield the trainable parameters that no wrapper averages, and why.
-
-        What lies in a module that `fully_shard` was given and is no shard may have been left out on
-        purpose. One whose gradient a hook of the user's takes may be averaged there.
+        One whose gradient a hook of the user's takes may be averaged there. What lies in a module
+        that `fully_shard` was given and is no shard may have been left out on purpose, and where no
+        wrapper holds anything with a gradient, the loop may average by hand.
         """
-        below = {id(p) for module in self.wrapped.sharded for p in module.parameters()}
-        for leaf in self.wrapped.parameters:
-            tensor, number = leaf.tensor, id(leaf.tensor)
-            is_shard = (leaf.module, leaf.name) in self.wrapped.shards
-            if not tensor.requires_grad or is_shard or number in self._ignored:
-                continue
-            holding = [one for one in held if number in one.known]
-            if holding and not any(one.is_due(leaf, trainable=True) for one in holding):
-                yield leaf, THAWED
-            elif not holding and not (tensor._post_accumulate_grad_hooks or tensor._backward_hooks):
-                yield leaf, LEFT_OUT if number in below else OUTSIDE
+        ddps, sharded = self.wrapped.ddps, self.wrapped.sharded
+        if not ddps and not sharded:
+            return {}
+        shards = {id(tensor) for tensor in self.wrapped.shards.values()}
+        called = shards.union(*(self._averaged[number] for number in self._called))
+        held = shards.union(*self._averaged)
+        left_out = {id(p) for module in sharded for p in module.parameters()}
+        used = [leaf for leaf in self.wrapped.parameters if _has_gradient(leaf.key, own)]
+        is_held = any(id(leaf.tensor) in held for leaf in used)
+        return {
+            leaf.key: is_held and id(leaf.tensor) not in left_out
+            for leaf in used
+            if id(leaf.tensor) not in called | self._ignored
+            and not (leaf.tensor._post_accumulate_grad_hooks or leaf.tensor._backward_hooks)
+        }
 
 
-class _Held:
-    """What a DDP holds of a model.
+def _averaged_by(ddp: DistributedDataParallel) -> set[int]:
+    """Return identities of the parameters of which a DDP averages the gradients.
 
-    Args:
-        ddp: the wrapper.
-        leaves: all parameters of the model.
+    Its reducer lists them only with buckets of zeros, a copy of all gradients: it is asked where it
+    averages others than are trainable.
     """
-
-    def __init__(self, ddp: DistributedDataParallel, leaves: list[Leaf]) -> None:
-        self.known = {id(parameter) for parameter in ddp._module_parameters}
-        self.ranks = tuple(dist.get_process_group_ranks(ddp.process_group))
-        self.leaves = [leaf for leaf in leaves if id(leaf.tensor) in self.known]
-        own = dict([*ddp.module.named_parameters(), *ddp.module.named_buffers()])
-        self.ignored = {id(own[name]) for name in ddp.parameters_to_ignore if name in own}
-        trainable = {id(p) for p in ddp._module_parameters if p.requires_grad}
-        self._averaged = trainable
-        # The reducer lists what it averages only with buckets of zeros, a copy of all gradients: it
-        # is asked where it averages others than are trainable.
-        if ddp._get_ddp_logging_data().get("num_parameter_tensors", 0) != len(trainable):
-            buckets = ddp.reducer._get_zeros_like_grad_buckets()
-            self._averaged = {id(p) for bucket in buckets for p in bucket.parameters()}
-
-    def is_due(self, leaf: Leaf, *, trainable: bool) -> bool:
-        """Whether it averages the gradient of a parameter that is trainable, or is not."""
-        return id(leaf.tensor) in self._averaged and leaf.tensor.requires_grad is trainable
+    trainable = {id(p) for p in ddp._module_parameters if p.requires_grad}
+    if ddp._get_ddp_logging_data().get("num_parameter_tensors", 0) == len(trainable):
+        return trainable
+    buckets = ddp.reducer._get_zeros_like_grad_buckets()
+    return {id(p) for bucket in buckets for p in bucket.parameters()}
 
 
-def _note(entered: set[int], number: int, *_: object) -> None:
-    entered.add(number)
+def _note(called: set[int], number: int, *_: object) -> None:
+    called.add(number)
 
 
 def _bits(tensor: Tensor) -> float:
