@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from pytest_modelhealth.errors import suggest
 from pytest_modelhealth.plugin.several_ranks import WANTED, Wanted
 
 MARKER = "modelhealth_ranks"
@@ -138,23 +137,16 @@ def _wanted(item: pytest.Item) -> Wanted | str | None:
     mark = item.get_closest_marker(MARKER)
     if mark is None:
         return None
-    where = f"@{MARKER} on {item.name}"
-    unknown = sorted(set(mark.kwargs) - {"seconds"})
-    if unknown:
-        return (
-            f"{where}: unknown keyword {unknown[0]!r}{suggest(unknown[0], ('seconds',))} "
-            f"It takes the number of ranks and seconds=: {MARKER}(2, seconds=300)"
-        )
-    if len(mark.args) != 1:
-        return f"{where}: takes the number of ranks, such as {MARKER}(2), " + (
-            f"not {', '.join(map(repr, mark.args))}" if mark.args else "and has none"
-        )
-    size, seconds = mark.args[0], mark.kwargs.get("seconds", DEFAULT_SECONDS)
-    if type(size) is not int or size < 1:
-        return f"{where}: the number of ranks must be a whole number from 1, not {size!r}"
-    if type(seconds) not in (int, float) or not 0 < seconds < math.inf:
-        return f"{where}: seconds= must be a number above 0, not {seconds!r}"
-    return Wanted(size, float(seconds))
+    size, seconds = [*mark.args, None][0], mark.kwargs.get("seconds", DEFAULT_SECONDS)
+    is_size = type(size) is int and size > 0 and len(mark.args) == 1
+    is_limit = type(seconds) in (int, float) and 0 < seconds < math.inf
+    if is_size and is_limit and {*mark.kwargs} <= {"seconds"}:
+        return Wanted(size, float(seconds))
+    given = [*map(repr, mark.args), *(f"{name}={value!r}" for name, value in mark.kwargs.items())]
+    return (
+        f"@{MARKER}({', '.join(given)}) on {item.name}: it takes the number of ranks, a whole "
+        f"number from 1, and seconds=, a number above 0: {MARKER}(2, seconds=300)"
+    )
 
 
 def world_size() -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -42,48 +41,25 @@ def place_of(model: nn.Module, everyone: bool) -> Place | None:
         everyone: whether all ranks are to see their share of the batches of a model that nothing
             distributes.
     """
-    sharing = list(_sharing(model))
-    data = max((ranks for _, ranks in sharing), key=len, default=())
-    meshes = list(_meshes(model))
+    wrappers = find_wrappers(model.modules())
+    replicated = [_ranks_of(ddp.process_group) for ddp in wrappers.replicated]
+    groups = [group for m in wrappers.sharded for group in m._get_fsdp_state()._fsdp_param_groups]
+    sharded = [_flat(group.mesh_info.mesh) for group in groups]
+    data = max((*replicated, *sharded), key=len, default=())
+    tensors = (*model.parameters(), *model.buffers())
+    meshes = dict.fromkeys(t.device_mesh for t in tensors if hasattr(t, "device_mesh"))
     tensor = max((_beside(mesh, data) for mesh in meshes), key=len, default=())
-    engines = dict.fromkeys(engine for engine, _ in sharing)
-    if len(tensor) > 1:
-        engines["tensor parallel"] = None
-    everybody = tuple(range(dist.get_world_size()))
+    known = (("DDP", replicated), ("FSDP2", sharded), ("tensor parallel", tensor[1:]))
+    engines = [name for name, some in known if some]
+    everybody, own = tuple(range(dist.get_world_size())), (dist.get_rank(),)
     if not engines:
-        if not everyone:
-            return None
-        data = everybody
-    own = (dist.get_rank(),)
+        data = everybody if everyone else ()
     data, tensor = data or own, tensor or own
     ranks = max(data, tensor, key=len)
     if len(data) > 1 and len(tensor) > 1:  # all groups that hang together
         whole = (mesh for mesh in meshes if mesh.size() == len(data) * len(tensor))
         ranks = next(map(_flat, whole), everybody)
     return Place(ranks, data, tensor, " and ".join(engines) or NO_ENGINE) if ranks[1:] else None
-
-
-def _sharing(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield what shares batches out: its name and its ranks."""
-    wrappers = find_wrappers(model.modules())
-    for ddp in wrappers.replicated:
-        yield "DDP", tuple(sorted(dist.get_process_group_ranks(ddp.process_group)))
-    for module in wrappers.sharded:
-        for group in module._get_fsdp_state()._fsdp_param_groups:
-            mesh = group.mesh_info.mesh
-            yield ("HSDP" if mesh.ndim > 1 else "FSDP2"), _flat(mesh)
-
-
-def _meshes(model: nn.Module) -> Iterator[Any]:
-    """Yield each mesh that a parameter or buffer lies on."""
-    found = sys.modules.get("torch.distributed.tensor")
-    if found is None:
-        return
-    seen = []
-    for tensor in (*model.parameters(), *model.buffers()):
-        if isinstance(tensor, found.DTensor) and tensor.device_mesh not in seen:
-            seen.append(tensor.device_mesh)
-            yield tensor.device_mesh
 
 
 def _beside(mesh: Any, data: tuple[int, ...]) -> tuple[int, ...]:
@@ -93,7 +69,7 @@ def _beside(mesh: Any, data: tuple[int, ...]) -> tuple[int, ...]:
         return ()
     place: list[Any] = list(here)
     for dimension in range(mesh.ndim):
-        ranks = dist.get_process_group_ranks(mesh.get_group(dimension))
+        ranks = _ranks_of(mesh.get_group(dimension))
         if len(ranks) > 1 and not set(ranks) <= set(data):
             place[dimension] = slice(None)
     return tuple(sorted(mesh.mesh[tuple(place)].reshape(-1).tolist()))
@@ -101,6 +77,10 @@ def _beside(mesh: Any, data: tuple[int, ...]) -> tuple[int, ...]:
 
 def _flat(mesh: Any) -> tuple[int, ...]:
     return tuple(sorted(mesh.mesh.reshape(-1).tolist()))
+
+
+def _ranks_of(group: Any) -> tuple[int, ...]:
+    return tuple(sorted(dist.get_process_group_ranks(group)))
 
 
 class Leaf(NamedTuple):

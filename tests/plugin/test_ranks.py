@@ -248,16 +248,7 @@ def test_every_destination_gets_the_results_of_the_rank_that_is_reported(
     assert "unused" not in again.stdout.str()
 
 
-WRONG = {
-    "modelhealth_ranks": "takes the number of ranks, such as modelhealth_ranks(2), and has none",
-    "modelhealth_ranks(2, 3)": "takes the number of ranks, such as modelhealth_ranks(2), not 2, 3",
-    "modelhealth_ranks('2')": "the number of ranks must be a whole number from 1, not '2'",
-    "modelhealth_ranks(True)": "the number of ranks must be a whole number from 1, not True",
-    "modelhealth_ranks(0)": "the number of ranks must be a whole number from 1, not 0",
-    "modelhealth_ranks(2, seconds=0)": "seconds= must be a number above 0, not 0",
-    "modelhealth_ranks(2, seconds='x')": "seconds= must be a number above 0, not 'x'",
-    "modelhealth_ranks(2, second=3)": "unknown keyword 'second'; did you mean 'seconds'?",
-}
+WRONG = ("", "2, 3", "'2'", "True", "0", "2, seconds=0", "2, seconds='x'", "2, second=3")
 
 
 def test_a_wrong_mark_is_an_error_of_the_test_that_has_it(pytester: pytest.Pytester) -> None:
@@ -265,7 +256,8 @@ def test_a_wrong_mark_is_an_error_of_the_test_that_has_it(pytester: pytest.Pytes
     for number, mark in enumerate(WRONG):
         path = pytester.path / f"test_wrong{number}.py"
         path.write_text(
-            f"import pytest\n@pytest.mark.{mark}\ndef test_it(): pass\ndef test_other(): pass\n"
+            f"import pytest\n@pytest.mark.modelhealth_ranks({mark})\n"
+            "def test_it(): pass\ndef test_other(): pass\n"
         )
     pytester.makepyfile(
         test_unmarked="def test_it(rank): pass",
@@ -287,8 +279,9 @@ def test_a_wrong_mark_is_an_error_of_the_test_that_has_it(pytester: pytest.Pytes
     )
     result = pytester.runpytest("--strict-markers")
     result.assert_outcomes(errors=len(WRONG) + 1, passed=len(WRONG) + 2, failed=1)
-    for text in WRONG.values():
-        assert f"@modelhealth_ranks on test_it: {text}" in result.stdout.str()
+    for mark in WRONG:
+        text = f"@modelhealth_ranks({mark}) on test_it: it takes the number of ranks, a whole"
+        assert text in result.stdout.str()
     needs = "the fixture rank is for tests marked with @pytest.mark.modelhealth_ranks(2)"
     assert result.stdout.str().count(needs) >= 2
 

@@ -45,19 +45,12 @@ class Torchrun:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Skip or refuse what is for other numbers of ranks; else wait for all."""
+        """Skip what is for another number of ranks; else wait for all."""
         wanted = item.stash.get(WANTED, None)
         if wanted is None:
             return
-        if wanted.size > self._size:
-            pytest.fail(
-                f"needs {wanted.size} ranks, and WORLD_SIZE is {self._size}: start "
-                f"torchrun --nproc-per-node {wanted.size} -m pytest, or run it by pytest alone, "
-                "which starts the ranks itself",
-                pytrace=False,
-            )
-        if wanted.size < self._size:
-            reason = f"is for {wanted.size} of the ranks, and WORLD_SIZE is {self._size}"
+        if wanted.size != self._size:
+            reason = f"is for {wanted.size} ranks, and WORLD_SIZE is {self._size}"
             raise pytest.skip.Exception(reason, _use_item_location=True)
         if self._barrier is None:
             self._join()
