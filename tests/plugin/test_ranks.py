@@ -137,12 +137,12 @@ def test_a_marked_test_is_run_on_its_ranks_and_says_one_thing(pytester: pytest.P
     section = _section(text, "test_fails_on_rank_1")
     assert "assert [rank] == [2]" in section
     assert "E           assert [1] == [2]" in section
-    assert "- rank 1 of 2; also failed: 0 -" in section
-    assert re.search(r"rank 0: lost its connection at \S+py:\d+, as rank 1 had ended", section)
+    assert "- rank 1 of 2 -" in section
+    assert re.search(r"rank 0: lost its connection at \S+py:\d+", section)
     assert "printed on rank 1" in section
     assert "printed on rank 0" not in section
 
-    assert "- rank 0 of 2; also failed: 1 -\nrank 1: the same" in _narrow(
+    assert "- rank 0 of 2 -\nrank 1: AssertionError: the same at " in _narrow(
         _section(text, "test_fails_on_all")
     )
     crashed = _section(text, "test_crashes")
@@ -156,7 +156,7 @@ def test_a_marked_test_is_run_on_its_ranks_and_says_one_thing(pytester: pytest.P
             "FAILED *::test_fails_on_rank_1 - rank 1 of 2: assert [[]1[]] == [[]2[]]",
             "FAILED *::test_fails_on_all - rank 0 of 2: AssertionError: the same*",
             "FAILED *::test_crashes - Failed: rank 1 of 2: ended with exit code 3",
-            "FAILED *::test_forgets_a_rank - Failed: rank 1 of 2: lost its connection at *",
+            "FAILED *::test_forgets_a_rank - rank 1 of 2: lost its connection at *",
             "ERROR *::test_setup_fails - rank 1 of 2: RuntimeError: no such file",
             "ERROR *::test_teardown_fails - rank 1 of 2: RuntimeError: not closed",
             "XFAIL *::test_known - known",
@@ -350,7 +350,7 @@ def test_ranks_that_wait_are_ended_and_say_where(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the limit of the mark or of pytest-timeout, or some seconds after a rank failed alone."""
-    monkeypatch.setattr(running.verdict, "GRACE", 0.5)
+    monkeypatch.setattr(running, "GRACE", 0.5)
     pytester.makepyfile(test_stuck=STUCK)
     result = pytester.runpytest("--maxfail=3", "-p", "no:xdist")
     text = result.stdout.str()
@@ -371,4 +371,4 @@ def test_ranks_that_wait_are_ended_and_say_where(
 
     alone = _section(text, "test_waits_for_nobody")
     assert "ValueError: alone" in alone
-    assert re.search(r"rank 0: still at test_stuck.py:\d+ at 0.5 s after rank 1's end", alone)
+    assert re.search(r"rank 0: at test_stuck.py:\d+", alone)

@@ -25,6 +25,10 @@ from _pytest.skipping import evaluate_skip_marks
 
 from pytest_modelhealth.plugin.several_ranks import Wanted, rank_process, verdict
 
+GRACE = 5.0
+"""Seconds that the others have once a rank failed alone: most end by themselves as its connection
+closes, those that wait elsewhere would wait for ever."""
+
 _TICK = 0.05
 _STACK = 0.5
 """Seconds in which a rank writes its stack to its log."""
@@ -197,7 +201,7 @@ def _run(item: pytest.Item, wanted: Wanted) -> list[pytest.TestReport]:
     try:
         start_server()
         ranks.extend(Rank(request) for request in _requests(item, wanted))
-        ended = _wait(ranks, wanted.seconds, watched)
+        _wait(ranks, wanted.seconds, watched)
         running = [rank for rank in ranks if rank.code is None]
         for rank in running:
             rank.write_stack()
@@ -209,7 +213,7 @@ def _run(item: pytest.Item, wanted: Wanted) -> list[pytest.TestReport]:
         for rank in ranks:
             rank.close()
     verdict.warn(item, ranks)
-    return verdict.reports(item, verdict.Ran(ranks, wanted.seconds, ended))
+    return verdict.reports(item, ranks, wanted.seconds)
 
 
 def _requests(item: pytest.Item, wanted: Wanted) -> Iterator[dict[str, Any]]:
@@ -259,22 +263,14 @@ def _workerinput(config: pytest.Config, rank: int) -> dict[str, Any]:
     return given
 
 
-def _wait(ranks: list[Rank], seconds: float, watched: int | None) -> str:
-    """Wait for all ranks; return why it was given up, if it was."""
-    end, why = time.monotonic() + seconds, "limit"
-    while True:
+def _wait(ranks: list[Rank], seconds: float, watched: int | None) -> None:
+    """Wait until all ranks have ended, or no longer."""
+    end = time.monotonic() + seconds
+    while any(rank.code is None for rank in ranks) and time.monotonic() < end:
         connection.wait([one for rank in ranks if rank.code is None for one in rank.signs], _TICK)
         for rank in ranks:
             rank.look()
         if watched is not None and os.getppid() != watched:
             raise KeyboardInterrupt("xdist's controller is gone")
-        if all(rank.code is not None for rank in ranks):
-            return ""
-        now = time.monotonic()
-        if (
-            any(rank.failed and rank.code is not None for rank in ranks)
-            and end > now + verdict.GRACE
-        ):
-            end, why = now + verdict.GRACE, "grace"
-        if now > end:
-            return why
+        if any(rank.failed and rank.code is not None for rank in ranks):
+            end = min(end, time.monotonic() + GRACE)

@@ -9,7 +9,6 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +16,6 @@ import pytest
 
 if TYPE_CHECKING:
     from pytest_modelhealth.plugin.several_ranks.running import Rank
-
-GRACE = 5.0
-"""Seconds that the others have once a rank failed alone: most end by themselves as its connection
-closes, those that wait elsewhere would wait for ever."""
 
 _PHASES = ("setup", "call", "teardown")
 _ECHOES = (
@@ -34,63 +29,35 @@ _ECHOES = (
 
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "<", f"{Path(os.__file__).parent}/")
 _OURS = f"{Path(__file__).parents[2]}/"
-_LEFT_OUT = (
-    "/_pytest/",
-    "/pluggy/",
-    "several_ranks",
-    '"<string>"',
-    "multiprocessing",
-    "_call_impl",
-)
-"""What of a line of a stack is of no interest."""
 _COLLECTIVES = ("/distributed_c10d.py", "/_functional_collectives.py")
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (\S+)', re.MULTILINE)
+_BELOW_THE_TEST = re.compile(
+    r"/_pytest/|/pluggy/|several_ranks|<string>|multiprocessing|_call_impl"
+)
+"""Lines of a stack that nobody looks for."""
 
 
-@dataclass
-class Ran:
-    """A test that ran.
-
-    Args:
-        ranks: in order, with what each said.
-        limit: the seconds that the test may take.
-        ended: why ranks were ended before they were through: ``"limit"``, ``"grace"`` or nothing.
-    """
-
-    ranks: list[Rank]
-    limit: float
-    ended: str
-
-    def label(self, rank: Rank) -> str:
-        """Return ``"rank 1 of 2"``."""
-        return f"rank {rank.number} of {len(self.ranks)}"
-
-    def others(self, lead: Rank) -> str:
-        """Return a line on what came of each rank but one."""
-        fates = [(one, _fate(self, one, lead)) for one in self.ranks if one is not lead]
-        return "\n".join(f"rank {rank.number}: {fate}" for rank, fate in fates)
-
-
-def reports(item: pytest.Item, ran: Ran) -> list[pytest.TestReport]:
+def reports(item: pytest.Item, ranks: list[Rank], limit: float) -> list[pytest.TestReport]:
     """Return the reports of a test: those of the rank that says most.
 
     Args:
         item: the test, in the process that reports.
-        ran: what came of it.
+        ranks: in order, with what each said.
+        limit: the seconds that the test may take.
     """
-    lead = _lead(ran.ranks)
-    shown = [_shown(item, ran, lead, data) for data in lead.reports]
-    if lead.problems:
-        why = f"{ran.label(lead)}: {lead.problems[0].strip()}\n\n{ran.others(lead)}"
-    elif lead.crashed:
-        why = f"{ran.label(lead)}: {_how_it_ended(lead.code or 0)}\n\n{ran.others(lead)}"
-        why += _printed(lead)
-    elif lead.code is None and not lead.failure:
-        why = _over_limit(ran)
-    else:
+    lead = _lead(ranks)
+    shown = [_shown(item, ranks, lead, data) for data in lead.reports]
+    is_stuck = lead.code is None and not lead.failure
+    if not (lead.problems or lead.crashed or is_stuck):
         return shown
+    why = f"rank {lead.number} of {len(ranks)}: {_fate(lead)}\n\n{_others(ranks, lead)}"
+    if is_stuck and not lead.problems:
+        each = "; ".join(f"rank {rank.number} {_fate(rank)}" for rank in ranks)
+        why = f"took longer than {limit:g} s: {each}\n\nThe limit: @pytest.mark.modelhealth_ranks("
+        why += f"{len(ranks)}, seconds=...), or that of pytest-timeout."
     phase = next((phase for phase in _PHASES if not lead.of_phase(phase)), "teardown")
-    shown.append(failed(item, phase, why))
+    text = "\n\n".join([why, *(_log(rank) for rank in ranks if rank.crashed or rank.code is None)])
+    shown.append(failed(item, phase, text))
     return shown if phase == "teardown" else [*shown, *made_here(item, "teardown")]
 
 
@@ -115,25 +82,23 @@ def _gravity(rank: Rank) -> int:
         return 3
     if rank.failure:  # a strict xfail asks for one rank that fails
         return 1
-    outcomes = [report["outcome"] for report in rank.reports]
-    return (2 if _xfailed(rank) else 1) if "skipped" in outcomes else 0
+    is_xfailed = any(r["outcome"] == "skipped" and "wasxfail" in r for r in rank.reports)
+    return 2 if is_xfailed else int(any(r["outcome"] == "skipped" for r in rank.reports))
 
 
-def _xfailed(rank: Rank) -> bool:
-    return any(r["outcome"] == "skipped" and "wasxfail" in r for r in rank.reports)
+def _is_echo(failure: dict[str, Any]) -> bool:
+    return any(echo in _headline(failure) for echo in _ECHOES)
 
 
-def _is_echo(report: dict[str, Any]) -> bool:
-    return any(echo in _headline(report) for echo in _ECHOES)
-
-
-def _headline(report: dict[str, Any]) -> str:
-    shown = report.get("longrepr")
+def _headline(failure: dict[str, Any]) -> str:
+    shown = failure.get("longrepr")
     text = (shown.get("reprcrash") or {}).get("message", "") if isinstance(shown, dict) else shown
     return str(text).strip().partition("\n")[0]
 
 
-def _shown(item: pytest.Item, ran: Ran, rank: Rank, data: dict[str, Any]) -> pytest.TestReport:
+def _shown(
+    item: pytest.Item, ranks: list[Rank], rank: Rank, data: dict[str, Any]
+) -> pytest.TestReport:
     """Return a report of one rank, a failed one with what the others said."""
     report: pytest.TestReport = item.config.hook.pytest_report_from_serializable(
         config=item.config,
@@ -144,44 +109,39 @@ def _shown(item: pytest.Item, ran: Ran, rank: Rank, data: dict[str, Any]) -> pyt
         report.longrepr = (shown[0], shown[1], shown[2])
     if not report.failed:
         return report
+    title, others = f"rank {rank.number} of {len(ranks)}", _others(ranks, rank)
     if _is_echo(rank.failure):
-        text = (
-            f"{ran.label(rank)}: lost its connection{_place(rank.failure)}, as others had ended\n\n"
-            f"{ran.others(rank)}\n\nA collective waits until all ranks of its group have called "
-            f"it. torch said:\n{_headline(rank.failure)}"
-        )
-        report.longrepr = failed(item, report.when, text).longrepr
-        return report
-    also = [str(one.number) for one in ran.ranks if one.failed and one is not rank]
-    title = ran.label(rank) + (f"; also failed: {', '.join(also)}" if also else "")
+        others += "\nA collective waits until all ranks of its group have called it."
     if hasattr(shown, "addsection"):
         if shown.reprcrash is not None:
-            shown.reprcrash.message = f"{ran.label(rank)}: {shown.reprcrash.message}"
-        shown.addsection(title, ran.others(rank))
+            said = _fate(rank) if _is_echo(rank.failure) else shown.reprcrash.message
+            shown.reprcrash.message = f"{title}: {said}"
+        shown.addsection(title, others)
     else:
-        report.longrepr = f"{shown}\n\n{title}\n{ran.others(rank)}"
+        report.longrepr = f"{shown}\n\n{title}\n{others}"
     return report
 
 
-def _fate(ran: Ran, rank: Rank, lead: Rank) -> str:
-    """Return what came of another rank."""
-    if rank.code is None:
-        after = f"{GRACE:g} s after rank {lead.number}'s end"
-        when = "the time limit" if ran.ended == "limit" else after
-        return f"still {_where(rank)} at {when}, and ended then"
-    if rank.crashed:
-        return _how_it_ended(rank.code)
+def _others(ranks: list[Rank], lead: Rank) -> str:
+    """Return a line on what came of each rank but one."""
+    fates = {one.number: _fate(one).rpartition("\n")[2] for one in ranks if one is not lead}
+    return "\n".join(f"rank {number}: {fate}" for number, fate in fates.items())
+
+
+def _fate(rank: Rank) -> str:
+    """Return what came of a rank."""
     if rank.problems:
-        return rank.problems[0].strip().splitlines()[-1]
-    if not rank.failure:
-        is_skipped = any(report["outcome"] == "skipped" for report in rank.reports)
-        return "xfailed" if _xfailed(rank) else "skipped" if is_skipped else "passed"
-    headline, place = _headline(rank.failure), _place(rank.failure)
-    if headline == _headline(lead.failure):
-        return "the same"
-    if _is_echo(rank.failure):
-        return f"lost its connection{place}, as rank {lead.number} had ended"
-    return f"{headline}{place}"
+        return rank.problems[0].strip()
+    if rank.crashed:
+        code = rank.code or 0
+        name = f"killed by {signal.Signals(-code).name}" if code < 0 else ""
+        return name or f"ended with exit code {code}"
+    if rank.failure:
+        told = "lost its connection" if _is_echo(rank.failure) else _headline(rank.failure)
+        return f"{told}{_place(rank.failure)}"
+    if rank.code is None:
+        return _where(rank)
+    return "skipped" if any(r["outcome"] == "skipped" for r in rank.reports) else "passed"
 
 
 def _is_users(path: str) -> bool:
@@ -207,38 +167,15 @@ def _where(rank: Rank) -> str:
     frames = [found.groups() for found in _FRAME.finditer(stack)]
     collective = next((name for path, _, name in frames if path.endswith(_COLLECTIVES)), "")
     waits = f"waiting in {collective} " if collective else ""
-    for path, line, _ in frames:
-        if _is_users(path):
-            return f"{waits}at {Path(path).name}:{line}"
-    return waits.rstrip() or "not in the test"
+    places = (f"at {Path(path).name}:{line}" for path, line, _ in frames if _is_users(path))
+    return f"{waits}{next(places, 'outside of the test')}"
 
 
-def _how_it_ended(code: int) -> str:
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-
-
-def _printed(rank: Rank) -> str:
-    """Return what is in the log of a rank: what it printed, and its stack from the test on."""
-    lines = [
-        line
-        for line in rank.log().splitlines()
-        if not line.startswith("Extension modules:")
-        and not (line.startswith('  File "') and any(part in line for part in _LEFT_OUT))
-    ]
-    return "\n".join(["", "", f"rank {rank.number}:", *lines]) if lines else ""
-
-
-def _over_limit(ran: Ran) -> str:
-    """Return who waits where, and the stacks of all."""
-    where = "; ".join(
-        f"rank {rank.number} {_where(rank) if rank.code is None else 'was through'}"
-        for rank in ran.ranks
-    )
-    return (
-        f"took longer than {ran.limit:g} s: {where}\n\n"
-        f"The limit: @pytest.mark.modelhealth_ranks({len(ran.ranks)}, seconds=...), or that of "
-        f"pytest-timeout.{''.join(_printed(rank) for rank in ran.ranks)}"
-    )
+def _log(rank: Rank) -> str:
+    """Return what a rank printed, and its stack from the test on."""
+    lines = [line for line in rank.log().splitlines() if not line.startswith("Extension modules:")]
+    kept = (n for n in lines if not (n.startswith('  File "') and _BELOW_THE_TEST.search(n)))
+    return "\n".join([f"rank {rank.number}:", *kept])
 
 
 def failed(item: pytest.Item, phase: Any, text: str) -> pytest.TestReport:
