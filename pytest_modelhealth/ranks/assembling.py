@@ -9,7 +9,7 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 from pytest_modelhealth.ranks.evidence import Seen, of_statistics
-from pytest_modelhealth.ranks.group import RankGroup
+from pytest_modelhealth.ranks.layout import Place
 from pytest_modelhealth.report import ROLES, LayerRecord, LossCall, Observation
 from pytest_modelhealth.report.merging import merged
 from pytest_modelhealth.report.ranks import Placement, Ranks
@@ -32,7 +32,7 @@ class Part(NamedTuple):
         return self.seen.shape if self.placement is None else self.placement.shape
 
 
-def assembled(group: RankGroup, ranks: Sequence[Seen]) -> Observation:
+def assembled(place: Place, ranks: Sequence[Seen]) -> Observation:
     """Return what all ranks saw of one step, put together from what each saw.
 
     Counts, extremes and histograms are exact, moments right to rounding. Gradients of activations
@@ -41,7 +41,7 @@ def assembled(group: RankGroup, ranks: Sequence[Seen]) -> Observation:
     order of the ranks: so all have the same, to the last bit.
 
     Args:
-        group: the ranks.
+        place: who took part.
         ranks: what each saw, in order.
     """
     joint = merged([_counted_once(one) for one in ranks], over="ranks")
@@ -59,7 +59,7 @@ def assembled(group: RankGroup, ranks: Sequence[Seen]) -> Observation:
             _loss_call(call, [(one, one.observation.loss_calls[n : n + 1]) for one in ranks])
             for n, call in enumerate(joint.loss_calls)
         ),
-        ranks=Ranks(group.ranks, group.place.engine),
+        ranks=Ranks(place.ranks, place.engine),
     )
 
 

@@ -55,10 +55,8 @@ class Gathered:
         )
 
 
-def disagreements(
-    evidence: Evidence, seen: Iterable[Seen], joint: Observation
-) -> tuple[Disagreement, ...]:
-    """Return where ranks disagree, the same on every rank.
+def disagreements(evidence: Evidence, seen: Iterable[Seen], joint: Observation) -> Observation:
+    """Return the joint observation with where ranks disagree, the same on every rank.
 
     Args:
         evidence: what this rank noted.
@@ -68,19 +66,23 @@ def disagreements(
     of = Gathered({one.rank: one for one in seen}, evidence, joint)
     found: dict[str, list[Disagreement]] = {}
     for check, role, compare in COMPARED:
-        for one in compare(of):
-            ranks = one.ranks or tuple(of.seen)
-            others = one.others or tuple(rank for rank in of.seen if rank not in ranks)
-            layer = one.layer or next(iter(one.layers), "")
-            done = replace(
-                one, kind=check, layer=layer, role=one.role or role, ranks=ranks, others=others
+        found[check] = [
+            replace(
+                one,
+                kind=check,
+                layer=one.layer or next(iter(one.layers), ""),
+                role=one.role or role,
+                ranks=one.ranks or tuple(of.seen),
             )
-            found.setdefault(check, []).append(done)
-    is_one_batch = any(not one.others for one in found.get("distinct_data", ()))
-    if evidence.group.place.engine == NO_ENGINE and "same_weights" in found and is_one_batch:
+            for one in compare(of)
+        ]
+    is_one_batch = any(len(one.ranks) == len(of.seen) for one in found["distinct_data"])
+    if evidence.place.engine == NO_ENGINE and found["same_weights"] and is_one_batch:
         # as far as is seen, tensor parallelism by hand
         del found["same_weights"], found["distinct_data"]
-    return tuple(one for each in found.values() for one in each)
+    assert joint.ranks is not None
+    told = tuple(one for each in found.values() for one in each)
+    return replace(joint, ranks=replace(joint.ranks, disagreements=told))
 
 
 def _weights(of: Gathered) -> Iterator[Disagreement]:
@@ -106,7 +108,6 @@ def _weights(of: Gathered) -> Iterator[Disagreement]:
         role=role,
         tensor=name,
         ranks=tuple(odd),
-        others=tuple(most),
         message=f"{named_ranks(odd)} {'has' if len(odd) == 1 else 'have'} "
         f"{'other' if most else 'different'} values of "
         + _listed((layer, name), len(differing), "tensor")

@@ -19,7 +19,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.ranks.group import RankGroup
 from pytest_modelhealth.ranks.layout import Place, Wrapped
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.statistics import TensorStatistics, UnsupportedTensorError, reduce
@@ -87,15 +86,15 @@ class Evidence:
     `close` must be called when the run has ended, or failed.
 
     Args:
-        group: the ranks that inspect together.
+        place: who inspects together.
         request: what is run.
     """
 
-    def __init__(self, group: RankGroup, request: Request) -> None:
-        self.group, self.wrapped = group, Wrapped(request.model)
+    def __init__(self, place: Place, request: Request) -> None:
+        self.place, self.wrapped = place, Wrapped(request.model)
         ddps, leaves = self.wrapped.ddps, self.wrapped.parameters
         self._batch = self._random = 0
-        self._shares = len(group.place.data) > 1
+        self._shares = len(place.data) > 1
         if self._shares:
             given = find_tensors((request.inputs, request.target))
             if sum(map(_bits, given)) >= _ENOUGH_BITS:
@@ -136,8 +135,8 @@ class Evidence:
         awaited = {name for _, names in self.waiting for name in names}
         unused = {name for name in awaited if name in frozen or _is_unused(name, own)}
         return Seen(
-            self.group.rank,
-            self.group.place,
+            dist.get_rank(),
+            self.place,
             own,
             self._batch,
             self._random,
@@ -170,7 +169,7 @@ class Evidence:
             if id(tensor) in self._ignored or nn.parameter.is_lazy(tensor):
                 continue
             part, local = _part(tensor)
-            part = part or str(groups.get(id(tensor), self.group.ranks))
+            part = part or str(groups.get(id(tensor), self.place.ranks))
             is_sure = role == "parameters" or leaf.module.training
             self._tensors[key] = Print(part, fingerprint(local), is_sure)
             if role == "buffers":

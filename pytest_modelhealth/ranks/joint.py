@@ -1,36 +1,56 @@
-"""`Joint`: an inspection that several ranks make together."""
+"""`Joint`: the ranks that inspect one model together, and what they do so.
+
+Objects go over a process group of our own, of gloo, made while all is well: the groups of the
+model are never used, since a rank that failed may have left another of their collectives open.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from itertools import zip_longest
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from pytest_modelhealth.capture import Request
+from pytest_modelhealth.capture.observing.layer import Held
+from pytest_modelhealth.capture.parallel.placements import summed
 from pytest_modelhealth.capture.parallel.wrappers import find_wrappers, refuse_unknown_ways
 from pytest_modelhealth.capture.step.state import State
+from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.ranks.assembling import assembled
-from pytest_modelhealth.ranks.barrier import digest
+from pytest_modelhealth.ranks.barrier import Barrier
 from pytest_modelhealth.ranks.comparing import disagreements
 from pytest_modelhealth.ranks.evidence import Evidence
-from pytest_modelhealth.ranks.group import RankGroup
 from pytest_modelhealth.ranks.layout import Place, described, place_of
 from pytest_modelhealth.report import Observation, Probed
 from pytest_modelhealth.report.merging import merged
 from pytest_modelhealth.report.parts import Extreme, Extremes
 from pytest_modelhealth.tolerance import Run, observed
 
-_groups: dict[tuple[Any, Place], RankGroup] = {}
+T = TypeVar("T")
+
+_ADVICE = (
+    ". All ranks must inspect the same batches in the same order, none under 'if rank == 0', and "
+    "as many: a DistributedSampler with drop_last=True deals them out evenly. ranks=False inspects "
+    "one rank alone; the setting rank_timeout waits longer"
+)
+_ECHOES = ("Timed out waiting", "Connection closed by peer", "Connection reset by peer", "gloo")
+"""What a collective raises to which another rank did not come, or which it left."""
+
+_known: dict[tuple[Any, Place], Joint] = {}
 
 
 def joined(model: nn.Module, everyone: bool, seconds: float) -> Joint | None:
     """Return the ranks that inspect this model together; ``None`` where this one is alone.
 
-    Ranks that inspect together again have one group, as long as the default group is the same.
+    Ranks that inspect together again are the same `Joint`, as long as the default group is.
 
     Args:
         model: the model.
@@ -41,20 +61,26 @@ def joined(model: nn.Module, everyone: bool, seconds: float) -> Joint | None:
     if place is None:
         return None
     key = (dist.group.WORLD, place)
-    if key not in _groups:
-        number = sum(known.ranks == place.ranks for _, known in _groups)
-        name = f"modelhealth/{digest(repr(place.ranks))}/{number}"
+    if key not in _known:
+        number = sum(known.ranks == place.ranks for _, known in _known)
+        name = f"modelhealth/{'-'.join(map(str, place.ranks))}/{number}"
         store = dist.distributed_c10d.PrefixStore(name, dist.distributed_c10d._get_default_store())
-        _groups[key] = RankGroup(place, store, seconds)
-    _groups[key].barrier.seconds = seconds
-    return Joint(_groups[key])
+        _known[key] = Joint(place, Barrier(store, place.ranks, dist.get_rank(), seconds, _ADVICE))
+    _known[key]._barrier.seconds = seconds
+    return _known[key]
 
 
-@dataclass(frozen=True)
 class Joint:
-    """The inspections that the ranks of a group make together."""
+    """Ranks that inspect one model together.
 
-    group: RankGroup
+    Args:
+        place: who takes part, and where this rank stands.
+        barrier: where they wait for each other.
+    """
+
+    def __init__(self, place: Place, barrier: Barrier) -> None:
+        self._place, self._barrier, self._rank = place, barrier, dist.get_rank()
+        self._groups: dict[tuple[int, ...], Any] = {}
 
     def observed(self, request: Request, run: Run = observed) -> Observation:
         """Return what all ranks saw of a step that each runs on its own batch.
@@ -67,23 +93,20 @@ class Joint:
             InspectionError: another rank failed, did not come, or inspects something else.
             Exception: whatever this rank's model or loss raises, untouched.
         """
-        group = self.group
         refuse_unknown_ways(find_wrappers(State(request.model).modules))
-        group.barrier.wait("the run", _structure(request))
-        group.open()
-        with group.telling("its run"):
-            evidence = Evidence(group, request)
+        self._barrier.wait("the run")
+        self._open()
+        self._require_same(_structure(request))
+        with self._telling("its run"):
+            evidence = Evidence(self._place, request)
             try:
-                own = run(replace(request, averager=group.averaged))
+                own = run(replace(request, averager=self._averaged))
             finally:
                 evidence.close()
-        group.barrier.wait("the reports are put together")
-        with group.telling("putting the reports together"):
-            seen = group.gather(evidence.seen(own))
-            joint = assembled(group, seen)
-            found = disagreements(evidence, seen, joint)
-        assert joint.ranks is not None
-        return replace(joint, ranks=replace(joint.ranks, disagreements=found))
+        self._barrier.wait("the reports are put together")
+        with self._telling("putting the reports together"):
+            seen = self._gather(evidence.seen(own))
+            return disagreements(evidence, seen, assembled(self._place, seen))
 
     def over_batches(self, run: Callable[[Callable[[bool], bool]], Observation]) -> Observation:
         """Return what all ranks saw of batches; if one fails between its own, all are told.
@@ -91,14 +114,12 @@ class Joint:
         Args:
             run: runs them, told how to ask after each, on all ranks, whether time is up on some.
         """
-        group = self.group
 
         def time_is_up(here: bool) -> bool:
-            group.barrier.wait("its next batch")
-            with group.telling("ending its batches"):
-                return any(group.gather(here))
+            self._barrier.wait("its next batch")
+            return any(self._gather(here))
 
-        with group.telling("its batches"):
+        with self._telling("its batches"):
             return self.settled(run(time_is_up), over_batches=True)
 
     def settled(self, own: Observation, over_batches: bool = False) -> Observation:
@@ -115,11 +136,10 @@ class Joint:
         """
         if (own.probes, own.costs, own.stepped) == (Probed(), None, None) and not over_batches:
             return own
-        group = self.group
         batches = f"{own.batches} batch" + ("" if own.batches == 1 else "es")
-        group.barrier.wait(f"the end of its inspection, after {batches}")
-        with group.telling("ending its inspection"):
-            joint = merged(group.gather(_of_rank(own, group)), over="ranks")
+        self._barrier.wait(f"the end of its inspection, after {batches}")
+        with self._telling("ending its inspection"):
+            joint = merged(self._gather(self._of_rank(own)), over="ranks")
         layers = {}
         for name, record in own.layers.items():
             of_all = joint.layers[name]
@@ -127,34 +147,135 @@ class Joint:
         later = ("odd_samples", "probes", "costs", "stepped")
         return replace(own, layers=layers, **{name: getattr(joint, name) for name in later})
 
+    def _of_rank(self, own: Observation) -> Observation:
+        """Return what a rank has, with the rank where values stood; gradients divided as ever."""
 
-def _of_rank(own: Observation, group: RankGroup) -> Observation:
-    """Return what a rank has, with the rank where values stood; gradients are divided as ever."""
+        def placed(found: Extremes) -> dict[str, Extreme]:
+            shares = {"gradients": len(self._place.data)}
+            return {
+                role: replace(one, rank=self._rank, value=one.value / shares.get(role, 1))
+                for role, one in found.items()
+            }
 
-    def placed(found: Extremes) -> dict[str, Extreme]:
-        shares = {"gradients": len(group.place.data)}
-        return {
-            role: replace(one, rank=group.rank, value=one.value / shares.get(role, 1))
-            for role, one in found.items()
+        layers = {
+            name: replace(r, largest=placed(r.largest), nonfinite=placed(r.nonfinite))
+            for name, r in own.layers.items()
         }
+        odd = {k: (who, replace(at, rank=self._rank)) for k, (who, at) in own.odd_samples.items()}
+        return replace(own, layers=layers, odd_samples=odd, flow=None)
 
-    layers = {
-        name: replace(r, largest=placed(r.largest), nonfinite=placed(r.nonfinite))
-        for name, r in own.layers.items()
-    }
-    odd = {k: (who, replace(at, rank=group.rank)) for k, (who, at) in own.odd_samples.items()}
-    return replace(own, layers=layers, odd_samples=odd, flow=None)
+    def _open(self) -> None:
+        """Make the process groups of these ranks; all do so at once, while all is well.
+
+        Raises:
+            InspectionError: torch has no gloo here.
+        """
+        if not dist.is_gloo_available():
+            raise InspectionError(
+                "this torch has no gloo, by which ranks put their reports together: "
+                "ranks=False inspects one rank alone"
+            )
+        for ranks in (self._place.ranks, self._place.data):
+            if len(ranks) > 1 and ranks not in self._groups:
+                self._groups[ranks] = dist.new_group(
+                    list(ranks),
+                    timeout=timedelta(seconds=max(1.0, self._barrier.seconds)),
+                    backend="gloo",
+                    use_local_synchronization=True,
+                )
+
+    def _gather(self, value: T, ranks: tuple[int, ...] = ()) -> list[T]:
+        """Return a copy of the object of each rank, or of some, in order."""
+        ranks = ranks or self._place.ranks
+        each: list[Any] = [None] * len(ranks)
+        dist.all_gather_object(each, value, group=self._groups[ranks])
+        return each
+
+    def _require_same(self, text: str) -> None:
+        """Do nothing where all ranks came with the same text.
+
+        Raises:
+            InspectionError: one did not; the message shows the first line that differs.
+        """
+        if len({*self._gather(zlib.crc32(text.encode(errors="replace")))}) == 1:
+            return
+        first, *others = zip(self._place.ranks, self._gather(text), strict=True)
+        rank, other = next(pair for pair in others if pair[1] != first[1])
+        lines = zip_longest(other.splitlines(), first[1].splitlines(), fillvalue="nothing")
+        here, there = next(pair for pair in lines if pair[0] != pair[1])
+        raise InspectionError(
+            f"rank {rank} came to the run with something else than rank {first[0]}: {here}; on "
+            f"rank {first[0]}: {there}"
+        )
+
+    @contextmanager
+    def _telling(self, what: str) -> Iterator[None]:
+        """Tell all others if this rank fails inside; what it raises is raised as it is.
+
+        Args:
+            what: what it is at, for people.
+
+        Raises:
+            InspectionError: it waited for a rank that had failed, or that did not come.
+        """
+        try:
+            yield
+        except BaseException as error:
+            if self._barrier.failed:
+                raise  # they know
+            told = self._barrier.fail(
+                f"rank {self._rank} of {len(self._place.ranks)} raised {_named(error)} in {what}; "
+                "the others did not, and their inspection ends with it"
+            )
+            if told and any(echo in str(error) for echo in _ECHOES):
+                raise InspectionError(told) from error
+            raise
+
+    def _averaged(self, gradients: list[Held]) -> list[Held]:
+        """Return gradients of parameters as a step of the user's would leave them on each rank.
+
+        They are changed in place: a local backward pass made them, for the inspection alone. A
+        parameter that a rank did not use counts as zeros there, where another rank used it. The
+        engine of a `DTensor` has averaged it.
+
+        Raises:
+            InspectionError: a rank failed or did not come this far.
+        """
+        self._barrier.wait("its gradients are averaged")
+        with torch.no_grad():
+            whole = [(layer, name, summed(tensor)) for layer, name, tensor in gradients]
+            own = {
+                (layer.name, name, tensor.numel(), tensor.dtype): tensor
+                for layer, name, tensor in whole
+                if not hasattr(tensor, "device_mesh")
+            }
+            if len(self._place.data) > 1:
+                each = self._gather([*own], self._place.data)
+                for key in dict.fromkeys(key for keys in each for key in keys):
+                    self._average(own.get(key), *key[2:])
+        return whole
+
+    def _average(self, gradient: Tensor | None, size: int, dtype: torch.dtype) -> None:
+        wide = torch.float32 if dtype.itemsize < 4 else dtype  # sums of many ranks may overflow
+        total = torch.zeros(size, dtype=wide)
+        if gradient is not None:
+            dense = gradient if gradient.layout == torch.strided else gradient.to_dense()
+            total += dense.detach().reshape(-1).to("cpu", wide)
+        dist.all_reduce(total, group=self._groups[self._place.data])
+        if gradient is not None:
+            gradient.copy_((total / len(self._place.data)).reshape(gradient.shape))
+
+
+def _named(error: BaseException) -> str:
+    """Return an error for people; of one that says nothing itself, what it was raised for."""
+    text = (str(error).splitlines() or [""])[0].strip()[:500]
+    if not text and error.__cause__ is not None:
+        return _named(error.__cause__)
+    return type(error).__name__ + (f": {text}" if text else "")
 
 
 def _structure(request: Request) -> str:
     """Return what must be equal before ranks run a model together, a line a thing."""
-    asked = ", ".join(
-        f"{name}={value if isinstance(value, bool | None) else 'given'}"
-        for name, value in {
-            "loss": request.loss,
-            "backward": request.backward,
-            "scaler": request.scaler,
-            "gradients": torch.is_grad_enabled(),
-        }.items()
-    )
-    return f"{asked}\n{described(request.model)}"
+    asked = {"loss": request.loss, "backward": request.backward, "scaler": request.scaler}
+    given = {name: one if isinstance(one, bool | None) else "given" for name, one in asked.items()}
+    return f"{given}, gradients {torch.is_grad_enabled()}\n{described(request.model)}"

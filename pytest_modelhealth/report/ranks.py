@@ -14,20 +14,14 @@ class Placement:
     """How a tensor lies on the ranks of a device mesh, as its `DTensor` says.
 
     Args:
-        placements: what each dimension of the mesh does with the tensor: ``"S(0)"`` cuts it along
-            dimension 0, ``"R"`` holds it on every rank, ``"P"`` holds parts of a sum.
         shape: shape of the whole tensor.
         offset: where this rank's part begins in it.
+        is_cut: whether each rank has a part of it, and not the whole or a term of a sum.
     """
 
-    placements: tuple[str, ...]
     shape: tuple[int, ...]
     offset: tuple[int, ...] = ()
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether each rank has a part of the tensor."""
-        return any(kind.startswith("S") for kind in self.placements)
+    is_cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,7 +34,6 @@ class Disagreement:
         role: which tensor of it; ``""`` where it is none.
         tensor: the tensor's own name, where the role has several.
         ranks: the odd ranks, in order.
-        others: the ranks that they differ from, in order.
         message: what is wrong, one sentence that stands alone, the same on every rank.
         value: how much of it there is: a number of tensors, or a ratio.
         layers: all layers that show it, in execution order.
@@ -52,7 +45,6 @@ class Disagreement:
     role: str = ""
     tensor: str = ""
     ranks: tuple[int, ...] = ()
-    others: tuple[int, ...] = ()
     message: str = ""
     value: float = 1.0
     layers: tuple[str, ...] = ()

@@ -260,7 +260,7 @@ def test_ranks_that_do_not_do_the_same_are_told_so() -> None:
         "out_features=20" in first["models"]
     )
     assert first["uneven"] == second["uneven"]
-    assert "rank 1 came to the end of its inspection, after 2 batches" in first["uneven"]
+    assert "rank 1 was before the end of its inspection, after 2 batches" in first["uneven"]
     assert first["loader"].startswith("OSError: disk gone")
     assert "rank 0 of 2 raised OSError: disk gone in its batches" in second["loader"]
     assert first["missing"] == second["missing"]

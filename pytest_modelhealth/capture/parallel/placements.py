@@ -50,16 +50,10 @@ def _of_spec(spec: Any) -> Placement:
 
     _, offset = compute_local_shape_and_global_offset(spec.shape, spec.mesh, spec.placements)
     return Placement(
-        placements=tuple(map(_letters, spec.placements)),
         shape=tuple(map(int, spec.shape)),
         offset=tuple(map(int, offset)),
+        is_cut=not all(one.is_partial() or one.is_replicate() for one in spec.placements),
     )
-
-
-def _letters(placement: Any) -> str:
-    if placement.is_partial():
-        return "P"
-    return "R" if placement.is_replicate() else f"S({placement.dim})"
 
 
 def gathered(gradients: list[Held]) -> list[Held]:

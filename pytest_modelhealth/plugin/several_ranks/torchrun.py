@@ -55,12 +55,12 @@ class Torchrun:
         if self._barrier is None:
             self._join()
         self._wait_for_all(item.nodeid)
-        self._outcome = f"{item.nodeid} passed"
+        self._outcome = f", after {item.nodeid} passed"
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep a failure for the others, and say it at once, as rank 0 alone shows."""
         if report.failed and self._outcome:
-            self._outcome = f"{report.nodeid} failed"
+            self._outcome = f", after {report.nodeid} failed"
             if self._rank:
                 head = f"\nFAILED {report.nodeid} on rank {self._rank} of {self._size}\n"
                 with contextlib.suppress(OSError):
@@ -109,7 +109,7 @@ class Torchrun:
             pytest.exit.Exception: one does not come, runs another, or failed the last one alone.
         """
         try:
-            self._barrier.wait(name, self._outcome)
+            self._barrier.wait(f"{name}{self._outcome}")
         except (InspectionError, RuntimeError) as error:
             pytest.exit(
                 f"{error}: the process group cannot be trusted any more",

@@ -48,8 +48,7 @@ def merged(engine: str, parts: Iterable[Any], role: str, name: str) -> TensorSta
         key = role if role in ("activations", "inputs", "gradients") else f"{role}.{name}"
         placement = layer.placements.get(key)
         if placement is not None:
-            replicated = all(one == "R" for one in placement.placements)
-            pieces[0 if replicated else placement.offset] = statistics
+            pieces[placement.offset if placement.is_cut else 0] = statistics
         else:
             shares_batch = engine != "tensor parallel" and key == "activations"
             pieces[rank if shares_batch else 0] = statistics
