@@ -72,11 +72,10 @@ def disagreements(evidence: Evidence, seen: Iterable[Seen], joint: Observation) 
                 kind=check,
                 layer=one.layer or next(iter(one.layers), ""),
                 role=one.role or role,
-                ranks=one.ranks or tuple(of.seen),
             )
             for one in compare(of)
         ]
-    is_one_batch = any(len(one.ranks) == len(of.seen) for one in found["distinct_data"])
+    is_one_batch = bool(found["distinct_data"]) and len({s.batch for s in of.seen.values()}) == 1
     if evidence.place.engine == NO_ENGINE and found["same_weights"] and is_one_batch:
         # as far as is seen, tensor parallelism by hand
         del found["same_weights"], found["distinct_data"]
@@ -107,7 +106,6 @@ def _weights(of: Gathered) -> Iterator[Disagreement]:
         layer=layer,
         role=role,
         tensor=name,
-        ranks=tuple(odd),
         message=f"{named_ranks(odd)} {'has' if len(odd) == 1 else 'have'} "
         f"{'other' if most else 'different'} values of "
         + _listed((layer, name), len(differing), "tensor")
@@ -123,7 +121,6 @@ def _batches(of: Gathered) -> Iterator[Disagreement]:
     same = of.alike({rank: one.batch for rank, one in of.seen.items()})
     if same:
         yield Disagreement(
-            ranks=tuple(sorted(rank for ranks in same for rank in ranks)),
             message="; ".join(f"{named_ranks(ranks)} got the same batch" for ranks in same),
         )
 
@@ -157,7 +154,6 @@ def _paths(of: Gathered) -> Iterator[Disagreement]:
     first = next(name for name in differing if name[0] == layers[0])
     without = [rank for rank, one in of.seen.items() if first in one.unused]
     yield Disagreement(
-        ranks=tuple(r for r, one in of.seen.items() if not one.unused.isdisjoint(differing)),
         message="its parameters get a gradient on "
         f"{named_ranks(rank for rank in of.seen if rank not in without)}, and none on "
         f"{named_ranks(without)}, where DDP waits for one"
@@ -207,7 +203,6 @@ def _loss_weights(of: Gathered) -> Iterator[Disagreement]:
         odd = tuple(rank for rank, count in counts.items() if count == fewest)
         light = next(rank for rank, count in counts.items() if count == most)
         yield Disagreement(
-            ranks=odd,
             message=f"a target of {named_ranks(odd)} weighs {most / fewest:.3g} times as much as "
             f"one of rank {light}: the loss is a mean over {fewest:,} targets on the one, over "
             f"{most:,} on the other",
@@ -275,7 +270,6 @@ def _randomness(of: Gathered) -> Iterator[Disagreement]:
     same = of.alike({rank: one.random for rank, one in of.seen.items()}) if layers else []
     if same:
         yield Disagreement(
-            ranks=tuple(sorted(rank for ranks in same for rank in ranks)),
             message=f"{' and so do '.join(map(named_ranks, same))} start from the same random "
             "numbers: the same units are dropped on each",
             layers=of.in_order(layers),
@@ -291,7 +285,6 @@ def _replicas(of: Gathered) -> Iterator[Disagreement]:
         some = [ranks for ranks, layer in parting.items() if layer == layers[0]]
         yield Disagreement(
             layer=layers[0],
-            ranks=tuple(sorted(rank for ranks in some for rank in ranks)),
             message=f"{' and '.join(map(named_ranks, some))}, of one tensor-parallel group, get "
             "other values from it for the same inputs",
         )

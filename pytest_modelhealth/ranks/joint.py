@@ -80,7 +80,7 @@ class Joint:
 
     def __init__(self, place: Place, barrier: Barrier) -> None:
         self._place, self._barrier, self._rank = place, barrier, dist.get_rank()
-        self._groups: dict[tuple[int, ...], Any] = {}
+        self._group: Any = None
 
     def observed(self, request: Request, run: Run = observed) -> Observation:
         """Return what all ranks saw of a step that each runs on its own batch.
@@ -165,30 +165,19 @@ class Joint:
         return replace(own, layers=layers, odd_samples=odd, flow=None)
 
     def _open(self) -> None:
-        """Make the process groups of these ranks; all do so at once, while all is well.
-
-        Raises:
-            InspectionError: torch has no gloo here.
-        """
-        if not dist.is_gloo_available():
-            raise InspectionError(
-                "this torch has no gloo, by which ranks put their reports together: "
-                "ranks=False inspects one rank alone"
+        """Make the process group of these ranks; all do so at once, while all is well."""
+        if self._group is None:
+            self._group = dist.new_group(
+                list(self._place.ranks),
+                timeout=timedelta(seconds=max(1.0, self._barrier.seconds)),
+                backend="gloo",
+                use_local_synchronization=True,
             )
-        for ranks in (self._place.ranks, self._place.data):
-            if len(ranks) > 1 and ranks not in self._groups:
-                self._groups[ranks] = dist.new_group(
-                    list(ranks),
-                    timeout=timedelta(seconds=max(1.0, self._barrier.seconds)),
-                    backend="gloo",
-                    use_local_synchronization=True,
-                )
 
-    def _gather(self, value: T, ranks: tuple[int, ...] = ()) -> list[T]:
-        """Return a copy of the object of each rank, or of some, in order."""
-        ranks = ranks or self._place.ranks
-        each: list[Any] = [None] * len(ranks)
-        dist.all_gather_object(each, value, group=self._groups[ranks])
+    def _gather(self, value: T) -> list[T]:
+        """Return a copy of the object of each rank, in order."""
+        each: list[Any] = [None] * len(self._place.ranks)
+        dist.all_gather_object(each, value, group=self._group)
         return each
 
     def _require_same(self, text: str) -> None:
@@ -244,26 +233,22 @@ class Joint:
         self._barrier.wait("its gradients are averaged")
         with torch.no_grad():
             whole = [(layer, name, summed(tensor)) for layer, name, tensor in gradients]
-            own = {
-                (layer.name, name, tensor.numel(), tensor.dtype): tensor
-                for layer, name, tensor in whole
-                if not hasattr(tensor, "device_mesh")
-            }
+            own = {(at.name, name): t for at, name, t in whole if not hasattr(t, "device_mesh")}
             if len(self._place.data) > 1:
-                each = self._gather([*own], self._place.data)
-                for key in dict.fromkeys(key for keys in each for key in keys):
-                    self._average(own.get(key), *key[2:])
+                each = self._gather({key: _on_cpu(tensor) for key, tensor in own.items()})
+                ranks = dict(zip(self._place.ranks, each, strict=True))
+                for key, tensor in own.items():
+                    terms = [
+                        t for rank in self._place.data if (t := ranks[rank].get(key)) is not None
+                    ]
+                    tensor.copy_(torch.stack(terms).sum(0) / len(self._place.data))
         return whole
 
-    def _average(self, gradient: Tensor | None, size: int, dtype: torch.dtype) -> None:
-        wide = torch.float32 if dtype.itemsize < 4 else dtype  # sums of many ranks may overflow
-        total = torch.zeros(size, dtype=wide)
-        if gradient is not None:
-            dense = gradient if gradient.layout == torch.strided else gradient.to_dense()
-            total += dense.detach().reshape(-1).to("cpu", wide)
-        dist.all_reduce(total, group=self._groups[self._place.data])
-        if gradient is not None:
-            gradient.copy_((total / len(self._place.data)).reshape(gradient.shape))
+
+def _on_cpu(tensor: Tensor) -> Tensor:
+    dense = tensor if tensor.layout == torch.strided else tensor.to_dense()
+    # sums of many ranks in few bits may overflow
+    return dense.detach().to("cpu", torch.float32 if tensor.dtype.itemsize < 4 else tensor.dtype)
 
 
 def _named(error: BaseException) -> str:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pytest_modelhealth.capture.parallel.engines import Shards
 from pytest_modelhealth.capture.parallel.wrappers import find_wrappers
 from pytest_modelhealth.layers import named_modules, type_name
 
@@ -115,15 +116,7 @@ class Wrapped:
         wrappers = find_wrappers(model.modules())
         self.ddps, self.sharded = wrappers.replicated, wrappers.sharded
         self.modules = named_modules(model)
-        self.shards: dict[tuple[nn.Module, str], Tensor] = {}
-        """What FSDP2 has, by module and own name."""
-        for module in self.sharded:
-            for group in module._get_fsdp_state()._fsdp_param_groups:
-                for parameter in group.fsdp_params:
-                    info = parameter._module_info
-                    owners = zip(info.shared_modules, info.shared_param_names, strict=True)
-                    for owner in ((info.module, info.param_name), *owners):
-                        self.shards[owner] = parameter.sharded_param
+        self.shards = Shards(self.sharded).by_owner
         self.parameters = list(self._leaves("_parameters"))
         self.buffers = list(self._leaves("_buffers"))
 

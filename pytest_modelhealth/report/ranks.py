@@ -33,7 +33,6 @@ class Disagreement:
         layer: fully qualified name of the first layer that shows it; ``""`` is the model.
         role: which tensor of it; ``""`` where it is none.
         tensor: the tensor's own name, where the role has several.
-        ranks: the odd ranks, in order.
         message: what is wrong, one sentence that stands alone, the same on every rank.
         value: how much of it there is: a number of tensors, or a ratio.
         layers: all layers that show it, in execution order.
@@ -44,7 +43,6 @@ class Disagreement:
     layer: str = ""
     role: str = ""
     tensor: str = ""
-    ranks: tuple[int, ...] = ()
     message: str = ""
     value: float = 1.0
     layers: tuple[str, ...] = ()

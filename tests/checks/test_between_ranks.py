@@ -31,7 +31,7 @@ def of_ranks(observation: Observation, *found: Disagreement) -> Observation:
 
 def told(kind: str, value: float = 1.0, **more: object) -> Disagreement:
     """Return a disagreement at the first layer."""
-    return Disagreement(kind, "0", "parameters", "weight", (1,), "it is wrong", value, **more)
+    return Disagreement(kind, "0", "parameters", "weight", "it is wrong", value, **more)
 
 
 def test_without_ranks_nothing_is_said(seen: tuple[Observation, Settings]) -> None:

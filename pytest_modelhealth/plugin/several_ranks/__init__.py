@@ -26,21 +26,3 @@ def write_no_snapshots(config: pytest.Config) -> None:
     session = getattr(config, "_syrupy", None)
     if session is not None:
         session.queue_snapshot_write = lambda **_: None
-
-
-def require_gloo() -> None:
-    """Do nothing where torch can connect processes on the CPU.
-
-    Raises:
-        InspectionError: it cannot.
-    """
-    import torch.distributed as dist
-
-    from pytest_modelhealth.errors import InspectionError
-
-    if not dist.is_available() or not dist.is_gloo_available():
-        raise InspectionError(
-            "tests on several ranks need torch.distributed with gloo, which this build of torch "
-            "does not have: install a build that has it, or skip the test with "
-            "pytest.mark.skipif(not torch.distributed.is_available(), reason=...)"
-        )

@@ -112,15 +112,6 @@ class Rank:
         """Its first failed report; empty where there is none."""
         return next((report for report in self.reports if report["outcome"] == "failed"), {})
 
-    @property
-    def failed(self) -> bool:
-        """Whether something went wrong on it so far."""
-        return self.crashed or bool(self.problems) or bool(self.failure)
-
-    def of_phase(self, phase: str) -> list[dict[str, Any]]:
-        """Return its reports of a phase."""
-        return [report for report in self.reports if report["when"] == phase]
-
     def log(self) -> str:
         """Return the end of what it and its libraries printed outside of pytest's capture."""
         with contextlib.suppress(OSError):
@@ -129,7 +120,7 @@ class Rank:
 
     def write_stack(self) -> None:
         """Have it write to its log where it is."""
-        if hasattr(signal, "SIGUSR1"):
+        with contextlib.suppress(AttributeError, ProcessLookupError):  # on Windows it cannot
             os.kill(self._process.pid, signal.SIGUSR1)
 
     def kill(self) -> None:
@@ -272,5 +263,5 @@ def _wait(ranks: list[Rank], seconds: float, watched: int | None) -> None:
             rank.look()
         if watched is not None and os.getppid() != watched:
             raise KeyboardInterrupt("xdist's controller is gone")
-        if any(rank.failed and rank.code is not None for rank in ranks):
+        if any(r.code is not None and (r.crashed or r.problems or r.failure) for r in ranks):
             end = min(end, time.monotonic() + GRACE)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.plugin.several_ranks import WANTED, require_gloo, write_no_snapshots
+from pytest_modelhealth.plugin.several_ranks import WANTED, write_no_snapshots
 
 MINUTE = 60.0
 """How long a rank waits for the others, at a barrier and in the group it makes."""
@@ -96,7 +96,6 @@ class Torchrun:
         from pytest_modelhealth.ranks.barrier import Barrier
 
         if not (dist.is_available() and dist.is_initialized()):
-            require_gloo()
             backend = None if torch.cuda.is_available() else "gloo"
             dist.init_process_group(backend, timeout=timedelta(seconds=MINUTE))
         self._store = c10d.PrefixStore("modelhealth", c10d._get_default_store())

@@ -17,7 +17,6 @@ import pytest
 if TYPE_CHECKING:
     from pytest_modelhealth.plugin.several_ranks.running import Rank
 
-_PHASES = ("setup", "call", "teardown")
 _ECHOES = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -55,7 +54,8 @@ def reports(item: pytest.Item, ranks: list[Rank], limit: float) -> list[pytest.T
         each = "; ".join(f"rank {rank.number} {_fate(rank)}" for rank in ranks)
         why = f"took longer than {limit:g} s: {each}\n\nThe limit: @pytest.mark.modelhealth_ranks("
         why += f"{len(ranks)}, seconds=...), or that of pytest-timeout."
-    phase = next((phase for phase in _PHASES if not lead.of_phase(phase)), "teardown")
+    done = {report["when"] for report in lead.reports}
+    phase = next((phase for phase in ("setup", "call") if phase not in done), "teardown")
     text = "\n\n".join([why, *(_log(rank) for rank in ranks if rank.crashed or rank.code is None)])
     shown.append(failed(item, phase, text))
     return shown if phase == "teardown" else [*shown, *made_here(item, "teardown")]
