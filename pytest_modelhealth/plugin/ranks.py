@@ -54,7 +54,10 @@ def _rank_of(config: pytest.Config) -> int | None:
 
 
 def _under_torchrun(config: pytest.Config) -> bool:
-    return _rank_of(config) is None and (world_size() or 1) > 1
+    """Whether torchrun, or what sets the same variables, started this process and others."""
+    given = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR")]
+    is_one = all(given) and given[0].isdecimal() and given[1].isdecimal() and int(given[1]) > 1
+    return is_one and _rank_of(config) is None
 
 
 @pytest.hookimpl(trylast=True)
@@ -104,7 +107,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     if _under_torchrun(config):
         from pytest_modelhealth.plugin.several_ranks.torchrun import Torchrun
 
-        config.pluginmanager.register(Torchrun(config, world_size() or 1), "modelhealth.torchrun")
+        config.pluginmanager.register(Torchrun(config), "modelhealth.torchrun")
     elif any(map(_is_taken_over, session.items)):
         from pytest_modelhealth.plugin.several_ranks.running import start_server
 
@@ -147,10 +150,3 @@ def _wanted(item: pytest.Item) -> Wanted | str | None:
         f"@{MARKER}({', '.join(given)}) on {item.name}: it takes the number of ranks, a whole "
         f"number from 1, and seconds=, a number above 0: {MARKER}(2, seconds=300)"
     )
-
-
-def world_size() -> int | None:
-    """Return how many processes torchrun, or what sets the same variables, started; else None."""
-    needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    given = [os.environ.get(name, "") for name in needed]
-    return int(given[1]) if all(given) and given[0].isdecimal() and given[1].isdecimal() else None

@@ -76,19 +76,12 @@ class Barrier:
             raise InspectionError(problem)
         self.failed = False
 
-    def fail(self, error: str) -> str:
-        """Tell all others, at the barrier that comes next, that this rank cannot go on.
-
-        Returns:
-            what a rank said that failed before; empty where this is the first.
-        """
+    def fail(self, error: str) -> None:
+        """Tell all others, at the barrier that comes next, that this rank cannot go on."""
         self.failed = True
         with contextlib.suppress(RuntimeError, OSError):  # the store is gone with its keeper
-            before = [self._said(rank) for rank in self._ranks]
             self._say("", error)
-            self._number += 1
-            return next((said[1] for said in before if said and said[1]), "")
-        return ""
+        self._number += 1
 
     def _key(self, rank: int) -> str:
         return f"{self._number}/{rank}"

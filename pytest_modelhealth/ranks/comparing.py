@@ -6,7 +6,7 @@ Every rank runs it on the same gathered records, so all come to the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -47,11 +47,26 @@ class Gathered:
         places = {name: place for place, name in enumerate(self.joint.layers)}
         return tuple(sorted(dict.fromkeys(names), key=lambda name: places.get(name, len(places))))
 
-    def alike(self, numbers: Mapping[int, int]) -> list[tuple[int, ...]]:
-        """Return ranks that see other samples and have the same number, but for 0."""
-        each = _alike({rank: number for rank, number in numbers.items() if number})
-        return sorted(
-            ranks for ranks in each if len({self.seen[r].place.tensor for r in ranks}) > 1
+    def alike(self, numbers: Mapping[int, int]) -> list[str]:
+        """Return the names of ranks that see other samples and have the same number, but for 0."""
+        each = sorted(_alike({rank: number for rank, number in numbers.items() if number}))
+        tensor = {rank: one.place.tensor for rank, one in self.seen.items()}
+        return [named_ranks(ranks) for ranks in each if len({tensor[rank] for rank in ranks}) > 1]
+
+    def parameters(
+        self, names: Collection[Name], message: str, is_sure: bool = True
+    ) -> Disagreement:
+        """Return what is wrong with some parameters, of which the message names the first."""
+        layers = self.in_order(layer for layer, _ in names)
+        known = [leaf.key for leaf in self.own.wrapped.parameters]
+        first = min((name for name in names if name[0] == layers[0]), key=known.index)
+        return Disagreement(
+            layer=first[0],
+            tensor=first[1],
+            message=message.format(_listed(first, len(names))),
+            value=float(len(names)),
+            layers=layers,
+            is_sure=is_sure,
         )
 
 
@@ -89,11 +104,11 @@ def _weights(of: Gathered) -> Iterator[Disagreement]:
     held: dict[tuple[Key, str], dict[int, int]] = {}
     sure = set()
     for rank, one in of.seen.items():
-        for key, tensor in one.tensors.items():
-            held.setdefault((key, tensor.part), {})[rank] = tensor.bits
-            if tensor.is_sure:
+        for key, (part, bits, is_sure) in one.tensors.items():
+            held.setdefault((key, part), {})[rank] = bits
+            if is_sure:
                 sure.add(key)
-    parted = {key: _alike(bits) for key, bits in held.items() if len({*bits.values()}) > 1}
+    parted = {key: _alike(each) for key, each in held.items() if len({*each.values()}) > 1}
     if not parted:
         return
     differing = list(dict.fromkeys(key for key, _ in parted))
@@ -120,9 +135,7 @@ def _batches(of: Gathered) -> Iterator[Disagreement]:
     """The same batch on ranks that share the batch out."""
     same = of.alike({rank: one.batch for rank, one in of.seen.items()})
     if same:
-        yield Disagreement(
-            message="; ".join(f"{named_ranks(ranks)} got the same batch" for ranks in same),
-        )
+        yield Disagreement(message="; ".join(f"{ranks} got the same batch" for ranks in same))
 
 
 def _averaging(of: Gathered) -> Iterator[Disagreement]:
@@ -131,40 +144,31 @@ def _averaging(of: Gathered) -> Iterator[Disagreement]:
     for is_sure in (True, False):
         some = [name for name, sure in names.items() if sure is is_sure]
         if some:
-            first, layers = _first(of, some)
-            yield Disagreement(
-                layer=first[0],
-                tensor=first[1],
-                message=f"the gradients of {_listed(first, len(some))} are not averaged over "
-                f"{named_ranks(of.seen)}: no wrapper that is called holds "
-                f"{'them' if some[1:] else 'it'} as trainable",
-                value=float(len(some)),
-                layers=layers,
+            yield of.parameters(
+                some,
+                f"the gradients of {{}} are not averaged over {named_ranks(of.seen)}: no wrapper "
+                f"that is called holds {'them' if some[1:] else 'it'} as trainable",
                 is_sure=is_sure,
             )
 
 
-def _paths(of: Gathered) -> Iterator[Disagreement]:
-    """Parameters that some ranks use and others do not: these never finish the reduction."""
-    unused = {name for one in of.seen.values() for name in one.unused}
-    differing = sorted(unused - _unused_by_all(of))
-    if not differing:
-        return
-    layers = of.in_order(layer for layer, _ in differing)
-    first = next(name for name in differing if name[0] == layers[0])
-    without = [rank for rank, one in of.seen.items() if first in one.unused]
-    yield Disagreement(
-        message="its parameters get a gradient on "
-        f"{named_ranks(rank for rank in of.seen if rank not in without)}, and none on "
-        f"{named_ranks(without)}, where DDP waits for one"
-        + (f"; so it is in {len(layers) - 1} more" if layers[1:] else ""),
-        value=float(len(layers)),
-        layers=layers,
-    )
-
-
 def _unused_by_all(of: Gathered) -> frozenset[Name]:
     return frozenset.intersection(*(one.unused for one in of.seen.values()))
+
+
+def _paths(of: Gathered) -> Iterator[Disagreement]:
+    """Parameters that some ranks use and others do not: these never finish the reduction."""
+    differing = {name for one in of.seen.values() for name in one.unused} - _unused_by_all(of)
+    if differing:
+        gets = "get" if len(differing) > 1 else "gets"
+        told = of.parameters(differing, f"{{}} {gets} a gradient on")
+        without = [r for r, one in of.seen.items() if (told.layer, told.tensor) in one.unused]
+        having = [rank for rank in of.seen if rank not in without]
+        yield replace(
+            told,
+            message=f"{told.message} {named_ranks(having)}, and none on {named_ranks(without)}, "
+            "where DDP waits for one",
+        )
 
 
 def _unused(of: Gathered) -> Iterator[Disagreement]:
@@ -174,14 +178,10 @@ def _unused(of: Gathered) -> Iterator[Disagreement]:
         if waited_for <= unused:
             unused -= held  # as of a teacher: a DDP without any gradient waits for none
     if unused:
-        first, layers = _first(of, unused)
-        yield Disagreement(
-            layer=first[0],
-            tensor=first[1],
-            message=f"{_listed(first, len(unused))} {'get' if len(unused) > 1 else 'gets'} no "
-            f"gradient on {named_ranks(of.seen)}, and DDP waits for one: its next forward raises",
-            value=float(len(unused)),
-            layers=layers,
+        yield of.parameters(
+            unused,
+            f"{{}} {'get' if len(unused) > 1 else 'gets'} no gradient on {named_ranks(of.seen)}, "
+            "and DDP waits for one: its next forward raises",
         )
 
 
@@ -270,7 +270,7 @@ def _randomness(of: Gathered) -> Iterator[Disagreement]:
     same = of.alike({rank: one.random for rank, one in of.seen.items()}) if layers else []
     if same:
         yield Disagreement(
-            message=f"{' and so do '.join(map(named_ranks, same))} start from the same random "
+            message=f"{' and so do '.join(same)} start from the same random "
             "numbers: the same units are dropped on each",
             layers=of.in_order(layers),
         )
@@ -359,14 +359,6 @@ def _alike(numbers: Mapping[int, int]) -> list[tuple[int, ...]]:
     for rank, number in numbers.items():
         groups[number] = (*groups.get(number, ()), rank)
     return sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks))
-
-
-def _first(of: Gathered, names: Iterable[Name]) -> tuple[Name, tuple[str, ...]]:
-    """Return the first of several parameters, and their layers in execution order."""
-    layers, names = of.in_order(layer for layer, _ in names), [*names]
-    known = [leaf.key for leaf in of.own.wrapped.parameters]
-    in_first = [name for name in names if name[0] == layers[0]]
-    return min(in_first, key=lambda name: known.index(name) if name in known else 0), layers
 
 
 def _listed(name: Name, count: int, what: str = "parameter") -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,20 +35,6 @@ _ENOUGH_BITS = 64.0
 _LOOKED_AT = 4096
 
 
-class Print(NamedTuple):
-    """What tells whether ranks hold the same tensor.
-
-    Args:
-        part: which part of it this is, and of which ranks: with equal parts the bits are equal.
-        bits: its fingerprint.
-        is_sure: whether it is wrong in any case that others are.
-    """
-
-    part: str
-    bits: int
-    is_sure: bool
-
-
 @dataclass(frozen=True)
 class Seen:
     """What a rank tells the others of one step.
@@ -59,7 +45,8 @@ class Seen:
         observation: what it saw.
         batch: a fingerprint of all that it was given; 0 where that tells no batches apart.
         random: one of the generator that its model draws from; 0 where it shares no batch out.
-        tensors: those of what it holds, by layer, role and own name.
+        tensors: of what it holds, by layer, role and own name: which part it is and of which ranks,
+            that of the part, and whether it is wrong in any case that others are.
         unaveraged: parameters with gradients that no wrapper averages, and whether that is wrong
             whatever the training loop does.
         unused: parameters without a gradient for which DDP waits.
@@ -70,7 +57,7 @@ class Seen:
     observation: Observation
     batch: int
     random: int
-    tensors: dict[Key, Print]
+    tensors: dict[Key, tuple[str, int, bool]]
     unaveraged: dict[Name, bool]
     unused: frozenset[Name]
 
@@ -107,7 +94,7 @@ class Evidence:
             for name, tensor in (*ddp.module.named_parameters(), *ddp.module.named_buffers())
             if name in ddp.parameters_to_ignore
         }
-        self._tensors: dict[Key, Print] = {}
+        self._tensors: dict[Key, tuple[str, int, bool]] = {}
         self._before: dict[Key, int] = {}
         self._hold_tensors()
         self.waiting: list[tuple[set[Name], set[Name]]] = []
@@ -130,7 +117,10 @@ class Evidence:
         Args:
             own: what it saw.
         """
-        written = {key for key, before in self._before.items() if _buffer(own, key) != before}
+        after = {
+            (r.name, n): of_statistics(b) for r in own.layers.values() for n, b in r.buffers.items()
+        }
+        written = {key for key, before in self._before.items() if after.get(key[::2]) != before}
         frozen = {leaf.key for leaf in self.wrapped.parameters if not leaf.tensor.requires_grad}
         awaited = {name for _, names in self.waiting for name in names}
         unused = {name for name in awaited if name in frozen or _is_unused(name, own)}
@@ -171,9 +161,9 @@ class Evidence:
             part, local = _part(tensor)
             part = part or str(groups.get(id(tensor), self.place.ranks))
             is_sure = role == "parameters" or leaf.module.training
-            self._tensors[key] = Print(part, fingerprint(local), is_sure)
+            self._tensors[key] = part, fingerprint(local), is_sure
             if role == "buffers":
-                self._before[key] = 0  # which counts as written
+                self._before[key] = -1  # which counts as written
                 with suppress(UnsupportedTensorError):
                     self._before[key] = of_statistics(reduce(tensor))
 
@@ -234,9 +224,8 @@ def _local(tensor: Tensor) -> Tensor:
 def _generator(wrapped: Wrapped) -> int:
     """Return a fingerprint of the generator of the device that the model is on."""
     device = next((leaf.tensor.device for leaf in wrapped.parameters), torch.device("cpu"))
-    if device.type == "cuda":
-        return fingerprint(torch.cuda.get_rng_state(device))
-    return fingerprint(torch.get_rng_state())
+    is_cuda = device.type == "cuda"
+    return fingerprint(torch.cuda.get_rng_state(device) if is_cuda else torch.get_rng_state())
 
 
 def _part(tensor: Tensor) -> tuple[str, Tensor]:
@@ -249,13 +238,6 @@ def _part(tensor: Tensor) -> tuple[str, Tensor]:
     local = tensor.to_local()
     lies = f"{mesh.mesh.flatten().tolist()} {mesh.mesh.shape} {tensor.placements} {parts}"
     return lies, getattr(local, "elem", local)
-
-
-def _buffer(own: Observation, key: Key) -> int | None:
-    """Return a number of what a buffer was after the run, ``None`` where nothing tells."""
-    record = own.layers.get(key[0])
-    held = None if record is None else record.buffers.get(key[2])
-    return None if held is None else of_statistics(held)
 
 
 def _has_gradient(name: Name, own: Observation) -> bool:

@@ -41,9 +41,6 @@ _ADVICE = (
     "as many: a DistributedSampler with drop_last=True deals them out evenly. ranks=False inspects "
     "one rank alone; the setting rank_timeout waits longer"
 )
-_ECHOES = ("Timed out waiting", "Connection closed by peer", "Connection reset by peer", "gloo")
-"""What a collective raises to which another rank did not come, or which it left."""
-
 _known: dict[tuple[Any, Place], Joint] = {}
 
 
@@ -203,21 +200,16 @@ class Joint:
 
         Args:
             what: what it is at, for people.
-
-        Raises:
-            InspectionError: it waited for a rank that had failed, or that did not come.
         """
         try:
             yield
         except BaseException as error:
-            if self._barrier.failed:
-                raise  # they know
-            told = self._barrier.fail(
-                f"rank {self._rank} of {len(self._place.ranks)} raised {_named(error)} in {what}; "
-                "the others did not, and their inspection ends with it"
-            )
-            if told and any(echo in str(error) for echo in _ECHOES):
-                raise InspectionError(told) from error
+            if not self._barrier.failed:  # else they know
+                text = f"{type(error).__name__}: {str(error)[:500]}".partition("\n")[0]
+                self._barrier.fail(
+                    f"rank {self._rank} of {len(self._place.ranks)} raised {text.rstrip(': ')} in "
+                    f"{what}; the others did not, and their inspection ends with it"
+                )
             raise
 
     def _averaged(self, gradients: list[Held]) -> list[Held]:
@@ -249,14 +241,6 @@ def _on_cpu(tensor: Tensor) -> Tensor:
     dense = tensor if tensor.layout == torch.strided else tensor.to_dense()
     # sums of many ranks in few bits may overflow
     return dense.detach().to("cpu", torch.float32 if tensor.dtype.itemsize < 4 else tensor.dtype)
-
-
-def _named(error: BaseException) -> str:
-    """Return an error for people; of one that says nothing itself, what it was raised for."""
-    text = (str(error).splitlines() or [""])[0].strip()[:500]
-    if not text and error.__cause__ is not None:
-        return _named(error.__cause__)
-    return type(error).__name__ + (f": {text}" if text else "")
 
 
 def _structure(request: Request) -> str:

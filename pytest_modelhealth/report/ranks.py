@@ -73,10 +73,8 @@ class Ranks:
 
 
 def named_ranks(ranks: Iterable[int]) -> str:
-    """Return ranks for people: ``"rank 1"``, ``"ranks 0 and 2"``, of many the first."""
+    """Return ranks for people: ``"rank 1"``, ``"ranks 0 and 2"``."""
     numbers = [str(rank) for rank in ranks]
     if len(numbers) == 1:
         return f"rank {numbers[0]}"
-    if len(numbers) > 8:
-        return f"ranks {', '.join(numbers[:8])} and {len(numbers) - 8} more"
     return f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"

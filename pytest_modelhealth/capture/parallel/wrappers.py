@@ -88,19 +88,13 @@ def refuse_repetition(wrappers: Wrappers, *, reduces: bool) -> None:
             "they cannot be put back in between: what runs a model several times takes the plain "
             "model, in one process; run_inspection, which runs one step, works on shards"
         )
-    if not reduces:
-        return
-    for one in wrappers.replicated:
-        if not one._get_ddp_logging_data().get("iteration"):  # it says 1 after the second step
+    for one in wrappers.replicated if reduces else ():
+        is_settled = one._get_ddp_logging_data().get("iteration")  # it says 1 after the second step
+        states = [state for _, state in getattr(one, "_comm_hooks", [])]
+        if not is_settled or not all(isinstance(s, dist.ProcessGroup | None) for s in states):
             raise InspectionError(
                 "DistributedDataParallel settles how it averages gradients in its first two steps, "
-                "which cannot be undone: train for two steps first, or give the plain model, "
-                "model.module, and its own optimizer"
-            )
-        hooks = getattr(one, "_comm_hooks", [])
-        if any(not isinstance(state, dist.ProcessGroup | None) for _, state in hooks):
-            raise InspectionError(
-                "DistributedDataParallel has a communication hook with a state of its own, which "
-                "changes in each step and cannot be put back: give the plain model, model.module, "
-                "and its own optimizer"
+                "and a communication hook with a state of its own changes in each step, which "
+                "cannot be undone: train for two steps first, without such a hook, or give the "
+                "plain model, model.module, and its own optimizer"
             )

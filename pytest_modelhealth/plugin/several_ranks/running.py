@@ -203,7 +203,7 @@ def _run(item: pytest.Item, wanted: Wanted) -> list[pytest.TestReport]:
     finally:
         for rank in ranks:
             rank.close()
-    verdict.warn(item, ranks)
+    verdict.warn(ranks)
     return verdict.reports(item, ranks, wanted.seconds)
 
 

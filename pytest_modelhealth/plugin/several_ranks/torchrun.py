@@ -26,14 +26,13 @@ class Torchrun:
 
     Args:
         config: pytest's.
-        size: how many processes there are.
     """
 
-    def __init__(self, config: pytest.Config, size: int) -> None:
-        self._size, self._rank = size, int(os.environ["RANK"])
+    def __init__(self, config: pytest.Config) -> None:
+        self._size, self._rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
         self._store: Any = None
         self._barrier: Any = None
-        self._outcome = ""
+        self._test = self._outcome = ""
         self._stderr = os.dup(2)  # what is written there, no capture takes
         if self._rank:  # the first one shows and records
             reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
@@ -55,11 +54,11 @@ class Torchrun:
         if self._barrier is None:
             self._join()
         self._wait_for_all(item.nodeid)
-        self._outcome = f", after {item.nodeid} passed"
+        self._test, self._outcome = item.nodeid, f", after {item.nodeid} passed"
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep a failure for the others, and say it at once, as rank 0 alone shows."""
-        if report.failed and self._outcome:
+        if report.failed and report.nodeid == self._test:
             self._outcome = f", after {report.nodeid} failed"
             if self._rank:
                 head = f"\nFAILED {report.nodeid} on rank {self._rank} of {self._size}\n"

@@ -195,16 +195,12 @@ def made_here(
     return [item.ihook.pytest_runtest_makereport(item=item, call=call)]
 
 
-def warn(item: pytest.Item, ranks: list[Rank]) -> None:
-    """Record the warnings of all ranks, each once."""
-    for text, kind, file, line in {repr(one): one for r in ranks for one in r.warnings}.values():
-        category = getattr(sys.modules.get(kind[0]), kind[1], UserWarning)
-        message = warnings.WarningMessage(text, category, file, line)
-        item.ihook.pytest_warning_recorded.call_historic(
-            kwargs={
-                "warning_message": message,
-                "when": "runtest",
-                "nodeid": item.nodeid,
-                "location": None,
-            }
-        )
+def warn(ranks: list[Rank]) -> None:
+    """Give pytest the warnings of all ranks, each once."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")  # each rank has filtered its own
+        for text, kind, file, line in {
+            repr(w): w for rank in ranks for w in rank.warnings
+        }.values():
+            category = getattr(sys.modules.get(kind[0]), kind[1], UserWarning)
+            warnings.warn_explicit(text, category, file, line)
