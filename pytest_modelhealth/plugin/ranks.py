@@ -109,7 +109,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
 
         config.pluginmanager.register(Torchrun(config), "modelhealth.torchrun")
     elif any(map(_is_taken_over, session.items)):
-        from pytest_modelhealth.plugin.several_ranks.running import start_server
+        from pytest_modelhealth.plugin.several_ranks.processes import start_server
 
         start_server()
 

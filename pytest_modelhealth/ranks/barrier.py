@@ -16,8 +16,8 @@ from typing import Any
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.report.ranks import named_ranks
 
-_PAUSE = 0.001
-"""Seconds between two looks of a rank that waits."""
+_PAUSES = (0.0005, 0.02)
+"""Seconds between two looks of a rank that waits, at first and later."""
 
 
 class Barrier:
@@ -55,8 +55,10 @@ class Barrier:
         self.failed = True
         self._say(where)
         keys, end = [*map(self._key, self._ranks)], time.monotonic() + self.seconds
+        pause, longest = _PAUSES
         while not self._store.check(keys) and time.monotonic() < end:
-            time.sleep(_PAUSE)
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
         came = {rank: said for rank in self._ranks if (said := self._said(rank))}
         missing = [rank for rank in self._ranks if rank not in came]
         elsewhere = {rank: there for rank, (there, _) in came.items() if there != where}

@@ -10,12 +10,11 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from pytest_modelhealth.plugin.several_ranks.running import Rank
+from pytest_modelhealth.plugin.several_ranks.processes import Rank
 
 _ECHOES = (
     "Connection closed by peer",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import io
 import os
 import tempfile
@@ -21,18 +20,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 
-_LIKELY = (
-    "torch._dynamo",  # which the first step of an optimizer imports
-    "torch.distributed.checkpoint.state_dict",
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor.parallel",
-    "pytest_modelhealth.capture.engine",
-    "pytest_modelhealth.inspector",
-    "pytest_modelhealth.plugin.several_ranks.rank_process",
-    "pytest_modelhealth.rendering.failure",
-)
-"""What a test on several ranks is likely to use, and what makes its reports."""
-
 # An empty folder has pytest import its plugins, with their asserts rewritten. That comes first, as
 # it rewrites asserts only of what is not imported yet.
 os.environ.pop("PYTEST_ADDOPTS", None)
@@ -41,7 +28,18 @@ with tempfile.TemporaryDirectory() as folder:
     ini.write_text("[pytest]\n")
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         pytest.main(["-c", str(ini), "--rootdir", folder, "-p", "no:cacheprovider", folder])
-for name in _LIKELY:
-    importlib.import_module(name)
+
+# what a test on several ranks is likely to use, and what makes its reports
+import torch._dynamo  # which the first step of an optimizer imports
+import torch.distributed.checkpoint.state_dict
+import torch.distributed.fsdp
+import torch.distributed.tensor.parallel
+import torch.nn.parallel  # noqa: F401
+
+import pytest_modelhealth.capture.engine
+import pytest_modelhealth.inspector
+import pytest_modelhealth.plugin.several_ranks.rank_process
+import pytest_modelhealth.rendering.failure  # noqa: F401
+
 gc.collect()
 gc.freeze()  # else the first collection in each rank copies every page
