@@ -23,8 +23,6 @@ def findings(check: Listed, observation: Observation, settings: Settings) -> Ite
             sign = -1 if check.name in _LEAST else 1
             if not sign * one.value > sign * limit.value:
                 continue
-        said = f"{one.role}: {one.message}"
-        causes = _CAUSES[check.name]
         made = check.violation(
             place(observation, one.layer),
             one.message,
@@ -32,7 +30,7 @@ def findings(check: Listed, observation: Observation, settings: Settings) -> Ite
             limit=limit,
             role=one.role,
             tensor=one.tensor,
-            cause=next(cause for words, cause in causes.items() if words in said),
+            cause=_CAUSES[check.name],
             affected=[layer for layer in one.layers if layer != one.layer],
             severity="fail" if one.is_sure else "warn",
         )
@@ -42,50 +40,26 @@ def findings(check: Listed, observation: Observation, settings: Settings) -> Ite
 _LEAST = frozenset({"synced_norm"})
 """Where less than the limit is a violation."""
 
-_CAUSES: Mapping[str, Mapping[str, str]] = {
-    "same_weights": {
-        "buffers: ": "each rank computed or drew it by itself: make it before it is wrapped in "
-        "DDP, which sends rank 0's, or send it by torch.distributed.broadcast",
-        "got the same batch": "where each rank holds a part of a layer, as in tensor parallelism, "
-        "the sum over ranks (all_reduce) is missing behind it; where all should hold the same, "
-        "another seed, a checkpoint or a write on some ranks alone",
-        "": "another seed, a checkpoint or a write on some ranks alone, after the wrapper was "
-        "made: do it on all ranks, or send the result by torch.distributed.broadcast",
-    },
-    "distinct_data": {
-        "": "the data set is not split over ranks: give the DataLoader a DistributedSampler of the "
-        "data-parallel rank and size, or another seed to each of these ranks",
-    },
-    "replicas_agree": {
-        "": "a dropout or other noise draws from the rank's own generator: use one seed within a "
-        "tensor-parallel group, and another for each data-parallel rank",
-    },
-    "averaged_gradients": {
-        "called past its wrapper": "call the DDP module, not its .module: its forward prepares the "
-        "reduction",
-        "": "each rank takes another step, and replicas part: wrap the whole model once, after "
-        "layers were added, frozen or thawed",
-    },
-    "same_path": {
-        "": "its forward takes a branch by what is in the batch, or by chance: decide the same on "
-        "all ranks, or make DDP with find_unused_parameters=True",
-    },
-    "unused_parameters": {
-        "": "it was frozen after DDP was made, is not called, or the loss leaves its output out: "
-        "freeze it before, take it away, or make DDP with find_unused_parameters=True",
-    },
-    "even_weights": {
-        "": "gradients are averaged over ranks, however many targets each has: divide the sum of "
-        "the loss by the number of targets of all ranks, and multiply by the number of ranks",
-    },
-    "synced_norm": {
-        "": "mean and variance of so few are noise, and running statistics part between ranks: "
-        "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model), larger batches or a norm that "
-        "needs none",
-    },
-    "distinct_dropout": {
-        "": "all ranks were seeded alike, for equal weights: after the model is made, seed each "
-        "data-parallel rank by torch.manual_seed(seed + rank)",
-    },
+_CAUSES: Mapping[str, str] = {
+    "same_weights": "another seed, a checkpoint or a write on some ranks alone, after the wrapper "
+    "was made, or a buffer that each rank draws: make it before, or send rank 0's by "
+    "torch.distributed.broadcast",
+    "distinct_data": "the data set is not split over ranks: give the DataLoader a "
+    "DistributedSampler of the data-parallel rank and size, or another seed to each of these ranks",
+    "replicas_agree": "a dropout or other noise draws from the rank's own generator: use one seed "
+    "within a tensor-parallel group, and another for each data-parallel rank",
+    "averaged_gradients": "each rank takes another step, and replicas part: wrap the whole model "
+    "once, after layers were added, frozen or thawed, and call the wrapper, not its .module",
+    "same_path": "its forward takes a branch by what is in the batch, or by chance: decide the "
+    "same on all ranks, or make DDP with find_unused_parameters=True",
+    "unused_parameters": "it was frozen after DDP was made, is not called, or the loss leaves its "
+    "output out: freeze it before, take it away, or make DDP with find_unused_parameters=True",
+    "even_weights": "gradients are averaged over ranks, however many targets each has: divide the "
+    "sum of the loss by the number of targets of all ranks, and multiply by the number of ranks",
+    "synced_norm": "mean and variance of so few are noise, and running statistics part between "
+    "ranks: torch.nn.SyncBatchNorm.convert_sync_batchnorm(model), larger batches or a norm that "
+    "needs none",
+    "distinct_dropout": "all ranks were seeded alike, for equal weights: after the model is made, "
+    "seed each data-parallel rank by torch.manual_seed(seed + rank)",
 }
-"""The likely cause and the next move, by what a disagreement's role and message hold."""
+"""The likely cause and the next move."""

@@ -10,7 +10,7 @@ from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.facts import called, completed, flow_of, innermost, leaves
 from pytest_modelhealth.checks.paths import BREAKING, UNDERIVABLE, first_of, named
 from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
-from pytest_modelhealth.report.ranks import Disagreement, named_ranks
+from pytest_modelhealth.report.ranks import named_ranks
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import is_inside
 from pytest_modelhealth.statistics import TensorStatistics
@@ -54,18 +54,6 @@ def _state(observation: Observation) -> Iterator[Violation]:
             for name, statistics in record.tensors(role).items():
                 if statistics.nonfinite_count if role == "parameters" else statistics.nan_count:
                     yield _violation(observation, record, role, statistics, cause, name)
-    for found in _of_some_ranks(observation):
-        if found.role in _STATE:  # of replicas the report shows one, which is sound
-            record = observation.layers[found.layer]
-            yield FINITE.fault(
-                record,
-                found.message,
-                value=found.value,
-                role=found.role,
-                tensor=found.tensor,
-                cause=_STATE[found.role],
-                affected=_affected(observation, record),
-            )
 
 
 _STATE = {
@@ -204,11 +192,10 @@ def _loss(observation: Observation) -> Violation:
     passed = [made for source in sources for made in flow.operations(source, "loss")]
     risky = first_of(list(dict.fromkeys(passed)), *BREAKING[:2])
     where = f" ({named(risky)})" if risky else ""
-    ill = (d.ranks for d in _of_some_ranks(observation) if d.role == "loss" and d.others)
+    alone = _alone(root.ill_ranks.get("loss", ()), observation)
     return FINITE.violation(
         root,
-        f"the loss is {loss}{_alone(next(ill, ()), observation)} although every activation is "
-        "finite",
+        f"the loss is {loss}{alone} although every activation is finite",
         value=math.nan if loss is None else loss,
         role="loss",
         cause=f"the loss function{where}: log(0), a division by an empty mask, or labels out of "
@@ -296,13 +283,11 @@ def _violation(
         where = f"{where.removesuffix('s')} {tensor!r}"
     parts = ((statistics.nan_count, "NaN"), (statistics.inf_count, "inf"))
     counts = " and ".join(f"{count} {name}" for count, name in parts if count)
-    assembly = record.assembled.get(role)  # a tensor that is another on each rank
-    some = () if assembly is None or assembly.how == "replicas" else assembly.nonfinite
     is_first = role == "activations" and not _is_nan_or_positive_inf(record.inputs)
     return FINITE.fault(
         record,
         f"{counts} of {statistics.count} values in its {where}"
-        f"{_alone(some, observation)}"
+        f"{_alone(record.ill_ranks.get(role, ()), observation)}"
         f"{', made from finite inputs' if is_first else ''}"
         f"{_first(record, role, statistics, observation)}",
         value=float(statistics.nonfinite_count),
@@ -311,12 +296,6 @@ def _violation(
         cause=cause,
         affected=_affected(observation, record),
     )
-
-
-def _of_some_ranks(observation: Observation) -> Iterator[Disagreement]:
-    """Yield what is not finite on ranks of which the statistics do not tell."""
-    if observation.ranks is not None:
-        yield from (d for d in observation.ranks.disagreements if d.kind == FINITE.name)
 
 
 def _alone(ranks: Collection[int], observation: Observation) -> str:

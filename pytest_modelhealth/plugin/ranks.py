@@ -5,32 +5,20 @@ This process takes such a test over, sets up none of its fixtures, and reports w
 
 from __future__ import annotations
 
-import io
 import math
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from pytest_modelhealth.errors import suggest
-from pytest_modelhealth.plugin.several_ranks import Wanted
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from pytest_modelhealth.plugin.several_ranks.processes import Launcher
+from pytest_modelhealth.plugin.several_ranks import WANTED, Wanted
 
 MARKER = "modelhealth_ranks"
 DEFAULT_SECONDS = 120.0
 """Long enough for a model to be built and compiled on a busy machine; a test whose ranks wait for
 each other costs no more than this, where a process group alone waits half an hour."""
 
-
-_WANTED = pytest.StashKey[Wanted]()
-_LAUNCHER = pytest.StashKey["Launcher"]()
 _WRONG = pytest.StashKey[str]()
-_SHOW = pytest.StashKey[Any]()
-"""Shows what was held back, where each process reports its own tests after all."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -66,27 +54,28 @@ def _rank_of(config: pytest.Config) -> int | None:
 
 
 def _under_torchrun(config: pytest.Config) -> bool:
-    return _rank_of(config) is None and (world_size() or 1) > 1
+    """Whether torchrun, or what sets the same variables, started this process and others."""
+    given = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR")]
+    is_one = all(given) and given[0].isdecimal() and given[1].isdecimal() and int(given[1]) > 1
+    return is_one and _rank_of(config) is None
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Take notice of marks, also of those that a conftest.py added to what was collected."""
     for item in items:
-        try:
-            asked = wanted(item)
-        except MarkError as error:
-            item.stash[_WRONG] = str(error)
-            continue
-        if asked is None:
+        wanted = _wanted(item)
+        if wanted is None:
             continue
         if _under_torchrun(item.config) and hasattr(item.config, "workerinput"):
-            item.stash[_WRONG] = (
+            wanted = (
                 f"{item.name}: under torchrun its processes run the tests on several ranks: leave "
                 "-n of pytest-xdist out"
             )
+        if isinstance(wanted, str):
+            item.stash[_WRONG] = wanted
         else:
-            item.stash[_WANTED] = asked
+            item.stash[WANTED] = wanted
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -96,7 +85,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def _is_taken_over(item: pytest.Item) -> bool:
-    if _WANTED not in item.stash:  # asked for every test of every suite
+    if WANTED not in item.stash:  # asked for every test of every suite
         return False
     plans = any(item.config.getoption(name, False) for name in ("setuponly", "setupplan"))
     elsewhere = _rank_of(item.config) is not None or _under_torchrun(item.config)
@@ -107,62 +96,22 @@ def _is_taken_over(item: pytest.Item) -> bool:
 def pytest_runtestloop(session: pytest.Session) -> None:
     """Start what ranks are forked from, which imports torch while other tests run.
 
-    Under torchrun the tests run where they are instead.
-
-    Not in xdist's workers, of which few may run such a test.
+    Under torchrun the tests run where they are instead. Not in xdist's workers, of which few may
+    run such a test.
     """
     config = session.config
     if config.option.collectonly or hasattr(config, "workerinput"):
         return
+    if not any(WANTED in item.stash for item in session.items):
+        return
     if _under_torchrun(config):
-        _take_part(session)
-    if any(_is_taken_over(item) for item in session.items):
-        _launcher(config)
+        from pytest_modelhealth.plugin.several_ranks.torchrun import Torchrun
 
+        config.pluginmanager.register(Torchrun(config), "modelhealth.torchrun")
+    elif any(map(_is_taken_over, session.items)):
+        from pytest_modelhealth.plugin.several_ranks.processes import start_server
 
-def _take_part(session: pytest.Session) -> None:
-    """Have the ranks that torchrun started run marked tests together."""
-    from pytest_modelhealth.plugin.several_ranks.torchrun import Torchrun
-
-    config = session.config
-    if any(_WANTED in item.stash for item in session.items):
-        made = Torchrun(config, world_size() or 1, lambda item: item.stash.get(_WANTED, None))
-        config.pluginmanager.register(made, "modelhealth.torchrun")
-    elif _SHOW in config.stash:
-        config.stash[_SHOW]()
-    config.stash[_SHOW] = lambda: None
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_sessionstart(session: pytest.Session) -> Generator[None, Any, Any]:
-    """Under torchrun, hold back what the other ranks show: rank 0 alone does for marked tests."""
-    reporter: Any = session.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is not None and _under_torchrun(session.config) and os.environ["RANK"] != "0":
-        writer, shown, text = reporter._tw, reporter._tw._file, io.StringIO()
-
-        def show() -> None:
-            writer._file = shown
-            shown.write(text.getvalue())
-
-        writer._file, session.config.stash[_SHOW] = text, show
-    return (yield)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_sessionfinish(session: pytest.Session) -> Generator[None, Any, Any]:
-    """Show what was held back where no test ran, such as errors of collection."""
-    if _SHOW in session.config.stash:
-        session.config.stash[_SHOW]()
-    return (yield)
-
-
-def _launcher(config: pytest.Config) -> Launcher:
-    if _LAUNCHER not in config.stash:
-        from pytest_modelhealth.plugin.several_ranks.processes import Launcher
-        from pytest_modelhealth.plugin.several_ranks.running import prints
-
-        config.stash[_LAUNCHER] = Launcher(output=prints(config))
-    return config.stash[_LAUNCHER]
+        start_server()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -172,7 +121,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         return None
     from pytest_modelhealth.plugin.several_ranks.running import protocol
 
-    protocol(item, nextitem, item.stash[_WANTED], lambda: _launcher(item.config))
+    protocol(item, nextitem, item.stash[WANTED])
     return True
 
 
@@ -181,46 +130,23 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
     """Have the time limit of pytest-timeout, where it is lower, be that of the ranks."""
     if not _is_taken_over(item):
         return None
-    asked = item.stash[_WANTED]
-    item.stash[_WANTED] = asked._replace(seconds=min(asked.seconds, settings.timeout))
+    wanted = item.stash[WANTED]
+    item.stash[WANTED] = wanted._replace(seconds=min(wanted.seconds, settings.timeout))
     return True
 
 
-class MarkError(ValueError):
-    """The mark is wrong; the text says how."""
-
-
-def wanted(item: pytest.Item) -> Wanted | None:
-    """Return what the closest mark of a test asks for; ``None`` where it has none.
-
-    Raises:
-        MarkError: the mark is wrong.
-    """
+def _wanted(item: pytest.Item) -> Wanted | str | None:
+    """Return what the closest mark of a test asks for, or what is wrong with it."""
     mark = item.get_closest_marker(MARKER)
     if mark is None:
         return None
-    where = f"@{MARKER} on {item.name}"
-    unknown = sorted(set(mark.kwargs) - {"seconds"})
-    if unknown:
-        raise MarkError(
-            f"{where}: unknown keyword {unknown[0]!r}{suggest(unknown[0], ('seconds',))} "
-            f"It takes the number of ranks and seconds=: {MARKER}(2, seconds=300)"
-        )
-    if len(mark.args) != 1:
-        raise MarkError(
-            f"{where}: takes the number of ranks, such as {MARKER}(2), "
-            + (f"not {', '.join(map(repr, mark.args))}" if mark.args else "and has none")
-        )
-    size, seconds = mark.args[0], mark.kwargs.get("seconds", DEFAULT_SECONDS)
-    if type(size) is not int or size < 1:
-        raise MarkError(f"{where}: the number of ranks must be a whole number from 1, not {size!r}")
-    if type(seconds) not in (int, float) or not 0 < seconds < math.inf:
-        raise MarkError(f"{where}: seconds= must be a number above 0, not {seconds!r}")
-    return Wanted(size, float(seconds))
-
-
-def world_size() -> int | None:
-    """Return how many processes torchrun, or what sets the same variables, started; else None."""
-    needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    given = [os.environ.get(name, "") for name in needed]
-    return int(given[1]) if all(given) and given[0].isdecimal() and given[1].isdecimal() else None
+    size, seconds = [*mark.args, None][0], mark.kwargs.get("seconds", DEFAULT_SECONDS)
+    is_size = type(size) is int and size > 0 and len(mark.args) == 1
+    is_limit = type(seconds) in (int, float) and 0 < seconds < math.inf
+    if is_size and is_limit and {*mark.kwargs} <= {"seconds"}:
+        return Wanted(size, float(seconds))
+    given = [*map(repr, mark.args), *(f"{name}={value!r}" for name, value in mark.kwargs.items())]
+    return (
+        f"@{MARKER}({', '.join(given)}) on {item.name}: it takes the number of ranks, a whole "
+        f"number from 1, and seconds=, a number above 0: {MARKER}(2, seconds=300)"
+    )

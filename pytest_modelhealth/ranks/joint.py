@@ -1,40 +1,53 @@
-"""`Joint`: an inspection that several ranks make together."""
+"""`Joint`: the ranks that inspect one model together, and what they do so.
+
+Objects go over a process group of our own, of gloo, made while all is well: the groups of the
+model are never used, since a rank that failed may have left another of their collectives open.
+"""
 
 from __future__ import annotations
 
-import math
-import os
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from itertools import zip_longest
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from pytest_modelhealth.capture import Request
+from pytest_modelhealth.capture.observing.layer import Held
+from pytest_modelhealth.capture.parallel.placements import summed
 from pytest_modelhealth.capture.parallel.wrappers import find_wrappers, refuse_unknown_ways
 from pytest_modelhealth.capture.step.state import State
-from pytest_modelhealth.ranks import END_OF_TEST
+from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.ranks.assembling import assembled
-from pytest_modelhealth.ranks.barrier import digest
+from pytest_modelhealth.ranks.barrier import Barrier
 from pytest_modelhealth.ranks.comparing import disagreements
 from pytest_modelhealth.ranks.evidence import Evidence
-from pytest_modelhealth.ranks.group import RankGroup, limited
 from pytest_modelhealth.ranks.layout import Place, described, place_of
-from pytest_modelhealth.report import LayerRecord, Observation, Probed
+from pytest_modelhealth.report import Observation, Probed
 from pytest_modelhealth.report.merging import merged
+from pytest_modelhealth.report.parts import Extreme, Extremes
 from pytest_modelhealth.tolerance import Run, observed
 
-_groups: dict[Place, RankGroup] = {}
-_made: dict[tuple[int, ...], int] = {}
+T = TypeVar("T")
+
+_ADVICE = (
+    ". All ranks must inspect the same batches in the same order, none under 'if rank == 0', and "
+    "as many: a DistributedSampler with drop_last=True deals them out evenly. ranks=False inspects "
+    "one rank alone; the setting rank_timeout waits longer"
+)
+_known: dict[tuple[Any, Place], Joint] = {}
 
 
 def joined(model: nn.Module, everyone: bool, seconds: float) -> Joint | None:
     """Return the ranks that inspect this model together; ``None`` where this one is alone.
 
-    Ranks that inspect together again have one group, with its process groups.
+    Ranks that inspect together again are the same `Joint`, as long as the default group is.
 
     Args:
         model: the model.
@@ -44,23 +57,27 @@ def joined(model: nn.Module, everyone: bool, seconds: float) -> Joint | None:
     place = place_of(model, everyone)
     if place is None:
         return None
-    group = _groups.get(place)
-    if group is None or group.is_closed:
-        number = _made[place.ranks] = _made.get(place.ranks, 0) + 1
-        name = f"modelhealth/{digest(repr(place.ranks))}/{number}"
+    key = (dist.group.WORLD, place)
+    if key not in _known:
+        number = sum(known.ranks == place.ranks for _, known in _known)
+        name = f"modelhealth/{'-'.join(map(str, place.ranks))}/{number}"
         store = dist.distributed_c10d.PrefixStore(name, dist.distributed_c10d._get_default_store())
-        group = _groups[place] = RankGroup(place, store, seconds)
-    end = os.environ.get(END_OF_TEST)
-    left = math.inf if end is None else max(1.0, 0.8 * (float(end) - time.time()))
-    group.barrier.seconds = min(seconds, left)  # and say who is missing, before the test is ended
-    return Joint(group)
+        _known[key] = Joint(place, Barrier(store, place.ranks, dist.get_rank(), seconds, _ADVICE))
+    _known[key]._barrier.seconds = seconds
+    return _known[key]
 
 
-@dataclass(frozen=True)
 class Joint:
-    """The inspections that the ranks of a group make together."""
+    """Ranks that inspect one model together.
 
-    group: RankGroup
+    Args:
+        place: who takes part, and where this rank stands.
+        barrier: where they wait for each other.
+    """
+
+    def __init__(self, place: Place, barrier: Barrier) -> None:
+        self._place, self._barrier, self._rank = place, barrier, dist.get_rank()
+        self._group: Any = None
 
     def observed(self, request: Request, run: Run = observed) -> Observation:
         """Return what all ranks saw of a step that each runs on its own batch.
@@ -73,23 +90,20 @@ class Joint:
             InspectionError: another rank failed, did not come, or inspects something else.
             Exception: whatever this rank's model or loss raises, untouched.
         """
-        group = self.group
         refuse_unknown_ways(find_wrappers(State(request.model).modules))
-        group.barrier.wait("the run", _structure(request))
-        group.open()
-        with group.telling("its run", request.model), limited(group.barrier.seconds):
-            evidence = Evidence(group, request)
+        self._barrier.wait("the run")
+        self._open()
+        self._require_same(_structure(request))
+        with self._telling("its run"):
+            evidence = Evidence(self._place, request)
             try:
-                own = run(replace(request, averager=group.averaged))
+                own = run(replace(request, averager=self._averaged))
             finally:
                 evidence.close()
-        group.barrier.wait("the reports are put together")
-        with group.telling("putting the reports together"):
-            seen = group.gather(evidence.seen(own))
-            joint = assembled(group, seen)
-            found = disagreements(evidence, seen, joint)
-        assert joint.ranks is not None
-        return replace(joint, ranks=replace(joint.ranks, disagreements=found))
+        self._barrier.wait("the reports are put together")
+        with self._telling("putting the reports together"):
+            seen = self._gather(evidence.seen(own))
+            return disagreements(evidence, seen, assembled(self._place, seen))
 
     def over_batches(self, run: Callable[[Callable[[bool], bool]], Observation]) -> Observation:
         """Return what all ranks saw of batches; if one fails between its own, all are told.
@@ -97,19 +111,13 @@ class Joint:
         Args:
             run: runs them, told how to ask after each, on all ranks, whether time is up on some.
         """
-        group = self.group
-        group.kept = {}
 
         def time_is_up(here: bool) -> bool:
-            group.barrier.wait("its next batch")
-            with group.telling("ending its batches"):
-                return any(group.gather(here))
+            self._barrier.wait("its next batch")
+            return any(self._gather(here))
 
-        try:
-            with group.telling("its batches"):
-                return self.settled(run(time_is_up), over_batches=True)
-        finally:
-            group.kept = None
+        with self._telling("its batches"):
+            return self.settled(run(time_is_up), over_batches=True)
 
     def settled(self, own: Observation, over_batches: bool = False) -> Observation:
         """Return what all ranks end with: what each measured by itself is that of the first rank.
@@ -125,56 +133,118 @@ class Joint:
         """
         if (own.probes, own.costs, own.stepped) == (Probed(), None, None) and not over_batches:
             return own
-        group = self.group
         batches = f"{own.batches} batch" + ("" if own.batches == 1 else "es")
-        group.barrier.wait(f"the end of its inspection, after {batches}")
-        with group.telling("ending its inspection"):
-            mine = replace(
-                own,
-                layers={n: replace(r, **_extremes(group, r)) for n, r in own.layers.items()},
-                odd_samples={
-                    kind: (who, replace(place, rank=group.rank))
-                    for kind, (who, place) in own.odd_samples.items()
-                },
-                flow=None,
+        self._barrier.wait(f"the end of its inspection, after {batches}")
+        with self._telling("ending its inspection"):
+            joint = merged(self._gather(self._of_rank(own)), over="ranks")
+        layers = {}
+        for name, record in own.layers.items():
+            of_all = joint.layers[name]
+            layers[name] = replace(record, largest=of_all.largest, nonfinite=of_all.nonfinite)
+        later = ("odd_samples", "probes", "costs", "stepped")
+        return replace(own, layers=layers, **{name: getattr(joint, name) for name in later})
+
+    def _of_rank(self, own: Observation) -> Observation:
+        """Return what a rank has, with the rank where values stood; gradients divided as ever."""
+
+        def placed(found: Extremes) -> dict[str, Extreme]:
+            shares = {"gradients": len(self._place.data)}
+            return {
+                role: replace(one, rank=self._rank, value=one.value / shares.get(role, 1))
+                for role, one in found.items()
+            }
+
+        layers = {
+            name: replace(r, largest=placed(r.largest), nonfinite=placed(r.nonfinite))
+            for name, r in own.layers.items()
+        }
+        odd = {k: (who, replace(at, rank=self._rank)) for k, (who, at) in own.odd_samples.items()}
+        return replace(own, layers=layers, odd_samples=odd, flow=None)
+
+    def _open(self) -> None:
+        """Make the process group of these ranks; all do so at once, while all is well."""
+        if self._group is None:
+            self._group = dist.new_group(
+                list(self._place.ranks),
+                timeout=timedelta(seconds=max(1.0, self._barrier.seconds)),
+                backend="gloo",
+                use_local_synchronization=True,
             )
-            joint = merged(group.gather(mine), over="ranks")
-        return replace(
-            own,
-            layers={
-                n: replace(r, largest=joint.layers[n].largest, nonfinite=joint.layers[n].nonfinite)
-                for n, r in own.layers.items()
-            },
-            odd_samples=joint.odd_samples,
-            probes=joint.probes,
-            costs=joint.costs,
-            stepped=joint.stepped,
+
+    def _gather(self, value: T) -> list[T]:
+        """Return a copy of the object of each rank, in order."""
+        each: list[Any] = [None] * len(self._place.ranks)
+        dist.all_gather_object(each, value, group=self._group)
+        return each
+
+    def _require_same(self, text: str) -> None:
+        """Do nothing where all ranks came with the same text.
+
+        Raises:
+            InspectionError: one did not; the message shows the first line that differs.
+        """
+        if len({*self._gather(zlib.crc32(text.encode(errors="replace")))}) == 1:
+            return
+        first, *others = zip(self._place.ranks, self._gather(text), strict=True)
+        rank, other = next(pair for pair in others if pair[1] != first[1])
+        lines = zip_longest(other.splitlines(), first[1].splitlines(), fillvalue="nothing")
+        here, there = next(pair for pair in lines if pair[0] != pair[1])
+        raise InspectionError(
+            f"rank {rank} came to the run with something else than rank {first[0]}: {here}; on "
+            f"rank {first[0]}: {there}"
         )
 
+    @contextmanager
+    def _telling(self, what: str) -> Iterator[None]:
+        """Tell all others if this rank fails inside; what it raises is raised as it is.
 
-def _extremes(group: RankGroup, record: LayerRecord) -> dict[str, Any]:
-    """Return where values of a layer stood, with the rank; gradients as their statistics are."""
-    shares = len(group.place.data)
-    return {
-        kind: {
-            role: replace(
-                one, rank=group.rank, value=one.value / (shares if role == "gradients" else 1)
-            )
-            for role, one in getattr(record, kind).items()
-        }
-        for kind in ("largest", "nonfinite")
-    }
+        Args:
+            what: what it is at, for people.
+        """
+        try:
+            yield
+        except BaseException as error:
+            if not self._barrier.failed:  # else they know
+                text = f"{type(error).__name__}: {str(error)[:500]}".partition("\n")[0]
+                self._barrier.fail(
+                    f"rank {self._rank} of {len(self._place.ranks)} raised {text.rstrip(': ')} in "
+                    f"{what}; the others did not, and their inspection ends with it"
+                )
+            raise
+
+    def _averaged(self, gradients: list[Held]) -> list[Held]:
+        """Return gradients of parameters as a step of the user's would leave them on each rank.
+
+        They are changed in place: a local backward pass made them, for the inspection alone. A
+        parameter that a rank did not use counts as zeros there, where another rank used it. The
+        engine of a `DTensor` has averaged it.
+
+        Raises:
+            InspectionError: a rank failed or did not come this far.
+        """
+        self._barrier.wait("its gradients are averaged")
+        with torch.no_grad():
+            whole = [(layer, name, summed(tensor)) for layer, name, tensor in gradients]
+            own = {(at.name, name): t for at, name, t in whole if not hasattr(t, "device_mesh")}
+            if len(self._place.data) > 1:
+                each = self._gather({key: _on_cpu(tensor) for key, tensor in own.items()})
+                ranks = dict(zip(self._place.ranks, each, strict=True))
+                for key, tensor in own.items():
+                    terms = [
+                        t for rank in self._place.data if (t := ranks[rank].get(key)) is not None
+                    ]
+                    tensor.copy_(torch.stack(terms).sum(0) / len(self._place.data))
+        return whole
+
+
+def _on_cpu(tensor: Tensor) -> Tensor:
+    dense = tensor if tensor.layout == torch.strided else tensor.to_dense()
+    # sums of many ranks in few bits may overflow
+    return dense.detach().to("cpu", torch.float32 if tensor.dtype.itemsize < 4 else tensor.dtype)
 
 
 def _structure(request: Request) -> str:
     """Return what must be equal before ranks run a model together, a line a thing."""
-    asked = ", ".join(
-        f"{name}={value if isinstance(value, bool | None) else 'given'}"
-        for name, value in {
-            "loss": request.loss,
-            "backward": request.backward,
-            "scaler": request.scaler,
-            "gradients": torch.is_grad_enabled(),
-        }.items()
-    )
-    return f"{asked}\n{described(request.model)}"
+    asked = {"loss": request.loss, "backward": request.backward, "scaler": request.scaler}
+    given = {name: one if isinstance(one, bool | None) else "given" for name, one in asked.items()}
+    return f"{given}, gradients {torch.is_grad_enabled()}\n{described(request.model)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,8 +9,8 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pytest_modelhealth.capture.parallel.engines import Shards
 from pytest_modelhealth.capture.parallel.wrappers import find_wrappers
-from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import named_modules, type_name
 
 NO_ENGINE = "a process group"
@@ -43,50 +42,25 @@ def place_of(model: nn.Module, everyone: bool) -> Place | None:
         everyone: whether all ranks are to see their share of the batches of a model that nothing
             distributes.
     """
-    sharing = list(_sharing(model))
-    data = max((ranks for _, ranks in sharing), key=len, default=())
-    meshes = list(_meshes(model))
+    wrappers = find_wrappers(model.modules())
+    replicated = [_ranks_of(ddp.process_group) for ddp in wrappers.replicated]
+    groups = [group for m in wrappers.sharded for group in m._get_fsdp_state()._fsdp_param_groups]
+    sharded = [_flat(group.mesh_info.mesh) for group in groups]
+    data = max((*replicated, *sharded), key=len, default=())
+    tensors = (*model.parameters(), *model.buffers())
+    meshes = dict.fromkeys(t.device_mesh for t in tensors if hasattr(t, "device_mesh"))
     tensor = max((_beside(mesh, data) for mesh in meshes), key=len, default=())
-    engines = dict.fromkeys(engine for engine, _ in sharing)
-    if len(tensor) > 1:
-        engines["tensor parallel"] = None
-    everybody = tuple(range(dist.get_world_size()))
+    known = (("DDP", replicated), ("FSDP2", sharded), ("tensor parallel", tensor[1:]))
+    engines = [name for name, some in known if some]
+    everybody, own = tuple(range(dist.get_world_size())), (dist.get_rank(),)
     if not engines:
-        if not everyone:
-            return None
-        data = everybody
-    own = (dist.get_rank(),)
+        data = everybody if everyone else ()
     data, tensor = data or own, tensor or own
     ranks = max(data, tensor, key=len)
     if len(data) > 1 and len(tensor) > 1:  # all groups that hang together
         whole = (mesh for mesh in meshes if mesh.size() == len(data) * len(tensor))
         ranks = next(map(_flat, whole), everybody)
     return Place(ranks, data, tensor, " and ".join(engines) or NO_ENGINE) if ranks[1:] else None
-
-
-def _sharing(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield what shares batches out: its name and its ranks."""
-    wrappers = find_wrappers(model.modules())
-    for ddp in wrappers.replicated:
-        yield "DDP", _ranks_of(ddp.process_group)
-    for module in wrappers.sharded:
-        for group in module._get_fsdp_state()._fsdp_param_groups:
-            mesh = group.mesh_info.mesh
-            yield ("HSDP" if mesh.ndim > 1 else "FSDP2"), _flat(mesh)
-    for module in wrappers.flat:
-        yield "FSDP1", _ranks_of(module.process_group)
-
-
-def _meshes(model: nn.Module) -> Iterator[Any]:
-    """Yield each mesh that a parameter or buffer lies on."""
-    found = sys.modules.get("torch.distributed.tensor")
-    if found is None:
-        return
-    seen = []
-    for tensor in (*model.parameters(), *model.buffers()):
-        if isinstance(tensor, found.DTensor) and tensor.device_mesh not in seen:
-            seen.append(tensor.device_mesh)
-            yield tensor.device_mesh
 
 
 def _beside(mesh: Any, data: tuple[int, ...]) -> tuple[int, ...]:
@@ -107,18 +81,7 @@ def _flat(mesh: Any) -> tuple[int, ...]:
 
 
 def _ranks_of(group: Any) -> tuple[int, ...]:
-    """Return the ranks of a group, in order.
-
-    Raises:
-        InspectionError: it was destroyed.
-    """
-    try:
-        return tuple(sorted(dist.get_process_group_ranks(group)))
-    except (KeyError, ValueError, RuntimeError) as error:
-        raise InspectionError(
-            "the process group that the model was distributed with was destroyed: wrap the model "
-            "anew with the group that there is, or inspect it before destroy_process_group()"
-        ) from error
+    return tuple(sorted(dist.get_process_group_ranks(group)))
 
 
 class Leaf(NamedTuple):
@@ -153,15 +116,7 @@ class Wrapped:
         wrappers = find_wrappers(model.modules())
         self.ddps, self.sharded = wrappers.replicated, wrappers.sharded
         self.modules = named_modules(model)
-        self.shards: dict[tuple[nn.Module, str], Tensor] = {}
-        """What FSDP2 has, by module and own name."""
-        for module in self.sharded:
-            for group in module._get_fsdp_state()._fsdp_param_groups:
-                for parameter in group.fsdp_params:
-                    info = parameter._module_info
-                    owners = zip(info.shared_modules, info.shared_param_names, strict=True)
-                    for owner in ((info.module, info.param_name), *owners):
-                        self.shards[owner] = parameter.sharded_param
+        self.shards = Shards(self.sharded).by_owner
         self.parameters = list(self._leaves("_parameters"))
         self.buffers = list(self._leaves("_buffers"))
 
@@ -186,18 +141,16 @@ def described(model: nn.Module) -> str:
     held: dict[nn.Module, list[str]] = {}
     for kind, leaves in (("parameter", wrapped.parameters), ("buffer", wrapped.buffers)):
         for leaf in leaves:
-            tensor, name = leaf.tensor, ".".join(leaf.key).lstrip(".")
-            said = (
-                f"{kind} {name}: {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
-            )
+            name, dtype = ".".join(leaf.key).lstrip("."), str(leaf.tensor.dtype)[len("torch.") :]
+            line = f"{kind} {name}: {tuple(leaf.tensor.shape)} {dtype}"
             if kind == "parameter":
-                said += ", trainable" if tensor.requires_grad else ", frozen"
-            held.setdefault(leaf.module, []).append(said)
+                line += ", trainable" if leaf.tensor.requires_grad else ", frozen"
+            held.setdefault(leaf.module, []).append(line)
     for layer in wrapped.modules:
         module = layer.module
         mode = "in training" if module.training else "in evaluation mode"
         is_torchs = type(module).extra_repr.__module__.startswith("torch.nn.modules.")
-        told = module.extra_repr() if is_torchs else ""
-        lines.append(f"{layer.name or 'the model'}: {type_name(module)}({told}), {mode}")
+        setup = module.extra_repr() if is_torchs else ""
+        lines.append(f"{layer.name or 'the model'}: {type_name(module)}({setup}), {mode}")
         lines += held.get(module, ())
     return "\n".join(lines)

@@ -84,13 +84,7 @@ def _inspection(report: HealthReport) -> dict[str, Any]:
         "text": "" if verdict is Verdict.HEALTHY else report.render("failure"),
         **_fields(seen, "loss", "samples", "batches", "backward", "notes", model="model_type"),
         "part": None if seen.part is None else asdict(seen.part),
-        "ranks": None
-        if seen.ranks is None
-        else {
-            **_fields(seen.ranks, "ranks", "engine"),
-            "groups": [asdict(group) for group in seen.ranks.groups],
-            "losses": [{"loss": loss, "rank": rank} for loss, rank in seen.ranks.losses],
-        },
+        "ranks": None if seen.ranks is None else _fields(seen.ranks, "ranks", "engine"),
         "violations": findings_data(report),
         "warnings": [_finding(report, found) for found in judgement.warned],
         "inconclusive": [
@@ -164,7 +158,7 @@ def _layer(report: HealthReport, record: LayerRecord, costs: Mapping[str, Any]) 
         **_places(report, record.name),
         "largest": _extremes(record.largest),
         "nonfinite": _extremes(record.nonfinite),
-        "assembled": {role: asdict(found) for role, found in record.assembled.items()},
+        "ill_ranks": dict(record.ill_ranks),
         "tensors": tensors_data(record),
     }
 

@@ -28,7 +28,7 @@ from pytest_modelhealth.report.parts import (
     earliest_of_each,
     largest_of_each,
 )
-from pytest_modelhealth.report.ranks import Assembly, Placement, Ranks, together
+from pytest_modelhealth.report.ranks import Placement, Ranks
 from pytest_modelhealth.report.removable import RemovableLayer
 from pytest_modelhealth.report.training import Course, Stepped
 
@@ -138,17 +138,11 @@ def _same_on_all(values: list[bool | None], of: Merge) -> bool | None:
     return all(known) and len(means) < 2 if known else None
 
 
-def _assembled(values: list[Mapping[str, Assembly]], of: Merge) -> dict[str, Assembly]:
-    """Return how the statistics of all were put together, and where the largest is."""
-    found = {}
-    for role in dict.fromkeys(chain(*values)):
-        each = zip(values, of.records, strict=True)
-        found[role] = together(
-            (one[role], max((s.abs_max for s in record.tensors(role).values()), default=0.0))
-            for one, record in each
-            if role in one
-        )
-    return found
+def _ill_ranks(values: list[Mapping[str, tuple[int, ...]]], _: Merge) -> dict[str, tuple[int, ...]]:
+    return {
+        role: tuple(sorted({*chain(*(one.get(role, ()) for one in values))}))
+        for role in dict.fromkeys(chain(*values))
+    }
 
 
 @dataclass(frozen=True)
@@ -199,8 +193,7 @@ class LayerRecord:
         nonfinite: by role, where the first NaN or positive infinity stood, likewise.
         placements: how tensors lie on several ranks, where that is known: by role, of parameters,
             their gradients and buffers by role and own name (``"parameters.weight"``).
-        assembled: by role, how the statistics of several ranks became one; empty where this is of
-            one process.
+        ill_ranks: by role, the ranks with a NaN or infinity, where each rank has another tensor.
     """
 
     name: str
@@ -247,14 +240,14 @@ class LayerRecord:
     )
     equal_input_samples: bool | None = field(default=None, metadata={"merge": "all known"})
     zero_slices: Mapping[str, ZeroSlices] = field(
-        default_factory=dict, metadata={"merge": _zero_in_all, "ranks": "apart"}
+        default_factory=dict, metadata={"merge": _zero_in_all}
     )
     definitions: tuple[Definition, ...] = field(default=(), metadata={"json": False})
     largest: Extremes = field(default_factory=dict, metadata={"merge": largest_of_each})
     nonfinite: Extremes = field(default_factory=dict, metadata={"merge": earliest_of_each})
     placements: Mapping[str, Placement] = field(default_factory=dict, metadata={"ranks": "apart"})
-    assembled: Mapping[str, Assembly] = field(
-        default_factory=dict, metadata={"merge": _assembled, "ranks": "apart"}
+    ill_ranks: Mapping[str, tuple[int, ...]] = field(
+        default_factory=dict, metadata={"merge": _ill_ranks}
     )
 
     @property

@@ -106,7 +106,6 @@ def breaks_afterwards(rank):
 
 @on_two
 def test_crashes(rank):
-    print("the last words")
     dist.barrier()
     if rank == 1:
         os._exit(3)
@@ -116,10 +115,6 @@ def test_crashes(rank):
 def test_forgets_a_rank(rank):
     if rank == 1:
         dist.barrier()
-
-@on_two
-def test_debugs(rank):
-    breakpoint()
 
 def test_after():
     assert os.getpid() == HERE
@@ -135,34 +130,32 @@ def test_a_marked_test_is_run_on_its_ranks_and_says_one_thing(pytester: pytest.P
     pytester.makepyfile(test_ways=OF_PYTEST)
     result = pytester.runpytest("-rA")
     text = result.stdout.str()
-    result.assert_outcomes(passed=8, failed=5, errors=2, skipped=2, xfailed=2, warnings=1)
+    result.assert_outcomes(passed=8, failed=4, errors=2, skipped=2, xfailed=2, warnings=1)
     assert text.count("UserWarning: from each rank") == 1
     assert text.count(f"torn down in {os.getpid()}\n") == 1
 
     section = _section(text, "test_fails_on_rank_1")
     assert "assert [rank] == [2]" in section
     assert "E           assert [1] == [2]" in section
-    assert "- rank 1 of 2; also failed: 0 -" in section
-    assert re.search(r"rank 0: lost its connection at \S+py:\d+, as rank 1 had ended", section)
+    assert "- rank 1 of 2 -" in section
+    assert re.search(r"rank 0: lost its connection at \S+py:\d+", section)
     assert "printed on rank 1" in section
     assert "printed on rank 0" not in section
 
-    assert "- rank 0 of 2; also failed: 1 -\nrank 1: the same" in _narrow(
+    assert "- rank 0 of 2 -\nrank 1: AssertionError: the same at " in _narrow(
         _section(text, "test_fails_on_all")
     )
     crashed = _section(text, "test_crashes")
-    assert "E   rank 1 of 2: ended with exit code 3" in crashed
-    assert "printed by rank 1:\nE   the last words" in crashed
+    assert "rank 1 of 2: ended with exit code 3" in crashed
     forgotten = _section(text, "test_forgets_a_rank")
-    assert "E   rank 0: passed" in forgotten
+    assert "rank 0: passed" in forgotten
     assert "A collective waits until all ranks" in forgotten
-    assert "breakpoint() in a test on several ranks" in _section(text, "test_debugs")
 
     result.stdout.fnmatch_lines_random(
         [
             "FAILED *::test_fails_on_rank_1 - rank 1 of 2: assert [[]1[]] == [[]2[]]",
             "FAILED *::test_fails_on_all - rank 0 of 2: AssertionError: the same*",
-            "FAILED *::test_crashes - rank 1 of 2: ended with exit code 3",
+            "FAILED *::test_crashes - Failed: rank 1 of 2: ended with exit code 3",
             "FAILED *::test_forgets_a_rank - rank 1 of 2: lost its connection at *",
             "ERROR *::test_setup_fails - rank 1 of 2: RuntimeError: no such file",
             "ERROR *::test_teardown_fails - rank 1 of 2: RuntimeError: not closed",
@@ -206,7 +199,7 @@ def test_crashes(rank):
 def test_every_destination_gets_the_results_of_the_rank_that_is_reported(
     nets: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Snapshots, HTML, JUnit, JSON, artifacts, bundles and allure; those of other ranks are apart.
+    """Snapshots, HTML, JUnit, JSON, artifacts and bundles; those of other ranks are apart.
 
     Rank 0 alone records snapshots, and the next run finds none unused.
     """
@@ -220,16 +213,14 @@ def test_every_destination_gets_the_results_of_the_rank_that_is_reported(
         "--modelhealth-json=run.json",
         "--modelhealth-artifacts=art",
         "--modelhealth-replay=bundles",
-        "--alluredir=allure",
         "--pdb",
     )
     result.assert_outcomes(passed=2, failed=3)
     result.stdout.fnmatch_lines_random(
         [
-            "3 snapshots generated.",
+            "1 snapshot generated.",
             "modelhealth: snapshot __snapshots__/test_r/test_recorded.health: recorded for *",
             "modelhealth: figures of 2 tests in *",
-            "torchrun --nproc-per-node N -m pytest test_r.py::test_unhealthy_on_rank_1",
             "FAILED *::test_unhealthy_on_rank_1 - rank 1 of 2: unhealthy: 2 (finite): *",
         ]
     )
@@ -249,34 +240,15 @@ def test_every_destination_gets_the_results_of_the_rank_that_is_reported(
 
     told = dict(properties("junit.xml")["test_unhealthy_on_rank_1"])
     assert (told["verdict"], told["tensor"]) == ("unhealthy", "tensor([1., 1.])")
-    results = [
-        json.loads(path.read_text()) for path in (nets.path / "allure").glob("*-result.json")
-    ]
-    assert sorted((one["name"], one["status"]) for one in results) == [
-        ("test_crashes", "failed"),
-        ("test_recorded", "passed"),
-        ("test_recorded_here", "passed"),
-        ("test_unhealthy_on_all", "failed"),
-        ("test_unhealthy_on_rank_1", "failed"),
-    ]
     assert (nets.path / "page.html").read_text().count("data:image/png") >= 2
 
     again = nets.runpytest_subprocess("-n1", "-k", "recorded")
     again.assert_outcomes(passed=2)
-    again.stdout.fnmatch_lines("3 snapshots passed.")
+    again.stdout.fnmatch_lines("1 snapshot passed.")
     assert "unused" not in again.stdout.str()
 
 
-WRONG = {
-    "modelhealth_ranks": "takes the number of ranks, such as modelhealth_ranks(2), and has none",
-    "modelhealth_ranks(2, 3)": "takes the number of ranks, such as modelhealth_ranks(2), not 2, 3",
-    "modelhealth_ranks('2')": "the number of ranks must be a whole number from 1, not '2'",
-    "modelhealth_ranks(True)": "the number of ranks must be a whole number from 1, not True",
-    "modelhealth_ranks(0)": "the number of ranks must be a whole number from 1, not 0",
-    "modelhealth_ranks(2, seconds=0)": "seconds= must be a number above 0, not 0",
-    "modelhealth_ranks(2, seconds='x')": "seconds= must be a number above 0, not 'x'",
-    "modelhealth_ranks(2, second=3)": "unknown keyword 'second'; did you mean 'seconds'?",
-}
+WRONG = ("", "2, 3", "'2'", "True", "0", "2, seconds=0", "2, seconds='x'", "2, second=3")
 
 
 def test_a_wrong_mark_is_an_error_of_the_test_that_has_it(pytester: pytest.Pytester) -> None:
@@ -284,7 +256,8 @@ def test_a_wrong_mark_is_an_error_of_the_test_that_has_it(pytester: pytest.Pytes
     for number, mark in enumerate(WRONG):
         path = pytester.path / f"test_wrong{number}.py"
         path.write_text(
-            f"import pytest\n@pytest.mark.{mark}\ndef test_it(): pass\ndef test_other(): pass\n"
+            f"import pytest\n@pytest.mark.modelhealth_ranks({mark})\n"
+            "def test_it(): pass\ndef test_other(): pass\n"
         )
     pytester.makepyfile(
         test_unmarked="def test_it(rank): pass",
@@ -306,8 +279,9 @@ def test_a_wrong_mark_is_an_error_of_the_test_that_has_it(pytester: pytest.Pytes
     )
     result = pytester.runpytest("--strict-markers")
     result.assert_outcomes(errors=len(WRONG) + 1, passed=len(WRONG) + 2, failed=1)
-    for text in WRONG.values():
-        assert f"@modelhealth_ranks on test_it: {text}" in result.stdout.str()
+    for mark in WRONG:
+        text = f"@modelhealth_ranks({mark}) on test_it: it takes the number of ranks, a whole"
+        assert text in result.stdout.str()
     needs = "the fixture rank is for tests marked with @pytest.mark.modelhealth_ranks(2)"
     assert result.stdout.str().count(needs) >= 2
 
@@ -354,7 +328,6 @@ def test_over_the_limit(rank):
     net = Net()
     if rank == 1:
         net.blocks[1].down = Slow()
-    print("said by", rank)
     net(torch.ones(2, 4))
 
 @pytest.mark.timeout(1.5)
@@ -369,12 +342,6 @@ def test_waits_for_nobody(rank):
     if rank == 1:
         raise ValueError("alone")
     time.sleep(60)
-
-@pytest.mark.modelhealth_ranks(2, seconds=10)
-def test_one_inspects(rank, inspector):
-    net = nn.parallel.DistributedDataParallel(nn.Linear(4, 2))
-    if rank == 0:
-        inspector(net).run_inspection(torch.ones(2, 4))
 """
 
 
@@ -385,30 +352,23 @@ def test_ranks_that_wait_are_ended_and_say_where(
     """At the limit of the mark or of pytest-timeout, or some seconds after a rank failed alone."""
     monkeypatch.setattr(running, "GRACE", 0.5)
     pytester.makepyfile(test_stuck=STUCK)
-    result = pytester.runpytest("--maxfail=4", "-p", "no:xdist")
+    result = pytester.runpytest("--maxfail=3", "-p", "no:xdist")
     text = result.stdout.str()
-    result.assert_outcomes(failed=4)
+    result.assert_outcomes(failed=3)
 
     limit = _section(text, "test_over_the_limit")
     line = STUCK.strip().splitlines().index("        time.sleep(60)") + 1
-    first = "rank 0 in 'blocks.1', waiting in all_gather"
-    second = f"rank 1 in 'blocks.1.down' at test_stuck.py:{line}"
-    assert f"E   took longer than 1.5 s: {first}; {second}" in limit
+    first = r"rank 0 waiting in all_gather at test_stuck.py:\d+"
+    second = rf"rank 1 at test_stuck.py:{line}"
+    assert re.search(f"took longer than 1.5 s: {first}; {second}", limit)
     for rank in (0, 1):
-        stack = limit.partition(f"E   rank {rank}, the innermost call last:")[2]
-        assert "in test_over_the_limit" in stack
-        assert f"E   printed by rank {rank}:\nE   said by {rank}" in stack
-    assert "_call_impl" not in limit
+        assert "in test_over_the_limit" in limit.partition(f"\nrank {rank}:\n")[2]
 
     native = _section(text, "test_in_native_code")
-    assert re.search(r"rank 0 waiting in barrier at test_stuck.py:\d+; rank 1 in native", native)
-    assert "in test_in_native_code" in native.partition("rank 1 did not answer")[2]
+    line = r"rank 0 waiting in barrier at test_stuck.py:\d+; rank 1 at test_stuck.py:\d+"
+    assert re.search(line, native)
     assert "/_pytest/" not in native
 
     alone = _section(text, "test_waits_for_nobody")
     assert "ValueError: alone" in alone
-    assert re.search(r"rank 0: still at test_stuck.py:\d+ at 0.5 s after rank 1's end", alone)
-
-    missing = _section(text, "test_one_inspects")
-    assert re.search(r"rank 1 did not come within [\d.]+ s: rank 0 waited before the run", missing)
-    assert "All ranks of the group must inspect the same batches" in missing
+    assert re.search(r"rank 0: at test_stuck.py:\d+", alone)

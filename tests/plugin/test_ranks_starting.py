@@ -108,46 +108,6 @@ def _until(holds: object, seconds: float) -> None:
         time.sleep(0.05)
 
 
-PLAIN = """
-import pytest, torch, torch.distributed as dist, threading
-
-@pytest.mark.modelhealth_ranks(2)
-def test_collective(rank):
-    total = torch.tensor(float(rank))
-    dist.all_reduce(total)
-    assert total == 1
-"""
-
-
-SCRIPT = """
-import pytest
-print("the script runs")
-pytest.main(["test_plain.py"])
-"""
-
-
-@pytest.mark.slow
-def test_without_fork_each_rank_is_started_by_itself(pytester: pytest.Pytester) -> None:
-    """As on Windows, and, with a warning, where what is imported starts a thread.
-
-    The script that calls pytest runs once, and not again in each rank.
-    """
-    pytester.makepyfile(
-        test_plain=PLAIN,
-        threaded="import threading, time\n"
-        "threading.Thread(target=time.sleep, args=(600,), daemon=True, name='of a plugin').start()",
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTEST_PLUGINS", "threaded")
-        patch.setenv("PYTHONPATH", f"{pytester.path}{os.pathsep}{os.environ['PYTHONPATH']}")
-        result = pytester.runpython(pytester.makepyfile(script=SCRIPT))
-    result.assert_outcomes(passed=1, warnings=1)
-    assert result.stdout.str().count("the script runs") == 1
-    result.stdout.fnmatch_lines(
-        "*ModelHealthWarning: tests on several ranks start slowly: *: of a plugin"
-    )
-
-
 def test_nothing_is_started_for_tests_that_do_not_run(pytester: pytest.Pytester) -> None:
     """Neither for those that are deselected or skipped, nor to collect."""
     marked = "import pytest\npytestmark = pytest.mark.modelhealth_ranks(2)\n"

@@ -96,7 +96,7 @@ def _record(
         definitions=places,
         largest={},
         nonfinite={},
-        assembled={},
+        ill_ranks={},
     )
     record = object.__new__(LayerRecord)
     # the constructor of a frozen data class sets field by field, at half of all the cost

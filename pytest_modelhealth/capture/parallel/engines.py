@@ -14,6 +14,17 @@ from typing import Any
 
 from torch import Tensor, nn
 
+_MEANWHILE: dict[str, Any] = {
+    "reduce_grads": True,
+    "all_reduce_grads": True,
+    "_partial_reduce_output": None,
+    "_post_forward_indices": list,
+    "post_forward_order": list,
+    "unsharded_accumulated_grad": None,
+    "grad": None,
+}
+"""What attributes of FSDP's are during a step, a list an empty one."""
+
 
 class Shards:
     """The modules of a model that `fully_shard` was called on.
@@ -32,6 +43,13 @@ class Shards:
         self._groups = [group for state in states for group in state._fsdp_param_groups]
         self._parameters = [one for group in self._groups for one in group.fsdp_params]
         self._contexts = list({id(s._comm_ctx): s._comm_ctx for s in states}.values())
+        self.by_owner: dict[tuple[nn.Module, str], nn.Parameter] = {}
+        """The shard of each module's parameter, by its own name; tied ones at each module."""
+        for one in self._parameters:
+            info = one._module_info
+            owners = zip(info.shared_modules, info.shared_param_names, strict=True)
+            for owner in ((info.module, info.param_name), *owners):
+                self.by_owner[owner] = one.sharded_param
 
     @contextmanager
     def apart(self) -> Iterator[None]:
@@ -67,25 +85,13 @@ class Shards:
         return not all(group.reduce_grads for group in self._groups)
 
     def _set_aside(self) -> list[tuple[Any, str, Any]]:
-        kept: list[tuple[Any, str, Any]] = []
-        for group in self._groups:
-            kept += _attributes(
-                group,
-                {
-                    "reduce_grads": True,
-                    "all_reduce_grads": True,
-                    "_partial_reduce_output": None,
-                    "_post_forward_indices": [],
-                },
-            )
-        for context in self._contexts:
-            kept += _attributes(context, {"post_forward_order": []})
-        for one in self._parameters:
-            kept += _attributes(one, {"unsharded_accumulated_grad": None})
-            whole = getattr(one, "_unsharded_param", None)
-            if whole is not None:
-                kept.append((whole, "grad", whole.grad))
-                whole.grad = None
+        wholes = (getattr(one, "_unsharded_param", None) for one in self._parameters)
+        holders = (*self._groups, *self._contexts, *self._parameters, *wholes)
+        pairs = ((one, name) for one in holders for name in _MEANWHILE if hasattr(one, name))
+        kept = [(one, name, getattr(one, name)) for one, name in pairs]
+        for holder, name, _ in kept:
+            value = _MEANWHILE[name]
+            setattr(holder, name, [] if value is list else value)
         return kept
 
     def _restore(self, kept: list[tuple[Any, str, Any]]) -> None:
@@ -101,14 +107,18 @@ class Shards:
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Have the modules hold the shards; nothing of the model may run inside."""
-        places = [place for one in self._parameters for place in _places(one)]
-        held = [(owner, name, owner[name]) for owner, name, _ in places]
+        each = [
+            (module._parameters, name, shard)
+            for (module, name), shard in self.by_owner.items()
+            if name in module._parameters
+        ]
+        before = [owner[name] for owner, name, _ in each]
         try:
-            for owner, name, shard in places:
+            for owner, name, shard in each:
                 owner[name] = shard
             yield
         finally:
-            for owner, name, was in held:
+            for (owner, name, _), was in zip(each, before, strict=True):
                 owner[name] = was
 
     def shard_of(self, leaf: Tensor) -> Tensor:
@@ -118,24 +128,6 @@ class Shards:
                 shard: Tensor = one.sharded_param
                 return shard
         return leaf
-
-
-def _attributes(holder: Any, meanwhile: dict[str, Any]) -> list[tuple[Any, str, Any]]:
-    """Set attributes that `holder` has; return what they were."""
-    kept = [(holder, name, getattr(holder, name)) for name in meanwhile if hasattr(holder, name)]
-    for _, name, _ in kept:
-        setattr(holder, name, meanwhile[name])
-    return kept
-
-
-def _places(one: Any) -> Iterator[tuple[dict[str, Any], str, nn.Parameter]]:
-    """Yield where modules hold a parameter, tied ones in several places, and its shard."""
-    where = one._module_info
-    modules = [where.module, *where.shared_modules]
-    names = [where.param_name, *where.shared_param_names]
-    for module, name in zip(modules, names, strict=True):
-        if name in module._parameters:
-            yield module._parameters, name, one.sharded_param
 
 
 def stay_local(replicated: Iterable[Any]) -> None:

@@ -21,7 +21,14 @@ def placement_of(tensor: Tensor) -> Placement | None:
         if node is None or node.name() != "_ToTorchTensorBackward":
             return None
         spec = node.dtensor_spec
-    return _of_spec(spec)
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    _, offset = compute_local_shape_and_global_offset(spec.shape, spec.mesh, spec.placements)
+    return Placement(
+        shape=tuple(map(int, spec.shape)),
+        offset=tuple(map(int, offset)),
+        is_cut=not all(one.is_partial() or one.is_replicate() for one in spec.placements),
+    )
 
 
 def of_gradient(gradient: Tensor, activation: Placement | None) -> Placement | None:
@@ -45,30 +52,9 @@ def summed(gradient: Tensor) -> Tensor:
     return result
 
 
-def _of_spec(spec: Any) -> Placement:
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    _, offset = compute_local_shape_and_global_offset(spec.shape, spec.mesh, spec.placements)
-    return Placement(
-        placements=tuple(map(_letters, spec.placements)),
-        shape=tuple(map(int, spec.shape)),
-        offset=tuple(map(int, offset)),
-        strided=any(type(one).__name__ == "_StridedShard" for one in spec.placements),
-    )
-
-
-def _letters(placement: Any) -> str:
-    if placement.is_partial():
-        return "P"
-    return "R" if placement.is_replicate() else f"S({placement.dim})"
-
-
 def gathered(gradients: list[Held]) -> list[Held]:
     """Return gradients with those whole of which each rank has a part: a collective for each."""
-    return [(layer, name, _whole(gradient)) for layer, name, gradient in gradients]
-
-
-def _whole(gradient: Tensor) -> Tensor:
-    spread: Any = gradient
-    whole: Tensor = spread.full_tensor() if hasattr(gradient, "_spec") else gradient
-    return whole
+    spread: list[tuple[Any, str, Any]] = [*gradients]
+    return [
+        (layer, name, g.full_tensor() if hasattr(g, "_spec") else g) for layer, name, g in spread
+    ]

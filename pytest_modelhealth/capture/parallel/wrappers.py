@@ -23,17 +23,16 @@ class Wrappers:
     Args:
         replicated: instances of `DistributedDataParallel`.
         sharded: modules that `fully_shard` was called on.
-        flat: instances of `FullyShardedDataParallel`, the older FSDP.
-        composed: modules that ``replicate`` was called on, which hides a DDP in their hooks.
+        hidden: instances of `FullyShardedDataParallel`, the older FSDP, and modules that
+            ``replicate`` was called on, which hides a DDP in their hooks.
     """
 
     replicated: tuple[Any, ...]
     sharded: tuple[Any, ...]
-    flat: tuple[Any, ...]
-    composed: tuple[Any, ...] = ()
+    hidden: tuple[Any, ...]
 
     def __bool__(self) -> bool:
-        return bool(self.replicated or self.sharded or self.flat or self.composed)
+        return bool(self.replicated or self.sharded or self.hidden)
 
 
 def find_wrappers(modules: Iterable[nn.Module]) -> Wrappers:
@@ -42,8 +41,8 @@ def find_wrappers(modules: Iterable[nn.Module]) -> Wrappers:
     return Wrappers(
         tuple(m for m in modules if isinstance(m, nn.parallel.DistributedDataParallel)),
         _instances(modules, "torch.distributed.fsdp", "FSDPModule"),
-        _instances(modules, _FSDP1, "FullyShardedDataParallel"),
-        _instances(modules, _REPLICATE, "DDP"),
+        _instances(modules, _FSDP1, "FullyShardedDataParallel")
+        + _instances(modules, _REPLICATE, "DDP"),
     )
 
 
@@ -58,19 +57,12 @@ def refuse_unknown_ways(wrappers: Wrappers) -> None:
     Raises:
         InspectionError: one cannot; the message says which and what can be inspected instead.
     """
-    if wrappers.flat:
+    if wrappers.hidden:
         raise InspectionError(
-            "cannot inspect a model in FullyShardedDataParallel, torch's older FSDP: it keeps the "
-            "parameters of many layers in one flat tensor, and no layer has its own; inspect it "
-            "with fully_shard(module), which torch recommends in its place, or the plain model "
-            "before it is wrapped"
-        )
-    if wrappers.composed:
-        raise InspectionError(
-            "cannot inspect a model that torch.distributed._composable.replicate was called on: "
-            "it hides a DistributedDataParallel in its hooks, whose reducer would see the "
-            "inspection; inspect DistributedDataParallel(module), which does the same, or the "
-            "model before replicate(module)"
+            "cannot inspect a model in FullyShardedDataParallel, torch's older FSDP, or one that "
+            "replicate() was called on: the first keeps the parameters of many layers in one flat "
+            "tensor, the second a reducer in its hooks; inspect it with fully_shard(module) or "
+            "DistributedDataParallel(module), or the plain model before it is wrapped"
         )
     for one in wrappers.replicated:
         if getattr(one, "mixed_precision", None) is not None:
@@ -90,25 +82,19 @@ def refuse_repetition(wrappers: Wrappers, *, reduces: bool) -> None:
     Raises:
         InspectionError: it cannot; the message says what can be done instead.
     """
-    if wrappers.sharded or wrappers.flat:
+    if wrappers.sharded or wrappers.hidden:
         raise InspectionError(
             "the model is sharded by FSDP, which gathers its parameters anew in each run, so that "
             "they cannot be put back in between: what runs a model several times takes the plain "
             "model, in one process; run_inspection, which runs one step, works on shards"
         )
-    if not reduces:
-        return
-    for one in wrappers.replicated:
-        if not one._get_ddp_logging_data().get("iteration"):  # it says 1 after the second step
+    for one in wrappers.replicated if reduces else ():
+        is_settled = one._get_ddp_logging_data().get("iteration")  # it says 1 after the second step
+        states = [state for _, state in getattr(one, "_comm_hooks", [])]
+        if not is_settled or not all(isinstance(s, dist.ProcessGroup | None) for s in states):
             raise InspectionError(
                 "DistributedDataParallel settles how it averages gradients in its first two steps, "
-                "which cannot be undone: train for two steps first, or give the plain model, "
-                "model.module, and its own optimizer"
-            )
-        hooks = getattr(one, "_comm_hooks", [])
-        if any(not isinstance(state, dist.ProcessGroup | None) for _, state in hooks):
-            raise InspectionError(
-                "DistributedDataParallel has a communication hook with a state of its own, which "
-                "changes in each step and cannot be put back: give the plain model, model.module, "
-                "and its own optimizer"
+                "and a communication hook with a state of its own changes in each step, which "
+                "cannot be undone: train for two steps first, without such a hook, or give the "
+                "plain model, model.module, and its own optimizer"
             )

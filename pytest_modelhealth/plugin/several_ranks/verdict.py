@@ -1,31 +1,21 @@
-"""Makes one result of what the ranks of a test reported: one report a phase."""
+"""Makes one result of what the ranks of a test reported: that of the rank which failed, if any."""
 
 from __future__ import annotations
 
 import copy
+import os
+import re
 import signal
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from _pytest._code.code import (
-    ExceptionChainRepr,
-    ReprEntry,
-    ReprFileLocation,
-    ReprTraceback,
-)
 
-from pytest_modelhealth.plugin.several_ranks.waiting import LIBRARIES
+from pytest_modelhealth.plugin.several_ranks.processes import Rank
 
-if TYPE_CHECKING:
-    from pytest_modelhealth.plugin.several_ranks.processes import Rank
-
-_PHASES = ("setup", "call", "teardown")
-_GRAVITY = {"passed": 0, "skipped": 1, "failed": 2}
 _ECHOES = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -35,166 +25,127 @@ _ECHOES = (
 )
 """What a rank raises because another one has ended."""
 
-
-@dataclass
-class Ran:
-    """A test that ran.
-
-    Args:
-        ranks: in order, with what each said.
-        limit: the seconds that the test may take.
-        seconds: how long it took.
-        ended: why ranks were ended before they were through: ``"limit"``, ``"grace"`` or nothing.
-        folder: where allure's files of the ranks are, if it is asked for.
-        grace: how long the others had once a rank failed alone.
-    """
-
-    ranks: list[Rank]
-    limit: float
-    seconds: float
-    ended: str
-    folder: Path
-    grace: float
-
-    def label(self, rank: Rank) -> str:
-        """Return ``"rank 1 of 2"``."""
-        return f"rank {rank.number} of {len(self.ranks)}"
-
-    def others(self, lead: Rank) -> str:
-        """Return a line on what came of each rank but one."""
-        return "\n".join(_said(self, rank, lead) for rank in self.ranks if rank is not lead)
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "<", f"{Path(os.__file__).parent}/")
+_OURS = f"{Path(__file__).parents[2]}/"
+_COLLECTIVES = ("/distributed_c10d.py", "/_functional_collectives.py")
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (\S+)', re.MULTILINE)
+_BELOW_THE_TEST = re.compile(
+    r"/_pytest/|/pluggy/|several_ranks|<string>|multiprocessing|_call_impl"
+)
+"""Lines of a stack that nobody looks for."""
 
 
-def reports(item: pytest.Item, ran: Ran) -> list[pytest.TestReport]:
-    """Return the reports of a test: in each phase those of the rank that it failed on.
+def reports(item: pytest.Item, ranks: list[Rank], limit: float) -> list[pytest.TestReport]:
+    """Return the reports of a test: those of the rank that says most.
 
     Args:
         item: the test, in the process that reports.
-        ran: what came of it.
+        ranks: in order, with what each said.
+        limit: the seconds that the test may take.
     """
-    fault = _fault(item, ran)
-    if fault is not None:
-        return fault
-    made: list[pytest.TestReport] = []
-    lead, worst = ran.ranks[0], "passed"
-    for phase in _PHASES:
-        if phase == "call" and worst != "passed":
-            continue
-        found, outcome = _leader(ran.ranks, phase)
-        if _GRAVITY[outcome] > _GRAVITY[worst]:
-            lead, worst = found, outcome
-        chosen = found if outcome == "failed" else lead
-        made += [_shown(item, ran, chosen, data) for data in chosen.of_phase(phase)]
-    return made
+    lead = _lead(ranks)
+    shown = [_shown(item, ranks, lead, data) for data in lead.reports]
+    is_stuck = lead.code is None and not lead.failure
+    if not (lead.problems or lead.crashed or is_stuck):
+        return shown
+    why = f"rank {lead.number} of {len(ranks)}: {_fate(lead)}\n\n{_others(ranks, lead)}"
+    if is_stuck and not lead.problems:
+        each = "; ".join(f"rank {rank.number} {_fate(rank)}" for rank in ranks)
+        why = f"took longer than {limit:g} s: {each}\n\nThe limit: @pytest.mark.modelhealth_ranks("
+        why += f"{len(ranks)}, seconds=...), or that of pytest-timeout."
+    done = {report["when"] for report in lead.reports}
+    phase = next((phase for phase in ("setup", "call") if phase not in done), "teardown")
+    text = "\n\n".join([why, *(_log(rank) for rank in ranks if rank.crashed or rank.code is None)])
+    shown.append(failed(item, phase, text))
+    return shown if phase == "teardown" else [*shown, *made_here(item, "teardown")]
 
 
-def _leader(ranks: list[Rank], phase: str) -> tuple[Rank, str]:
-    """Return the rank whose report of a phase stands for all, and its outcome.
+def _lead(ranks: list[Rank]) -> Rank:
+    """Return the rank that stands for all.
 
-    Of those that failed it is the one that failed first, but for echoes, or the first rank that
-    says the same: the files of rank 0 are the ones without a suffix.
+    Of those that failed it is the one that failed first, or the first rank that says the same: the
+    files of rank 0 are the ones without a suffix.
     """
-    present = [rank for rank in ranks if rank.of_phase(phase)]
-    if any(_xfailed(rank) for rank in present):  # a strict xfail asks for one rank that fails
-        present = [rank for rank in present if not _passed_strictly(rank)]
-    outcomes = {rank.number: _outcome(rank, phase) for rank in present}
-    worst = max(outcomes.values(), key=_GRAVITY.__getitem__, default="passed")
-    like = [rank for rank in present if outcomes[rank.number] == worst]
-    if worst == "failed":
-        first = min(like, key=lambda rank: (_is_echo(rank.failure), rank.failure.get("stop", 0.0)))
-        like = [rank for rank in like if _headline(rank.failure) == _headline(first.failure)]
-    return (like or ranks)[0], worst
+    worst = max(map(_gravity, ranks))
+    like = [rank for rank in ranks if _gravity(rank) == worst]
+    first = min(like, key=lambda rank: rank.failure.get("stop", 0.0))
+    return next(r for r in like if _headline(r.failure) == _headline(first.failure))
 
 
-def _outcome(rank: Rank, phase: str) -> str:
-    outcomes = {report["outcome"] for report in rank.of_phase(phase)}
-    return next((one for one in ("failed", "skipped") if one in outcomes), "passed")
+def _gravity(rank: Rank) -> int:
+    if rank.problems or rank.crashed:
+        return 7 if rank.problems else 6
+    if rank.failure and not str(rank.failure["longrepr"]).startswith("[XPASS(strict)]"):
+        return 4 if _is_echo(rank.failure) else 5
+    if rank.code is None:
+        return 3
+    if rank.failure:  # a strict xfail asks for one rank that fails
+        return 1
+    is_xfailed = any(r["outcome"] == "skipped" and "wasxfail" in r for r in rank.reports)
+    return 2 if is_xfailed else int(any(r["outcome"] == "skipped" for r in rank.reports))
 
 
-def _xfailed(rank: Rank) -> bool:
-    return any(r["outcome"] == "skipped" and "wasxfail" in r for r in rank.reports)
+def _is_echo(failure: dict[str, Any]) -> bool:
+    return any(echo in _headline(failure) for echo in _ECHOES)
 
 
-def _passed_strictly(rank: Rank) -> bool:
-    return any(str(r["longrepr"]).startswith("[XPASS(strict)]") for r in rank.reports)
-
-
-def _is_echo(report: dict[str, Any]) -> bool:
-    return any(echo in _headline(report) for echo in _ECHOES)
-
-
-def _headline(report: dict[str, Any]) -> str:
-    shown = report.get("longrepr")
+def _headline(failure: dict[str, Any]) -> str:
+    shown = failure.get("longrepr")
     text = (shown.get("reprcrash") or {}).get("message", "") if isinstance(shown, dict) else shown
     return str(text).strip().partition("\n")[0]
 
 
-def _shown(item: pytest.Item, ran: Ran, rank: Rank, data: dict[str, Any]) -> pytest.TestReport:
+def _shown(
+    item: pytest.Item, ranks: list[Rank], rank: Rank, data: dict[str, Any]
+) -> pytest.TestReport:
     """Return a report of one rank, a failed one with what the others said."""
     report: pytest.TestReport = item.config.hook.pytest_report_from_serializable(
         config=item.config,
         data=copy.deepcopy(data),  # it is taken apart there
     )
-    report.nodeid, report.location = item.nodeid, item.location
-    report.modelhealth_rank = rank.number  # type: ignore[attr-defined]
     shown: Any = report.longrepr
     if isinstance(shown, list):  # the place and reason of a skip
         report.longrepr = (shown[0], shown[1], shown[2])
     if not report.failed:
         return report
+    title, others = f"rank {rank.number} of {len(ranks)}", _others(ranks, rank)
     if _is_echo(rank.failure):
-        place = _place(rank.failure)
-        report.longrepr = _text_alone(
-            f"{ran.label(rank)}: lost its connection{place}, as others had ended\n\n"
-            f"{ran.others(rank)}\n\nA collective waits until all ranks of its group have called "
-            f"it. torch said:\n{_headline(rank.failure)}",
-            report.location,
-        )
+        others += "\nA collective waits until all ranks of its group have called it."
+    if hasattr(shown, "addsection"):
+        if shown.reprcrash is not None:
+            said = _fate(rank) if _is_echo(rank.failure) else shown.reprcrash.message
+            shown.reprcrash.message = f"{title}: {said}"
+        shown.addsection(title, others)
     else:
-        crash = getattr(report.longrepr, "reprcrash", None)
-        if crash is not None:
-            crash.message = f"{ran.label(rank)}: {crash.message}"
-        also = [str(one.number) for one in ran.ranks if one.failed and one is not rank]
-        title = ran.label(rank) + (f"; also failed: {', '.join(also)}" if also else "")
-        _add(report, title, ran.others(rank))
-    _hint_at_debugger(item, report)
+        report.longrepr = f"{shown}\n\n{title}\n{others}"
     return report
 
 
-def _add(report: pytest.TestReport, title: str, text: str) -> None:
-    """Add a section to what is shown of a failure, whatever of its output is hidden."""
-    shown: Any = report.longrepr
-    if hasattr(shown, "addsection"):
-        shown.addsection(title, text)
-    else:
-        report.longrepr = f"{shown}\n\n{title}\n{text}"
+def _others(ranks: list[Rank], lead: Rank) -> str:
+    """Return a line on what came of each rank but one."""
+    fates = {one.number: _fate(one).rpartition("\n")[2] for one in ranks if one is not lead}
+    return "\n".join(f"rank {number}: {fate}" for number, fate in fates.items())
 
 
-def _said(ran: Ran, rank: Rank, lead: Rank) -> str:
-    """Return a line on what came of another rank."""
-    return f"rank {rank.number}: {_fate(ran, rank, lead)}"
-
-
-def _fate(ran: Ran, rank: Rank, lead: Rank) -> str:
-    if rank.where is not None:
-        after = f"{ran.grace:g} s after rank {lead.number}'s end"
-        when = "the time limit" if ran.ended == "limit" else after
-        return f"still {rank.where['where']} at {when}, and ended then"
-    if rank.code is None:
-        return "ended; it did not say where it was"
-    if not rank.finished:
-        return _how_it_ended(rank.code)
+def _fate(rank: Rank) -> str:
+    """Return what came of a rank."""
     if rank.problems:
-        return rank.problems[0].strip().splitlines()[-1]
-    headline, place = _headline(rank.failure), _place(rank.failure)
-    if not rank.failure:
-        is_skipped = any(report["outcome"] == "skipped" for report in rank.reports)
-        return "xfailed" if _xfailed(rank) else "skipped" if is_skipped else "passed"
-    if headline == _headline(lead.failure):
-        return "the same"
-    if _is_echo(rank.failure):
-        return f"lost its connection{place}, as rank {lead.number} had ended"
-    return f"{headline}{place}"
+        return rank.problems[0].strip()
+    if rank.crashed:
+        code = rank.code or 0
+        name = f"killed by {signal.Signals(-code).name}" if code < 0 else ""
+        return name or f"ended with exit code {code}"
+    if rank.failure:
+        told = "lost its connection" if _is_echo(rank.failure) else _headline(rank.failure)
+        return f"{told}{_place(rank.failure)}"
+    if rank.code is None:
+        return _where(rank)
+    return "skipped" if any(r["outcome"] == "skipped" for r in rank.reports) else "passed"
+
+
+def _is_users(path: str) -> bool:
+    """Whether a file is of the test or the model, and no library's."""
+    return not any(part in path for part in _LIBRARIES) and not path.startswith(_OURS)
 
 
 def _place(failure: dict[str, Any]) -> str:
@@ -204,100 +155,32 @@ def _place(failure: dict[str, Any]) -> str:
     for entry in reversed(entries):
         place = entry["data"].get("reprfileloc") or {}
         path = str(place.get("path", "")).replace("\\", "/")
-        if path and not any(library in path for library in LIBRARIES):
+        if path and _is_users(path):
             return f" at {path.rpartition('/')[2]}:{place['lineno']}"
     return ""
 
 
-def _how_it_ended(code: int) -> str:
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+def _where(rank: Rank) -> str:
+    """Return ``"waiting in all_gather at train.py:20"``, from the stack that it was asked for."""
+    stack = rank.log().rpartition("Stack (most recent call first)")[2]
+    frames = [found.groups() for found in _FRAME.finditer(stack)]
+    collective = next((name for path, _, name in frames if path.endswith(_COLLECTIVES)), "")
+    waits = f"waiting in {collective} " if collective else ""
+    places = (f"at {Path(path).name}:{line}" for path, line, _ in frames if _is_users(path))
+    return f"{waits}{next(places, 'outside of the test')}"
 
 
-def _fault(item: pytest.Item, ran: Ran) -> list[pytest.TestReport] | None:
-    """Return the reports of this process, where a rank has none of what went wrong with it.
-
-    There may be no file of any destination of that rank.
-    """
-    crashed = [rank for rank in ran.ranks if rank.code is not None and not rank.finished]
-    told = next((rank for rank in ran.ranks if rank.problems), None)
-    if told is not None:
-        rank, phase, why = told, "setup", told.problems[0].strip()
-    elif crashed:
-        rank = crashed[0]
-        phase, why = _phase_of(rank), _how_it_ended(rank.code or 0)
-    elif ran.ended == "limit" and not any(rank.failed for rank in ran.ranks):
-        rank = next(rank for rank in ran.ranks if rank.code is None)
-        phase, why = min(map(_phase_of, ran.ranks), key=_PHASES.index), ""
-    else:
-        return None
-    text = _over_limit(ran)
-    if why:
-        text = "\n".join([f"{ran.label(rank)}: {why}", "", ran.others(rank), *_printed(rank)])
-    made = [r for before in _PHASES[: _PHASES.index(phase)] for r in made_here(item, before)]
-    for report in made:
-        for said in rank.of_phase(str(report.when)):
-            report.sections += said["sections"]
-    made.append(failed(item, phase, text, ran.seconds))
-    return made if phase == "teardown" else [*made, *made_here(item, "teardown")]
+def _log(rank: Rank) -> str:
+    """Return what a rank printed, and its stack from the test on."""
+    lines = [line for line in rank.log().splitlines() if not line.startswith("Extension modules:")]
+    kept = (n for n in lines if not (n.startswith('  File "') and _BELOW_THE_TEST.search(n)))
+    return "\n".join([f"rank {rank.number}:", *kept])
 
 
-def _phase_of(rank: Rank) -> str:
-    """Return the phase that a rank was in when it ended."""
-    return next((phase for phase in _PHASES if not rank.of_phase(phase)), "teardown")
-
-
-def _printed(rank: Rank) -> list[str]:
-    """Return what a rank had printed when it ended, and where faulthandler saw it."""
-    lines = [
-        line
-        for line in rank.log.splitlines()
-        if not line.startswith("Extension modules:")
-        and not (line.startswith('  File "') and any(part in line for part in _BELOW_THE_TEST))
-    ]
-    return ["", f"printed by rank {rank.number}:", *lines] if lines else []
-
-
-_BELOW_THE_TEST = ("/_pytest/", "/pluggy/", "several_ranks", "/threading.py", '"<string>"')
-
-
-def _over_limit(ran: Ran) -> str:
-    """Return who waits where, and the stacks of all."""
-    where, lines = [], []
-    for rank in ran.ranks:
-        if rank.where is not None:
-            where.append(f"rank {rank.number} {rank.where['where']}")
-            lines += ["", f"rank {rank.number}, the innermost call last:", rank.where["stack"]]
-        elif rank.code is None:
-            where.append(f"rank {rank.number} in native code")
-            lines += ["", f"rank {rank.number} did not answer: it keeps the interpreter to itself"]
-        else:
-            where.append(f"rank {rank.number} was through")
-        lines += _printed(rank)
-    head = (
-        f"took longer than {ran.limit:g} s: {'; '.join(where)}\n\n"
-        f"The limit: @pytest.mark.modelhealth_ranks({len(ran.ranks)}, seconds=...), or that of "
-        "pytest-timeout."
-    )
-    return "\n".join([head, *lines])
-
-
-def failed(item: pytest.Item, phase: Any, text: str, seconds: float = 0.0) -> pytest.TestReport:
+def failed(item: pytest.Item, phase: Any, text: str) -> pytest.TestReport:
     """Return the report of a failure in this process, shown as the text alone."""
     (report,) = made_here(item, phase, lambda: pytest.fail(text, pytrace=False))
-    report.longrepr = _text_alone(text, item.location)
-    report.duration = seconds
-    _hint_at_debugger(item, report)
     return report
-
-
-def _text_alone(text: str, location: tuple[str, int | None, str]) -> ExceptionChainRepr:
-    """Return what pytest shows of a failure, with a text in place of a traceback."""
-    path, line, name = location
-    lines = [f"E   {text_line}".rstrip() for text_line in text.splitlines()]
-    place = ReprFileLocation(path, (line or 0) + 1, name)
-    entry = ReprEntry(lines, None, None, place, "long")
-    crash = ReprFileLocation(path, (line or 0) + 1, text.partition("\n")[0])
-    return ExceptionChainRepr([(ReprTraceback([entry], None, style="long"), crash, None)])
 
 
 def made_here(
@@ -311,33 +194,12 @@ def made_here(
     return [item.ihook.pytest_runtest_makereport(item=item, call=call)]
 
 
-def _hint_at_debugger(item: pytest.Item, report: pytest.TestReport) -> None:
-    if item.config.getoption("usepdb", False):
-        _add(
-            report,
-            "--pdb",
-            "no debugger was started: each rank is a process of its own, without a terminal. "
-            "Under torchrun, the test runs in the processes that it started:\n"
-            f"torchrun --nproc-per-node N -m pytest {item.nodeid}",
-        )
-
-
-def warn(item: pytest.Item, ranks: list[Rank]) -> None:
-    """Record the warnings of all ranks, each once."""
-    seen = {tuple(map(str, one.values())): one for rank in ranks for one in rank.warnings}
-    for one in seen.values():
-        module, name = one["category"]
-        category = getattr(sys.modules.get(module), name, UserWarning)
-        try:
-            raised = category(one["text"])
-        except TypeError:  # its class takes more than a text
-            category, raised = UserWarning, UserWarning(one["text"])
-        message = warnings.WarningMessage(raised, category, one["file"], one["line"])
-        item.ihook.pytest_warning_recorded.call_historic(
-            kwargs={
-                "warning_message": message,
-                "when": "runtest",
-                "nodeid": item.nodeid,
-                "location": one["location"],
-            }
-        )
+def warn(ranks: list[Rank]) -> None:
+    """Give pytest the warnings of all ranks, each once."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")  # each rank has filtered its own
+        for text, kind, file, line in {
+            repr(w): w for rank in ranks for w in rank.warnings
+        }.values():
+            category = getattr(sys.modules.get(kind[0]), kind[1], UserWarning)
+            warnings.warn_explicit(text, category, file, line)

@@ -48,8 +48,7 @@ def merged(engine: str, parts: Iterable[Any], role: str, name: str) -> TensorSta
         key = role if role in ("activations", "inputs", "gradients") else f"{role}.{name}"
         placement = layer.placements.get(key)
         if placement is not None:
-            replicated = all(one == "R" for one in placement.placements)
-            pieces[0 if replicated else placement.offset] = statistics
+            pieces[placement.offset if placement.is_cut else 0] = statistics
         else:
             shares_batch = engine != "tensor parallel" and key == "activations"
             pieces[rank if shares_batch else 0] = statistics
@@ -121,7 +120,7 @@ def test_what_cannot_be_put_back_is_refused() -> None:
     assert "communication hook with a state" in hook
     assert "plain model, in one process" in sharded
     assert settled == "runs"
-    assert "inspect DistributedDataParallel(module), which does the same" in hidden
+    assert hidden == flat
 
 
 def test_summaries_and_probes_leave_no_trace() -> None:

@@ -121,15 +121,14 @@
   const HEADS = page.heads(["", "", "shape", "dtype"], 4)
     .concat(page.heads(["mean", "std", "min", "max", "norm", "zeros", "dead", "NaN", "inf"], 0), page.heads(["values by size"], 1));
   [HEADS[0].spoken, HEADS[1].spoken] = ["tensor", "name"];
-  const JOINT_HEADS = page.heads(["ranks", "NaN on", "most on"], 3);
-  const PUT_TOGETHER = { pieces: "added up", replicas: "the same", units: "in a row", "one rank": "alone" };
+  const ILL_HEADS = page.heads(["NaN on ranks"], 1);
 
   function tensorTable(layer) {
     if (!layer.tensors.length) return make("p", { class: "aside" }, "No tensor of it was seen.");
-    const assembled = layer.assembled ?? {};
-    const isJoint = Object.keys(assembled).length > 0;
+    const ill = layer.ill_ranks ?? {};
+    const isIll = Object.keys(ill).length > 0;
     const order = [...layer.tensors].sort((a, b) => ROLES.indexOf(a.role) - ROLES.indexOf(b.role));
-    return page.table(isJoint ? [...HEADS, ...JOINT_HEADS] : HEADS, order.map((tensor) => [
+    return page.table(isIll ? [...HEADS, ...ILL_HEADS] : HEADS, order.map((tensor) => [
       make("th", { scope: "row" }, text.words(tensor.role)),
       make("td", { class: "code" }, tensor.name),
       ...page.cells([text.shape(tensor.shape), tensor.dtype], ""),
@@ -137,16 +136,8 @@
       ...page.cells([text.percent(share(tensor)), text.percent(tensor.dead)]),
       ...["nan", "inf"].map((name) => make("td", { class: `n${tensor[name] ? " found" : ""}` }, text.number(tensor[name]))),
       make("td", {}, bars(tensor)),
-      ...(isJoint ? overRanks(assembled[tensor.role]) : []),
+      ...(isIll ? [make("td", { class: ill[tensor.role] ? "found" : null }, (ill[tensor.role] ?? []).join(", "))] : []),
     ]));
-  }
-
-  // How the statistics of a role became one, and on which ranks a NaN or infinity and the largest value were.
-  function overRanks(found) {
-    const told = found
-      ? [`${found.ranks} ${PUT_TOGETHER[found.how]}`, found.nonfinite.join(", "), found.largest === null ? "" : String(found.largest)]
-      : ["", "", ""];
-    return told.map((line, index) => make("td", { class: index === 1 && line ? "found" : null }, line));
   }
 
   // The values of a tensor by sign and power of two, zeros between them: bars whose heights CSS has.
