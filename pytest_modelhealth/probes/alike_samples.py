@@ -16,7 +16,7 @@ from pytest_modelhealth.checks.facts import (
 )
 from pytest_modelhealth.checks.gradient_scale import contracting_chains
 from pytest_modelhealth.checks.paths import factors, nearest
-from pytest_modelhealth.probes.probe import Evidence, Probe
+from pytest_modelhealth.probes.probe import Probe
 from pytest_modelhealth.settings import Limit, Settings, Share
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class AlikeSamples(Probe):
     name = "alike_samples"
     summary = "The samples of an output differ by more than a trace of what its numbers differ by."
     rank = 28
-    experiment = "moving_parameters:what_training_parts"
+    experiment = "alike:what_training_parts"
     reads_scale = True
     automatic = True
     settings = (
@@ -77,14 +77,16 @@ class AlikeSamples(Probe):
             yield self.inconclusive(found.culprit, f"{text}: {reason}; {why}")
         else:
             for parting in record.partings:
-                yield from self.judge(parting, Evidence(record, observation, settings))
+                yield from self.judge(parting, observation, settings)
 
-    def judge(self, parting: Parting, seen: Evidence) -> Iterator[Violation]:
+    def judge(
+        self, parting: Parting, observation: Observation, settings: Settings
+    ) -> Iterator[Violation]:
         """Yield that training does not part them, at the layer where they become alike."""
-        found = alike_outputs(seen.observation, seen.settings)
+        found = alike_outputs(observation, settings)
         if found is None or parting.after is None or parting.after >= found.limit.value:
             return
-        is_offset = _is_offset_at_the_end(seen.observation)
+        is_offset = _is_offset_at_the_end(observation)
         yield self.violation(
             found.culprit,
             f"its samples deviate by {found.deviation:.2g} of what all its numbers deviate by, and "

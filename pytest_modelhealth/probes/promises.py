@@ -8,8 +8,16 @@ is the function of `intervening` that a row names.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pytest_modelhealth.checks import Finding
+from pytest_modelhealth.checks.facts import at, place
 from pytest_modelhealth.probes.probe import Kind, Probe
-from pytest_modelhealth.settings import Ratio
+from pytest_modelhealth.settings import Ratio, Setting, Settings
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.report import Observation, Parting
 
 
 class Causality(Probe):
@@ -76,7 +84,7 @@ class Padding(Probe):
     name = "padding"
     summary = "What stands in the padding of a batch has no effect on its outputs."
     rank = 32
-    experiment = "refilling:what_padding_does"
+    experiment = "padding:what_padding_does"
     settings = (
         Ratio(
             "max_padding_effect",
@@ -132,11 +140,6 @@ class Padding(Probe):
             "padding; it sees that padding alone, by design or for want of a length that divides",
             may_be_meant=True,
         ),
-        "aside": Kind(
-            "this output has no dimension of steps, and stands beside one that does not depend on "
-            "padding; no loss was given that tells whether it is used: if not, let it be",
-            may_be_meant=True,
-        ),
     }
 
 
@@ -146,7 +149,7 @@ class SampleIndependence(Probe):
     name = "sample_independence"
     summary = "What the model returns for a sample does not depend on the rest of the batch."
     rank = 33
-    experiment = "overwriting:what_samples_see"
+    experiment = "samples:what_samples_see"
     settings = (
         Ratio(
             "max_sample_effect",
@@ -199,6 +202,10 @@ class SampleIndependence(Probe):
         "sequence": Kind(
             "it is given one sequence, whose steps are the samples: unsqueeze(1) makes samples of "
             "rows; attention between rows, and a batch that is one sequence, are meant so",
+            may_be_meant=True,
+        ),
+        "statistics": Kind(
+            "it normalises by the batch in evaluation mode too (track_running_stats=False)",
             may_be_meant=True,
         ),
         "lost dimension": Kind(
@@ -292,6 +299,60 @@ class InputEffect(Probe):
     name = "input_effect"
     summary = "Every input has an effect on the output; one without is a note."
     rank = 44
-    experiment = "batches:what_inputs_do"
+    experiment = "inputs:what_inputs_do"
     severity = "warn"
     role = "inputs"
+
+
+class CustomBackward(Probe):
+    """What a custom ``backward`` returns is the slope of its ``forward``.
+
+    What looks like a design is a note where the forward says so (the identity, or flat), and a
+    warning where nothing does.
+    """
+
+    name = "custom_backward"
+    summary = "The backward of a custom autograd.Function gives the slope of its forward."
+    rank = 42
+    experiment = "own_backwards:what_backwards_give"
+    role = "gradients"
+    automatic = True
+    settings = (
+        Setting(
+            "max_slope_error",
+            float,
+            default=0.01,
+            minimum=5e-3,
+            help="largest difference between a custom gradient and the slope, by the larger of the "
+            "two (right ones: 1e-6 in float64; a coefficient that is 10 % off: 0.1)",
+            per_layer=False,
+        ),
+    )
+
+    def is_called_for(self, observation: Observation, settings: Settings) -> bool:
+        """Whether a custom function ran."""
+        return observation.own_functions
+
+    def judge(
+        self, parting: Parting, observation: Observation, settings: Settings
+    ) -> Iterator[Finding]:
+        """Yield that a gradient is not the slope."""
+        limit = settings["max_slope_error"]
+        if parting.effect <= limit.value:
+            return
+        # Nobody asked where it runs by itself: what may be meant then is no failure.
+        failing = {"slope", "approximation"} if settings.probes(self.name) else {"slope"}
+        function, _, argument = parting.place.rpartition(".")
+        gradient, slope = parting.after or 0.0, parting.before or 0.0
+        by = f"{gradient / slope:.2f} times the slope" if slope else "where there is none"
+        yield self.violation(
+            place(observation, parting.layer),
+            f"the backward of the custom autograd.Function {function!r}{at(parting.line)} gives "
+            f"{argument!r} a gradient of {gradient:.4g} along a random direction, where the slope "
+            f"of its forward is {slope:.4g}: {by}",
+            value=parting.effect,
+            limit=limit,
+            cause=f"{parting.detail}; torch.autograd.gradcheck shows it number by number",
+            independent=True,
+            severity="fail" if parting.kind in failing else "warn",
+        )

@@ -640,10 +640,8 @@ OF_PADDING = {
     ),
     "said of another shape": Case("untold", Rows, X, options={"padding": torch.ones(8, 7).bool()}),
     "said of no place": Case("untold", Rows, X, options={"padding": torch.zeros(10, 12).bool()}),
-    "positions by ids": Case("healthy", Placed, LEFT, target=CLASSES, note="derives positions"),
-    "places by ids": Case(
-        "healthy", lambda: Placed(raises=True), LEFT, target=CLASSES, note="derives positions"
-    ),
+    "positions by ids": Case("healthy", Placed, LEFT, target=CLASSES),
+    "places by ids": Case("healthy", lambda: Placed(raises=True), LEFT, target=CLASSES),
     "positions by ids, pooled": Case("fails", lambda: Placed(pools=False), LEFT, target=CLASSES),
     **{
         f"another sequence as long, {twin}": case
@@ -668,10 +666,10 @@ OF_PADDING = {
         ).items()
     },
     "a step beside the steps": Case(
-        "warns",
+        "healthy",
         lambda: Joined(pools=False),
         LEFT | {"patches": seeded(6, 4, 16)},
-        word="no loss was given",
+        note="no loss was given",
     ),
     "merged at the border": Case(
         "warns", lambda: merging(nn.Linear(16, 16)), texts(steps=10), word="one step of several"
@@ -680,20 +678,20 @@ OF_PADDING = {
         "fails", lambda: merging(Block(16, causal=False)), texts(steps=10)
     ),
     **{
-        f"a state, {'of each layer' if layered else 'of one layer'}, {grade}": Case(
-            grade,
+        f"a state, {'of each layer' if layered else 'of one layer'}, {name}": Case(
+            "fails" if name == "read" else "healthy",
             lambda layered=layered: stateful(layered),  # type: ignore[misc]
             TEXTS,
             "*",
             target=None if loss is None else CLASSES,
             loss=loss,
-            word="no loss was given" if loss is None else "",
+            note="no loss was given" if loss is None else "",
         )
         for layered in (False, True)
-        for grade, loss in {
-            "healthy": lambda out, _: (out[0] * MASK.unsqueeze(-1)).square().mean(),
-            "fails": lambda out, _: out[1].square().mean(),
-            "warns": None,
+        for name, loss in {
+            "beside": lambda out, _: (out[0] * MASK.unsqueeze(-1)).square().mean(),
+            "read": lambda out, _: out[1].square().mean(),
+            "without a loss": None,
         }.items()
     },
     "the step before the first is asked for it": Case(

@@ -70,19 +70,15 @@ def least_apart(before: Tensor, after: Tensor, masks: Iterable[Tensor]) -> Apart
     What another order of the same additions explains is an effect of 0.
     """
     ways = (apart(before, after, mask) for mask in masks)
-    found = min((way for way in ways if way is not None), default=None)
-    return found._replace(effect=0.0) if found and is_rounding(found, before.dtype) else found
-
-
-def is_rounding(found: Apart, dtype: torch.dtype) -> bool:
-    """Whether another order of the same additions explains how far tensors of a dtype are apart."""
-    return found.effect <= _ROUNDING.get(dtype, 1e-5)
+    least = min((way for way in ways if way is not None), default=None)
+    is_noise = least is not None and least.effect <= _ROUNDING.get(before.dtype, 1e-5)
+    return least._replace(effect=0.0) if least and is_noise else least
 
 
 def largest(before: Sequence[Tensor], after: Sequence[Tensor]) -> Apart | None:
     """Return how far the two are apart that differ most, of tensors in the same places."""
-    found = [apart(a, b) for a, b in zip(before, after, strict=False)]
-    return max((one for one in found if one is not None), default=None)
+    differences = [apart(a, b) for a, b in zip(before, after, strict=False)]
+    return max((one for one in differences if one is not None), default=None)
 
 
 def _rms(values: Tensor) -> float:
