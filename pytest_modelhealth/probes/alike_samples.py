@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 STEPS = 3
 """Steps of training that are tried."""
+_FAR = 10.0
+_OFFSET = "here it is learnt, and may stand for targets that lie far apart (quantiles of prices)"
 
 
 class AlikeSamples(Probe):
@@ -59,68 +61,40 @@ class AlikeSamples(Probe):
         """Yield where samples become alike, or why it is not known whether training parts them."""
         from pytest_modelhealth.report import Outcome
 
-        found = alike_outputs(observation, settings)
+        alike = alike_outputs(observation, settings)
         record = observation.probes.get(self.name)
-        if found is None:
+        if alike is None:
             return
         flow = flow_of(observation)
         heads = (chain.layers[0].name for chain in contracting_chains(observation))
-        if any(found.culprit.name in {"", head, *flow.reach(head)} for head in heads):
+        if any(alike.culprit.name in {"", head, *flow.reach(head)} for head in heads):
             return  # sigmoids in a row, of which `grad_norm` tells
-        text = f"its samples deviate by {found.deviation:.2g} of what all its numbers deviate by"
-        if seems_trained(observation):
-            reason = "trained models may have come to that on purpose, or by a collapse in training"
-            yield self.inconclusive(found.culprit, f"{text}: {reason}")
-        elif record is None or record.outcome is not Outcome.JUDGED:
-            why = "probes are switched off" if record is None else record.reason
-            reason = "a signal that vanished, or branches that start near zero and grow"
-            yield self.inconclusive(found.culprit, f"{text}: {reason}; {why}")
-        else:
+        if record is not None and record.outcome is Outcome.JUDGED:
             for parting in record.partings:
                 yield from self.judge(parting, observation, settings)
+            return
+        why = "probes are switched off" if record is None else record.reason
+        reason = f"a signal that vanished, or branches that start near zero and grow; {why}"
+        if seems_trained(observation):
+            reason = "trained models may have come to that on purpose, or by a collapse in training"
+        yield self.inconclusive(alike.culprit, f"{alike.text}: {reason}")
 
     def judge(
         self, parting: Parting, observation: Observation, settings: Settings
     ) -> Iterator[Violation]:
         """Yield that training does not part them, at the layer where they become alike."""
-        found = alike_outputs(observation, settings)
-        if found is None or parting.after is None or parting.after >= found.limit.value:
+        alike = alike_outputs(observation, settings)
+        if alike is None or parting.after is None or parting.after >= alike.limit.value:
             return
         is_offset = _is_offset_at_the_end(observation)
         yield self.violation(
-            found.culprit,
-            f"its samples deviate by {found.deviation:.2g} of what all its numbers deviate by, and "
-            f"by {parting.after:.2g} after {STEPS} training steps",
-            value=found.deviation,
-            limit=found.limit,
-            cause=found.cause if not is_offset else f"{found.cause}; {_OFFSET}",
+            alike.culprit,
+            f"{alike.text}, and by {parting.after:.2g} after {STEPS} training steps",
+            value=alike.deviation,
+            limit=alike.limit,
+            cause=f"{alike.cause}; {_OFFSET}" if is_offset else alike.cause,
             severity="warn" if is_offset else "fail",
         )
-
-
-_OFFSET = "here it is learnt, and may stand for targets that lie far apart (quantiles of prices)"
-_FAR = 10.0
-
-
-def _is_offset_at_the_end(observation: Observation) -> bool:
-    """Whether an offset that is learnt, added to what tells samples apart, makes them alike.
-
-    It is the bias of the last layer, or a parameter that is added to what that returns.
-    """
-    flow, layers = flow_of(observation), observation.layers
-    ends = flow.producers("output") if flow.graph.outputs else ()
-    offsets = [s for name, s in layers[""].parameters.items() if name in ends]
-    for maker in (layers[name] for name in ends if name in layers):
-        out, given, bias = maker.activations, maker.inputs, maker.parameters.get("bias")
-        before = (layers[n].activations for n in flow.producers(maker.name) if n in layers)
-        if out is None or given is None:
-            continue
-        told = (a for a in before if a is not None and given.rms >= 0.1 * a.rms)
-        is_larger = bias is not None and bias.std >= 0.5 * out.std > 0.0
-        is_larger = is_larger or any(offset.rms > _FAR * out.rms for offset in offsets)
-        if is_larger and any(spread_of(a) >= HEALTHY_SPREAD for a in told):
-            return True
-    return False
 
 
 class AlikeOutputs(NamedTuple):
@@ -139,6 +113,11 @@ class AlikeOutputs(NamedTuple):
     culprit: LayerRecord
     cause: str
 
+    @property
+    def text(self) -> str:
+        """That they do, as the beginning of a sentence."""
+        return f"its samples deviate by {self.deviation:.2g} of what all its numbers deviate by"
+
 
 def alike_outputs(observation: Observation, settings: Settings) -> AlikeOutputs | None:
     """Return how alike the samples of the outputs are, if they are, and where they become so.
@@ -147,50 +126,65 @@ def alike_outputs(observation: Observation, settings: Settings) -> AlikeOutputs 
     offsets that the targets have as well: years in a column beside months.
     """
     deviation, limit = observation.sample_deviation, settings["min_sample_deviation"]
-    if deviation is None or deviation >= limit.value:
-        return None
     root = observation.layers.get("")
-    if root is None or root.equal_samples or root.equal_input_samples is not False:
+    if deviation is None or deviation >= limit.value or root is None:
         return None
     needed = settings["min_collapse_samples"].value * observation.batches
-    if observation.samples < needed or _is_asked_for(root, observation):
+    if root.equal_samples or root.equal_input_samples is not False or observation.samples < needed:
         return None
-    culprit, before = _where(observation)
+    out = root.activations
+    for call in observation.loss_calls:
+        asked = call.target
+        if asked is not None and out is not None and not call.classes and asked.shape == out.shape:
+            is_there = abs(out.mean - asked.mean) <= 0.5 * asked.std
+            if is_there and 0.5 * asked.std <= out.std <= 2.0 * asked.std:
+                return None
     cause = "what all samples share is far larger than what they differ by: "
-    if before is None:
+    culprit, before = _where(observation)
+    if culprit is None or before is None:
         cause += "an input drowned by another or by a constant, or a signal that fades on its way"
     else:
         cause += (
             f"the signal of {before.label!r} is lost on the way through here"
-            f"{factors(observation, [before.name], culprit.name) if culprit else ''}, in a bias, "
-            "an offset or a mean that is larger by far, or in weights that are too small"
+            f"{factors(observation, [before.name], culprit.name)}, in a bias, an offset or a mean "
+            "that is larger by far, or in weights that are too small"
         )
     return AlikeOutputs(deviation, limit, culprit or root, cause)
 
 
-def _is_asked_for(root: LayerRecord, observation: Observation) -> bool:
-    """Whether targets lie as the outputs do: their columns are far apart, too."""
-    out = root.activations
-    for call in observation.loss_calls:
-        asked = call.target
-        if asked is None or out is None or call.classes or asked.shape != out.shape:
-            continue
-        is_there = abs(out.mean - asked.mean) <= 0.5 * asked.std
-        if is_there and 0.5 * asked.std <= out.std <= 2.0 * asked.std:
-            return True
-    return False
-
-
 def _where(observation: Observation) -> tuple[LayerRecord | None, LayerRecord | None]:
     """Return the first layer that feeds none with a healthy spread, and the last that has it."""
-    flow = flow_of(observation)
-    feeding = flow.feeding("output") if flow.graph.outputs else observation.layers.keys()
+    flow, layers = flow_of(observation), observation.layers
+    feeding = flow.feeding("output") if flow.graph.outputs else layers.keys()
     seen = [r for r in leaves(observation) if r.name in feeding and units_of(r.activations)]
     spreads = {record.name: spread_of(record.activations) for record in seen}
     healthy = {name: spread for name, spread in spreads.items() if spread >= HEALTHY_SPREAD}
     after = nearest(observation, healthy, back=True)
-    for name in spreads:
-        if name not in healthy and name not in after:
-            before = nearest(observation, healthy).get(name)
-            return observation.layers[name], observation.layers[before[1]] if before else None
-    return None, None
+    first = next((name for name in spreads if name not in healthy and name not in after), None)
+    if first is None:
+        return None, None
+    before = nearest(observation, healthy).get(first)
+    return layers[first], layers[before[1]] if before else None
+
+
+def _is_offset_at_the_end(observation: Observation) -> bool:
+    """Whether an offset that is learnt, added to what tells samples apart, makes them alike.
+
+    It is the bias of the last layer, or a parameter that is added to what that returns.
+    """
+    flow, layers = flow_of(observation), observation.layers
+    ends = flow.producers("output") if flow.graph.outputs else ()
+    offsets = [s for name, s in layers[""].parameters.items() if name in ends]
+    for maker in (layers[name] for name in ends if name in layers):
+        out, inputs, bias = maker.activations, maker.inputs, maker.parameters.get("bias")
+        if out is None or inputs is None:
+            continue
+        before = (layers[n].activations for n in flow.producers(maker.name) if n in layers)
+        is_told = any(
+            a is not None and inputs.rms >= 0.1 * a.rms and spread_of(a) >= HEALTHY_SPREAD
+            for a in before
+        )
+        is_larger = bias is not None and bias.std >= 0.5 * out.std > 0.0
+        if is_told and (is_larger or any(offset.rms > _FAR * out.rms for offset in offsets)):
+            return True
+    return False

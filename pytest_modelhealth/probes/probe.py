@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 _FEW = 3
 
-Causes = tuple[tuple[frozenset[str], str], ...]
-"""Operations and parts of classes' names, in lower case, each with the cause that they point to."""
-
 
 class Kind(NamedTuple):
     """What is to be said of one kind of finding.
@@ -61,8 +58,9 @@ class Probe(Check):
     kinds: ClassVar[Mapping[str, Kind]] = {}
     """What else is to be said of a kind of finding."""
 
-    causes: ClassVar[Causes] = ()
-    """Its cause, by what a layer is or does; `otherwise` where none of them fits."""
+    causes: ClassVar[Mapping[str, str]] = {}
+    """Its cause, by names of operations and parts of classes' names, in lower case, of which one is
+    what a layer is or does; `otherwise` where none of them fits."""
 
     otherwise: ClassVar[str] = ""
 
@@ -133,8 +131,8 @@ class Probe(Check):
         class_name = "" if parting.taker else culprit.type_name.lower()
         fitting = (
             text
-            for words, text in self.causes
-            if any(word in names or (class_name and word in class_name) for word in words)
+            for words, text in self.causes.items()
+            if any(word in names or word in class_name for word in words.split())
         )
         yield self.violation(
             culprit,

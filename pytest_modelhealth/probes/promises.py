@@ -4,7 +4,7 @@ A row a probe, of literals alone, since a run that sets a limit loads them; what
 is the function of `intervening` that a row names.
 """
 
-# ruff: noqa: RUF012, ISC004 - tables that nobody writes to, of texts over several lines
+# ruff: noqa: RUF012 - tables that nobody writes to
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from pytest_modelhealth.settings import Ratio, Setting, Settings
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Observation, Parting
+
+_ATTENTION = "softmax attention scaled_dot_product_attention transformer"
+_RECURRENCE = "lstm gru rnn"
 
 
 class Causality(Probe):
@@ -36,33 +39,25 @@ class Causality(Probe):
             per_layer=False,
         ),
     )
-
     said = (
         "it sees the future: later steps change earlier outputs by {effect} of their root mean "
         "square{began}"
     )
-    causes = (
-        (
-            frozenset({"softmax", "attention", "scaled_dot_product_attention", "transformer"}),
-            "its causal mask is missing, shifted, inverted, too small a number, or not passed on",
-        ),
-        (
-            frozenset({"conv"}),
-            "a convolution padded on both sides: pad kernel - 1 steps on the left",
-        ),
-        (
-            frozenset({"lstm", "gru", "rnn"}),
-            "a recurrence that runs backwards too: bidirectional=False",
-        ),
-        (
-            frozenset({"fft_r2_c", "fft_c2_c"}),
-            "a product of spectra is circular: pad to twice the length, n=2 * length",
-        ),
-        (
-            frozenset({"norm", "mean", "std", "var", "sum", "amax", "max", "pool"}),
-            "it reduces over time, later steps among them: normalise and pool each step by itself",
-        ),
-        (frozenset({"flip", "roll", "cumsum"}), "it moves or adds up steps against their order"),
+    causes = {
+        _ATTENTION: "its causal mask is missing, shifted, inverted, too small a number, or not "
+        "passed on",
+        "conv": "a convolution padded on both sides: pad kernel - 1 steps on the left",
+        _RECURRENCE: "a recurrence that runs backwards too: bidirectional=False",
+        "fft_r2_c fft_c2_c": "a product of spectra is circular: pad to twice the length, "
+        "n=2 * length",
+        "norm mean std var sum amax max pool": "it reduces over time, later steps among them: "
+        "normalise and pool each step by itself",
+        "flip roll cumsum": "it moves or adds up steps against their order",
+    }
+    otherwise = (
+        "a causal mask that is missing, shifted, inverted, finite or not passed on; else a "
+        "normalisation or a mean over time, a convolution padded on both sides, or a recurrence "
+        "that runs backwards"
     )
     kinds = {
         "choice": Kind(
@@ -71,11 +66,6 @@ class Causality(Probe):
             may_be_meant=True,
         )
     }
-    otherwise = (
-        "a causal mask that is missing, shifted, inverted, finite or not passed on; else a "
-        "normalisation or a mean over time, a convolution padded on both sides, or a recurrence "
-        "that runs backwards"
-    )
 
 
 class Padding(Probe):
@@ -94,35 +84,20 @@ class Padding(Probe):
             per_layer=False,
         ),
     )
-
     said = (
         "padding has an effect: it changes outputs of real places by {effect} of their root mean "
         "square{began}"
     )
-    causes = (
-        (
-            frozenset({"softmax", "attention", "scaled_dot_product_attention", "transformer"}),
-            "the mask does not get to this attention, is inverted, or hides too little",
-        ),
-        (
-            frozenset({"mean", "sum", "amax", "max", "logsumexp", "pool"}),
-            "it pools over all places: leave padded ones out, and divide by the number of real "
-            "ones",
-        ),
-        (
-            frozenset({"getitem", "select", "narrow", "slice"}),
-            "it reads the first or last place, which is padding in some samples: read a real one",
-        ),
-        (
-            frozenset({"lstm", "gru", "rnn"}),
-            "a recurrence that runs on through padding: pack_padded_sequence helps",
-        ),
-        (
-            frozenset({"conv"}),
-            "a convolution looks across the border: set padded places to zero first",
-        ),
-        (frozenset({"norm"}), "a normalisation over all places: leave padded ones out"),
-    )
+    causes = {
+        _ATTENTION: "the mask does not get to this attention, is inverted, or hides too little",
+        "mean sum amax max logsumexp pool": "it pools over all places: leave padded ones out, and "
+        "divide by the number of real ones",
+        "getitem select narrow slice": "it reads the first or last place, which is padding in some "
+        "samples: read a real one",
+        _RECURRENCE: "a recurrence that runs on through padding: pack_padded_sequence helps",
+        "conv": "a convolution looks across the border: set padded places to zero first",
+        "norm": "a normalisation over all places: leave padded ones out",
+    }
     otherwise = (
         "a mask that is not passed on, inverted, or used in some layers only; a mean or a maximum "
         "over all places; the last place read in place of the last real one"
@@ -160,33 +135,24 @@ class SampleIndependence(Probe):
             per_layer=False,
         ),
     )
-    causes = (
-        (
-            frozenset({"lstm", "gru", "rnn", "attention", "transformer"}),
-            "it takes the first dimension of what it is given for time: batch_first=True, or "
-            "transpose",
-        ),
-        (frozenset({"softmax"}), "a softmax over the batch: check its dim, 0 is that of samples"),
-        (
-            frozenset({"batchnorm"}),
-            "batch statistics in evaluation mode: say track_running_stats=True",
-        ),
-        (
-            frozenset(
-                {"mean", "sum", "std", "var", "amax", "amin", "max", "min", "norm", "cumsum"}
-            ),
-            "it reduces over the batch: check its dim, 0 is that of samples",
-        ),
-        (
-            frozenset({"view", "reshape", "flatten", "unflatten"}),
-            "a view that takes dimensions in another order than they have: transpose or permute "
-            "first",
-        ),
-        (frozenset({"roll", "flip", "sort", "argsort"}), "it moves samples: check its dim"),
-    )
     said = (
         "samples see each other: other samples change an output by {effect} of its root mean "
         "square{began}"
+    )
+    causes = {
+        f"{_RECURRENCE} attention transformer": "it takes the first dimension of what it is given "
+        "for time: batch_first=True, or transpose",
+        "softmax": "a softmax over the batch: check its dim, 0 is that of samples",
+        "batchnorm": "batch statistics in evaluation mode: say track_running_stats=True",
+        "mean sum std var amax amin max min norm cumsum": "it reduces over the batch: check its "
+        "dim, 0 is that of samples",
+        "view reshape flatten unflatten": "a view that takes dimensions in another order than they "
+        "have: transpose or permute first",
+        "roll flip sort argsort": "it moves samples: check its dim",
+    }
+    otherwise = (
+        "a view that mixes dimensions, a softmax or a mean over the batch, batch statistics in "
+        "evaluation, or a layer that takes the batch for a sequence (batch_first)"
     )
     kinds = {
         "choice": Kind(
@@ -220,10 +186,6 @@ class SampleIndependence(Probe):
             said.replace("samples", "groups"),
         ),
     }
-    otherwise = (
-        "a view that mixes dimensions, a softmax or a mean over the batch, batch statistics in "
-        "evaluation, or a layer that takes the batch for a sequence (batch_first)"
-    )
 
 
 class Repeatability(Probe):
@@ -244,7 +206,6 @@ class Repeatability(Probe):
     )
     _BY = " by {effect} of its root mean square{began}{more}"
     _CHANGES = "{detail} from one call to the next, in evaluation mode"
-    _AGAIN = "a second call"
     kinds = {
         "dropout": Kind(
             "F.dropout without training=self.training, a Dropout made inside forward, or train() "
@@ -257,7 +218,7 @@ class Repeatability(Probe):
             "diffusion steps draw on purpose, and nothing that was seen tells",
             f"it draws random numbers in evaluation mode: another seed changes the output{_BY}",
             may_be_meant=True,
-            run=_AGAIN,
+            run="another seed",
         ),
         "again": Kind(
             "forward keeps something from call to call: a buffer that it updates, a list that it "
@@ -265,7 +226,7 @@ class Repeatability(Probe):
             "purpose",
             f"after a call on another batch it returns something else:{_BY}",
             may_be_meant=True,
-            run=_AGAIN,
+            run="a second call",
         ),
         "state": Kind(
             "forward writes to it in evaluation mode: update it only if self.training, unless it "

@@ -7,14 +7,14 @@ import inspect
 import sys
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_modelhealth.capture.observing.autograd_graph import snake_case
 from pytest_modelhealth.capture.observing.flow.origins import is_own
@@ -31,11 +31,11 @@ from pytest_modelhealth.report.flow import near
 _CHANGED = "each custom autograd.Function by itself, along random directions in float64"
 _STEPS = (1e-5, 1e-6)
 """How far an argument is moved, by its root mean square; in float64 both leave 6 digits or more."""
+_NUDGES = (0.1, 0.0)
+"""How far arguments are moved first: off exact zeros, where a forward may have a kink, and where
+weights of zero hide a wrong gradient; not where it is not defined there."""
 _NOTICED = 5e-3
 """Errors below are not looked into: of half a million numbers a few lie within a step of a kink."""
-_NUDGE = 0.1
-"""How far arguments are moved first: off exact zeros, where a forward may have a kink, and where
-weights of zero hide a wrong gradient."""
 _SIDEWAYS = 0.3
 """Errors are relative to this part of a gradient's norm at least, along any direction."""
 _PLACES = 16
@@ -43,12 +43,9 @@ _FEW_VALUES = 16
 """As many as four bits tell apart; what is scaled besides has a slope of its scale alone."""
 _MOST_KINDS = 4
 """Calls of one function that are judged: of other dtypes, dimensions or options."""
-_COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"})
-"""Namespaces of the operations of `torch.distributed`."""
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """One call of a custom function.
 
     Args:
@@ -72,7 +69,7 @@ def what_backwards_give(runs: Runs) -> Effects:
     Raises:
         UntellableError: none can be told, or each changes the gradient on purpose.
     """
-    calls, counts, error = _recorded_calls(runs)
+    calls, error = _recorded_calls(runs)
     if not calls and error:
         raise UntellableError(f"run again, the model raises {error}")
     if not calls and runs.observation.own_functions:
@@ -82,6 +79,11 @@ def what_backwards_give(runs: Runs) -> Effects:
         )
     if not calls:
         raise NotApplicableError("no custom torch.autograd.Function takes part in the run")
+    ranks = torch.distributed
+    if ranks.is_available() and ranks.is_initialized() and ranks.get_world_size() > 1:
+        raise UntellableError(
+            "on one of several ranks the slope of a collective is not that of all"
+        )
     notes, doubts, partings = dict[str, None](), list[str](), dict[type, list[Parting]]()
     for call in calls:
         name = call.function.__name__
@@ -94,7 +96,7 @@ def what_backwards_give(runs: Runs) -> Effects:
             doubts.append(f"the backward of {name!r} is not held against slopes: {doubt}")
             notes[doubts[-1]] = None
         else:  # the first of each function that is wrong: one backward, one story
-            layer = _caller(call, counts[call.function], runs.observation)
+            layer = _caller(call, runs.observation)
             placed = [replace(one, layer=layer) for one in wrong]
             partings[call.function] = partings.get(call.function) or placed
     if not partings:
@@ -103,14 +105,14 @@ def what_backwards_give(runs: Runs) -> Effects:
     return Effects(_CHANGED, [p for own in partings.values() for p in own], tuple(notes))
 
 
-def _caller(call: Call, count: int, observation: Observation) -> str:
+def _caller(call: Call, observation: Observation) -> str:
     """Return the layer whose own code calls a function; the model where that is not known."""
     if observation.flow is None:
         return ""
     graph, name = observation.flow.graph, snake_case(call.function.__name__)
     own = [graph.vertices[n] for n in graph.own_functions]
     callers = [vertex.call for vertex in own if vertex.function == name] or [-1]
-    number = callers[call.number] if len(callers) == count else callers[0]
+    number = callers[call.number if call.number < len(callers) else 0]
     return graph.calls[number].layer if number >= 0 else ""
 
 
@@ -120,15 +122,14 @@ _exchanging = threading.RLock()
 """Functions are one for all threads, which exchange forwards one after the other."""
 
 
-def _recorded_calls(runs: Runs) -> tuple[list[Call], Counter[type[Function]], str]:
-    """Run the model and its loss once, as inspected; return calls, their number, and an error.
+def _recorded_calls(runs: Runs) -> tuple[list[Call], str]:
+    """Run the model and its loss once, as inspected; return calls, and the error that ended it.
 
     Of each function, the first call of each kind. One that was bound early, ``f = Swish.apply``,
     looks its forward up at each call, so that another can stand in for it meanwhile.
     """
     calls: dict[tuple[Any, ...], Call] = {}
     counts: Counter[type[Function]] = Counter()
-    inside = threading.local()
 
     def take(function: type[Function], args: tuple[Any, ...], line: str) -> None:
         wanted = tuple(n for n, arg in enumerate(args) if _is_wanted(arg))
@@ -142,37 +143,30 @@ def _recorded_calls(runs: Runs) -> tuple[list[Call], Counter[type[Function]], st
 
         @functools.wraps(forward)
         def recorded(*args: Any, **kwargs: Any) -> Any:
-            if getattr(inside, "call", False):  # of another's forward: no backward of it runs
-                return forward(*args, **kwargs)
             with suppress(Exception), torch.no_grad(), torch._C.DisableTorchFunction():
                 line = line_of(place_of(sys._getframe(1), None))
                 take(function, args[_contexts(function) :], line)
-            inside.call = True
-            try:
-                return forward(*args, **kwargs)
-            finally:
-                inside.call = False
+            return forward(*args, **kwargs)
 
         return staticmethod(recorded)
 
+    def put_back(function: type[Function], forward: Any) -> None:
+        if forward is not None:
+            setattr(function, "forward", forward)  # noqa: B010 - mypy knows a method
+        elif "forward" in vars(function):
+            delattr(function, "forward")
+
     with _exchanging, exited_whole(ExitStack()) as exchanged:
         for function in filter(is_own, _subclasses(Function)):
-            exchanged.callback(_put_back, function, vars(function).get("forward"))
-            setattr(function, "forward", stand_in(function))  # noqa: B010 - mypy knows a method
+            exchanged.callback(put_back, function, vars(function).get("forward"))
+            setattr(function, "forward", stand_in(function))  # noqa: B010
         ran = runs.forward(runs.batch(), with_loss=True, evaluation=False)
-    return [*calls.values()], counts, ran.error
+    return [*calls.values()], ran.error
 
 
 def _subclasses(function: type[Function]) -> set[type[Function]]:
     below = set(function.__subclasses__())
     return below.union(*map(_subclasses, below))
-
-
-def _put_back(function: type[Function], forward: Any) -> None:
-    if forward is not None:
-        setattr(function, "forward", forward)  # noqa: B010
-    elif "forward" in vars(function):
-        delattr(function, "forward")
 
 
 def _contexts(function: type[Function]) -> int:
@@ -200,23 +194,6 @@ def _copied(value: Any) -> Any:
 # ---- what it gives -------------------------------------------------------------------------------
 
 
-class _WithoutCollectives(TorchDispatchMode):
-    """Raises at a collective, before other ranks are waited for.
-
-    Slopes on one rank leave out what moves on the others, so that they tell nothing of its sum.
-    """
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func.namespace in _COLLECTIVES:
-            name = func.overloadpacket.__name__.rstrip("_")
-            raise UntellableError(
-                f"it calls a collective ({name}), whose slope on one rank is not that on all"
-            )
-        return func(*args, **(kwargs or {}))
-
-
 class _Point:
     """A function in float64 near the arguments of a call, with its gradients by random weights.
 
@@ -234,27 +211,19 @@ class _Point:
                 raise UntellableError("it takes complex or sparse numbers, which are not moved")
             self.unit[place] = float(argument.norm()) / max(argument.numel(), 1) ** 0.5 or 1.0
             argument += nudge * self.unit[place] * self.random(argument)
+        live = {n: self.args[n].clone().requires_grad_() for n in call.wanted}
         try:
-            with _WithoutCollectives():  # type: ignore[no-untyped-call]
-                self._differentiate()
-        except UntellableError:
-            raise
+            outputs, again = self.outputs(live), self.outputs({})
+            self.live = [n for n, output in enumerate(outputs) if output.requires_grad]
+            self.values = [outputs[n] for n in self.live]
+            self.weights = [self.random(output).to(output.dtype) for output in self.values]
+            gradients = torch.autograd.grad(
+                self.values, [*live.values()], self.weights, materialize_grads=True
+            )
         except Exception as error:
             raise UntellableError(f"in float64 it raises {said(error)}") from error
-
-    def _differentiate(self) -> None:
-        live = {n: self.args[n].clone().requires_grad_() for n in self.call.wanted}
-        outputs, again = self._outputs(live), self._outputs({})
-        self.live = [n for n, output in enumerate(outputs) if output.requires_grad]
-        if not self.live:
-            raise UntellableError("nothing that it returns has a gradient")
         if not all(map(torch.equal, outputs, again)):
             raise UntellableError("it is not the same twice on one input, or gives NaN")
-        self.values = [outputs[n] for n in self.live]
-        self.weights = [self.random(output).to(output.dtype) for output in self.values]
-        gradients = torch.autograd.grad(
-            self.values, [*live.values()], self.weights, allow_unused=True, materialize_grads=True
-        )
         self.gradients = dict(zip(live, (one.detach() for one in gradients), strict=True))
 
     def random(self, like: Tensor) -> Tensor:
@@ -262,7 +231,7 @@ class _Point:
         numbers = torch.randn(like.shape, generator=self.generator, dtype=torch.float64)
         return numbers.to(like.device)
 
-    def _outputs(self, moved: dict[int, Tensor]) -> list[Tensor]:
+    def outputs(self, moved: dict[int, Tensor]) -> list[Tensor]:
         """Return what it returns; of copies, since it may write to what it is called with."""
         live = {n: self.args[n].detach().requires_grad_() for n in self.call.wanted} | moved
         args = [live[n].clone() if n in live else _copied(a) for n, a in enumerate(self.args)]
@@ -272,7 +241,7 @@ class _Point:
     def sides(self, place: int, move: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return what it returns on both sides of the point."""
         points = [(self.args[place] + way * move).requires_grad_() for way in (1, -1)]
-        above, below = (self._outputs({place: point}) for point in points)
+        above, below = (self.outputs({place: point}) for point in points)
         return [(above[n].detach(), below[n].detach()) for n in self.live]
 
     def slope(self, place: int, direction: Tensor, step: float) -> float:
@@ -294,21 +263,25 @@ class _Point:
 def _wrong_gradients(call: Call) -> list[Parting]:
     """Return the gradients of a call that are not the slope.
 
-    Of their kinds, ``"slope"`` is meant by nobody; ``"approximation"``, and ``"surrogate"`` (wrong
+    Of their kinds, ``"slope"`` is meant by nobody; ``"approximation"`` and ``"surrogate"`` (wrong
     only where the forward is flat) may be.
 
     Raises:
         NotApplicableError: a gradient is another than the slope on purpose.
         UntellableError: nothing can be told.
     """
-    point = _Point(call, 0.0)
+    for nudge in _NUDGES:
+        try:
+            point = _Point(call, nudge)
+            break
+        except UntellableError:
+            if not nudge:
+                raise
     if any(map(point.is_flat, call.wanted)):
         raise NotApplicableError("its forward is flat (rounding, a threshold), and has no slope")
-    dtype = next((v.dtype for v in point.values if v.dtype is not torch.float64), None)
-    if dtype is not None:
-        raise UntellableError(f"it computes in {dtype} whatever it is given")
-    with suppress(UntellableError):  # it may be defined at some values alone
-        point = _Point(call, _NUDGE)
+    dtypes = {value.dtype for value in point.values} - {torch.float64}
+    if dtypes:
+        raise UntellableError(f"it computes in {dtypes.pop()} whatever it is given")
     wrong = [one for place in call.wanted if (one := _judged(point, place)) is not None]
     own = [point.args[place].reshape(-1) for place in call.wanted]
     if wrong and all(any(torch.equal(v.reshape(-1), a) for a in own) for v in point.values):
@@ -347,47 +320,31 @@ def _judged(point: _Point, place: int) -> Parting | None:
             break
     if kind == "approximation" and ((wide - slope).abs() > 4 * _NOTICED * scale).any():
         return None  # it jumps
-    parameters = inspect.signature(point.call.function.forward).parameters.values()
-    names = [p.name for p in parameters if p.kind is not inspect.Parameter.VAR_POSITIONAL]
-    names = names[_contexts(point.call.function) :]
-    argument = names[place] if place < len(names) else f"argument {place}"
+    function, line = point.call.function, near(point.call.line)
+    names = [*inspect.signature(function.forward).parameters][_contexts(function) :]
+    at = f"{function.__name__}.{names[place] if place < len(names) else place}"
+    before, after = float(slope[n]), float(given[n])
     return Parting(
-        kind,
-        float(errors[n]),
-        role="gradients",
-        place=f"{point.call.function.__name__}.{argument}",
-        before=float(slope[n]),
-        after=float(given[n]),
-        line=near(point.call.line),
-        detail=why,
+        kind, float(errors[n]), "", "gradients", "", at, before, after, line=line, detail=why
     )
 
 
-def _candidates(point: _Point, place: int, ratio: float) -> list[tuple[str, str, Tensor]]:
-    """Return what may be right in place of a gradient, each with the kind of fault and its text.
-
-    Args:
-        point: has the gradient.
-        place: of the argument that it is for.
-        ratio: that of the slope to the gradient, along one direction.
-    """
+def _candidates(point: _Point, place: int, ratio: float) -> Iterator[tuple[str, str, Tensor]]:
+    """Yield what may be right in place of a gradient, each with the kind of fault and its text."""
     own, others = point.gradients[place], point.gradients
-    factor = "a sign" if abs(ratio + 1) <= _NOTICED else "a constant factor"
-    candidates = [("slope", factor, own * ratio)]
+    yield "slope", "a sign or a constant factor", own * ratio
     if own.ndim >= 2 and own.shape[-1] == own.shape[-2] > 1:
-        candidates.append(("slope", "the transpose of what is given is right", own.mT))
-    why = "what another argument is given is right: backward returns them in another order"
-    candidates += [
-        ("slope", why, g) for n, g in others.items() if n != place and g.shape == own.shape
-    ]
+        yield "slope", "the transpose of what is given is right", own.mT
+    for other in others:
+        if other != place and others[other].shape == own.shape:
+            yield "slope", "backward returns gradients in another order", others[other]
     if [weight.shape for weight in point.weights] == [own.shape]:
         # Moved all at once: right where each number comes of the one in its place.
         far = point.unit[place] * _STEPS[-1]
         ((above, below),) = point.sides(place, torch.full_like(point.args[place], far))
         each = (above - below) * point.weights[0] / (2 * far)
-        candidates.append(("surrogate", _PARTLY_FLAT, own.masked_fill(above == below, 0.0)))
-        candidates.append(("slope", _MASK, torch.where((own == 0) | (each == 0), each, own)))
-    return candidates
+        yield "surrogate", _PARTLY_FLAT, own.masked_fill(above == below, 0.0)
+        yield "slope", _MASK, torch.where((own == 0) | (each == 0), each, own)
 
 
 _PARTLY_FLAT = (
