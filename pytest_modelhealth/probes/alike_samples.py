@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import (
     HEALTHY_SPREAD,
     flow_of,
@@ -54,30 +53,8 @@ class AlikeSamples(Probe):
     )
 
     def is_called_for(self, observation: Observation, settings: Settings) -> bool:
-        """Whether samples are alike in a model that is not trained."""
+        """Whether samples are alike in a model that is not trained: then they may be on purpose."""
         return alike_outputs(observation, settings) is not None and not seems_trained(observation)
-
-    def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
-        """Yield where samples become alike, or why it is not known whether training parts them."""
-        from pytest_modelhealth.report import Outcome
-
-        alike = alike_outputs(observation, settings)
-        record = observation.probes.get(self.name)
-        if alike is None:
-            return
-        flow = flow_of(observation)
-        heads = (chain.layers[0].name for chain in contracting_chains(observation))
-        if any(alike.culprit.name in {"", head, *flow.reach(head)} for head in heads):
-            return  # sigmoids in a row, of which `grad_norm` tells
-        if record is not None and record.outcome is Outcome.JUDGED:
-            for parting in record.partings:
-                yield from self.judge(parting, observation, settings)
-            return
-        why = "probes are switched off" if record is None else record.reason
-        reason = f"a signal that vanished, or branches that start near zero and grow; {why}"
-        if seems_trained(observation):
-            reason = "trained models may have come to that on purpose, or by a collapse in training"
-        yield self.inconclusive(alike.culprit, f"{alike.text}: {reason}")
 
     def judge(
         self, parting: Parting, observation: Observation, settings: Settings
@@ -89,7 +66,8 @@ class AlikeSamples(Probe):
         is_offset = _is_offset_at_the_end(observation)
         yield self.violation(
             alike.culprit,
-            f"{alike.text}, and by {parting.after:.2g} after {STEPS} training steps",
+            f"its samples deviate by {alike.deviation:.2g} of what all its numbers deviate by, and "
+            f"by {parting.after:.2g} after {STEPS} training steps",
             value=alike.deviation,
             limit=alike.limit,
             cause=f"{alike.cause}; {_OFFSET}" if is_offset else alike.cause,
@@ -112,11 +90,6 @@ class AlikeOutputs(NamedTuple):
     limit: Limit
     culprit: LayerRecord
     cause: str
-
-    @property
-    def text(self) -> str:
-        """That they do, as the beginning of a sentence."""
-        return f"its samples deviate by {self.deviation:.2g} of what all its numbers deviate by"
 
 
 def alike_outputs(observation: Observation, settings: Settings) -> AlikeOutputs | None:
@@ -141,6 +114,10 @@ def alike_outputs(observation: Observation, settings: Settings) -> AlikeOutputs 
                 return None
     cause = "what all samples share is far larger than what they differ by: "
     culprit, before = _where(observation)
+    flow, place = flow_of(observation), culprit or root
+    heads = [chain.layers[0].name for chain in contracting_chains(observation)]
+    if any(place.name in {"", head, *flow.reach(head)} for head in heads):
+        return None  # sigmoids in a row, of which `grad_norm` tells
     if culprit is None or before is None:
         cause += "an input drowned by another or by a constant, or a signal that fades on its way"
     else:
@@ -149,7 +126,7 @@ def alike_outputs(observation: Observation, settings: Settings) -> AlikeOutputs 
             f"{factors(observation, [before.name], culprit.name)}, in a bias, an offset or a mean "
             "that is larger by far, or in weights that are too small"
         )
-    return AlikeOutputs(deviation, limit, culprit or root, cause)
+    return AlikeOutputs(deviation, limit, place, cause)
 
 
 def _where(observation: Observation) -> tuple[LayerRecord | None, LayerRecord | None]:

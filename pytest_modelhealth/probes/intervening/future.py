@@ -90,7 +90,7 @@ def _change(runs: Runs, sequence: Sequence) -> Change:
     return Change(
         f"steps {sequence.half} to {sequence.length - 1} permuted ({sequence.why})",
         partial(_steps, runs, sequence, permuted=True),
-        partial(_before, sequence, _real_places(runs, sequence)),
+        partial(_before, sequence, _mask_of(runs, sequence)),
         of_loss=True,
         before=partial(_steps, runs, sequence),
     )
@@ -127,19 +127,22 @@ def _steps(runs: Runs, sequence: Sequence, *, permuted: bool = False) -> Inputs:
 def _before(sequence: Sequence, real: Tensor | None, tensor: Tensor) -> Iterator[Tensor]:
     """Yield which places of a tensor come before the steps that were changed.
 
-    Args:
-        sequence: what was changed.
-        real: which of ``(samples, steps)`` hold no padding, where that is known.
-        tensor: any of the model.
+    Padded ones are left out, where a mask shows them: rows that see nothing attend everywhere.
     """
-    early = torch.arange(sequence.length) < sequence.half
-    if real is None or not tensor.ndim or len(tensor) != len(real):
-        yield from readings(early, tensor)
-        return
     axes = [n for n in range(1, tensor.ndim) if tensor.shape[n] == sequence.length]
-    masks = [along(real, tensor, 0, axis) for axis in axes]
-    for mask in readings(early, tensor):
-        yield mask & torch.stack([m.expand(tensor.shape) for m in masks]).all(0) if masks else mask
+    for mask in readings(torch.arange(sequence.length) < sequence.half, tensor):
+        for axis in axes if real is not None and len(tensor) == len(real) else ():
+            mask = mask & along(real, tensor, 0, axis)
+        yield mask
+
+
+def _mask_of(runs: Runs, sequence: Sequence) -> Tensor | None:
+    """Return the mask of a sequence, ``(samples, steps)``, where the batch has one."""
+    first = runs.tensors[sequence.tensors[0]]
+    for tensor in runs.tensors if first.ndim > 1 and sequence.axis else ():
+        if tensor is not first and tensor.shape == first.shape[:2] and _is_mask(tensor):
+            return tensor.bool()[:, : sequence.length]
+    return None
 
 
 def _promised(runs: Runs) -> Sequence:
@@ -244,27 +247,3 @@ def _any_beside(places: Tensor, axis: int) -> Tensor:
 
 def _is_mask(tensor: Tensor) -> bool:
     return tensor.dtype is torch.bool or bool(((tensor == 0) | (tensor == 1)).all())
-
-
-def _real_places(runs: Runs, sequence: Sequence) -> Tensor | None:
-    """Return which places ``(samples, steps)`` hold no padding; ``None`` where all do.
-
-    Padded rows that see nothing attend everywhere. Padding is what a mask of zeros and ones says,
-    or an id that a row begins or ends with twice or more, there.
-    """
-    first = runs.tensors[sequence.tensors[0]]
-    if first.ndim < 2 or sequence.axis == 0:
-        return None
-    for tensor in runs.tensors:
-        if tensor is not first and tensor.shape == first.shape[:2] and _is_mask(tensor):
-            return tensor.bool()[:, : sequence.length]
-    if first.is_floating_point() or first.ndim != 2 or first.shape[1] < 2:
-        return None
-    padded = _first_run(first) | _first_run(first.flip(1)).flip(1)
-    return ~padded[:, : sequence.length] if bool(padded.any()) else None
-
-
-def _first_run(ids: Tensor) -> Tensor:
-    """Return where each row repeats its first id without a break, twice or more."""
-    run = (ids == ids[:, :1]).long().cumprod(dim=1).bool()
-    return run & (run.sum(dim=1, keepdim=True) > 1)
