@@ -660,13 +660,12 @@ OF_PADDING = {
         "healthy",
         lambda: Joined(pools=False),
         LEFT | {"patches": seeded(6, 4, 16)},
-        note="no loss was given",
     ),
     "merged at the border": Case(
         "warns", lambda: merging(nn.Linear(16, 16)), texts(steps=10), word="one step of several"
     ),
     "merged, and seen from afar": Case(
-        "fails", lambda: merging(Block(16, causal=False)), texts(steps=10)
+        "warns", lambda: merging(Block(16, causal=False)), texts(steps=10)
     ),
     **{
         f"a state, {'of each layer' if layered else 'of one layer'}, {name}": Case(
@@ -676,7 +675,6 @@ OF_PADDING = {
             "*",
             target=None if loss is None else CLASSES,
             loss=loss,
-            note="no loss was given" if loss is None else "",
         )
         for layered in (False, True)
         for name, loss in {

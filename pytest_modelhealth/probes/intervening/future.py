@@ -129,11 +129,13 @@ def _before(sequence: Sequence, real: Tensor | None, tensor: Tensor) -> Iterator
 
     Padded ones are left out, where a mask shows them: rows that see nothing attend everywhere.
     """
+    masks = readings(torch.arange(sequence.length) < sequence.half, tensor)
+    if real is None or tensor.shape[:1] != real.shape[:1]:
+        yield from masks
+        return
     axes = [n for n in range(1, tensor.ndim) if tensor.shape[n] == sequence.length]
-    for mask in readings(torch.arange(sequence.length) < sequence.half, tensor):
-        for axis in axes if real is not None and len(tensor) == len(real) else ():
-            mask = mask & along(real, tensor, 0, axis)
-        yield mask
+    padded = sum(along(~real, tensor, 0, axis).long() for axis in axes)
+    yield from (mask & (padded == 0) if axes else mask for mask in masks)
 
 
 def _mask_of(runs: Runs, sequence: Sequence) -> Tensor | None:

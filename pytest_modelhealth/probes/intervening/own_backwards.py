@@ -41,8 +41,8 @@ _SIDEWAYS = 0.3
 _PLACES = 16
 _FEW_VALUES = 16
 """As many as four bits tell apart; what is scaled besides has a slope of its scale alone."""
-_MOST_KINDS = 4
-"""Calls of one function that are judged: of other dtypes, dimensions or options."""
+_MOST = 4
+"""Calls of one function that are judged: they may have other dtypes, dimensions or options."""
 
 
 class Call(NamedTuple):
@@ -125,17 +125,17 @@ _exchanging = threading.RLock()
 def _recorded_calls(runs: Runs) -> tuple[list[Call], str]:
     """Run the model and its loss once, as inspected; return calls, and the error that ended it.
 
-    Of each function, the first call of each kind. One that was bound early, ``f = Swish.apply``,
+    Of each function, the first few. One that was bound early, ``f = Swish.apply``,
     looks its forward up at each call, so that another can stand in for it meanwhile.
     """
-    calls: dict[tuple[Any, ...], Call] = {}
+    calls = list[Call]()
     counts: Counter[type[Function]] = Counter()
 
     def take(function: type[Function], args: tuple[Any, ...], line: str) -> None:
         wanted = tuple(n for n, arg in enumerate(args) if _is_wanted(arg))
-        kind = (function, *map(_kind, args))
-        if wanted and kind not in calls and sum(k[0] is function for k in calls) < _MOST_KINDS:
-            calls[kind] = Call(function, tuple(map(_copied, args)), wanted, counts[function], line)
+        if wanted and counts[function] < _MOST:
+            copies = tuple(map(_copied, args))
+            calls.append(Call(function, copies, wanted, counts[function], line))
         counts[function] += bool(wanted)
 
     def stand_in(function: type[Function]) -> Any:
@@ -161,7 +161,7 @@ def _recorded_calls(runs: Runs) -> tuple[list[Call], str]:
             exchanged.callback(put_back, function, vars(function).get("forward"))
             setattr(function, "forward", stand_in(function))  # noqa: B010
         ran = runs.forward(runs.batch(), with_loss=True, evaluation=False)
-    return [*calls.values()], ran.error
+    return calls, ran.error
 
 
 def _subclasses(function: type[Function]) -> set[type[Function]]:
@@ -177,12 +177,6 @@ def _contexts(function: type[Function]) -> int:
 def _is_wanted(value: Any) -> bool:
     requires = isinstance(value, Tensor) and value.requires_grad
     return requires and not torch._C._functorch.is_functorch_wrapped_tensor(value)
-
-
-def _kind(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.dtype, value.ndim, value.requires_grad
-    return value if isinstance(value, bool | int | float | str | None) else type(value)
 
 
 def _copied(value: Any) -> Any:

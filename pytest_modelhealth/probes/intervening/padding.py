@@ -24,8 +24,8 @@ _KEPT = ("label", "target")
 _LENGTHS = "len"
 _MASKS = ("mask", "pad")
 _LEAST = 1e-5
-_MERGED = 4
-"""Models make one step of so many, as a rule, or of fewer."""
+_MERGED = range(2, 5)
+"""Models make one step of so many, as a rule."""
 _SEGMENTS = 2
 """Sentences are of two kinds, and may be of one in padding that holds anything."""
 
@@ -65,31 +65,28 @@ def what_padding_does(runs: Runs) -> Effects:
         raise UntellableError("padding holds what real places hold; give a batch that differs")
 
     def kind(place: Place | None) -> str:
-        if place is None:
-            return "values"
-        taker = place.parting.taker
-        tensor = place.observation.layers[taker].inputs if taker else place.record.activations
-        if tensor is None or len(tensor.shape) < 3 or steps in tensor.shape:
-            return "values"
-        far = _Refill(runs, padding, spared=_MERGED - 1)
-        is_seen = not far.is_any or any(one.apart.effect > 0.0 for one in _run(far, text)[1])
-        return "values" if is_seen else "merged"
+        taker = place.parting.taker if place is not None else ""
+        layers = place.observation.layers if place is not None else {}
+        tensor = layers[taker].inputs if taker else place and place.record.activations
+        shape = () if tensor is None or steps in tensor.shape else tensor.shape[1:]
+        merged = {n for of in _MERGED for n in (steps // of, -(-steps // of))}
+        return "merged" if len(shape) > 1 and merged & set(shape) else "values"
 
     change, seen = _run(refill, text)
-    notes, aside = tuple[str, ...](), _beside_the_steps(runs, steps, seen)
-    if aside and len(aside) < len(seen):
-        notes = (_ASIDE,) if any(one.apart.effect > 0.0 for one in aside) else ()
-        seen = [one for one in seen if one not in aside]
+    if runs.base.loss is None:  # what stands beside the steps, as a last state, may not be used
+        shapes = [runs.base.outputs[one.output].shape for one in seen]
+        has = [(steps in s[1:], len(s) > 2) for s in shapes]
+        seen = [one for one, has_steps in zip(seen, has, strict=True) if has_steps == max(has)]
     worst = max(one.apart for one in seen)
     if not worst.effect > 0.0:
-        return Effects(text, _of_loss(runs, padding, seen[0].ran), notes)
+        return Effects(text, _of_loss(runs, padding, seen[0].ran))
     if not padding.is_sure:
         raise UntellableError(
             f"{padding.why} may show padding or something else, and values there have an effect; "
             "if it is padding, say padding=",
             text,
         )
-    return Effects(text, [parting(runs, change, worst, kind)], notes)
+    return Effects(text, [parting(runs, change, worst, kind)])
 
 
 def _run(refill: _Refill, text: str) -> tuple[Change, list[Effect]]:
@@ -102,22 +99,6 @@ def _run(refill: _Refill, text: str) -> tuple[Change, list[Effect]]:
         change = Change(text, partial(refill.batch, with_ids=True), same, True)
         seen = effects(runs, change, lacking=lacking, must_move=False)
     return change, seen
-
-
-def _beside_the_steps(runs: Runs, steps: int, seen: list[Effect]) -> list[Effect]:
-    """Return outputs without a dimension of steps, where no loss tells whether they are used."""
-    shapes = [runs.base.outputs[one.output].shape for one in seen]
-    has = [steps in shape[1:] for shape in shapes]
-    if not any(has):  # they may be joined to others
-        has = [any(size > steps for size in shape[1:-1]) for shape in shapes]
-    is_known = runs.base.loss is not None
-    return [one for one, is_one in zip(seen, has, strict=True) if not (is_one or is_known)]
-
-
-_ASIDE = (
-    "an output without a dimension of steps depends on padding, and stands beside one that does "
-    "not; no loss was given that tells whether it is used"
-)
 
 
 def _of_loss(runs: Runs, padding: Padding, after: Ran) -> list[Parting]:
@@ -262,15 +243,12 @@ class _Refill:
     Args:
         runs: has the batch.
         padding: where it is.
-        spared: how many padded places beside a real one stay as they are.
     """
 
-    def __init__(self, runs: Runs, padding: Padding, spared: int = 0) -> None:
+    def __init__(self, runs: Runs, padding: Padding) -> None:
         self.runs, self.padding = runs, padding
         real = padding.real.cpu()
-        near = F.max_pool1d(real.float().unsqueeze(1), 2 * spared + 1, 1, spared).squeeze(1)
-        self._places = near == 0
-        self.is_any = bool(self._places.any())
+        self._places = ~real
         sources, count = real.flatten().nonzero().flatten(), int(self._places.sum())
         generator = torch.Generator().manual_seed(SEED)
         self._sources = sources[torch.randint(len(sources), (count,), generator=generator)]
