@@ -76,19 +76,13 @@ class AlikeSamples(Probe):
 
 
 class AlikeOutputs(NamedTuple):
-    """An output whose samples deviate too little.
+    """An output whose samples deviate too little."""
 
-    Args:
-        deviation: by how much they do, as in `Observation.sample_deviation`.
-        limit: what it is under.
-        culprit: the first layer past which no units spread over the samples; the model where that
-            does not show, as where positions spread them.
-        cause: the likely cause.
-    """
-
-    deviation: float
+    deviation: float  # as in `Observation.sample_deviation`
     limit: Limit
-    culprit: LayerRecord
+    culprit: (
+        LayerRecord  # the model, where the place does not show, as where positions spread units
+    )
     cause: str
 
 

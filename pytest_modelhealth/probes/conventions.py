@@ -80,27 +80,15 @@ def _is_number(value: Any) -> bool:
 
 
 class Effects(NamedTuple):
-    """What the change of a probe brought about.
+    """What the change of a probe brought about: where runs part that should not."""
 
-    Args:
-        changed: what was changed, for people.
-        partings: where runs part that should not, in execution order.
-        notes: what else a reader should know.
-    """
-
-    changed: str
-    partings: Sequence[Parting] = ()
+    changed: str  # for people
+    partings: Sequence[Parting] = ()  # in execution order
     notes: tuple[str, ...] = ()
 
 
 class UntellableError(Exception):
-    """Nothing can be told.
-
-    Args:
-        reason: why, and what is needed.
-        changed: what was changed, where a run followed; ``""`` where none did.
-        notes: what else a reader should know.
-    """
+    """Nothing can be told: why, and what is needed; what was changed where a run followed."""
 
     def __init__(self, reason: str, changed: str = "", notes: tuple[str, ...] = ()) -> None:
         super().__init__(reason)

@@ -21,21 +21,13 @@ _FEW = 3
 
 
 class Kind(NamedTuple):
-    """What is to be said of one kind of finding.
-
-    Args:
-        cause: its likely cause.
-        said: its message, where it is not that of the probe.
-        may_be_meant: whether some models do so on purpose, so that it only warns.
-        is_limited: whether it is held against the first of the probe's settings.
-        run: what the other run was, where the record does not say it.
-    """
+    """What is to be said of one kind of finding."""
 
     cause: str = ""
-    said: str = ""
-    may_be_meant: bool = False
-    is_limited: bool = True
-    run: str = ""
+    said: str = ""  # where it is not that of the probe
+    may_be_meant: bool = False  # whether some models do so on purpose, so that it only warns
+    is_limited: bool = True  # whether it is held against the first of the probe's settings
+    run: str = ""  # what the other run was, where the record does not say it
 
 
 class Probe(Check):

@@ -260,7 +260,7 @@ class InputEffect(Probe):
     name = "input_effect"
     summary = "Every input has an effect on the output; one without is a note."
     rank = 44
-    experiment = "inputs:what_inputs_do"
+    experiment = "samples:what_inputs_do"
     severity = "warn"
     role = "inputs"
 

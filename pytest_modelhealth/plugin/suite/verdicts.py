@@ -14,7 +14,7 @@ from pytest_modelhealth.plugin.suite.case import IN_TRAINING, PROBES, Case, Unju
 from pytest_modelhealth.plugin.suite.equality import compiled_equals_eager, state_survives_saving
 from pytest_modelhealth.plugin.suite.making import without_target
 from pytest_modelhealth.probes import all_probes
-from pytest_modelhealth.probes.intervening.inputs import NO_EFFECT
+from pytest_modelhealth.probes.intervening.samples import NO_EFFECT
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import HealthReport, Judgement, Observation, Outcome, Violation
 from pytest_modelhealth.settings import Settings

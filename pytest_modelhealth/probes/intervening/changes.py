@@ -25,25 +25,15 @@ which its dimensions can be read, none where they cannot."""
 
 
 class Change(NamedTuple):
-    """What is run beside the unchanged batch.
+    """What is run beside the unchanged batch."""
 
-    Args:
-        text: what is changed, for people.
-        batch: makes the batch that is run.
-        same: which places of any tensor should stay.
-        of_loss: whether outputs count only where the loss reads them, if any is read.
-        seed: of the random numbers; ``None`` takes those of every run.
-        within: makes what it is run in, where that is what changes it.
-        before: makes what layers are held against, if not the unchanged batch.
-    """
-
-    text: str
+    text: str  # what is changed, for people
     batch: Callable[[], Inputs]
     same: Same
-    of_loss: bool = False
-    seed: int | None = None
-    within: Callable[[], AbstractContextManager[Any]] = nullcontext
-    before: Callable[[], Inputs] | None = None
+    of_loss: bool = False  # whether outputs count only where the loss reads them, if any is read
+    seed: int | None = None  # of the random numbers; ``None`` takes those of every run
+    within: Callable[[], AbstractContextManager[Any]] = nullcontext  # where that changes the run
+    before: Callable[[], Inputs] | None = None  # what layers are held against, if not the batch
 
 
 class Effect(NamedTuple):
@@ -58,14 +48,9 @@ class Effect(NamedTuple):
 def effects(runs: Runs, *changes: Change, lacking: str, must_move: bool = True) -> list[Effect]:
     """Run changes, and return what each does to every output that has places for it to leave alone.
 
-    Args:
-        runs: runs the model.
-        changes: what is run.
-        lacking: what is said where no output has such places; ``""`` is no error: the loss counts.
-        must_move: whether nothing can be told where no output moves anywhere.
-
     Raises:
-        UntellableError: one of these, or the model raises.
+        UntellableError: the model raises, no output has such places (`lacking` says it; ``""`` lets
+            that be), or none moves anywhere, where one must for anything to be told.
     """
     effects, is_moved, has_places, text = list[Effect](), False, False, changes[0].text
     for change in changes:
@@ -115,13 +100,7 @@ def _judged(runs: Runs, change: Change, number: int, output: Tensor) -> Iterator
 
 
 def along(which: Tensor, tensor: Tensor, *axes: int) -> Tensor:
-    """Return a mask in a form that broadcasts to a tensor.
-
-    Args:
-        which: the mask.
-        tensor: what it is of.
-        axes: the dimensions of the tensor that those of the mask are, in ascending order.
-    """
+    """Return a mask of some dimensions, in ascending order, so that it broadcasts to a tensor."""
     shape = [1] * tensor.ndim
     for axis, size in zip(axes, which.shape, strict=True):
         shape[axis] = size
@@ -131,12 +110,8 @@ def along(which: Tensor, tensor: Tensor, *axes: int) -> Tensor:
 def readings(which: Tensor, tensor: Tensor) -> Iterator[Tensor]:
     """Yield the places of a tensor that are meant, in each way to read its dimensions.
 
-    Each dimension of that length may be the one, and where several are, as of scores of attention,
-    all of them at once. A longer one may be folded: so many groups, or groups of so many.
-
-    Args:
-        which: along one dimension, the places that are meant.
-        tensor: what is read.
+    Each dimension as long as the mask may be the one, and where several are, as of scores of
+    attention, all at once. A longer one may be folded: so many groups, or groups of so many.
     """
     count = len(which)
     axes = [axis for axis, size in enumerate(tensor.shape) if size == count]

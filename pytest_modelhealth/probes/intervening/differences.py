@@ -15,14 +15,10 @@ _ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 1e-2, torc
 
 
 class Apart(NamedTuple):
-    """How far two tensors are apart where they should be equal.
+    """How far two tensors are apart where they should be equal, at most.
 
-    Args:
-        effect: the largest difference there, by the root mean square of the finite numbers of the
-            first tensor; infinite where a number is finite in one of them alone.
-        place: the index of it.
-        before: the value of the first tensor there.
-        after: that of the second.
+    The effect is by the root mean square of the finite numbers of the first tensor, and infinite
+    where a number is finite in one of them alone.
     """
 
     effect: float
@@ -34,11 +30,7 @@ class Apart(NamedTuple):
 def apart(before: Tensor, after: Tensor, same: Tensor | None = None) -> Apart | None:
     """Return how far two tensors are apart; ``None`` where they hold no numbers to hold together.
 
-    Args:
-        before: the tensor of one run, of any dtype.
-        after: that of the other.
-        same: where the two should be equal, a boolean that broadcasts to their shape; ``None`` is
-            everywhere.
+    The mask of where they should be equal broadcasts to their shape; ``None`` is everywhere.
     """
     if before.shape != after.shape or not before.numel():
         return None

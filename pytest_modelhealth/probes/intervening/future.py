@@ -27,21 +27,13 @@ _LABELS = ("label", "target")
 
 
 class Sequence(NamedTuple):
-    """A sequence of the batch of which no output may see later steps.
+    """A sequence of the batch of which no output may see later steps."""
 
-    Args:
-        tensors: the numbers of its tensors in the batch, which are changed.
-        axis: their dimension of time.
-        length: the number of steps.
-        why: what shows that the model is to predict it, for people.
-        cut: how many steps of the batch are left out at its end.
-    """
-
-    tensors: tuple[int, ...]
+    tensors: tuple[int, ...]  # which of `Runs.tensors` are changed
     axis: int
     length: int
-    why: str
-    cut: int = 0
+    why: str  # what shows that the model is to predict it, for people
+    cut: int = 0  # how many steps of the batch are left out at its end
 
     @property
     def half(self) -> int:

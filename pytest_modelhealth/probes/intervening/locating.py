@@ -22,16 +22,10 @@ MEMORY_BUDGET = 1 << 30
 
 
 class Place(NamedTuple):
-    """Where two runs part.
-
-    Args:
-        parting: the first layer in execution order that differs, or in whose own code they part.
-        chosen: whether it comes of a choice among values (``topk``), as of experts among tokens.
-        observation: what the run showed, with who feeds whom.
-    """
+    """Where two runs part: the first layer that differs, or in whose own code they part."""
 
     parting: Parting
-    chosen: bool
+    chosen: bool  # whether values are chosen among there (``topk``), as by experts among tokens
     observation: Observation
 
     @property
@@ -48,10 +42,10 @@ def parting(
         "choice" if place is not None and place.chosen else "values"
     ),
 ) -> Parting:
-    """Return what a change does to an output, and where in the model that begins.
+    """Return what a change does to an output, and where in two more, watched runs that begins.
 
     Args:
-        runs: runs both batches again, watched.
+        runs: runs the model.
         change: what was changed.
         effect: how far outputs are apart.
         kind: which of the things that the probe looks at, by the place, if there is one.

@@ -46,21 +46,13 @@ _MOST = 4
 
 
 class Call(NamedTuple):
-    """One call of a custom function.
-
-    Args:
-        function: its class.
-        args: what it was called with, tensors copied.
-        wanted: the places of the arguments that require a gradient.
-        number: how many calls of this class came before.
-        line: ``path:line`` of the user's code that called it; ``""`` if unknown.
-    """
+    """One call of a custom function."""
 
     function: type[Function]
-    args: tuple[Any, ...]
-    wanted: tuple[int, ...]
-    number: int
-    line: str
+    args: tuple[Any, ...]  # tensors copied
+    wanted: tuple[int, ...]  # the places of those that require a gradient
+    number: int  # of calls of this class before
+    line: str  # of the user's code, ``path:line``; ``""`` if unknown
 
 
 def what_backwards_give(runs: Runs) -> Effects:

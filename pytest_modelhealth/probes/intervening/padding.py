@@ -15,9 +15,9 @@ from torch.overrides import TorchFunctionMode
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.changes import Change, Effect, along, effects
-from pytest_modelhealth.probes.intervening.inputs import names_of
 from pytest_modelhealth.probes.intervening.locating import Place, parting
 from pytest_modelhealth.probes.intervening.running import SEED, Ran, Runs
+from pytest_modelhealth.probes.intervening.samples import names_of
 from pytest_modelhealth.report import Parting
 
 _KEPT = ("label", "target")
@@ -31,20 +31,12 @@ _SEGMENTS = 2
 
 
 class Padding(NamedTuple):
-    """Where a batch is padded.
+    """Where a batch is padded."""
 
-    Args:
-        real: which of ``(samples, steps)`` are real, a boolean.
-        values: the numbers of the tensors whose padded places are given other values.
-        why: what shows it, for people.
-        is_sure: whether it is said to be padding, or what stands there is one and the same value:
-            a mask may also tell first sentences from second ones.
-    """
-
-    real: Tensor
-    values: tuple[int, ...]
-    why: str
-    is_sure: bool
+    real: Tensor  # which of ``(samples, steps)`` are real, a boolean
+    values: tuple[int, ...]  # which of `Runs.tensors` have padded places
+    why: str  # what shows it, for people
+    is_sure: bool  # a mask that nobody calls one may tell first sentences from second ones
 
 
 def what_padding_does(runs: Runs) -> Effects:
@@ -238,12 +230,7 @@ def _real_places(real: Tensor, tensor: Tensor) -> Iterator[Tensor]:
 
 
 class _Refill:
-    """Values of real places for padded ones.
-
-    Args:
-        runs: has the batch.
-        padding: where it is.
-    """
+    """Values of real places for padded ones."""
 
     def __init__(self, runs: Runs, padding: Padding) -> None:
         self.runs, self.padding = runs, padding
@@ -274,10 +261,6 @@ class _Refill:
 
 class _OtherRows(TorchFunctionMode):
     """While on, ids of the batch that a table is asked for get rows of other places.
-
-    Args:
-        ids: tensors of whole numbers, ``(samples, steps)``.
-        fill: puts rows of real places into padded ones.
 
     Attributes:
         count: how many lookups were changed.

@@ -15,10 +15,9 @@ from pytest_modelhealth.layers import named_modules
 from pytest_modelhealth.probes.conventions import Effects, UntellableError
 from pytest_modelhealth.probes.intervening.changes import Change
 from pytest_modelhealth.probes.intervening.differences import largest
-from pytest_modelhealth.probes.intervening.inputs import names_of
 from pytest_modelhealth.probes.intervening.locating import Place, parting
 from pytest_modelhealth.probes.intervening.running import SEED, Ran, Runs
-from pytest_modelhealth.probes.intervening.samples import Samples, selected
+from pytest_modelhealth.probes.intervening.samples import Samples, names_of, selected
 from pytest_modelhealth.report import Parting
 
 _MOVED = 1e-4
@@ -99,9 +98,7 @@ def _called_in_a_row(
 ) -> tuple[list[Ran], list[Parting]]:
     """Call the model without putting it back between; return also what the last call changes.
 
-    Args:
-        runs: has the model.
-        calls: batches, each with the seed of its random numbers; ``None`` takes the usual ones.
+    A call is a batch and the seed of its random numbers; ``None`` takes the usual ones.
     """
     ran, before = list[Ran](), State()
     with runs.kept([(b.args, b.kwargs) for b, _ in calls]):

@@ -33,33 +33,17 @@ _STEADY = 1e-5
 
 @dataclass
 class Ran:
-    """What one run of the model gave.
+    """What one run of the model gave."""
 
-    Args:
-        outputs: the tensors that it returned, copied, in order.
-        error: what it raised instead, as text; ``""`` if nothing.
-        wrote: the numbers of the tensors of its batch that it wrote to, as in `changeable`.
-        read: for each output, the gradient of the loss there; ``None`` where the loss does not
-            depend on it. Empty where that was not asked for.
-        loss: value of the loss that the user or the model gives, likewise.
-    """
-
-    outputs: list[Tensor] = field(default_factory=list)
-    error: str = ""
-    wrote: tuple[int, ...] = ()
-    read: list[Tensor | None] = field(default_factory=list)
-    loss: float | None = None
+    outputs: list[Tensor] = field(default_factory=list)  # copied
+    error: str = ""  # what it raised instead, as text
+    wrote: tuple[int, ...] = ()  # which tensors of its batch it wrote to, as in `changeable`
+    read: list[Tensor | None] = field(default_factory=list)  # the gradient of the loss at each
+    loss: float | None = None  # that the user or the model gives
 
 
 class Runs:
     """Further runs of an inspected model, each from the state and the random numbers of the first.
-
-    Args:
-        engine: runs the model where it is watched.
-        request: what was inspected.
-        observation: what that showed.
-        settings: the limits in force.
-        conventions: what cannot be inferred from the batch.
 
     Attributes:
         count: how many ``"forwards"`` and ``"backwards"`` a probe ran.
@@ -134,11 +118,9 @@ class Runs:
         return Inputs(*args, **kwargs)
 
     def changed(self, change: Callable[[int, Tensor], Tensor | None]) -> Inputs:
-        """Return a copy of the batch in which tensors have other values.
+        """Return a copy of the batch in which tensors have other values, of any size.
 
-        Args:
-            change: of the number of a tensor, as in `tensors`, and the tensor, makes its new
-                values, of any size; ``None`` leaves it.
+        A change makes them of the number of a tensor, as in `tensors`, and the tensor, or ``None``.
         """
         batch = self.batch()
         with torch.no_grad():
@@ -187,13 +169,9 @@ class Runs:
         with_loss: bool = False,
         evaluation: bool = True,
     ) -> Ran:
-        """Run the model once.
+        """Run the model once, in evaluation mode if not said otherwise, and put everything back.
 
-        Args:
-            batch: what it is run on, which it may write to.
-            seed: of the random numbers; ``None`` takes those of every other run.
-            with_loss: whether to take down where in the outputs the loss looks.
-            evaluation: in evaluation mode; if not, as it was inspected.
+        With its loss, where in the outputs that looks is taken down, too.
         """
         with self.kept((batch.args, batch.kwargs)):
             return self.take(batch, seed=seed, with_loss=with_loss, evaluation=evaluation)

@@ -1,10 +1,12 @@
-"""Samples overwritten by others, and what the rest of their batch sees of that."""
+"""Samples overwritten by others, of all inputs or of one: what of the outputs follows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,24 +16,22 @@ from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.changes import Change, Effect, along, effects, readings
 from pytest_modelhealth.probes.intervening.locating import Place, parting
-from pytest_modelhealth.probes.intervening.running import Runs
+from pytest_modelhealth.probes.intervening.running import Runs, changeable
 from pytest_modelhealth.report import Parting
 
 _FEWEST = 4
 _MOVES = frozenset({"roll", "flip", "index", "index_select", "gather"})
+NO_EFFECT = "has no effect on the output"
 _SECOND = "the second dimension of the batch: if that is the one of samples, say batch_dim=1"
 
 
 class Samples(NamedTuple):
-    """Where the samples of a batch lie.
-
-    Args:
-        number: how many there are.
-        axes: their dimension in each of `Runs.tensors`; ``None`` where one has no row for each.
-    """
+    """Where the samples of a batch lie."""
 
     number: int
-    axes: tuple[int | None, ...]
+    axes: tuple[
+        int | None, ...
+    ]  # in each of `Runs.tensors`; ``None`` where one has no row for each
 
     @classmethod
     def along(cls, runs: Runs, axis: int) -> Samples:
@@ -175,11 +175,13 @@ def _of_samples(runs: Runs, samples: Samples, seen: list[Effect]) -> list[Effect
         return []
     text, count, why = seen[0].change.text, samples.number, ""
     fewer = runs.forward(selected(runs, samples, torch.arange(count - 1)))
-    shapes = [(runs.base.outputs[one.output].shape, fewer.outputs[one.output : one.output + 1])
-              for one in seen]  # fmt: skip
-    moved = [
-        sum(a != b for a, b in zip(w, f[0].shape, strict=False)) if f else 1 for w, f in shapes
-    ]
+
+    def changes(number: int) -> int:
+        shapes = [t.shape for t in fewer.outputs[number : number + 1]]
+        sizes = zip(runs.base.outputs[number].shape, *shapes, strict=False)
+        return sum(len(set(of)) > 1 for of in sizes)
+
+    moved = [changes(one.output) for one in seen]
     if fewer.error:
         why = (
             f"with one sample less the model raises {fewer.error}: it is bound to the size of "
@@ -201,9 +203,8 @@ def _of_samples(runs: Runs, samples: Samples, seen: list[Effect]) -> list[Effect
 
 def _are_independent(runs: Runs, samples: Samples) -> bool:
     try:
-        return not any(
-            e.apart.effect for e in effects(runs, *_overwritten(runs, samples), lacking="")
-        )
+        seen = effects(runs, *_overwritten(runs, samples), lacking=_SECOND)
+        return not any(one.apart.effect for one in seen)
     except UntellableError:
         return False
 
@@ -302,3 +303,84 @@ def _check_for_edges(runs: Runs) -> None:
                     f"the batch pairs its {len(nodes)} rows, as edges do, by a tensor of the shape "
                     f"{tuple(pairs.shape)}: they are nodes, which see each other, and no samples"
                 )
+
+
+# ---- one input after the other -------------------------------------------------------------------
+
+
+def what_inputs_do(runs: Runs) -> Effects:
+    """Replace one input after the other by that of other samples.
+
+    Some samples come twice: a mean over the batch would not see them change places.
+
+    Raises:
+        NotApplicableError: there is nothing to replace, or nothing that would show it.
+    """
+    base, notes, is_judged = runs.base, list[str](), False
+    try:
+        samples = samples_in(runs)
+    except UntellableError as error:
+        raise NotApplicableError(f"no input can be replaced: {error}") from error
+    if not base.outputs:
+        raise NotApplicableError("the model returns no tensor on which an input could show")
+    rows = torch.arange(samples.number)
+    indices = rows - rows % 2, torch.zeros_like(rows), torch.full_like(rows, samples.number - 1)
+    names = names_of(runs)
+    for number, (tensor, axis) in enumerate(zip(runs.tensors, samples.axes, strict=True)):
+        others = [
+            tensor.index_select(axis, i.to(tensor.device)) for i in indices if axis is not None
+        ]
+        others = [other.detach() for other in others if not _are_equal([tensor], [other])]
+        if not others:
+            continue
+        ran = runs.forward(runs.changed(lambda n, _: others[0] if n == number else None))  # noqa: B023
+        is_judged = is_judged or not ran.error
+        if ran.error:
+            notes.append(
+                f"with input {names[number]!r} of other samples the model raises {ran.error}"
+            )
+        elif _are_equal(base.outputs, ran.outputs):
+            notes.append(f"input {names[number]!r} {NO_EFFECT}")
+    if not is_judged:
+        raise NotApplicableError(
+            f"no input could be replaced: {'; '.join(notes)}", notes=tuple(notes)
+        )
+    return Effects("each input by itself, by that of other samples", notes=tuple(notes))
+
+
+def _are_equal(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
+    """Whether tensors are the same bit for bit, NaN among them; sparse ones are not looked into."""
+
+    def is_equal(a: Tensor, b: Tensor) -> bool:
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return False
+        if a.layout is not torch.strided or a.is_quantized or a.is_nested:
+            return False
+        pair = (t.detach().resolve_conj().contiguous().reshape(-1) for t in (a, b))
+        return torch.equal(*(t.view(torch.uint8) for t in pair))
+
+    return len(before) == len(after) and all(map(is_equal, before, after))
+
+
+def names_of(runs: Runs) -> list[str]:
+    """Return what people call the tensors of the batch, in the order of `Runs.tensors`."""
+    batch, names = runs.batch(), list[str]()
+    with runs.kept(()), suppress(TypeError, ValueError):  # a script keeps what is looked up in it
+        declared = inspect.signature(runs.model.forward).parameters.values()
+        names = [p.name for p in declared if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    names += map(str, range(len(names), len(batch.args)))
+    known: dict[int, str] = {}
+    for name, value in [*zip(names, batch.args, strict=False), *batch.kwargs.items()]:
+        for tensor, path in _paths(value, name):
+            known.setdefault(id(tensor), path)
+    return [known.get(id(tensor), str(n)) for n, tensor in enumerate(changeable(batch))]
+
+
+def _paths(value: Any, name: str) -> Iterator[tuple[Tensor, str]]:
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from _paths(part, f"{name}[{key!r}]")
+        return
+    tensors = find_tensors(value)
+    for n, tensor in enumerate(tensors):
+        yield tensor, name if len(tensors) == 1 else f"{name}[{n}]"
