@@ -139,23 +139,11 @@ def _where(observation: Observation) -> tuple[LayerRecord | None, LayerRecord | 
 
 
 def _is_offset_at_the_end(observation: Observation) -> bool:
-    """Whether an offset that is learnt, added to what tells samples apart, makes them alike.
-
-    It is the bias of the last layer, or a parameter that is added to what that returns.
-    """
+    """Whether a parameter is added to the output that is far larger than the rest of it."""
     flow, layers = flow_of(observation), observation.layers
     ends = flow.producers("output") if flow.graph.outputs else ()
-    offsets = [s for name, s in layers[""].parameters.items() if name in ends]
-    for maker in (layers[name] for name in ends if name in layers):
-        out, inputs, bias = maker.activations, maker.inputs, maker.parameters.get("bias")
-        if out is None or inputs is None:
-            continue
-        before = (layers[n].activations for n in flow.producers(maker.name) if n in layers)
-        is_told = any(
-            a is not None and inputs.rms >= 0.1 * a.rms and spread_of(a) >= HEALTHY_SPREAD
-            for a in before
-        )
-        is_larger = bias is not None and bias.std >= 0.5 * out.std > 0.0
-        if is_told and (is_larger or any(offset.rms > _FAR * out.rms for offset in offsets)):
-            return True
-    return False
+    outputs = [layers[name].activations for name in ends if name in layers]
+    offsets = [offset for name, offset in layers[""].parameters.items() if name in ends]
+    return any(
+        out is not None and offset.rms > _FAR * out.rms for offset in offsets for out in outputs
+    )

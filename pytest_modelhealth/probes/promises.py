@@ -19,6 +19,13 @@ from pytest_modelhealth.settings import Ratio, Setting, Settings
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Observation, Parting
 
+
+def _largest(name: str, what: str, more: str = "", default: float = 1e-4) -> tuple[Setting, ...]:
+    size = f"by the output's root mean square (healthy models: 0{more})"
+    text = f"largest change of {what}, {size}"
+    return (Ratio(name, default=default, help=text, per_layer=False),)
+
+
 _ATTENTION = "softmax attention scaled_dot_product_attention transformer"
 _RECURRENCE = "lstm gru rnn"
 
@@ -30,15 +37,7 @@ class Causality(Probe):
     summary = "No output of a model that predicts the next step depends on later steps."
     rank = 31
     experiment = "future:what_early_steps_see"
-    settings = (
-        Ratio(
-            "max_future_effect",
-            default=1e-4,
-            help="largest change of an output when later steps of the sequence change, by the "
-            "output's root mean square (healthy models: 0)",
-            per_layer=False,
-        ),
-    )
+    settings = _largest("max_future_effect", "an output when later steps of the sequence change")
     said = (
         "it sees the future: later steps change earlier outputs by {effect} of their root mean "
         "square{began}"
@@ -75,14 +74,8 @@ class Padding(Probe):
     summary = "What stands in the padding of a batch has no effect on its outputs."
     rank = 32
     experiment = "padding:what_padding_does"
-    settings = (
-        Ratio(
-            "max_padding_effect",
-            default=1e-4,
-            help="largest change of an output at a real place when what stands in padding changes, "
-            "by the output's root mean square (healthy models: 0)",
-            per_layer=False,
-        ),
+    settings = _largest(
+        "max_padding_effect", "an output at a real place when what stands in padding changes"
     )
     said = (
         "padding has an effect: it changes outputs of real places by {effect} of their root mean "
@@ -125,15 +118,10 @@ class SampleIndependence(Probe):
     summary = "What the model returns for a sample does not depend on the rest of the batch."
     rank = 33
     experiment = "samples:what_samples_see"
-    settings = (
-        Ratio(
-            "max_sample_effect",
-            default=1e-4,
-            help="largest change of a sample's output when other samples of its batch change, by "
-            "the output's root mean square (healthy models: 0, but where routing changes the "
-            "shapes of products)",
-            per_layer=False,
-        ),
+    settings = _largest(
+        "max_sample_effect",
+        "a sample's output when other samples of its batch change",
+        "; where routing changes the shapes of products, more",
     )
     said = (
         "samples see each other: other samples change an output by {effect} of its root mean "
@@ -195,14 +183,11 @@ class Repeatability(Probe):
     summary = "In evaluation mode the same batch gives the same output, again and again."
     rank = 34
     experiment = "repeating:what_calls_change"
-    settings = (
-        Ratio(
-            "max_call_effect",
-            default=1e-5,
-            help="largest change of the output by another seed or a call before, by its root mean "
-            "square (healthy models: 0; float32 rounds at 1e-7)",
-            per_layer=False,
-        ),
+    settings = _largest(
+        "max_call_effect",
+        "an output by another seed or a call before",
+        "; float32 rounds at 1e-7",
+        default=1e-5,
     )
     _BY = " by {effect} of its root mean square{began}{more}"
     _CHANGES = "{detail} from one call to the next, in evaluation mode"

@@ -77,17 +77,6 @@ def effects(runs: Runs, *changes: Change, lacking: str, must_move: bool = True) 
     return effects or [Effect(Apart(0.0, (), 0.0, 0.0), -1, change, ran)]
 
 
-def check_steady(runs: Runs, changed: str) -> None:
-    """Raise `UntellableError` where runs differ by themselves."""
-    if not runs.is_steady:
-        raise UntellableError(
-            "the same model, batch and random numbers give another output each time: the forward "
-            "keeps something outside of its modules (a global, an object of your own), or draws "
-            "numbers that no seed sets",
-            changed,
-        )
-
-
 def _judged(runs: Runs, change: Change, number: int, output: Tensor) -> Iterator[Tensor]:
     """Yield which places of an output should stay, in each way to read it."""
     if not (output.is_floating_point() or output.is_complex()):

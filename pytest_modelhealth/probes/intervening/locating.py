@@ -12,7 +12,8 @@ from torch import Tensor
 
 from pytest_modelhealth.capture.observing.tensors import KnownTensors, TensorStore, version
 from pytest_modelhealth.capture.step.batch import Inputs
-from pytest_modelhealth.probes.intervening.changes import Change, Same, check_steady
+from pytest_modelhealth.probes.conventions import UntellableError
+from pytest_modelhealth.probes.intervening.changes import Change, Same
 from pytest_modelhealth.probes.intervening.differences import Apart, least_apart
 from pytest_modelhealth.probes.intervening.running import Runs
 from pytest_modelhealth.report import LayerRecord, Observation, Parting, Vertex
@@ -53,7 +54,13 @@ def parting(
     Raises:
         UntellableError: runs differ by themselves.
     """
-    check_steady(runs, change.text)
+    if not runs.is_steady:
+        raise UntellableError(
+            "the same model, batch and random numbers give another output each time: the forward "
+            "keeps something outside of its modules (a global, an object of your own), or draws "
+            "numbers that no seed sets",
+            change.text,
+        )
     with TensorStore(MEMORY_BUDGET) as store:
         visitor = _Visitor(store, change.same)
         _watch(runs, (change.before or runs.batch)(), visitor)
