@@ -125,11 +125,9 @@ def recurrent(returned: Callable[[Tensor], Any], leaks: bool) -> nn.Module:
 LAYOUTS: dict[str, tuple[Any, Any, Callable[[Tensor], Any]]] = {
     "flattened": (SERIES.transpose(0, 1), None, lambda h: h.transpose(0, 1).flatten(0, 1)),
     "flattened, time in front": (SERIES.transpose(0, 1), None, lambda h: h.flatten(0, 1)),
-    "a first state tells": ((SERIES, STATE), None, lambda h: h),
-    "a first state tells, flattened": ((SERIES, STATE), None, lambda h: h.flatten(0, 1)),
-    "a state that comes back": ((SERIES, STATE), None, lambda h: (h.flatten(0, 1), h[-1:])),
-    "the output and its target tell": (SERIES, torch.zeros(6, 3), lambda h: h[-1]),
-    "moved, as its target": (SERIES, torch.zeros(6, 7, 3), lambda h: h.transpose(0, 1)),
+    "a first state": ((SERIES, STATE), 1, lambda h: h),
+    "a state that comes back": ((SERIES, STATE), 1, lambda h: (h.flatten(0, 1), h[-1:])),
+    "moved": (SERIES, 1, lambda h: h.transpose(0, 1)),
 }
 
 
@@ -219,13 +217,12 @@ OF_SAMPLES = {
     ),
 } | {
     f"{name}, {twin}": case
-    for name, (inputs, target, returned) in LAYOUTS.items()
+    for name, (inputs, dimension, returned) in LAYOUTS.items()
     for twin, case in fault_and_twin(
         lambda leaks, returned=returned: recurrent(returned, leaks),  # type: ignore[misc]
         inputs,
         "*",
-        target=target,
-        loss=None if target is None else F.mse_loss,
+        options={"batch_dim": dimension},
     ).items()
 } | {
     f"infinite in places, {twin}": case

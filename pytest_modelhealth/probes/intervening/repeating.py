@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.capture.step.isolation import random_state, restore_random_state
@@ -28,7 +29,7 @@ _DROPOUTS = frozenset(
 _TORCH_S_OWN = frozenset(vars(torch.nn.Module()))
 _AGAIN = "the seed, and the call before"
 
-State = dict[tuple[str, str, str], Any]
+State = dict[tuple[str, str, str], Tensor]
 """What a model keeps, by layer, kind and own name."""
 
 
@@ -116,56 +117,42 @@ def _differ(one: Ran, other: Ran) -> bool:
 
 
 def _state(runs: Runs) -> State:
-    """Return what a model keeps: floating buffers and attributes, lengths, sizes of parameters."""
+    """Return what a model keeps: floating tensors and numbers, lengths of containers."""
     state = State()
     for layer in named_modules(runs.model):
         plain = {n: v for n, v in vars(layer.module).items() if n not in _TORCH_S_OWN}
-        for own, value in layer.module._parameters.items():
-            state[layer.name, "parameters", own] = _size(value)
-        for own, value in (*layer.module._buffers.items(), *plain.items()):
-            state[layer.name, "state", own] = _copied(value)
+        for own, value in {**plain, **layer.module._buffers, **layer.module._parameters}.items():
+            kind = "parameters" if own in layer.module._parameters else "state"
+            if (figures := _figures(value)) is not None:
+                state[layer.name, kind, own] = figures
     return state
 
 
-def _is_plain(value: Tensor) -> bool:
-    return value.is_floating_point() and value.layout is torch.strided and not value.is_meta
-
-
-def _size(parameter: Tensor | None) -> Tensor | None:
-    """Return norm and sum of a parameter: less to keep than a copy of it."""
-    if parameter is None or not _is_plain(parameter):
+def _figures(value: Any) -> Tensor | None:
+    if isinstance(value, list | deque | dict | set | float):
+        return torch.tensor(float(value if isinstance(value, float) else len(value)))
+    is_number = isinstance(value, Tensor) and value.is_floating_point() and not value.is_meta
+    if not is_number or value.layout is not torch.strided:
         return None
-    values = parameter.detach()
-    return torch.stack([values.norm(dtype=torch.float64), values.sum(dtype=torch.float64)])
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().clone() if _is_plain(value) else None
-    if isinstance(value, list | deque | dict | set):
-        return len(value)
-    return value if isinstance(value, float) else None
+    figures: Tensor = value.detach()
+    if isinstance(value, Parameter):  # less to keep than a copy of it
+        return torch.stack([figures.norm(dtype=torch.float64), figures.sum(dtype=torch.float64)])
+    return figures.clone()
 
 
 def _changes(before: State, after: State) -> list[Parting]:
     """Return what is not as it was, in order. What was not there before was filled once."""
     changes = []
     for (layer, kind, own), value in after.items():
-        old: Any = before.get((layer, kind, own))
-        detail, effect = "", 1.0
-        if type(old) is not type(value):
+        old = before.get((layer, kind, own), value)
+        difference = largest([old], [value])
+        effect = 1.0 if difference is None else difference.effect
+        if old.shape == value.shape and (difference is None or not effect > 0.0):
             continue
-        if isinstance(value, Tensor):
-            difference = largest([old], [value])
-            effect = 1.0 if difference is None else difference.effect
-            if old.shape != value.shape or effect > 0.0:
-                detail = f"{own!r} changes"
-        elif old != value and old == old:
-            unit = " entries" if isinstance(value, int) else ""
-            detail = f"{own!r} goes from {old:.6g}{unit} to {value:.6g}"
-        if detail and kind == "parameters":
-            detail = f"its parameter {own!r} changes by {effect:.2g} of its size"
-        if detail:
-            role, tensor = ("parameters", own) if kind == "parameters" else ("activations", "")
-            changes.append(Parting(kind, effect, layer, role, tensor, detail=detail))
+        detail, role, tensor = f"{own!r} changes", "activations", ""
+        if kind == "parameters":
+            detail, role, tensor = f"its parameter {detail} by {effect:.2g} of its size", kind, own
+        elif old.ndim == value.ndim == 0:
+            detail = f"{own!r} goes from {float(old):.6g} to {float(value):.6g}"
+        changes.append(Parting(kind, effect, layer, role, tensor, detail=detail))
     return changes

@@ -48,9 +48,6 @@ class Samples(NamedTuple):
 def samples_in(runs: Runs) -> Samples:
     """Return where the samples lie: in the first dimension that all tensors have in common.
 
-    It is the second one where the target has as many rows as that, or where all are sequences with
-    time in front, as a recurrence's first state beside them shows.
-
     Raises:
         UntellableError: the tensors of the batch do not tell.
     """
@@ -61,14 +58,10 @@ def samples_in(runs: Runs) -> Samples:
         )
     if not tensors:
         raise UntellableError("the batch holds no tensor with dimensions")
-    samples, second = Samples.along(runs, asked or 0), Samples.along(runs, 1)
+    samples = Samples.along(runs, asked or 0)
     shapes = ", ".join(str(tuple(t.shape)) for t in tensors[:4])
     if asked is not None and not samples.number:
         raise UntellableError(f"batch_dim={asked} is no dimension of the batch ({shapes})")
-    if asked is None and second.is_common(runs):
-        is_first = samples.is_common(runs) and not _are_asked_for(runs, second)
-        if not is_first and (samples.is_common(runs) or all(t.ndim > 2 for t in tensors)):
-            samples = second
     if asked is None and not samples.is_common(runs):
         raise UntellableError(
             f"the tensors of the batch have no first dimension in common ({shapes}), so that it is "
@@ -83,12 +76,6 @@ def samples_in(runs: Runs) -> Samples:
     ):
         raise UntellableError("all samples of the batch are equal; give samples that differ")
     return samples
-
-
-def _are_asked_for(runs: Runs, samples: Samples) -> bool:
-    """Whether a target has a row for each of these samples, and not for those in front."""
-    rows = {tensor.shape[0] for tensor in find_tensors(runs.request.target) if tensor.ndim}
-    return rows == {samples.number} and Samples.along(runs, 0).number != samples.number
 
 
 def selected(runs: Runs, samples: Samples, index: Tensor) -> Inputs:
@@ -126,7 +113,7 @@ def what_samples_see(runs: Runs) -> Effects:
 
 def _what_rows_see(runs: Runs) -> Effects:
     samples = samples_in(runs)
-    count, is_first = samples.number, samples == Samples.along(runs, 0)
+    count = samples.number
     seen = effects(
         runs,
         *_overwritten(runs, samples),
@@ -134,8 +121,6 @@ def _what_rows_see(runs: Runs) -> Effects:
         "apart; return what is computed for each, not only a loss",
     )
     text, partings, notes = seen[0].change.text, list[Parting](), tuple[str, ...]()
-    if not is_first and runs.conventions.batch_dim is None:
-        notes = (f"by the sizes of the batch, the samples are the {count} of its second dimension",)
     seen = _of_samples(runs, samples, [one for one in seen if one.apart.effect > 0.0])
     if seen:
         worst = max(seen, key=lambda one: one.apart)
@@ -256,34 +241,29 @@ def _what_groups_see(runs: Runs, numbers: Tensor) -> Effects:
 
     The numbers of the groups stay the same, and so does what is no row of them, such as edges.
     """
-    rows, count = torch.arange(len(numbers)), int(numbers[-1]) + 1
-    has = (t.ndim and len(t) == len(rows) for t in runs.tensors)
+    rows, groups = torch.arange(len(numbers)), torch.arange(int(numbers[-1]) + 1)
+    has = (t.shape[:1] == rows.shape for t in runs.tensors)
     samples = Samples(len(rows), tuple(0 if one else None for one in has))
-    first, text = (
-        torch.searchsorted(numbers, numbers),
-        "every second group overwritten by its first row",
-    )
+    first = torch.searchsorted(numbers, numbers)
 
-    def same(parity: int, tensor: Tensor) -> Iterator[Tensor]:
-        for of in (numbers, torch.arange(count)):
-            if tensor.ndim and len(tensor) == len(of):
-                yield along(of % 2 == parity, tensor, 0)
-                return
-
-    changes = [
-        Change(
-            f"the rows of {text}",
-            partial(selected, runs, samples, torch.where(numbers % 2 == parity, rows, first)),
-            partial(same, parity),
+    def overwritten(parity: int) -> Change:
+        index = torch.where(numbers % 2 == parity, rows, first)
+        return Change(
+            "the rows of every second group overwritten by its first row",
+            partial(selected, runs, samples, index),
+            lambda tensor: (
+                along(of % 2 == parity, tensor, 0)
+                for of in (numbers, groups)
+                if tensor.shape[:1] == of.shape
+            ),
         )
-        for parity in (0, 1)
-    ]
-    lacking = f"no output has a row for each of the {len(rows)} rows or {count} groups of the batch"
-    worst = max(effects(runs, *changes, lacking=lacking), key=lambda one: one.apart)
-    partings = []
+
+    lacking = f"no output has a row for each of the {len(rows)} rows or {len(groups)} groups"
+    seen = effects(runs, overwritten(0), overwritten(1), lacking=lacking)
+    worst, partings = max(seen, key=lambda one: one.apart), list[Parting]()
     if worst.apart.effect > 0.0:
         partings = [parting(runs, worst.change, worst.apart, lambda _: "groups")]
-    note = f"the samples are the {count} groups that a vector in the batch puts its rows into"
+    note = f"the samples are the {len(groups)} groups that a vector in the batch puts its rows into"
     return Effects(worst.change.text, partings, (note,))
 
 
