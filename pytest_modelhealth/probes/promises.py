@@ -8,16 +8,13 @@ is the function of `intervening` that a row names.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pytest_modelhealth.checks import Finding
-from pytest_modelhealth.checks.facts import at, place
 from pytest_modelhealth.probes.probe import Kind, Probe
 from pytest_modelhealth.settings import Ratio, Setting, Settings
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.report import Observation, Parting
+    from pytest_modelhealth.report import Observation
 
 
 def _largest(name: str, what: str, more: str = "", default: float = 1e-4) -> tuple[Setting, ...]:
@@ -275,30 +272,27 @@ class CustomBackward(Probe):
         ),
     )
 
+    said = (
+        "the backward of the custom autograd.Function {detail}; torch.autograd.gradcheck shows it "
+        "number by number"
+    )
+    kinds = {
+        "factor": Kind("a sign or a constant factor"),
+        "transpose": Kind("the transpose of what is given is right"),
+        "order": Kind("backward returns the gradients of its arguments in another order"),
+        "mask": Kind("a mask: numbers that should get none get one, or the other way round"),
+        "surrogate": Kind(
+            "it is given where the forward is flat too, and is right elsewhere: straight through "
+            "by design, or the mask is left out of backward",
+            may_be_meant=True,
+        ),
+        "approximation": Kind(
+            "a term is missing from backward, or a wrong tensor was saved for it; a gradient that "
+            "is an approximation on purpose looks the same, and nothing that was seen tells",
+            may_be_meant=True,
+        ),
+    }
+
     def is_called_for(self, observation: Observation, settings: Settings) -> bool:
         """Whether a custom function ran."""
         return observation.own_functions
-
-    def judge(
-        self, parting: Parting, observation: Observation, settings: Settings
-    ) -> Iterator[Finding]:
-        """Yield that a gradient is not the slope."""
-        limit = settings["max_slope_error"]
-        if parting.effect <= limit.value:
-            return
-        # Nobody asked where it runs by itself: what may be meant then is no failure.
-        failing = {"slope", "approximation"} if settings.probes(self.name) else {"slope"}
-        function, _, argument = parting.place.rpartition(".")
-        gradient, slope = parting.after or 0.0, parting.before or 0.0
-        by = f"{gradient / slope:.2f} times the slope" if slope else "where there is none"
-        yield self.violation(
-            place(observation, parting.layer),
-            f"the backward of the custom autograd.Function {function!r}{at(parting.line)} gives "
-            f"{argument!r} a gradient of {gradient:.4g} along a random direction, where the slope "
-            f"of its forward is {slope:.4g}: {by}",
-            value=parting.effect,
-            limit=limit,
-            cause=f"{parting.detail}; torch.autograd.gradcheck shows it number by number",
-            independent=True,
-            severity="fail" if parting.kind in failing else "warn",
-        )

@@ -23,6 +23,7 @@ from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.bare import converted_batch
 from pytest_modelhealth.capture.step.batch import copied_batch
 from pytest_modelhealth.capture.step.isolation import exited_whole
+from pytest_modelhealth.checks.facts import at
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.running import SEED, Runs, said
 from pytest_modelhealth.report import Observation, Parting
@@ -249,9 +250,6 @@ class _Point:
 def _wrong_gradients(call: Call) -> list[Parting]:
     """Return the gradients of a call that are not the slope.
 
-    Of their kinds, ``"slope"`` is meant by nobody; ``"approximation"`` and ``"surrogate"`` (wrong
-    only where the forward is flat) may be.
-
     Raises:
         NotApplicableError: a gradient is another than the slope on purpose.
         UntellableError: nothing can be told.
@@ -299,46 +297,40 @@ def _judged(point: _Point, place: int) -> Parting | None:
     if not gradient.any() or errors.max() <= _NOTICED:
         return None  # a gradient that is forgotten is missing where it is looked for
     n = int(errors.argmax())
-    kind, why = "approximation", _TERM
-    for cause, text, candidate in _candidates(point, place, float(slope[n] / given[n])):
-        if ((along(candidate) - slope).abs() <= _NOTICED * scale).all():
-            kind, why = cause, text
-            break
+    ratio = float(slope[n] / given[n]) if given[n] else 0.0
+    fits = (
+        kind
+        for kind, candidate in _candidates(point, place, ratio)
+        if ((along(candidate) - slope).abs() <= _NOTICED * scale).all()
+    )
+    kind = next(fits, "approximation")
     if kind == "approximation" and ((wide - slope).abs() > 4 * _NOTICED * scale).any():
         return None  # it jumps
     function, line = point.call.function, near(point.call.line)
     names = [*inspect.signature(function.forward).parameters][_contexts(function) :]
-    at = f"{function.__name__}.{names[place] if place < len(names) else place}"
-    before, after = float(slope[n]), float(given[n])
-    return Parting(
-        kind, float(errors[n]), "", "gradients", "", at, before, after, line=line, detail=why
+    names += map(str, range(len(names), place + 1))  # of *args
+    by = f"{1 / ratio:.2f} times the slope" if ratio else "where there is none"
+    detail = (
+        f"{function.__name__!r}{at(line)} gives {names[place]!r} "
+        f"a gradient of {float(given[n]):.4g} along a random direction, where the slope of its "
+        f"forward is {float(slope[n]):.4g}: {by}"
     )
+    return Parting(kind, float(errors[n]), role="gradients", line=line, detail=detail)
 
 
-def _candidates(point: _Point, place: int, ratio: float) -> Iterator[tuple[str, str, Tensor]]:
-    """Yield what may be right in place of a gradient, each with the kind of fault and its text."""
+def _candidates(point: _Point, place: int, ratio: float) -> Iterator[tuple[str, Tensor]]:
+    """Yield what may be right in place of a gradient, each with the kind of fault then."""
     own, others = point.gradients[place], point.gradients
-    yield "slope", "a sign or a constant factor", own * ratio
+    yield "factor", own * ratio
     if own.ndim >= 2 and own.shape[-1] == own.shape[-2] > 1:
-        yield "slope", "the transpose of what is given is right", own.mT
+        yield "transpose", own.mT
     for other in others:
         if other != place and others[other].shape == own.shape:
-            yield "slope", "backward returns gradients in another order", others[other]
+            yield "order", others[other]
     if [weight.shape for weight in point.weights] == [own.shape]:
         # Moved all at once: right where each number comes of the one in its place.
         far = point.unit[place] * _STEPS[-1]
         ((above, below),) = point.sides(place, torch.full_like(point.args[place], far))
         each = (above - below) * point.weights[0] / (2 * far)
-        yield "surrogate", _PARTLY_FLAT, own.masked_fill(above == below, 0.0)
-        yield "slope", _MASK, torch.where((own == 0) | (each == 0), each, own)
-
-
-_PARTLY_FLAT = (
-    "it is given where the forward is flat too, and is right elsewhere: straight through by "
-    "design, or the mask is left out of backward"
-)
-_MASK = "a mask: numbers that should get none get one, or the other way round"
-_TERM = (
-    "a term is missing from backward, or a wrong tensor was saved for it; a gradient that is an "
-    "approximation on purpose looks the same, and nothing that was seen tells"
-)
+        yield "surrogate", own.masked_fill(above == below, 0.0)
+        yield "mask", torch.where((own == 0) | (each == 0), each, own)
