@@ -88,7 +88,10 @@ class Effects(NamedTuple):
 
 
 class UntellableError(Exception):
-    """Nothing can be told: why, and what is needed; what was changed where a run followed."""
+    """Nothing can be told: why, and what is needed; what was changed where a run followed.
+
+    An experiment of `intervening` ends with `Effects`, or raises this one.
+    """
 
     def __init__(self, reason: str, changed: str = "", notes: tuple[str, ...] = ()) -> None:
         super().__init__(reason)

@@ -23,11 +23,7 @@ _HEALED = 3.0
 
 
 def what_training_parts(runs: Runs) -> Effects:
-    """Train a model whose samples are alike for three steps of Adam, and put it back.
-
-    Raises:
-        UntellableError: it cannot be trained, or its samples are not alike.
-    """
+    """Train a model whose samples are alike for three steps of Adam, and put it back."""
     if alike_outputs(runs.observation, runs.settings) is None:
         raise NotApplicableError("the samples of its outputs are not alike")
     batches = [runs.batch() for _ in range(STEPS + 1)]

@@ -46,11 +46,9 @@ class Effect(NamedTuple):
 
 
 def effects(runs: Runs, *changes: Change, lacking: str, must_move: bool = True) -> list[Effect]:
-    """Run changes, and return what each does to every output that has places for it to leave alone.
+    """Run changes, and return what each does to every output with places for it to leave alone.
 
-    Raises:
-        UntellableError: the model raises, no output has such places (`lacking` says it; ``""`` lets
-            that be), or none moves anywhere, where one must for anything to be told.
+    Where no output has such places, `lacking` is why nothing can be told; ``""`` lets that be.
     """
     effects, is_moved, has_places, text = list[Effect](), False, False, changes[0].text
     for change in changes:

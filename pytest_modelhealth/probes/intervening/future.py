@@ -46,11 +46,7 @@ class Sequence(NamedTuple):
 
 
 def what_early_steps_see(runs: Runs) -> Effects:
-    """Return where outputs depend on later steps.
-
-    Raises:
-        UntellableError: nothing can be told, or nobody claims that the model is causal.
-    """
+    """Return where outputs depend on later steps."""
     if runs.conventions.causal is False:
         raise NotApplicableError("causal=False says that outputs may see later inputs")
     sequence = _promised(runs) if runs.conventions.causal else _predicted(runs)
@@ -144,9 +140,6 @@ def _promised(runs: Runs) -> Sequence:
 
     Where it has several dimensions beside that of samples, time is the one of which the model takes
     a step less: channels and features are bound to weights.
-
-    Raises:
-        UntellableError: there is none, or several dimensions may be that of time.
     """
     axis, own = runs.conventions.time_dim, 0
     with suppress(UntellableError):

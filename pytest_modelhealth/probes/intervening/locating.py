@@ -50,9 +50,6 @@ def parting(
         change: what was changed.
         effect: how far outputs are apart.
         kind: which of the things that the probe looks at, by the place, if there is one.
-
-    Raises:
-        UntellableError: runs differ by themselves.
     """
     if not runs.is_steady:
         raise UntellableError(

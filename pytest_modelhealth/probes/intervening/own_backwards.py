@@ -42,8 +42,8 @@ _SIDEWAYS = 0.3
 _PLACES = 16
 _FEW_VALUES = 16
 """As many as four bits tell apart; what is scaled besides has a slope of its scale alone."""
-_MOST = 4
-"""Calls of one function that are judged: they may have other dtypes, dimensions or options."""
+_MOST_KINDS = 4
+"""Calls of one function that are judged: of other dtypes, dimensions or options."""
 
 
 class Call(NamedTuple):
@@ -57,11 +57,7 @@ class Call(NamedTuple):
 
 
 def what_backwards_give(runs: Runs) -> Effects:
-    """Record what each custom function is called with, and hold its backward against slopes.
-
-    Raises:
-        UntellableError: none can be told, or each changes the gradient on purpose.
-    """
+    """Record what each custom function is called with, and hold its backward against slopes."""
     calls, error = _recorded_calls(runs)
     if not calls and error:
         raise UntellableError(f"run again, the model raises {error}")
@@ -118,17 +114,19 @@ _exchanging = threading.RLock()
 def _recorded_calls(runs: Runs) -> tuple[list[Call], str]:
     """Run the model and its loss once, as inspected; return calls, and the error that ended it.
 
-    Of each function, the first few. One that was bound early, ``f = Swish.apply``,
+    Of each function, the first call of each kind. One that was bound early, ``f = Swish.apply``,
     looks its forward up at each call, so that another can stand in for it meanwhile.
     """
-    calls = list[Call]()
+    calls: dict[tuple[Any, ...], Call] = {}
     counts: Counter[type[Function]] = Counter()
 
     def take(function: type[Function], args: tuple[Any, ...], line: str) -> None:
-        wanted = tuple(n for n, arg in enumerate(args) if _is_wanted(arg))
-        if wanted and counts[function] < _MOST:
-            copies = tuple(map(_copied, args))
-            calls.append(Call(function, copies, wanted, counts[function], line))
+        live = [n for n, arg in enumerate(args) if isinstance(arg, Tensor) and arg.requires_grad]
+        is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+        wanted = tuple(n for n in live if not is_wrapped(args[n]))
+        kind = (function, *map(_kind, args))
+        if wanted and kind not in calls and sum(k[0] is function for k in calls) < _MOST_KINDS:
+            calls[kind] = Call(function, tuple(map(_copied, args)), wanted, counts[function], line)
         counts[function] += bool(wanted)
 
     def stand_in(function: type[Function]) -> Any:
@@ -154,7 +152,7 @@ def _recorded_calls(runs: Runs) -> tuple[list[Call], str]:
             exchanged.callback(put_back, function, vars(function).get("forward"))
             setattr(function, "forward", stand_in(function))  # noqa: B010
         ran = runs.forward(runs.batch(), with_loss=True, evaluation=False)
-    return calls, ran.error
+    return [*calls.values()], ran.error
 
 
 def _subclasses(function: type[Function]) -> set[type[Function]]:
@@ -167,9 +165,10 @@ def _contexts(function: type[Function]) -> int:
     return int(function.setup_context is Function.setup_context)
 
 
-def _is_wanted(value: Any) -> bool:
-    requires = isinstance(value, Tensor) and value.requires_grad
-    return requires and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+def _kind(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.dtype, value.ndim, value.requires_grad
+    return value if isinstance(value, bool | int | float | str | None) else type(value)
 
 
 def _copied(value: Any) -> Any:
@@ -182,11 +181,7 @@ def _copied(value: Any) -> Any:
 
 
 class _Point:
-    """A function in float64 near the arguments of a call, with its gradients by random weights.
-
-    Raises:
-        UntellableError: it cannot be computed or differentiated there.
-    """
+    """A function in float64 near the arguments of a call, with its gradients by random weights."""
 
     def __init__(self, call: Call, nudge: float) -> None:
         self.call, self.generator = call, torch.Generator().manual_seed(SEED)
@@ -248,12 +243,7 @@ class _Point:
 
 
 def _wrong_gradients(call: Call) -> list[Parting]:
-    """Return the gradients of a call that are not the slope.
-
-    Raises:
-        NotApplicableError: a gradient is another than the slope on purpose.
-        UntellableError: nothing can be told.
-    """
+    """Return the gradients of a call that are not the slope."""
     for nudge in _NUDGES:
         try:
             point = _Point(call, nudge)

@@ -44,9 +44,6 @@ def what_padding_does(runs: Runs) -> Effects:
 
     Ids stay where rows are looked up by them, and get other rows: models derive positions, masks
     and the place that they read from ids, and other ids change these too.
-
-    Raises:
-        UntellableError: nothing can be told, or no padding is seen.
     """
     padding = _padding_in(runs)
     steps = padding.real.shape[1]
@@ -111,11 +108,7 @@ def _of_loss(runs: Runs, padding: Padding, after: Ran) -> list[Parting]:
 
 
 def _padding_in(runs: Runs) -> Padding:
-    """Return the padding that a mask or lengths in the batch show.
-
-    Raises:
-        UntellableError: none is seen, or it is of nothing in the batch.
-    """
+    """Return the padding that a mask or lengths in the batch show."""
     names = [name.rpartition("['")[2].removesuffix("']") for name in names_of(runs)]
     asked = runs.conventions.padding
     why, shows, real = "padding=", -1, None if asked is None else ~asked

@@ -38,14 +38,14 @@ def what_calls_change(runs: Runs) -> Effects:
 
     The model is called on another batch, then on the usual one, and then with another seed, without
     being put back between: what it keeps of the other batch shows.
-
-    Raises:
-        UntellableError: the model raises, or returns no tensor.
     """
     base = runs.base
     if not base.outputs:
         raise UntellableError("the model returns no tensor to hold against another run's")
-    calls = (_rolled(runs), None), (runs.batch(), None), (runs.batch(), SEED)
+    samples, another = Samples.along(runs, 0), runs.batch()
+    if samples.is_common(runs) and not runs.has_others:
+        another = selected(runs, samples, torch.arange(samples.number).roll(1))
+    calls = (another, None), (runs.batch(), None), (runs.batch(), SEED)
     (_, again, other), left = _called_in_a_row(runs, *calls)
     if _differ(base, again):
         other = runs.forward(runs.batch(), seed=SEED)
@@ -84,14 +84,6 @@ def _by_what(place: Place | None) -> str:
     steps = {step.rstrip("_") for step in place.parting.between}
     is_dropout = "dropout" in name or "droppath" in name or is_asked or steps & _DROPOUTS
     return "dropout" if is_dropout else "noise"
-
-
-def _rolled(runs: Runs) -> Inputs:
-    """Return the batch with its samples in another order, where its tensors have them in common."""
-    samples = Samples.along(runs, 0)
-    if not samples.is_common(runs) or runs.has_others:
-        return runs.batch()
-    return selected(runs, samples, torch.arange(samples.number).roll(1))
 
 
 def _called_in_a_row(

@@ -136,11 +136,7 @@ class Runs:
 
     @property
     def base(self) -> Ran:
-        """The unchanged batch in evaluation mode, which all probes share.
-
-        Raises:
-            UntellableError: the model raises there.
-        """
+        """The unchanged batch in evaluation mode, which all probes share."""
         if self._base.error:
             raise UntellableError(f"in evaluation mode the model raises {self._base.error}")
         return self._base

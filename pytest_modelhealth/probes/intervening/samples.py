@@ -46,11 +46,7 @@ class Samples(NamedTuple):
 
 
 def samples_in(runs: Runs) -> Samples:
-    """Return where the samples lie: in the first dimension that all tensors have in common.
-
-    Raises:
-        UntellableError: the tensors of the batch do not tell.
-    """
+    """Return where the samples lie: in the first dimension that all tensors have in common."""
     asked, tensors = runs.conventions.batch_dim, [t for t in runs.tensors if t.ndim]
     if runs.has_others:
         raise UntellableError(
@@ -93,9 +89,6 @@ def what_samples_see(runs: Runs) -> Effects:
 
     Where rows are no samples, or see each other, and a vector in the batch puts them into groups,
     as nodes into graphs, the groups are the samples.
-
-    Raises:
-        UntellableError: nothing can be told, or rows are no samples.
     """
     groups, of_rows = _groups_in(runs), None
     try:
@@ -151,11 +144,7 @@ def _overwritten(runs: Runs, samples: Samples) -> list[Change]:
 
 
 def _of_samples(runs: Runs, samples: Samples, seen: list[Effect]) -> list[Effect]:
-    """Return those of the effects on outputs that are of samples; a pair of samples is none.
-
-    Raises:
-        UntellableError: rows that see each other are no samples.
-    """
+    """Return those of the effects on outputs that are of samples; a pair of samples is none."""
     if not seen:
         return []
     text, count, why = seen[0].change.text, samples.number, ""
@@ -292,9 +281,6 @@ def what_inputs_do(runs: Runs) -> Effects:
     """Replace one input after the other by that of other samples.
 
     Some samples come twice: a mean over the batch would not see them change places.
-
-    Raises:
-        NotApplicableError: there is nothing to replace, or nothing that would show it.
     """
     base, notes, is_judged = runs.base, list[str](), False
     try:
