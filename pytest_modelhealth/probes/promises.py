@@ -272,10 +272,7 @@ class CustomBackward(Probe):
         ),
     )
 
-    said = (
-        "the backward of the custom autograd.Function {detail}; torch.autograd.gradcheck shows it "
-        "number by number"
-    )
+    said = "the backward of the custom autograd.Function {detail}"
     kinds = {
         "factor": Kind("a sign or a constant factor"),
         "transpose": Kind("the transpose of what is given is right"),
