@@ -27,7 +27,6 @@ class Kind(NamedTuple):
     said: str = ""  # where it is not that of the probe
     may_be_meant: bool = False  # whether some models do so on purpose, so that it only warns
     is_limited: bool = True  # whether it is held against the first of the probe's settings
-    run: str = ""  # what the other run was, where the record does not say it
 
 
 class Probe(Check):
@@ -117,7 +116,7 @@ class Probe(Check):
         details = []
         if parting.before is not None and parting.after is not None:
             there = f" at {parting.place}" if parting.place else ""
-            run = kind.run or observation.probes[self.name].changed
+            run = observation.probes[self.name].changed
             details = [f"{where}{there} is {parting.before:.4g}; with {run}, {parting.after:.4g}"]
         names = {step.rstrip("_").lower() for step in parting.between}
         class_name = "" if parting.taker else culprit.type_name.lower()

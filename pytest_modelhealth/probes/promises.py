@@ -193,14 +193,12 @@ class Repeatability(Probe):
             "F.dropout without training=self.training, a Dropout made inside forward, or train() "
             "called there; where it is meant (Monte Carlo dropout), waive this probe",
             f"dropout is active in evaluation mode: another random seed changes the output{_BY}",
-            run="another seed",
         ),
         "noise": Kind(
             "noise or a mask that should be drawn only if self.training; latents, policies and "
             "diffusion steps draw on purpose, and nothing that was seen tells",
             f"it draws random numbers in evaluation mode: another seed changes the output{_BY}",
             may_be_meant=True,
-            run="another seed",
         ),
         "again": Kind(
             "forward keeps something from call to call: a buffer that it updates, a list that it "
@@ -208,7 +206,6 @@ class Repeatability(Probe):
             "purpose",
             f"after a call on another batch it returns something else:{_BY}",
             may_be_meant=True,
-            run="a second call",
         ),
         "state": Kind(
             "forward writes to it in evaluation mode: update it only if self.training, unless it "

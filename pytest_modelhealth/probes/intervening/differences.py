@@ -32,7 +32,8 @@ def apart(before: Tensor, after: Tensor, same: Tensor | None = None) -> Apart | 
 
     The mask of where they should be equal broadcasts to their shape; ``None`` is everywhere.
     """
-    if before.shape != after.shape or not before.numel():
+    is_plain = before.layout is after.layout is torch.strided and not before.is_quantized
+    if before.is_nested or not is_plain or before.shape != after.shape or not before.numel():
         return None
     with torch.no_grad():
         a, b = _real(before), _real(after)
@@ -71,6 +72,13 @@ def largest(before: Sequence[Tensor], after: Sequence[Tensor]) -> Apart | None:
     """Return how far the two are apart that differ most, of tensors in the same places."""
     differences = [apart(a, b) for a, b in zip(before, after, strict=False)]
     return max((one for one in differences if one is not None), default=None)
+
+
+def are_apart(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
+    """Whether two runs return other tensors, or other numbers in them; a NaN is as another."""
+    difference = largest(before, after)
+    has_moved = difference is not None and difference.effect > 0.0
+    return has_moved or [t.shape for t in before] != [t.shape for t in after]
 
 
 def _rms(values: Tensor) -> float:

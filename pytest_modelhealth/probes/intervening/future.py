@@ -185,7 +185,7 @@ def _predicted(runs: Runs) -> Sequence | None:
                 is_other = is_label or tensor is not target
                 if is_other and _holds(target, tensor, axis, 1):
                     return Sequence((number,), axis, length, "the target is it, one step later")
-                if _holds(target, tensor, axis, 0) and _is_shifted_inside(runs, target, axis):
+                if _holds(target, tensor, axis, 0) and _is_shifted_inside(runs, length, axis):
                     why = "the target is it, and the loss looks one step ahead"
                     return Sequence((number,), axis, length, why)
     return None
@@ -201,35 +201,22 @@ def _holds(target: Tensor, tensor: Tensor, axis: int, later: int) -> bool:
     if steps < _SHORTEST - 1 or not 0 <= tensor.shape[axis] - target.shape[axis] <= later:
         return False
     ahead, here = target.narrow(axis, 0, steps), tensor.narrow(axis, later, steps)
-    counted = _counted(ahead)
+    counted = torch.ones_like(ahead, dtype=torch.bool)
+    if not (ahead.is_floating_point() or ahead.is_complex()):
+        counted = ahead >= 0  # others are masked
     if ahead.shape != here.shape or ahead.is_complex() or not bool(counted.any()):
         return False
     return float((ahead == here)[counted].float().mean()) >= _AGREED
 
 
-def _counted(target: Tensor) -> Tensor:
-    """Return the places of a target that are not masked: classes that are not negative."""
-    whole = torch.ones_like(target, dtype=torch.bool)
-    return whole if target.is_floating_point() or target.is_complex() else target >= 0
-
-
-def _is_shifted_inside(runs: Runs, target: Tensor, axis: int) -> bool:
-    """Whether the loss is flat at the last step of an output, and at no other that counts."""
-    length = target.shape[axis]
-    asked = _any_beside(_counted(target.narrow(axis, 1, length - 1)), axis)
-    for gradient in runs.base.read:
-        if gradient is None or gradient.ndim <= axis or gradient.shape[axis] != length:
-            continue
-        reads = _any_beside(gradient != 0, axis)
-        if not bool(reads[-1]) and bool(reads[:-1][asked.to(reads.device)].all()):
-            return True
-    return False
-
-
-def _any_beside(places: Tensor, axis: int) -> Tensor:
-    """Return whether any place holds, along one dimension."""
-    rest = [d for d in range(places.ndim) if d != axis]
-    return places.amax(dim=rest) if rest else places
+def _is_shifted_inside(runs: Runs, length: int, axis: int) -> bool:
+    """Whether the loss is flat at the last step of an output, and not at the one before."""
+    gradients = [g for g in runs.base.read if g is not None and g.ndim > axis]
+    return any(
+        not g.select(axis, -1).any() and bool(g.select(axis, -2).any())
+        for g in gradients
+        if g.shape[axis] == length
+    )
 
 
 def _is_mask(tensor: Tensor) -> bool:

@@ -35,22 +35,15 @@ class Place(NamedTuple):
         return self.observation.layers[self.parting.layer]
 
 
-def parting(
-    runs: Runs,
-    change: Change,
-    effect: Apart,
-    kind: Callable[[Place | None], str] = lambda place: (
-        "choice" if place is not None and place.chosen else "values"
-    ),
-) -> Parting:
-    """Return what a change does to an output, and where in two more, watched runs that begins.
+def by_choice(place: Place | None) -> str:
+    """Return whether values are chosen where runs part, which some designs do, as a kind."""
+    return "choice" if place is not None and place.chosen else "values"
 
-    Args:
-        runs: runs the model.
-        change: what was changed.
-        effect: how far outputs are apart.
-        kind: which of the things that the probe looks at, by the place, if there is one.
-    """
+
+def parting(
+    runs: Runs, change: Change, effect: Apart, kind: Callable[[Place | None], str] = by_choice
+) -> Parting:
+    """Return what a change does to an output, and where in two more, watched runs that begins."""
     if not runs.is_steady:
         raise UntellableError(
             "the same model, batch and random numbers give another output each time: the forward "

@@ -98,7 +98,9 @@ def _of_loss(runs: Runs, padding: Padding, after: Ran) -> list[Parting]:
     effect = abs(after.loss - base.loss) / abs(base.loss)
     reads = [g for g in base.read if g is not None and g.shape[:2] == real.shape]
     padded = ~(real | F.pad(real[:, 1:], (0, 1)))
-    counts = [bool((g != 0).flatten(2).any(-1)[padded.to(g.device)].any()) for g in reads]
+    counts = [
+        bool((g != 0).reshape(*real.shape, -1).any(-1)[padded.to(g.device)].any()) for g in reads
+    ]
     if effect <= _LEAST or (counts and not any(counts)):
         return []
     return [Parting("loss", effect, role="loss", before=base.loss, after=after.loss)]

@@ -15,7 +15,7 @@ from pytest_modelhealth.capture.step.isolation import random_state, restore_rand
 from pytest_modelhealth.layers import named_modules
 from pytest_modelhealth.probes.conventions import Effects, UntellableError
 from pytest_modelhealth.probes.intervening.changes import Change
-from pytest_modelhealth.probes.intervening.differences import largest
+from pytest_modelhealth.probes.intervening.differences import are_apart, largest
 from pytest_modelhealth.probes.intervening.locating import Place, parting
 from pytest_modelhealth.probes.intervening.running import SEED, Ran, Runs
 from pytest_modelhealth.probes.intervening.samples import Samples, names_of, selected
@@ -27,7 +27,7 @@ _DROPOUTS = frozenset(
     {"dropout", "bernoulli", "alpha_dropout", "feature_dropout", "native_dropout"}
 )
 _TORCH_S_OWN = frozenset(vars(torch.nn.Module()))
-_AGAIN = "the seed, and the call before"
+_AGAIN = "another seed, or a call before"
 
 State = dict[tuple[str, str, str], Tensor]
 """What a model keeps, by layer, kind and own name."""
@@ -47,9 +47,9 @@ def what_calls_change(runs: Runs) -> Effects:
         another = selected(runs, samples, torch.arange(samples.number).roll(1))
     calls = (another, None), (runs.batch(), None), (runs.batch(), SEED)
     (_, again, other), left = _called_in_a_row(runs, *calls)
-    if _differ(base, again):
+    if are_apart(base.outputs, again.outputs):
         other = runs.forward(runs.batch(), seed=SEED)
-    if left and _differ(base, other):  # which may be by the random numbers alone
+    if left and are_apart(base.outputs, other.outputs):  # which may be by the random numbers alone
         _, left = _called_in_a_row(runs, (runs.batch(), None), (runs.batch(), None))
     if error := again.error or other.error:
         raise UntellableError(f"called again, the model raises {error}", _AGAIN)
@@ -101,11 +101,6 @@ def _called_in_a_row(
             restore_random_state(usual)
             ran.append(runs.take(batch, seed=seed))
         return ran, _changes(before, _state(runs))
-
-
-def _differ(one: Ran, other: Ran) -> bool:
-    pairs = zip(one.outputs, other.outputs, strict=False)
-    return any(a.shape != b.shape or not torch.equal(a, b) for a, b in pairs)
 
 
 def _state(runs: Runs) -> State:

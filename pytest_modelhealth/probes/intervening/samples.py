@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.changes import Change, Effect, along, effects, readings
+from pytest_modelhealth.probes.intervening.differences import are_apart
 from pytest_modelhealth.probes.intervening.locating import Place, parting
 from pytest_modelhealth.probes.intervening.running import Runs, changeable
 from pytest_modelhealth.report import Parting
@@ -296,7 +297,7 @@ def what_inputs_do(runs: Runs) -> Effects:
         others = [
             tensor.index_select(axis, i.to(tensor.device)) for i in indices if axis is not None
         ]
-        others = [other.detach() for other in others if not _are_equal([tensor], [other])]
+        others = [other.detach() for other in others if not torch.equal(tensor, other)]
         if not others:
             continue
         ran = runs.forward(runs.changed(lambda n, _: others[0] if n == number else None))  # noqa: B023
@@ -305,27 +306,13 @@ def what_inputs_do(runs: Runs) -> Effects:
             notes.append(
                 f"with input {names[number]!r} of other samples the model raises {ran.error}"
             )
-        elif _are_equal(base.outputs, ran.outputs):
+        elif not are_apart(base.outputs, ran.outputs):
             notes.append(f"input {names[number]!r} {NO_EFFECT}")
     if not is_judged:
         raise NotApplicableError(
             f"no input could be replaced: {'; '.join(notes)}", notes=tuple(notes)
         )
     return Effects("each input by itself, by that of other samples", notes=tuple(notes))
-
-
-def _are_equal(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
-    """Whether tensors are the same bit for bit, NaN among them; sparse ones are not looked into."""
-
-    def is_equal(a: Tensor, b: Tensor) -> bool:
-        if a.shape != b.shape or a.dtype != b.dtype:
-            return False
-        if a.layout is not torch.strided or a.is_quantized or a.is_nested:
-            return False
-        pair = (t.detach().resolve_conj().contiguous().reshape(-1) for t in (a, b))
-        return torch.equal(*(t.view(torch.uint8) for t in pair))
-
-    return len(before) == len(after) and all(map(is_equal, before, after))
 
 
 def names_of(runs: Runs) -> list[str]:
