@@ -16,6 +16,7 @@ from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.changes import Change, along, effects, readings
 from pytest_modelhealth.probes.intervening.locating import parting
+from pytest_modelhealth.probes.intervening.padding import is_mask, real_side
 from pytest_modelhealth.probes.intervening.running import SEED, Runs
 from pytest_modelhealth.probes.intervening.samples import samples_in
 
@@ -127,11 +128,12 @@ def _before(sequence: Sequence, real: Tensor | None, tensor: Tensor) -> Iterator
 
 
 def _mask_of(runs: Runs, sequence: Sequence) -> Tensor | None:
-    """Return the mask of a sequence, ``(samples, steps)``, where the batch has one."""
+    """Return which places of a sequence, ``(samples, steps)``, are real by a mask of the batch."""
     first = runs.tensors[sequence.tensors[0]]
     for tensor in runs.tensors if first.ndim > 1 and sequence.axis else ():
-        if tensor is not first and tensor.shape == first.shape[:2] and _is_mask(tensor):
-            return tensor.bool()[:, : sequence.length]
+        if tensor is not first and tensor.shape == first.shape[:2] and is_mask(tensor):
+            real = real_side(runs, tensor)
+            return None if real is None else real[:, : sequence.length]
     return None
 
 
@@ -144,7 +146,8 @@ def _promised(runs: Runs) -> Sequence:
     axis, own = runs.conventions.time_dim, 0
     with suppress(UntellableError):
         own = next((a for a in samples_in(runs).axes if a is not None), 0)
-    numbers = [n for n, t in enumerate(runs.tensors) if t.ndim > 1 and not _is_mask(t)]
+    several = [(n, t) for n, t in enumerate(runs.tensors) if t.ndim > 1]
+    numbers = [n for n, t in several if not bool(((t == 0) | (t == 1)).all())]
     if not numbers:
         raise UntellableError("causal=True, but the batch holds no sequence of two steps")
     shape = runs.tensors[numbers[0]].shape
@@ -217,7 +220,3 @@ def _is_shifted_inside(runs: Runs, length: int, axis: int) -> bool:
         for g in gradients
         if g.shape[axis] == length
     )
-
-
-def _is_mask(tensor: Tensor) -> bool:
-    return tensor.dtype is torch.bool or bool(((tensor == 0) | (tensor == 1)).all())

@@ -115,8 +115,8 @@ def _padding_in(runs: Runs) -> Padding:
     asked = runs.conventions.padding
     why, shows, real = "padding=", -1, None if asked is None else ~asked
     for number, tensor in enumerate(runs.tensors if asked is None else ()):
-        if _is_mask(tensor):
-            real = _real_side(runs, tensor)
+        if is_mask(tensor):
+            real = real_side(runs, tensor)
         elif _LENGTHS in names[number].lower():
             real = _up_to(runs, tensor)
         if real is not None:
@@ -137,7 +137,7 @@ def _padding_in(runs: Runs) -> Padding:
         for number, tensor in enumerate(runs.tensors)
         if number != shows
         and tensor.shape[:2] == real.shape
-        and not (tensor.ndim == 2 and _is_mask(tensor))
+        and not (tensor.ndim == 2 and is_mask(tensor))
         and not any(word in names[number].lower() for word in _KEPT)
     }
     if not values:
@@ -149,7 +149,7 @@ def _padding_in(runs: Runs) -> Padding:
     return Padding(real, tuple(values), why, is_sure or 1 in values.values())
 
 
-def _is_mask(tensor: Tensor) -> bool:
+def is_mask(tensor: Tensor) -> bool:
     """Whether a tensor says of ``(samples, steps)`` yes or no, with one change a row at most."""
     if tensor.ndim != 2 or tensor.is_complex() or min(tensor.shape) < 2:
         return False
@@ -159,7 +159,7 @@ def _is_mask(tensor: Tensor) -> bool:
     return bool((changes <= 1).all() and (changes == 1).any())
 
 
-def _real_side(runs: Runs, mask: Tensor) -> Tensor | None:
+def real_side(runs: Runs, mask: Tensor) -> Tensor | None:
     """Return which places of a mask are real: the side on which all rows agree.
 
     Where they agree on both, padding is the side on which all values are one and the same.

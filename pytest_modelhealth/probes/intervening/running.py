@@ -157,20 +157,10 @@ class Runs:
         difference = largest(self.base.outputs, again.outputs)
         return not again.error and (difference is None or difference.effect <= _STEADY)
 
-    def forward(
-        self,
-        batch: Inputs,
-        *,
-        seed: int | None = None,
-        with_loss: bool = False,
-        evaluation: bool = True,
-    ) -> Ran:
-        """Run the model once, in evaluation mode if not said otherwise, and put everything back.
-
-        With its loss, where in the outputs that looks is taken down, too.
-        """
+    def forward(self, batch: Inputs, **options: Any) -> Ran:
+        """Run the model once, as `take` does, and put everything back."""
         with self.kept((batch.args, batch.kwargs)):
-            return self.take(batch, seed=seed, with_loss=with_loss, evaluation=evaluation)
+            return self.take(batch, **options)
 
     def take(
         self,
@@ -180,7 +170,7 @@ class Runs:
         with_loss: bool = False,
         evaluation: bool = True,
     ) -> Ran:
-        """Do what `forward` does inside of `kept`, and put nothing back."""
+        """Run the model inside of `kept`; with its loss, see where in the outputs that looks."""
         ran, arguments = Ran(), changeable(batch)
         versions = [version(tensor) for tensor in arguments]
         try:
@@ -200,11 +190,7 @@ class Runs:
         return ran
 
     def loss_of(self, output: Any, target: Any) -> Tensor | None:
-        """Return the loss that was inspected, of an output; ``None`` where there is no number.
-
-        Raises:
-            Exception: whatever the user's loss raises.
-        """
+        """Return the loss that was inspected, of an output; ``None`` where there is no number."""
         function: Any = self.request.loss
         if isinstance(function, Mapping):
             function = TaskLosses(function)
