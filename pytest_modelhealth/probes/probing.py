@@ -8,11 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.probes.conventions import (
-    Conventions,
-    NotApplicableError,
-    UntellableError,
-)
+from pytest_modelhealth.probes.conventions import Conventions, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.probe import Probe
 from pytest_modelhealth.progress import track
 
@@ -24,14 +20,7 @@ if TYPE_CHECKING:
 
 
 class Probing:
-    """The probes of one inspection: begun before it runs, since a run may write to its batch.
-
-    Args:
-        engine: runs the model.
-        request: what is inspected.
-        settings: which probes are to run.
-        conventions: what cannot be inferred from the batch.
-    """
+    """The probes of one inspection: begun before it runs, since a run may write to its batch."""
 
     def __init__(
         self, engine: Engine, request: Request, settings: Settings, conventions: Conventions

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,12 +31,21 @@ def what_training_parts(runs: Runs) -> Effects:
     with runs.kept([(batch.args, batch.kwargs) for batch in batches]):
         try:
             wanted = [p for p in runs.model.parameters() if p.requires_grad]
-            optimizer = torch.optim.Adam(wanted, lr=_RATE)
+            optimizer, learns = torch.optim.Adam(wanted, lr=_RATE), set(map(id, wanted))
             for batch in batches:
                 output = runs.output(batch)
                 deviations.append(_deviation(find_tensors(output), samples))
-                if len(deviations) <= STEPS:
-                    _step(runs, output, optimizer, wanted)
+                if len(deviations) > STEPS:
+                    break
+                loss = runs.loss_of(output, runs.request.target)
+                if loss is None or not loss.requires_grad:
+                    raise ValueError("the loss has no gradient")
+                optimizer.zero_grad()
+                leaves = graph_leaves([loss.grad_fn])
+                with gradients_set_aside([leaf for leaf in leaves if id(leaf) not in learns]):
+                    loss.backward()  # through parameters of the loss itself, too
+                runs.count["backwards"] += 1
+                optimizer.step()
         except Exception as error:  # the user's, of weights that we changed
             raise UntellableError(
                 f"{STEPS} training steps cannot be tried: {said(error)}"
@@ -47,19 +55,6 @@ def what_training_parts(runs: Runs) -> Effects:
         note = f"{changed} part the samples, from {before:.2g} to {after:.2g}"
         return Effects(changed, notes=(note,))
     return Effects(changed, [Parting("alike", before, before=before, after=after)])
-
-
-def _step(runs: Runs, output: Any, optimizer: torch.optim.Optimizer, wanted: Any) -> None:
-    loss = runs.loss_of(output, runs.request.target)
-    if loss is None or not loss.requires_grad:
-        raise ValueError("the loss has no gradient")
-    optimizer.zero_grad()
-    learns = set(map(id, wanted))
-    others = [leaf for leaf in graph_leaves([loss.grad_fn]) if id(leaf) not in learns]
-    with gradients_set_aside(others):  # those of the loss itself among them
-        loss.backward()
-    runs.count["backwards"] += 1
-    optimizer.step()
 
 
 def _deviation(outputs: list[Tensor], samples: int) -> float:
