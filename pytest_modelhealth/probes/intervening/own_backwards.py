@@ -9,7 +9,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +25,7 @@ from pytest_modelhealth.capture.step.isolation import exited_whole
 from pytest_modelhealth.checks.facts import at
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.running import SEED, Runs, said
-from pytest_modelhealth.report import Observation, Parting
+from pytest_modelhealth.report import Parting
 from pytest_modelhealth.report.flow import near
 
 _CHANGED = "each custom autograd.Function by itself, along random directions in float64"
@@ -52,8 +51,8 @@ class Call(NamedTuple):
     function: type[Function]
     args: tuple[Any, ...]  # tensors copied
     wanted: tuple[int, ...]  # the places of those that require a gradient
-    number: int  # of calls of this class before
-    line: str  # of the user's code, ``path:line``; ``""`` if unknown
+    layer: str  # whose own code calls it; ``""`` is the model
+    line: str  # of that code, ``path:line``; ``""`` if unknown
 
 
 def what_backwards_give(runs: Runs) -> Effects:
@@ -85,24 +84,11 @@ def what_backwards_give(runs: Runs) -> Effects:
             doubts.append(f"the backward of {name!r} is not held against slopes: {doubt}")
             notes[doubts[-1]] = None
         else:  # the first of each function that is wrong: one backward, one story
-            layer = _caller(call, runs.observation)
-            placed = [replace(one, layer=layer) for one in wrong]
-            partings[call.function] = partings.get(call.function) or placed
+            partings[call.function] = partings.get(call.function) or wrong
     if not partings:
         end = UntellableError if doubts else NotApplicableError
         raise end("; ".join(doubts or notes), _CHANGED, tuple(notes))
     return Effects(_CHANGED, [p for own in partings.values() for p in own], tuple(notes))
-
-
-def _caller(call: Call, observation: Observation) -> str:
-    """Return the layer whose own code calls a function; the model where that is not known."""
-    if observation.flow is None:
-        return ""
-    graph, name = observation.flow.graph, snake_case(call.function.__name__)
-    own = [graph.vertices[n] for n in graph.own_functions]
-    callers = [vertex.call for vertex in own if vertex.function == name] or [-1]
-    number = callers[call.number if call.number < len(callers) else 0]
-    return graph.calls[number].layer if number >= 0 else ""
 
 
 # ---- what it is called with ----------------------------------------------------------------------
@@ -120,13 +106,20 @@ def _recorded_calls(runs: Runs) -> tuple[list[Call], str]:
     calls: dict[tuple[Any, ...], Call] = {}
     counts: Counter[type[Function]] = Counter()
 
+    flow = runs.observation.flow
+    own = [flow.graph.vertices[n] for n in flow.graph.own_functions] if flow is not None else []
+    layers = flow.graph.calls if flow is not None else ()
+
     def take(function: type[Function], args: tuple[Any, ...], line: str) -> None:
         live = [n for n, arg in enumerate(args) if isinstance(arg, Tensor) and arg.requires_grad]
         is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
         wanted = tuple(n for n in live if not is_wrapped(args[n]))
         kind = (function, *map(_kind, args))
         if wanted and kind not in calls and sum(k[0] is function for k in calls) < _MOST_KINDS:
-            calls[kind] = Call(function, tuple(map(_copied, args)), wanted, counts[function], line)
+            same = [v.call for v in own if v.function == snake_case(function.__name__)] or [-1]
+            caller = same[counts[function] if counts[function] < len(same) else 0]
+            layer = layers[caller].layer if caller >= 0 else ""
+            calls[kind] = Call(function, tuple(map(_copied, args)), wanted, layer, line)
         counts[function] += bool(wanted)
 
     def stand_in(function: type[Function]) -> Any:
@@ -135,7 +128,7 @@ def _recorded_calls(runs: Runs) -> tuple[list[Call], str]:
         @functools.wraps(forward)
         def recorded(*args: Any, **kwargs: Any) -> Any:
             with suppress(Exception), torch.no_grad(), torch._C.DisableTorchFunction():
-                line = line_of(place_of(sys._getframe(1), None))
+                line = near(line_of(place_of(sys._getframe(1), None)))
                 take(function, args[_contexts(function) :], line)
             return forward(*args, **kwargs)
 
@@ -296,7 +289,7 @@ def _judged(point: _Point, place: int) -> Parting | None:
     kind = next(fits, "approximation")
     if kind == "approximation" and ((wide - slope).abs() > 4 * _NOTICED * scale).any():
         return None  # it jumps
-    function, line = point.call.function, near(point.call.line)
+    function, line = point.call.function, point.call.line
     names = [*inspect.signature(function.forward).parameters][_contexts(function) :]
     names += map(str, range(len(names), place + 1))  # of *args
     by = f"{1 / ratio:.2f} times the slope" if ratio else "where there is none"
@@ -305,7 +298,7 @@ def _judged(point: _Point, place: int) -> Parting | None:
         f"a gradient of {float(given[n]):.4g} along a random direction, where the slope of its "
         f"forward is {float(slope[n]):.4g}: {by}"
     )
-    return Parting(kind, float(errors[n]), role="gradients", line=line, detail=detail)
+    return Parting(kind, float(errors[n]), point.call.layer, "gradients", line=line, detail=detail)
 
 
 def _candidates(point: _Point, place: int, ratio: float) -> Iterator[tuple[str, Tensor]]:
