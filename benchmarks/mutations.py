@@ -304,8 +304,8 @@ MUTATIONS = [
     ),
     Mutation(
         "only the even samples are overwritten",
-        "for parity in (0, 1)]",
-        "for parity in (0, 0)]",
+        "(rows | 1).clamp(max=samples.number - 1)",
+        "rows - rows % 2",
         "tests/probes/test_verdicts.py",
     ),
     Mutation(
@@ -322,8 +322,8 @@ MUTATIONS = [
     ),
     Mutation(
         "another seed is the usual one",
-        "            torch.manual_seed(seed)\n        given = changeable",
-        "            pass\n        given = changeable",
+        "                torch.manual_seed(seed)\n            output",
+        "                pass\n            output",
         "tests/probes/test_verdicts.py",
     ),
     Mutation(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import (
     HEALTHY_SPREAD,
     flow_of,
@@ -16,7 +15,7 @@ from pytest_modelhealth.checks.facts import (
 )
 from pytest_modelhealth.checks.gradient_scale import contracting_chains
 from pytest_modelhealth.checks.paths import factors, nearest
-from pytest_modelhealth.probes.probe import Evidence, Probe
+from pytest_modelhealth.probes.probe import Probe
 from pytest_modelhealth.settings import Limit, Settings, Share
 
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
 STEPS = 3
 """Steps of training that are tried."""
+_FAR = 10.0
 
 
 class AlikeSamples(Probe):
@@ -37,7 +37,7 @@ class AlikeSamples(Probe):
     name = "alike_samples"
     summary = "The samples of an output differ by more than a trace of what its numbers differ by."
     rank = 28
-    experiment = "moving_parameters:what_training_parts"
+    experiment = "alike:what_training_parts"
     reads_scale = True
     automatic = True
     settings = (
@@ -52,89 +52,32 @@ class AlikeSamples(Probe):
     )
 
     def is_called_for(self, observation: Observation, settings: Settings) -> bool:
-        """Whether samples are alike in a model that is not trained."""
+        """Whether samples are alike in a model that is not trained: then they may be on purpose."""
         return alike_outputs(observation, settings) is not None and not seems_trained(observation)
 
-    def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
-        """Yield where samples become alike, or why it is not known whether training parts them."""
-        from pytest_modelhealth.report import Outcome
-
-        found = alike_outputs(observation, settings)
-        record = observation.probes.get(self.name)
-        if found is None:
-            return
-        flow = flow_of(observation)
-        heads = (chain.layers[0].name for chain in contracting_chains(observation))
-        if any(found.culprit.name in {"", head, *flow.reach(head)} for head in heads):
-            return  # sigmoids in a row, of which `grad_norm` tells
-        text = f"its samples deviate by {found.deviation:.2g} of what all its numbers deviate by"
-        if seems_trained(observation):
-            reason = "trained models may have come to that on purpose, or by a collapse in training"
-            yield self.inconclusive(found.culprit, f"{text}: {reason}")
-        elif record is None or record.outcome is not Outcome.JUDGED:
-            why = "probes are switched off" if record is None else record.reason
-            reason = "a signal that vanished, or branches that start near zero and grow"
-            yield self.inconclusive(found.culprit, f"{text}: {reason}; {why}")
-        else:
-            for parting in record.partings:
-                yield from self.judge(parting, Evidence(record, observation, settings))
-
-    def judge(self, parting: Parting, seen: Evidence) -> Iterator[Violation]:
+    def judge(
+        self, parting: Parting, observation: Observation, settings: Settings
+    ) -> Iterator[Violation]:
         """Yield that training does not part them, at the layer where they become alike."""
-        found = alike_outputs(seen.observation, seen.settings)
-        if found is None or parting.after is None or parting.after >= found.limit.value:
+        alike = alike_outputs(observation, settings)
+        if alike is None or parting.after is None or parting.after >= alike.limit.value:
             return
-        is_offset = _is_offset_at_the_end(seen.observation)
         yield self.violation(
-            found.culprit,
-            f"its samples deviate by {found.deviation:.2g} of what all its numbers deviate by, and "
+            alike.culprit,
+            f"its samples deviate by {alike.deviation:.2g} of what all its numbers deviate by, and "
             f"by {parting.after:.2g} after {STEPS} training steps",
-            value=found.deviation,
-            limit=found.limit,
-            cause=found.cause if not is_offset else f"{found.cause}; {_OFFSET}",
-            severity="warn" if is_offset else "fail",
+            value=alike.deviation,
+            limit=alike.limit,
+            cause=alike.cause,
         )
 
 
-_OFFSET = "here it is learnt, and may stand for targets that lie far apart (quantiles of prices)"
-_FAR = 10.0
-
-
-def _is_offset_at_the_end(observation: Observation) -> bool:
-    """Whether an offset that is learnt, added to what tells samples apart, makes them alike.
-
-    It is the bias of the last layer, or a parameter that is added to what that returns.
-    """
-    flow, layers = flow_of(observation), observation.layers
-    ends = flow.producers("output") if flow.graph.outputs else ()
-    offsets = [s for name, s in layers[""].parameters.items() if name in ends]
-    for maker in (layers[name] for name in ends if name in layers):
-        out, given, bias = maker.activations, maker.inputs, maker.parameters.get("bias")
-        before = (layers[n].activations for n in flow.producers(maker.name) if n in layers)
-        if out is None or given is None:
-            continue
-        told = (a for a in before if a is not None and given.rms >= 0.1 * a.rms)
-        is_larger = bias is not None and bias.std >= 0.5 * out.std > 0.0
-        is_larger = is_larger or any(offset.rms > _FAR * out.rms for offset in offsets)
-        if is_larger and any(spread_of(a) >= HEALTHY_SPREAD for a in told):
-            return True
-    return False
-
-
 class AlikeOutputs(NamedTuple):
-    """An output whose samples deviate too little.
+    """An output whose samples deviate too little."""
 
-    Args:
-        deviation: by how much they do, as in `Observation.sample_deviation`.
-        limit: what it is under.
-        culprit: the first layer past which no units spread over the samples; the model where that
-            does not show, as where positions spread them.
-        cause: the likely cause.
-    """
-
-    deviation: float
+    deviation: float  # as in `Observation.sample_deviation`
     limit: Limit
-    culprit: LayerRecord
+    culprit: LayerRecord  # the model, where positions spread units and hide the place
     cause: str
 
 
@@ -145,50 +88,59 @@ def alike_outputs(observation: Observation, settings: Settings) -> AlikeOutputs 
     offsets that the targets have as well: years in a column beside months.
     """
     deviation, limit = observation.sample_deviation, settings["min_sample_deviation"]
-    if deviation is None or deviation >= limit.value:
-        return None
     root = observation.layers.get("")
-    if root is None or root.equal_samples or root.equal_input_samples is not False:
+    if deviation is None or deviation >= limit.value or root is None:
         return None
     needed = settings["min_collapse_samples"].value * observation.batches
-    if observation.samples < needed or _is_asked_for(root, observation):
+    if root.equal_samples or root.equal_input_samples is not False or observation.samples < needed:
         return None
-    culprit, before = _where(observation)
+    out = root.activations
+    for call in observation.loss_calls:
+        asked = call.target
+        if asked is not None and out is not None and not call.classes and asked.shape == out.shape:
+            is_there = abs(out.mean - asked.mean) <= 0.5 * asked.std
+            if is_there and 0.5 * asked.std <= out.std <= 2.0 * asked.std:
+                return None
     cause = "what all samples share is far larger than what they differ by: "
-    if before is None:
+    culprit, before = _where(observation)
+    flow, place = flow_of(observation), culprit or root
+    heads = [chain.layers[0].name for chain in contracting_chains(observation)]
+    if any(place.name in {"", head, *flow.reach(head)} for head in heads):
+        return None  # sigmoids in a row, of which `grad_norm` tells
+    if _is_offset_at_the_end(observation):
+        return None  # learnt, it may stand for targets that lie far apart: quantiles of prices
+    if culprit is None or before is None:
         cause += "an input drowned by another or by a constant, or a signal that fades on its way"
     else:
         cause += (
             f"the signal of {before.label!r} is lost on the way through here"
-            f"{factors(observation, [before.name], culprit.name) if culprit else ''}, in a bias, "
-            "an offset or a mean that is larger by far, or in weights that are too small"
+            f"{factors(observation, [before.name], culprit.name)}, in a bias, an offset or a mean "
+            "that is larger by far, or in weights that are too small"
         )
-    return AlikeOutputs(deviation, limit, culprit or root, cause)
-
-
-def _is_asked_for(root: LayerRecord, observation: Observation) -> bool:
-    """Whether targets lie as the outputs do: their columns are far apart, too."""
-    out = root.activations
-    for call in observation.loss_calls:
-        asked = call.target
-        if asked is None or out is None or call.classes or asked.shape != out.shape:
-            continue
-        is_there = abs(out.mean - asked.mean) <= 0.5 * asked.std
-        if is_there and 0.5 * asked.std <= out.std <= 2.0 * asked.std:
-            return True
-    return False
+    return AlikeOutputs(deviation, limit, place, cause)
 
 
 def _where(observation: Observation) -> tuple[LayerRecord | None, LayerRecord | None]:
     """Return the first layer that feeds none with a healthy spread, and the last that has it."""
-    flow = flow_of(observation)
-    feeding = flow.feeding("output") if flow.graph.outputs else observation.layers.keys()
+    flow, layers = flow_of(observation), observation.layers
+    feeding = flow.feeding("output") if flow.graph.outputs else layers.keys()
     seen = [r for r in leaves(observation) if r.name in feeding and units_of(r.activations)]
     spreads = {record.name: spread_of(record.activations) for record in seen}
     healthy = {name: spread for name, spread in spreads.items() if spread >= HEALTHY_SPREAD}
     after = nearest(observation, healthy, back=True)
-    for name in spreads:
-        if name not in healthy and name not in after:
-            before = nearest(observation, healthy).get(name)
-            return observation.layers[name], observation.layers[before[1]] if before else None
-    return None, None
+    first = next((name for name in spreads if name not in healthy and name not in after), None)
+    if first is None:
+        return None, None
+    before = nearest(observation, healthy).get(first)
+    return layers[first], layers[before[1]] if before else None
+
+
+def _is_offset_at_the_end(observation: Observation) -> bool:
+    """Whether a parameter is added to the output that is far larger than the rest of it."""
+    flow, layers = flow_of(observation), observation.layers
+    ends = flow.producers("output") if flow.graph.outputs else ()
+    outputs = [layers[name].activations for name in ends if name in layers]
+    offsets = [offset for name, offset in layers[""].parameters.items() if name in ends]
+    return any(
+        out is not None and offset.rms > _FAR * out.rms for offset in offsets for out in outputs
+    )

@@ -24,14 +24,12 @@ class Conventions(NamedTuple):
         causal: whether no output may depend on later inputs; ``None`` reads that off the target.
         padding: a boolean tensor ``(N, T)``, true where there is padding, as for the
             ``key_padding_mask`` of torch; ``None`` reads it off masks and lengths in the batch.
-        trained: full names of the parameters that an optimizer holds; ``None`` where none is known.
     """
 
     batch_dim: int | None = None
     time_dim: int | None = None
     causal: bool | None = None
     padding: Tensor | None = None
-    trained: frozenset[str] | None = None
 
     @classmethod
     def of(cls, batch_dim: Any, time_dim: Any, causal: bool | None, padding: Any) -> Conventions:
@@ -65,7 +63,7 @@ class Conventions(NamedTuple):
         Raises:
             InspectionError: no probe is asked for.
         """
-        said = [name for name in self._fields[:4] if getattr(self, name) is not None]
+        said = [name for name in self._fields if getattr(self, name) is not None]
         asked = (settings.probes(check.name) for check in settings.checks if check.is_probe)
         if said and not any(asked):
             raise InspectionError(
@@ -81,27 +79,18 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-class Found(NamedTuple):
-    """What a probe found.
+class Effects(NamedTuple):
+    """What the change of a probe brought about: where runs part that should not."""
 
-    Args:
-        changed: what was changed, for people.
-        partings: where runs part that should not, in execution order.
-        notes: what else a reader should know.
-    """
-
-    changed: str
-    partings: Sequence[Parting] = ()
+    changed: str  # for people
+    partings: Sequence[Parting] = ()  # in execution order
     notes: tuple[str, ...] = ()
 
 
 class UntellableError(Exception):
-    """Nothing can be told.
+    """Nothing can be told: why, and what is needed; what was changed where a run followed.
 
-    Args:
-        reason: why, and what is needed.
-        changed: what was changed, where a run followed; ``""`` where none did.
-        notes: what else a reader should know.
+    An experiment of `intervening` ends with `Effects`, or raises this one.
     """
 
     def __init__(self, reason: str, changed: str = "", notes: tuple[str, ...] = ()) -> None:

@@ -1,7 +1,4 @@
-"""`Probe`: a check that changes something and runs again, and how one ends.
-
-What probes say of two runs that part stands here, too, and which probes there are.
-"""
+"""`Probe`: a check that changes something and runs again, and how one ends."""
 
 from __future__ import annotations
 
@@ -14,37 +11,22 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from pytest_modelhealth.checks import Check, Finding, checks_in
 from pytest_modelhealth.checks.facts import at, place
-from pytest_modelhealth.probes.conventions import Found
+from pytest_modelhealth.probes.conventions import Effects
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.report import LayerRecord, Observation, Parting, ProbeRecord
+    from pytest_modelhealth.report import Observation, Parting
     from pytest_modelhealth.settings import Settings
 
-
-class Evidence(NamedTuple):
-    """What is judged beside what a probe found: its record, what the inspection saw, the limits."""
-
-    record: ProbeRecord
-    observation: Observation
-    settings: Settings
+_FEW = 3
 
 
 class Kind(NamedTuple):
-    """What is to be said of one kind of finding.
-
-    Args:
-        cause: its likely cause.
-        said: its message, where it is not that of the probe.
-        may_be_meant: whether some models do so on purpose, so that it only warns.
-        is_limited: whether it is held against the first of the probe's settings.
-        run: what the other run was, where the record does not say it.
-    """
+    """What is to be said of one kind of finding."""
 
     cause: str = ""
-    said: str = ""
-    may_be_meant: bool = False
-    is_limited: bool = True
-    run: str = ""
+    said: str = ""  # where it is not that of the probe
+    may_be_meant: bool = False  # whether some models do so on purpose, so that it only warns
+    is_limited: bool = True  # whether it is held against the first of the probe's settings
 
 
 class Probe(Check):
@@ -67,8 +49,9 @@ class Probe(Check):
     kinds: ClassVar[Mapping[str, Kind]] = {}
     """What else is to be said of a kind of finding."""
 
-    causes: ClassVar[Causes] = ()
-    """Its cause, by what a layer is or does; `otherwise` where none of them fits."""
+    causes: ClassVar[Mapping[str, str]] = {}
+    """Its cause, by names of operations and parts of classes' names, in lower case, of which one is
+    what a layer is or does; `otherwise` where none of them fits."""
 
     otherwise: ClassVar[str] = ""
 
@@ -81,7 +64,7 @@ class Probe(Check):
     def experiment(self) -> str:
         """What changes something and runs again, ``module:function`` of `intervening`."""
 
-    def probe(self, runs: Any) -> Found:
+    def probe(self, runs: Any) -> Effects:
         """Change something, run the model again, and return what followed.
 
         Raises:
@@ -89,8 +72,8 @@ class Probe(Check):
         """
         module, _, function = self.experiment.partition(":")
         package = f"{__name__.rpartition('.')[0]}.intervening"
-        found: Found = getattr(import_module(f"{package}.{module}"), function)(runs)
-        return found
+        effects: Effects = getattr(import_module(f"{package}.{module}"), function)(runs)
+        return effects
 
     def run(self, observation: Observation, settings: Settings) -> Iterator[Finding]:
         """Yield what the record of this probe shows, if it ran.
@@ -105,7 +88,7 @@ class Probe(Check):
             return
         if record.outcome is Outcome.JUDGED:
             for parting in record.partings:
-                yield from self.judge(parting, Evidence(record, observation, settings))
+                yield from self.judge(parting, observation, settings)
         elif self.is_named(settings):
             yield self.inconclusive(root, record.reason)
 
@@ -113,19 +96,40 @@ class Probe(Check):
         """Whether settings ask for this probe by its name, and not for all."""
         return self.name in settings["probes"].value
 
-    def judge(self, parting: Parting, seen: Evidence) -> Iterator[Finding]:
-        """Yield a violation if what was found breaks a limit, at the layer where it begins."""
-        limit, kind = None, self.kinds.get(parting.kind, Kind())
-        if kind.is_limited:
-            limit = seen.settings[self.settings[0].name]
-            if parting.effect <= limit.value:
-                return
-        culprit = place(seen.observation, parting.layer)
+    def judge(
+        self, parting: Parting, observation: Observation, settings: Settings
+    ) -> Iterator[Finding]:
+        """Yield a violation if what differs breaks a limit, at the layer where it begins."""
+        kind = self.kinds.get(parting.kind, Kind())
+        limit = settings[self.settings[0].name] if kind.is_limited else None
+        if limit is not None and parting.effect <= limit.value:
+            return
+        culprit = place(observation, parting.layer)
+        began, where = f"; it begins there{at(parting.line)}" if parting.line else "", "its output"
+        if parting.taker:
+            steps = ", ".join(f"`{step}`" for step in parting.between[-_FEW:])
+            by = f" by {steps}" if steps else ""
+            began = f"; it begins in its own code{by}, before {parting.taker!r}{at(parting.line)}"
+            where = f"what {parting.taker!r} is given"
+        if parting.role == "loss":
+            where = "the loss"
+        details = []
+        if parting.before is not None and parting.after is not None:
+            there = f" at {parting.place}" if parting.place else ""
+            run = observation.probes[self.name].changed
+            details = [f"{where}{there} is {parting.before:.4g}; with {run}, {parting.after:.4g}"]
+        names = {step.rstrip("_").lower() for step in parting.between}
+        class_name = "" if parting.taker else culprit.type_name.lower()
+        fitting = (
+            text
+            for words, text in self.causes.items()
+            if any(word in names or word in class_name for word in words.split())
+        )
         yield self.violation(
             culprit,
             (kind.said or self.said).format(
                 effect=f"{parting.effect:.2g}",
-                began=began(parting),
+                began=began,
                 detail=parting.detail,
                 more=f"; {parting.detail}" if parting.detail else "",
             ),
@@ -133,51 +137,15 @@ class Probe(Check):
             limit=limit,
             role=None if parting.taker else parting.role,
             tensor=parting.tensor,
-            cause=kind.cause or cause(parting, culprit, self.causes, self.otherwise),
+            cause=kind.cause or next(fitting, self.otherwise),
             independent=True,
             severity="warn" if kind.may_be_meant else "fail",
-            details=figures(parting, kind.run or seen.record.changed),
+            details=details,
         )
-
-
-def began(parting: Parting) -> str:
-    """Return where the two runs part, as the end of a sentence."""
-    if parting.taker:
-        steps = ", ".join(f"`{step}`" for step in parting.between[-_FEW:])
-        by = f" by {steps}" if steps else ""
-        return f"; it begins in its own code{by}, before {parting.taker!r}{at(parting.line)}"
-    return f"; it begins there{at(parting.line)}" if parting.line else ""
-
-
-def figures(parting: Parting, changed: str) -> tuple[str, ...]:
-    """Return the numbers of both runs where they part, as a sentence."""
-    if parting.before is None or parting.after is None:
-        return ()
-    where = f"what {parting.taker!r} is given" if parting.taker else "its output"
-    if parting.role == "loss":
-        where = "the loss"
-    there = f" at {parting.place}" if parting.place else ""
-    return (f"{where}{there} is {parting.before:.4g}; with {changed}, {parting.after:.4g}",)
-
-
-_FEW = 3
-
-Causes = tuple[tuple[frozenset[str], str], ...]
-"""Operations and parts of classes' names, in lower case, each with the cause that they point to."""
-
-
-def cause(parting: Parting, culprit: LayerRecord, causes: Causes, otherwise: str) -> str:
-    """Return the likely cause, by what the layer is or does where two runs part."""
-    steps = {step.rstrip("_").lower() for step in parting.between}
-    kind = "" if parting.taker else culprit.type_name.lower()
-    for names, text in causes:
-        if any(name in steps or (kind and name in kind) for name in names):
-            return text
-    return otherwise
 
 
 @cache
 def all_probes() -> tuple[Probe, ...]:
     """Return one of each probe that a file of this folder defines, the gravest first."""
-    found = checks_in(__name__.rpartition(".")[0], Path(__file__).parent)
-    return cast("tuple[Probe, ...]", found)
+    probes = checks_in(__name__.rpartition(".")[0], Path(__file__).parent)
+    return cast("tuple[Probe, ...]", probes)

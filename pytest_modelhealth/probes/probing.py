@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.probes.conventions import (
-    Conventions,
-    NotApplicableError,
-    UntellableError,
-)
+from pytest_modelhealth.probes.conventions import Conventions, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.probe import Probe
 from pytest_modelhealth.progress import track
 
 if TYPE_CHECKING:
     from pytest_modelhealth.capture.engine import Engine, Request
     from pytest_modelhealth.probes.intervening.running import Runs
-    from pytest_modelhealth.report import Observation, ProbeRecord
+    from pytest_modelhealth.report import Observation, Parting, ProbeRecord
     from pytest_modelhealth.settings import Settings
 
 
 class Probing:
-    """The probes of one inspection: begun before it runs, since a run may write to its batch.
-
-    Args:
-        engine: runs the model.
-        request: what is inspected.
-        settings: which probes are to run.
-        conventions: what cannot be inferred from the batch.
-    """
+    """The probes of one inspection: begun before it runs, since a run may write to its batch."""
 
     def __init__(
         self, engine: Engine, request: Request, settings: Settings, conventions: Conventions
@@ -68,35 +58,34 @@ class Probing:
 
 
 def _timed(probe: Probe, runs: Runs) -> ProbeRecord:
-    """Return what a probe finds, with what it took beside the runs that all share."""
-    runs.count.clear()
-    base, start = runs.base_seconds, time.perf_counter()
-    record = _record(probe, runs)
-    seconds = time.perf_counter() - start - (runs.base_seconds - base)
-    forwards, backwards = runs.count["forwards"], runs.count["backwards"]
-    return replace(record, forwards=forwards, backwards=backwards, seconds=seconds)
-
-
-def _record(probe: Probe, runs: Runs) -> ProbeRecord:
+    """Return the record of a probe, with what it took beside the runs that all share."""
     from pytest_modelhealth.probes.intervening.running import said
     from pytest_modelhealth.report import Outcome, ProbeRecord
 
-    reason, outcome = runs.why_not, Outcome.NOT_TOLD
+    runs.count.clear()
+    base, start = runs.base_seconds, time.perf_counter()
+    reason, outcome, changed, notes = runs.why_not, Outcome.NOT_TOLD, "", tuple[str, ...]()
+    partings: Sequence[Parting] = ()
     try:
         if not reason:
-            found = probe.probe(runs)
-            return ProbeRecord(
-                probe.name,
-                changed=found.changed,
-                partings=tuple(found.partings),
-                notes=found.notes,
-            )
+            changed, partings, notes = probe.probe(runs)
+            outcome = Outcome.JUDGED
     except UntellableError as end:
         if isinstance(end, NotApplicableError):
             outcome = Outcome.NOT_APPLICABLE
-        return ProbeRecord(probe.name, outcome, str(end), end.changed, notes=end.notes)
+        reason, changed, notes = str(end), end.changed, end.notes
     except InspectionError as error:  # another thread inspects this model by now
         reason = str(error)
     except Exception as error:  # noqa: BLE001 - ours, as in a hook: the inspection stands
         reason = f"an error in pytest-modelhealth: {said(error)}"
-    return ProbeRecord(probe.name, outcome, reason)
+    return ProbeRecord(
+        probe.name,
+        outcome,
+        reason,
+        changed,
+        tuple(partings),
+        notes,
+        forwards=runs.count["forwards"],
+        backwards=runs.count["backwards"],
+        seconds=time.perf_counter() - start - (runs.base_seconds - base),
+    )

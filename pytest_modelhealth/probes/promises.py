@@ -4,12 +4,27 @@ A row a probe, of literals alone, since a run that sets a limit loads them; what
 is the function of `intervening` that a row names.
 """
 
-# ruff: noqa: RUF012, ISC004 - tables that nobody writes to, of texts over several lines
+# ruff: noqa: RUF012 - tables that nobody writes to
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pytest_modelhealth.probes.probe import Kind, Probe
-from pytest_modelhealth.settings import Ratio
+from pytest_modelhealth.settings import Ratio, Setting, Settings
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.report import Observation
+
+
+def _largest(name: str, what: str, more: str = "", default: float = 1e-4) -> tuple[Setting, ...]:
+    size = f"by the output's root mean square (healthy models: 0{more})"
+    text = f"largest change of {what}, {size}"
+    return (Ratio(name, default=default, help=text, per_layer=False),)
+
+
+_ATTENTION = "softmax attention scaled_dot_product_attention transformer"
+_RECURRENCE = "lstm gru rnn"
 
 
 class Causality(Probe):
@@ -19,42 +34,26 @@ class Causality(Probe):
     summary = "No output of a model that predicts the next step depends on later steps."
     rank = 31
     experiment = "future:what_early_steps_see"
-    settings = (
-        Ratio(
-            "max_future_effect",
-            default=1e-4,
-            help="largest change of an output when later steps of the sequence change, by the "
-            "output's root mean square (healthy models: 0)",
-            per_layer=False,
-        ),
-    )
-
+    settings = _largest("max_future_effect", "an output when later steps of the sequence change")
     said = (
         "it sees the future: later steps change earlier outputs by {effect} of their root mean "
         "square{began}"
     )
-    causes = (
-        (
-            frozenset({"softmax", "attention", "scaled_dot_product_attention", "transformer"}),
-            "its causal mask is missing, shifted, inverted, too small a number, or not passed on",
-        ),
-        (
-            frozenset({"conv"}),
-            "a convolution padded on both sides: pad kernel - 1 steps on the left",
-        ),
-        (
-            frozenset({"lstm", "gru", "rnn"}),
-            "a recurrence that runs backwards too: bidirectional=False",
-        ),
-        (
-            frozenset({"fft_r2_c", "fft_c2_c"}),
-            "a product of spectra is circular: pad to twice the length, n=2 * length",
-        ),
-        (
-            frozenset({"norm", "mean", "std", "var", "sum", "amax", "max", "pool"}),
-            "it reduces over time, later steps among them: normalise and pool each step by itself",
-        ),
-        (frozenset({"flip", "roll", "cumsum"}), "it moves or adds up steps against their order"),
+    causes = {
+        _ATTENTION: "its causal mask is missing, shifted, inverted, too small a number, or not "
+        "passed on",
+        "conv": "a convolution padded on both sides: pad kernel - 1 steps on the left",
+        _RECURRENCE: "a recurrence that runs backwards too: bidirectional=False",
+        "fft_r2_c fft_c2_c": "a product of spectra is circular: pad to twice the length, "
+        "n=2 * length",
+        "norm mean std var sum amax max pool": "it reduces over time, later steps among them: "
+        "normalise and pool each step by itself",
+        "flip roll cumsum": "it moves or adds up steps against their order",
+    }
+    otherwise = (
+        "a causal mask that is missing, shifted, inverted, finite or not passed on; else a "
+        "normalisation or a mean over time, a convolution padded on both sides, or a recurrence "
+        "that runs backwards"
     )
     kinds = {
         "choice": Kind(
@@ -63,11 +62,6 @@ class Causality(Probe):
             may_be_meant=True,
         )
     }
-    otherwise = (
-        "a causal mask that is missing, shifted, inverted, finite or not passed on; else a "
-        "normalisation or a mean over time, a convolution padded on both sides, or a recurrence "
-        "that runs backwards"
-    )
 
 
 class Padding(Probe):
@@ -76,45 +70,24 @@ class Padding(Probe):
     name = "padding"
     summary = "What stands in the padding of a batch has no effect on its outputs."
     rank = 32
-    experiment = "refilling:what_padding_does"
-    settings = (
-        Ratio(
-            "max_padding_effect",
-            default=1e-4,
-            help="largest change of an output at a real place when what stands in padding changes, "
-            "by the output's root mean square (healthy models: 0)",
-            per_layer=False,
-        ),
+    experiment = "padding:what_padding_does"
+    settings = _largest(
+        "max_padding_effect", "an output at a real place when what stands in padding changes"
     )
-
     said = (
         "padding has an effect: it changes outputs of real places by {effect} of their root mean "
         "square{began}"
     )
-    causes = (
-        (
-            frozenset({"softmax", "attention", "scaled_dot_product_attention", "transformer"}),
-            "the mask does not get to this attention, is inverted, or hides too little",
-        ),
-        (
-            frozenset({"mean", "sum", "amax", "max", "logsumexp", "pool"}),
-            "it pools over all places: leave padded ones out, and divide by the number of real "
-            "ones",
-        ),
-        (
-            frozenset({"getitem", "select", "narrow", "slice"}),
-            "it reads the first or last place, which is padding in some samples: read a real one",
-        ),
-        (
-            frozenset({"lstm", "gru", "rnn"}),
-            "a recurrence that runs on through padding: pack_padded_sequence helps",
-        ),
-        (
-            frozenset({"conv"}),
-            "a convolution looks across the border: set padded places to zero first",
-        ),
-        (frozenset({"norm"}), "a normalisation over all places: leave padded ones out"),
-    )
+    causes = {
+        _ATTENTION: "the mask does not get to this attention, is inverted, or hides too little",
+        "mean sum amax max logsumexp pool": "it pools over all places: leave padded ones out, and "
+        "divide by the number of real ones",
+        "getitem select narrow slice": "it reads the first or last place, which is padding in some "
+        "samples: read a real one",
+        _RECURRENCE: "a recurrence that runs on through padding: pack_padded_sequence helps",
+        "conv": "a convolution looks across the border: set padded places to zero first",
+        "norm": "a normalisation over all places: leave padded ones out",
+    }
     otherwise = (
         "a mask that is not passed on, inverted, or used in some layers only; a mean or a maximum "
         "over all places; the last place read in place of the last real one"
@@ -132,11 +105,6 @@ class Padding(Probe):
             "padding; it sees that padding alone, by design or for want of a length that divides",
             may_be_meant=True,
         ),
-        "aside": Kind(
-            "this output has no dimension of steps, and stands beside one that does not depend on "
-            "padding; no loss was given that tells whether it is used: if not, let it be",
-            may_be_meant=True,
-        ),
     }
 
 
@@ -146,44 +114,30 @@ class SampleIndependence(Probe):
     name = "sample_independence"
     summary = "What the model returns for a sample does not depend on the rest of the batch."
     rank = 33
-    experiment = "overwriting:what_samples_see"
-    settings = (
-        Ratio(
-            "max_sample_effect",
-            default=1e-4,
-            help="largest change of a sample's output when other samples of its batch change, by "
-            "the output's root mean square (healthy models: 0, but where routing changes the "
-            "shapes of products)",
-            per_layer=False,
-        ),
-    )
-    causes = (
-        (
-            frozenset({"lstm", "gru", "rnn", "attention", "transformer"}),
-            "it takes the first dimension of what it is given for time: batch_first=True, or "
-            "transpose",
-        ),
-        (frozenset({"softmax"}), "a softmax over the batch: check its dim, 0 is that of samples"),
-        (
-            frozenset({"batchnorm"}),
-            "batch statistics in evaluation mode: say track_running_stats=True",
-        ),
-        (
-            frozenset(
-                {"mean", "sum", "std", "var", "amax", "amin", "max", "min", "norm", "cumsum"}
-            ),
-            "it reduces over the batch: check its dim, 0 is that of samples",
-        ),
-        (
-            frozenset({"view", "reshape", "flatten", "unflatten"}),
-            "a view that takes dimensions in another order than they have: transpose or permute "
-            "first",
-        ),
-        (frozenset({"roll", "flip", "sort", "argsort"}), "it moves samples: check its dim"),
+    experiment = "samples:what_samples_see"
+    settings = _largest(
+        "max_sample_effect",
+        "a sample's output when other samples of its batch change",
+        "; where routing changes the shapes of products, more",
     )
     said = (
         "samples see each other: other samples change an output by {effect} of its root mean "
         "square{began}"
+    )
+    causes = {
+        f"{_RECURRENCE} attention transformer": "it takes the first dimension of what it is given "
+        "for time: batch_first=True, or transpose",
+        "softmax": "a softmax over the batch: check its dim, 0 is that of samples",
+        "batchnorm": "batch statistics in evaluation mode: say track_running_stats=True",
+        "mean sum std var amax amin max min norm cumsum": "it reduces over the batch: check its "
+        "dim, 0 is that of samples",
+        "view reshape flatten unflatten": "a view that takes dimensions in another order than they "
+        "have: transpose or permute first",
+        "roll flip sort argsort": "it moves samples: check its dim",
+    }
+    otherwise = (
+        "a view that mixes dimensions, a softmax or a mean over the batch, batch statistics in "
+        "evaluation, or a layer that takes the batch for a sequence (batch_first)"
     )
     kinds = {
         "choice": Kind(
@@ -201,6 +155,10 @@ class SampleIndependence(Probe):
             "rows; attention between rows, and a batch that is one sequence, are meant so",
             may_be_meant=True,
         ),
+        "statistics": Kind(
+            "it normalises by the batch in evaluation mode too (track_running_stats=False)",
+            may_be_meant=True,
+        ),
         "lost dimension": Kind(
             "squeeze() without a dimension drops that of the samples when there is one: say which, "
             "squeeze(-1)",
@@ -213,10 +171,6 @@ class SampleIndependence(Probe):
             said.replace("samples", "groups"),
         ),
     }
-    otherwise = (
-        "a view that mixes dimensions, a softmax or a mean over the batch, batch statistics in "
-        "evaluation, or a layer that takes the batch for a sequence (batch_first)"
-    )
 
 
 class Repeatability(Probe):
@@ -226,31 +180,25 @@ class Repeatability(Probe):
     summary = "In evaluation mode the same batch gives the same output, again and again."
     rank = 34
     experiment = "repeating:what_calls_change"
-    settings = (
-        Ratio(
-            "max_call_effect",
-            default=1e-5,
-            help="largest change of the output by another seed or a call before, by its root mean "
-            "square (healthy models: 0; float32 rounds at 1e-7)",
-            per_layer=False,
-        ),
+    settings = _largest(
+        "max_call_effect",
+        "an output by another seed or a call before",
+        "; float32 rounds at 1e-7",
+        default=1e-5,
     )
     _BY = " by {effect} of its root mean square{began}{more}"
     _CHANGES = "{detail} from one call to the next, in evaluation mode"
-    _AGAIN = "a second call"
     kinds = {
         "dropout": Kind(
             "F.dropout without training=self.training, a Dropout made inside forward, or train() "
             "called there; where it is meant (Monte Carlo dropout), waive this probe",
             f"dropout is active in evaluation mode: another random seed changes the output{_BY}",
-            run="another seed",
         ),
         "noise": Kind(
             "noise or a mask that should be drawn only if self.training; latents, policies and "
             "diffusion steps draw on purpose, and nothing that was seen tells",
             f"it draws random numbers in evaluation mode: another seed changes the output{_BY}",
             may_be_meant=True,
-            run=_AGAIN,
         ),
         "again": Kind(
             "forward keeps something from call to call: a buffer that it updates, a list that it "
@@ -258,7 +206,6 @@ class Repeatability(Probe):
             "purpose",
             f"after a call on another batch it returns something else:{_BY}",
             may_be_meant=True,
-            run=_AGAIN,
         ),
         "state": Kind(
             "forward writes to it in evaluation mode: update it only if self.training, unless it "
@@ -292,6 +239,54 @@ class InputEffect(Probe):
     name = "input_effect"
     summary = "Every input has an effect on the output; one without is a note."
     rank = 44
-    experiment = "batches:what_inputs_do"
+    experiment = "samples:what_inputs_do"
     severity = "warn"
     role = "inputs"
+
+
+class CustomBackward(Probe):
+    """What a custom ``backward`` returns is the slope of its ``forward``.
+
+    What looks like a design is a note where the forward says so (the identity, or flat), and a
+    warning where nothing does.
+    """
+
+    name = "custom_backward"
+    summary = "The backward of a custom autograd.Function gives the slope of its forward."
+    rank = 42
+    experiment = "own_backwards:what_backwards_give"
+    role = "gradients"
+    automatic = True
+    settings = (
+        Setting(
+            "max_slope_error",
+            float,
+            default=0.01,
+            minimum=5e-3,
+            help="largest difference between a custom gradient and the slope, by the larger of the "
+            "two (right ones: 1e-6 in float64; a coefficient that is 10 % off: 0.1)",
+            per_layer=False,
+        ),
+    )
+
+    said = "the backward of the custom autograd.Function {detail}"
+    kinds = {
+        "factor": Kind("a sign or a constant factor"),
+        "transpose": Kind("the transpose of what is given is right"),
+        "order": Kind("backward returns the gradients of its arguments in another order"),
+        "mask": Kind("a mask: numbers that should get none get one, or the other way round"),
+        "surrogate": Kind(
+            "it is given where the forward is flat too, and is right elsewhere: straight through "
+            "by design, or the mask is left out of backward",
+            may_be_meant=True,
+        ),
+        "approximation": Kind(
+            "a term is missing from backward, or a wrong tensor was saved for it; a gradient that "
+            "is an approximation on purpose looks the same, and nothing that was seen tells",
+            may_be_meant=True,
+        ),
+    }
+
+    def is_called_for(self, observation: Observation, settings: Settings) -> bool:
+        """Whether a custom function ran."""
+        return observation.own_functions

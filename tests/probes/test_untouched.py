@@ -103,7 +103,7 @@ class Alike(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
-        self.far = nn.Parameter(torch.tensor([100.0, -100.0, 50.0]))
+        self.register_buffer("far", torch.tensor([100.0, -100.0, 50.0]))
 
     def forward(self, x: Tensor) -> Tensor:
         return 0.1 * self.last(1e-4 * self.first(x)) + self.far

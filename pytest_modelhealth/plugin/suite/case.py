@@ -28,8 +28,6 @@ from pytest_modelhealth.plugin.inspections import (
 )
 from pytest_modelhealth.plugin.suite.making import Made, made_by, seeded
 from pytest_modelhealth.plugin.suite.suite import ModelHealthSuite
-from pytest_modelhealth.probes.conventions import Conventions
-from pytest_modelhealth.probes.probing import Probing
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import HealthReport, Judgement, Observation, Verdict, Violation
 from pytest_modelhealth.settings import Settings
@@ -177,13 +175,7 @@ class Subject:
             )
             with step_of(given) as step:
                 stepped = run_contract(model, step, Asked(), Selection()).stepped
-            observation = replace(seen, stepped=stepped)
-            held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-            trained = frozenset(n for n, p in model.named_parameters() if id(p) in held)
-            settings = self._settings.override({"probes": ["parameter_effect"]}, "the suite")
-            said = Conventions(batch_dim=self.suite.batch_dim, trained=trained)
-            request = Request(model, **made.batch, by_training_step=True)
-            return Probing(find_engine(model), request, settings, said).after(observation)
+            return replace(seen, stepped=stepped)
 
     def optimizer(self, model: nn.Module) -> Any:
         """Return the optimizer of the suite.

@@ -14,7 +14,7 @@ from pytest_modelhealth.plugin.suite.case import IN_TRAINING, PROBES, Case, Unju
 from pytest_modelhealth.plugin.suite.equality import compiled_equals_eager, state_survives_saving
 from pytest_modelhealth.plugin.suite.making import without_target
 from pytest_modelhealth.probes import all_probes
-from pytest_modelhealth.probes.intervening.batches import NO_EFFECT
+from pytest_modelhealth.probes.intervening.samples import NO_EFFECT
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import HealthReport, Judgement, Observation, Outcome, Violation
 from pytest_modelhealth.settings import Settings
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 LEARNING = frozenset(
     {
-        "missing_gradients", "unregistered_parameters", "unused_parameters", "parameter_effect",
+        "missing_gradients", "unregistered_parameters", "unused_parameters",
         "trained_parameters", "parameter_updates", "gradient_path",
     }
 )  # fmt: skip

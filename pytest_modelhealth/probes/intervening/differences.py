@@ -15,14 +15,10 @@ _ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 1e-2, torc
 
 
 class Apart(NamedTuple):
-    """How far two tensors are apart where they should be equal.
+    """How far two tensors are apart where they should be equal, at most.
 
-    Args:
-        effect: the largest difference there, by the root mean square of the finite numbers of the
-            first tensor; infinite where a number is finite in one of them alone.
-        place: the index of it.
-        before: the value of the first tensor there.
-        after: that of the second.
+    The effect is by the root mean square of the finite numbers of the first tensor, and infinite
+    where a number is finite in one of them alone.
     """
 
     effect: float
@@ -34,13 +30,10 @@ class Apart(NamedTuple):
 def apart(before: Tensor, after: Tensor, same: Tensor | None = None) -> Apart | None:
     """Return how far two tensors are apart; ``None`` where they hold no numbers to hold together.
 
-    Args:
-        before: the tensor of one run, of any dtype.
-        after: that of the other.
-        same: where the two should be equal, a boolean that broadcasts to their shape; ``None`` is
-            everywhere.
+    The mask of where they should be equal broadcasts to their shape; ``None`` is everywhere.
     """
-    if before.shape != after.shape or not before.numel():
+    is_plain = before.layout is after.layout is torch.strided and not before.is_quantized
+    if before.is_nested or not is_plain or before.shape != after.shape or not before.numel():
         return None
     with torch.no_grad():
         a, b = _real(before), _real(after)
@@ -70,19 +63,22 @@ def least_apart(before: Tensor, after: Tensor, masks: Iterable[Tensor]) -> Apart
     What another order of the same additions explains is an effect of 0.
     """
     ways = (apart(before, after, mask) for mask in masks)
-    found = min((way for way in ways if way is not None), default=None)
-    return found._replace(effect=0.0) if found and is_rounding(found, before.dtype) else found
-
-
-def is_rounding(found: Apart, dtype: torch.dtype) -> bool:
-    """Whether another order of the same additions explains how far tensors of a dtype are apart."""
-    return found.effect <= _ROUNDING.get(dtype, 1e-5)
+    least = min((way for way in ways if way is not None), default=None)
+    is_noise = least is not None and least.effect <= _ROUNDING.get(before.dtype, 1e-5)
+    return least._replace(effect=0.0) if least and is_noise else least
 
 
 def largest(before: Sequence[Tensor], after: Sequence[Tensor]) -> Apart | None:
     """Return how far the two are apart that differ most, of tensors in the same places."""
-    found = [apart(a, b) for a, b in zip(before, after, strict=False)]
-    return max((one for one in found if one is not None), default=None)
+    differences = [apart(a, b) for a, b in zip(before, after, strict=False)]
+    return max((one for one in differences if one is not None), default=None)
+
+
+def are_apart(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
+    """Whether two runs return other tensors, or other numbers in them; a NaN is as another."""
+    difference = largest(before, after)
+    has_moved = difference is not None and difference.effect > 0.0
+    return has_moved or [t.shape for t in before] != [t.shape for t in after]
 
 
 def _rms(values: Tensor) -> float:

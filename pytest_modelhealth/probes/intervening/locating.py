@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,25 +12,21 @@ from torch import Tensor
 
 from pytest_modelhealth.capture.observing.tensors import KnownTensors, TensorStore, version
 from pytest_modelhealth.capture.step.batch import Inputs
+from pytest_modelhealth.probes.conventions import UntellableError
+from pytest_modelhealth.probes.intervening.changes import Change, Same
 from pytest_modelhealth.probes.intervening.differences import Apart, least_apart
 from pytest_modelhealth.probes.intervening.running import Runs
-from pytest_modelhealth.report import Call, Flow, LayerRecord, Observation, Parting, Vertex
+from pytest_modelhealth.report import LayerRecord, Observation, Parting, Vertex
 
 MEMORY_BUDGET = 1 << 30
 """Bytes of tensors of a run that are kept in memory; the rest lies in a temporary file."""
 
 
 class Place(NamedTuple):
-    """Where two runs part.
-
-    Args:
-        parting: the first layer in execution order that differs, or in whose own code they part.
-        chosen: whether it comes of a choice among values (``topk``), as of experts among tokens.
-        observation: what the run showed, with who feeds whom.
-    """
+    """Where two runs part: the first layer that differs, or in whose own code they part."""
 
     parting: Parting
-    chosen: bool
+    chosen: bool  # whether values are chosen among there (``topk``), as by experts among tokens
     observation: Observation
 
     @property
@@ -40,48 +35,33 @@ class Place(NamedTuple):
         return self.observation.layers[self.parting.layer]
 
 
-Same = Callable[[Tensor], Iterator[Tensor]]
-"""Gives, for a tensor of a layer, the places in it that should be equal: a mask for each way in
-which its dimensions can be read, none where they cannot."""
+def by_choice(place: Place | None) -> str:
+    """Return whether values are chosen where runs part, which some designs do, as a kind."""
+    return "choice" if place is not None and place.chosen else "values"
 
 
-def where_they_part(
-    runs: Runs,
-    before: Inputs,
-    after: Inputs,
-    same: Same,
-    within: AbstractContextManager[Any] | None = None,
-    seed: int | None = None,
-) -> Place | None:
-    """Run both batches again, watched, and return the first place where a layer differs.
-
-    Args:
-        runs: runs the model.
-        before: the one batch; both are written to at will.
-        after: the other one.
-        same: which places of a tensor should be equal. Of several ways to read its dimensions, that
-            with the smallest difference counts.
-        within: what the run of the other batch takes place in, where that is what changes it.
-        seed: of the random numbers of the other run; ``None`` takes those of every run.
-
-    Returns:
-        ``None`` where no layer differs, or what the layers compute cannot be read.
-    """
+def parting(
+    runs: Runs, change: Change, effect: Apart, kind: Callable[[Place | None], str] = by_choice
+) -> Parting:
+    """Return what a change does to an output, and where in two more, watched runs that begins."""
+    if not runs.is_steady:
+        raise UntellableError(
+            "the same model, batch and random numbers give another output each time: the forward "
+            "keeps something outside of its modules (a global, an object of your own), or draws "
+            "numbers that no seed sets",
+            change.text,
+        )
     with TensorStore(MEMORY_BUDGET) as store:
-        visitor = _Visitor(store, same)
-        _watch(runs, before, visitor)
+        visitor = _Visitor(store, change.same)
+        _watch(runs, (change.before or runs.batch)(), visitor)
         visitor.start_again()
-        with within or nullcontext():
-            observation = _watch(runs, after, visitor, seed)
-        if visitor.found is None or observation is None:
-            return None
-        return _place(visitor.found, observation)
-
-
-def where_seeds_part(runs: Runs, batch: tuple[Inputs, Inputs], seed: int) -> Place | None:
-    """Run a batch with the usual random numbers and with others; both copies are its own."""
-    everywhere = torch.ones((), dtype=torch.bool)
-    return where_they_part(runs, *batch, lambda tensor: iter([everywhere]), seed=seed)
+        with change.within():
+            observation = _watch(runs, change.batch(), visitor, change.seed)
+    if visitor.first is None or observation is None:
+        at, before, after = str(effect.place), effect.before, effect.after
+        return Parting(kind(None), effect.effect, place=at, before=before, after=after)
+    place = _place(*visitor.first, observation)
+    return replace(place.parting, kind=kind(place), effect=effect.effect)
 
 
 def _watch(runs: Runs, batch: Inputs, visitor: Any, seed: int | None = None) -> Observation | None:
@@ -107,7 +87,7 @@ class _Visitor:
         self._slots: dict[Event, int] = {}
         self._known = KnownTensors[int]()
         self._is_second = False
-        self.found: tuple[Event, Apart] | None = None
+        self.first: tuple[Event, Apart] | None = None
 
     def start_again(self) -> None:
         """Take what follows for the other run."""
@@ -141,12 +121,12 @@ class _Visitor:
 
     def _compare(self, event: Event, value: Tensor) -> None:
         slot = self._slots.get(event)
-        if self.found is not None or slot is None:
+        if self.first is not None or slot is None:
             return
         before = self._store[slot]
-        found = least_apart(before, value.detach().cpu(), self._same(before))
-        if found is not None and found.effect > 0.0:
-            self.found = event, found
+        difference = least_apart(before, value.detach().cpu(), self._same(before))
+        if difference is not None and difference.effect > 0.0:
+            self.first = event, difference
 
     def see_output(self, output: Any) -> None:
         """See what the model returned."""
@@ -155,28 +135,34 @@ class _Visitor:
         """Take no tensor for one seen before."""
 
 
-def _place(found: tuple[Event, Apart], observation: Observation) -> Place:
-    (layer, role, _), (effect, index, before, after) = found
-    parting = Parting("values", effect, layer, role, "", str(index), before, after)
+def _place(event: Event, difference: Apart, observation: Observation) -> Place:
+    """Return the layer of a tensor; what a layer takes is made by its caller's own code."""
+    (layer, role, _), (effect, index, before, after) = event, difference
+    place = Parting("values", effect, layer, role, "", str(index), before, after)
     flow = observation.flow
     if flow is None or layer not in flow or not flow.calls(layer):
-        return Place(parting, False, observation)
+        return Place(place, False, observation)
     call, calls, vertices = flow.calls(layer)[0], flow.graph.calls, flow.graph.vertices
     if role == "activations":
         chosen = any(_chooses(vertices[n]) for n in flow.inside(layer))
-        return Place(replace(parting, line=flow.line(layer)), chosen, observation)
+        return Place(replace(place, line=flow.line(layer)), chosen, observation)
     near = [v for name in flow.producers(layer) for v in flow.operations(name, layer)]
     inner = sorted(near, key=vertices.index)  # those of parameters may come last otherwise
-    named = (v.function.removeprefix("unsafe_") for v in inner if v.function != "clone")
-    parting = replace(
-        parting,
+    names = (v.function.removeprefix("unsafe_") for v in inner if v.function != "clone")
+    place = replace(
+        place,
         layer=calls[call.parent].layer if 0 <= call.parent < len(calls) else "",
-        between=tuple(dict.fromkeys(filter(None, named))),
+        between=tuple(dict.fromkeys(filter(None, names))),
         line=next((v.line for v in near if v.line), "") or flow.line(layer),
         taker=layer,
     )
-    chosen = any(_chooses(vertices[n]) for n in _own_code(call, flow))
-    return Place(parting, chosen, observation)
+    own, pending = set[int](), list(call.inputs)
+    while pending:
+        number = pending.pop()
+        if number not in own and vertices[number].call == call.parent:
+            own.add(number)
+            pending += vertices[number].operands
+    return Place(place, any(_chooses(vertices[n]) for n in own), observation)
 
 
 _CHOICES = frozenset({"topk", "sort", "argsort", "nonzero", "kthvalue"})
@@ -187,29 +173,3 @@ def _chooses(vertex: Vertex) -> bool:
     """Whether an operation chooses among values, or counts what was chosen, as capacities do."""
     function = vertex.function.rstrip("_")
     return function in _CHOICES or (function in _COUNTS and not vertex.live)
-
-
-def _own_code(call: Call, flow: Flow) -> set[int]:
-    """Return the operations of the caller's own code that what a call is given is made by."""
-    vertices, found = flow.graph.vertices, set[int]()
-    pending = list(call.inputs)
-    while pending:
-        number = pending.pop()
-        if number not in found and vertices[number].call == call.parent:
-            found.add(number)
-            pending += vertices[number].operands
-    return found
-
-
-def parting_at(kind: str, found: Apart, place: Place | None) -> Parting:
-    """Return what was found at the output, and where in the model it begins.
-
-    Args:
-        kind: which of the things that the probe looks at.
-        found: how far outputs are apart.
-        place: where layers part, if that was found.
-    """
-    if place is not None:
-        return replace(place.parting, kind=kind, effect=found.effect)
-    where = str(found.place)
-    return Parting(kind, found.effect, place=where, before=found.before, after=found.after)

@@ -8,77 +8,82 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.capture.step.isolation import random_state, restore_random_state
 from pytest_modelhealth.layers import named_modules
-from pytest_modelhealth.probes.conventions import Found, UntellableError
-from pytest_modelhealth.probes.intervening.batches import named_inputs, rolled
-from pytest_modelhealth.probes.intervening.differences import largest
-from pytest_modelhealth.probes.intervening.locating import parting_at, where_seeds_part
-from pytest_modelhealth.probes.intervening.running import Ran, Runs
+from pytest_modelhealth.probes.conventions import Effects, UntellableError
+from pytest_modelhealth.probes.intervening.changes import Change
+from pytest_modelhealth.probes.intervening.differences import are_apart, largest
+from pytest_modelhealth.probes.intervening.locating import Place, parting
+from pytest_modelhealth.probes.intervening.running import SEED, Ran, Runs
+from pytest_modelhealth.probes.intervening.samples import Samples, names_of, selected
 from pytest_modelhealth.report import Parting
 
-_SEED = 20_240_229
 _MOVED = 1e-4
 """`Embedding(max_norm=...)` moves its rows by rounding from call to call, which is less."""
 _DROPOUTS = frozenset(
     {"dropout", "bernoulli", "alpha_dropout", "feature_dropout", "native_dropout"}
 )
-_CONTAINERS = (list, deque, dict, set)
-_LEAST = 1e-6
+_TORCH_S_OWN = frozenset(vars(torch.nn.Module()))
+_AGAIN = "another seed, or a call before"
+
+State = dict[tuple[str, str, str], Tensor]
+"""What a model keeps, by layer, kind and own name."""
 
 
-def what_calls_change(runs: Runs) -> Found:
+def what_calls_change(runs: Runs) -> Effects:
     """Return what another seed and a call before change, and what calls leave behind.
 
     The model is called on another batch, then on the usual one, and then with another seed, without
     being put back between: what it keeps of the other batch shows.
-
-    Raises:
-        UntellableError: the model raises, or returns no tensor.
     """
     base = runs.base
     if not base.outputs:
         raise UntellableError("the model returns no tensor to hold against another run's")
-    calls = (rolled(runs), None), (runs.batch(), None), (runs.batch(), _SEED)
+    samples, another = Samples.along(runs, 0), runs.batch()
+    if samples.is_common(runs) and not runs.has_others:
+        another = selected(runs, samples, torch.arange(samples.number).roll(1))
+    calls = (another, None), (runs.batch(), None), (runs.batch(), SEED)
     (_, again, other), left = _called_in_a_row(runs, *calls)
-    if _differ(base, again):
-        other = runs.forward(runs.batch(), seed=_SEED)
-    if left and _differ(base, other):  # which may be by the random numbers alone
+    if are_apart(base.outputs, again.outputs):
+        other = runs.forward(runs.batch(), seed=SEED)
+    if left and are_apart(base.outputs, other.outputs):  # which may be by the random numbers alone
         _, left = _called_in_a_row(runs, (runs.batch(), None), (runs.batch(), None))
     if error := again.error or other.error:
-        raise UntellableError(f"called again, the model raises {error}", "the call, repeated")
+        raise UntellableError(f"called again, the model raises {error}", _AGAIN)
     states = [one for one in left if one.kind == "state"][:1]
-    found = largest(base.outputs, again.outputs)
-    if found is not None and found.effect > 0.0:
-        of = states[0] if states else Parting("again", 0.0)
-        place, numbers = str(found.place), (found.before, found.after)
-        at_output = Parting("again", found.effect, of.layer, "activations", "", place, *numbers)
-        states = [replace(at_output, detail=of.detail)]
-    partings = [*_by_seed(runs, other), *states]
-    partings += [p for p in left if p.kind == "parameters" and p.effect > _MOVED][:1]
+    difference = largest(base.outputs, again.outputs)
+    if difference is not None and difference.effect > 0.0:
+        effect, place, before, after = difference
+        one = states[0] if states else Parting("again", 0.0)
+        one = replace(
+            one, kind="again", effect=effect, place=str(place), before=before, after=after
+        )
+        states = [one]
+    by_seed = largest(base.outputs, other.outputs)
+    partings = [*states, *[p for p in left if p.kind == "parameters" and p.effect > _MOVED][:1]]
+    if by_seed is not None and by_seed.effect > 0.0 and runs.is_steady:
+        anywhere = torch.ones((), dtype=torch.bool)
+        seed = Change("another seed", runs.batch, lambda _: iter([anywhere]), seed=SEED)
+        partings.insert(0, parting(runs, seed, by_seed, _by_what))
     if base.wrote:
-        named = named_inputs(runs)
-        detail = ", ".join(f"input {named[number]!r}" for number in base.wrote)
+        names = names_of(runs)
+        detail = ", ".join(f"input {names[number]!r}" for number in base.wrote)
         partings.append(Parting("batch", 1.0, role="inputs", detail=detail))
-    return Found("the seed, and the call before", partings)
+    return Effects(_AGAIN, partings)
 
 
-def _by_seed(runs: Runs, other: Ran) -> list[Parting]:
-    """Return what another seed changes: by a dropout, or by other noise."""
-    found = largest(runs.base.outputs, other.outputs)
-    if found is None or not found.effect > 0.0 or not runs.is_steady:
-        return []
-    place, kind = where_seeds_part(runs, (runs.batch(), runs.batch()), _SEED), "noise"
-    if place is not None:
-        record = place.record
-        name, options = record.type_name.lower(), record.options
-        is_called = bool(options.get("dropout_p") and options.get("dropout_training", True))
-        steps = {step.rstrip("_") for step in place.parting.between}
-        if "dropout" in name or "droppath" in name or is_called or steps & _DROPOUTS:
-            kind = "dropout"
-    return [parting_at(kind, found, place)]
+def _by_what(place: Place | None) -> str:
+    """Return what draws where runs of two seeds part: a dropout, or other noise."""
+    if place is None:
+        return "noise"
+    name, options = place.record.type_name.lower(), place.record.options
+    is_asked = bool(options.get("dropout_p") and options.get("dropout_training", True))
+    steps = {step.rstrip("_") for step in place.parting.between}
+    is_dropout = "dropout" in name or "droppath" in name or is_asked or steps & _DROPOUTS
+    return "dropout" if is_dropout else "noise"
 
 
 def _called_in_a_row(
@@ -86,89 +91,55 @@ def _called_in_a_row(
 ) -> tuple[list[Ran], list[Parting]]:
     """Call the model without putting it back between; return also what the last call changes.
 
-    Args:
-        runs: has the model.
-        calls: batches, each with the seed of its random numbers; ``None`` takes the usual ones.
+    A call is a batch and the seed of its random numbers; ``None`` takes the usual ones.
     """
-    ran = [Ran() for _ in calls]
-    with runs.kept([(b.args, b.kwargs) for b, _ in calls], evaluation=True):
-        usual, before = random_state(), dict[tuple[str, str, str], Any]()
-        for one, (batch, seed) in zip(ran, calls, strict=True):
-            if one is ran[-1]:
-                before = _held(runs)
+    ran, before = list[Ran](), State()
+    with runs.kept([(b.args, b.kwargs) for b, _ in calls]):
+        usual = random_state()
+        for batch, seed in calls:
+            before = _state(runs) if len(ran) == len(calls) - 1 else before
             restore_random_state(usual)
-            runs.take(batch, one, seed=seed)
-        return ran, _changes(before, _held(runs))
+            ran.append(runs.take(batch, seed=seed))
+        return ran, _changes(before, _state(runs))
 
 
-def _differ(one: Ran, other: Ran) -> bool:
-    pairs = zip(one.outputs, other.outputs, strict=False)
-    return any(a.shape != b.shape or not torch.equal(a, b) for a, b in pairs)
+def _state(runs: Runs) -> State:
+    """Return what a model keeps: floating tensors and numbers, lengths of containers."""
+    state = State()
+    for layer in named_modules(runs.model):
+        plain = {n: v for n, v in vars(layer.module).items() if n not in _TORCH_S_OWN}
+        for own, value in {**plain, **layer.module._buffers, **layer.module._parameters}.items():
+            kind = "parameters" if own in layer.module._parameters else "state"
+            if (figures := _figures(value)) is not None:
+                state[layer.name, kind, own] = figures
+    return state
 
 
-def _held(runs: Runs) -> dict[tuple[str, str, str], Any]:
-    """Return what a model keeps, by layer, kind and own name.
-
-    It is floating buffers and attributes, lengths of containers, and norms of parameters.
-    """
-    held: dict[tuple[str, str, str], Any] = {}
-    for named in named_modules(runs.model):
-        module = named.module
-        for own, parameter in module._parameters.items():
-            if parameter is not None and not parameter.is_meta:
-                held[named.name, "parameters", own] = _norms(parameter)
-        plain = {n: v for n, v in vars(module).items() if n not in _TORCH_S_OWN}
-        for own, value in (*module._buffers.items(), *plain.items()):
-            kept = _kept(value)
-            if kept is not None:
-                held[named.name, "state", own] = kept
-    return held
+def _figures(value: Any) -> Tensor | None:
+    if isinstance(value, list | deque | dict | set | float):
+        return torch.tensor(float(value if isinstance(value, float) else len(value)))
+    is_number = isinstance(value, Tensor) and value.is_floating_point() and not value.is_meta
+    if not is_number or value.layout is not torch.strided:
+        return None
+    figures: Tensor = value.detach()
+    if isinstance(value, Parameter):  # less to keep than a copy of it
+        return torch.stack([figures.norm(dtype=torch.float64), figures.sum(dtype=torch.float64)])
+    return figures.clone()
 
 
-_TORCH_S_OWN = frozenset(vars(torch.nn.Module()))
-
-
-def _norms(parameter: Tensor) -> tuple[float, float]:
-    values = parameter.detach()
-    if values.is_complex():
-        values = torch.view_as_real(values)
-    if not values.is_floating_point() or values.layout is not torch.strided:
-        return 0.0, 0.0
-    return float(values.norm(dtype=torch.float64)), float(values.sum(dtype=torch.float64))
-
-
-def _kept(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        is_plain = value.is_floating_point() and value.layout is torch.strided
-        return value.detach().clone() if is_plain and not value.is_meta else None
-    if isinstance(value, _CONTAINERS):
-        return len(value)
-    return value if isinstance(value, float) else None
-
-
-def _changes(before: dict[tuple[str, str, str], Any], after: Any) -> list[Parting]:
+def _changes(before: State, after: State) -> list[Parting]:
     """Return what is not as it was, in order. What was not there before was filled once."""
     changes = []
     for (layer, kind, own), value in after.items():
-        held = before.get((layer, kind, own))
-        if held is None:
+        old = before.get((layer, kind, own), value)
+        difference = largest([old], [value])
+        effect = 1.0 if difference is None else difference.effect
+        if old.shape == value.shape and (difference is None or not effect > 0.0):
             continue
-        if kind == "state" and (said := _difference(own, held, value)):
-            changes.append(Parting(kind, 1.0, layer, detail=said))
-        elif kind == "parameters" and held != value:
-            far = max(abs(value[0] - held[0]), abs(value[1] - held[1])) / max(held[0], _LEAST)
-            said = f"its parameter {own!r} changes by {far:.2g} of its norm"
-            changes.append(Parting(kind, far, layer, kind, own, detail=said))
+        detail, role, tensor = f"{own!r} changes", "activations", ""
+        if kind == "parameters":
+            detail, role, tensor = f"its parameter {detail} by {effect:.2g} of its size", kind, own
+        elif old.ndim == value.ndim == 0:
+            detail = f"{own!r} goes from {float(old):.6g} to {float(value):.6g}"
+        changes.append(Parting(kind, effect, layer, role, tensor, detail=detail))
     return changes
-
-
-def _difference(own: str, before: Any, after: Any) -> str:
-    if isinstance(before, Tensor) and isinstance(after, Tensor):
-        if before.shape == after.shape and torch.equal(before.nan_to_num(), after.nan_to_num()):
-            return ""
-        return f"{own!r} changes"
-    if type(before) is not type(after) or before == after or before != before:
-        return ""
-    if isinstance(before, int):
-        return f"{own!r} goes from {before} entries to {after}"
-    return f"{own!r} goes from {before:.6g} to {after:.6g}"

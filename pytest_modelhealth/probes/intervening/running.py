@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -25,36 +24,26 @@ from pytest_modelhealth.probes.intervening.differences import largest
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.settings import Settings
 
+SEED = 20_240_229
+"""Of what probes draw themselves."""
+
+_STEADY = 1e-5
+"""Kernels that add up in any order make less of a difference."""
+
 
 @dataclass
 class Ran:
-    """What one run of the model gave.
+    """What one run of the model gave."""
 
-    Args:
-        outputs: the tensors that it returned, copied, in order.
-        error: what it raised instead, as text; ``""`` if nothing.
-        wrote: the numbers of the tensors of its batch that it wrote to, as in `changeable`.
-        read: for each output, the gradient of the loss there; ``None`` where the loss does not
-            depend on it. Empty where that was not asked for.
-        loss: value of the loss that the user or the model gives, likewise.
-    """
-
-    outputs: list[Tensor] = field(default_factory=list)
-    error: str = ""
-    wrote: tuple[int, ...] = ()
-    read: list[Tensor | None] = field(default_factory=list)
-    loss: float | None = None
+    outputs: list[Tensor] = field(default_factory=list)  # copied
+    error: str = ""  # what it raised instead, as text
+    wrote: tuple[int, ...] = ()  # which tensors of its batch it wrote to, as in `changeable`
+    read: list[Tensor | None] = field(default_factory=list)  # the gradient of the loss at each
+    loss: float | None = None  # that the user or the model gives
 
 
 class Runs:
     """Further runs of an inspected model, each from the state and the random numbers of the first.
-
-    Args:
-        engine: runs the model where it is watched.
-        request: what was inspected.
-        observation: what that showed.
-        settings: the limits in force.
-        conventions: what cannot be inferred from the batch.
 
     Attributes:
         count: how many ``"forwards"`` and ``"backwards"`` a probe ran.
@@ -80,7 +69,7 @@ class Runs:
     def why_not(self) -> str:
         """Why the model cannot be run again by itself; ``""`` if it can."""
         try:
-            if self.beside.is_lazy:
+            if self._beside.is_lazy:
                 return (
                     "the model is lazy, and has no parameters yet: run one batch through it first"
                 )
@@ -95,24 +84,17 @@ class Runs:
         return ""
 
     @cached_property
-    def beside(self) -> Beside:
-        """The model, to be run."""
+    def _beside(self) -> Beside:
         return Beside(self.engine.module(self.request.model), self.request.loss)
 
     @property
     def model(self) -> nn.Module:
         """The model."""
-        return self.beside.model
+        return self._beside.model
 
-    def over(self, model: nn.Module) -> Runs:
-        """Return runs of a copy of the model on the same batch, which count as those of this."""
-        runs = copy.copy(self)
-        runs.beside = Beside(model, self.request.loss)
-        return runs
-
-    def kept(self, given: Any, *, evaluation: bool = False) -> AbstractContextManager[None]:
-        """Put back what happens inside to the model, to what it is `given` and to its mode."""
-        return self.beside.put_back(given, evaluation=evaluation)
+    def kept(self, batch: Any) -> AbstractContextManager[None]:
+        """Put back what happens inside to the model, to the batch and to the model's mode."""
+        return self._beside.put_back(batch, evaluation=False)
 
     def output(self, batch: Inputs) -> Any:
         """Run the model, inside of `kept`: the one place where a probe does."""
@@ -132,31 +114,29 @@ class Runs:
 
     def batch(self) -> Inputs:
         """Return a copy of the batch, to be changed."""
-        copied = deep_copy((self._arguments.args, self._arguments.kwargs))
-        return Inputs(*copied[0], **copied[1])
+        args, kwargs = deep_copy((self._arguments.args, self._arguments.kwargs))
+        return Inputs(*args, **kwargs)
 
     def changed(self, change: Callable[[int, Tensor], Tensor | None]) -> Inputs:
-        """Return a copy of the batch in which tensors have other values.
+        """Return a copy of the batch in which tensors have other values, of any size.
 
-        Args:
-            change: given the number of a tensor, as in `tensors`, and the tensor, returns its new
-                values, of any size; ``None`` leaves it.
+        A change makes them of the number of a tensor, as in `tensors`, and the tensor, or ``None``.
         """
         batch = self.batch()
         with torch.no_grad():
             for number, tensor in enumerate(changeable(batch)):
-                made = change(number, tensor.detach())
-                if made is not None:
-                    tensor.data = made
+                values = change(number, tensor.detach())
+                if values is not None:
+                    tensor.data = values
         return batch
+
+    def is_changed(self, batch: Inputs) -> bool:
+        """Whether a batch holds other values than the unchanged one."""
+        return not all(map(torch.equal, self.tensors, changeable(batch)))
 
     @property
     def base(self) -> Ran:
-        """The unchanged batch in evaluation mode, which all probes share.
-
-        Raises:
-            UntellableError: the model raises there.
-        """
+        """The unchanged batch in evaluation mode, which all probes share."""
         if self._base.error:
             raise UntellableError(f"in evaluation mode the model raises {self._base.error}")
         return self._base
@@ -174,39 +154,15 @@ class Runs:
     def is_steady(self) -> bool:
         """Whether the batch repeats itself, as with a forward that keeps nothing elsewhere."""
         again = self.forward(self.batch())
-        found = largest(self.base.outputs, again.outputs)
-        return not again.error and (found is None or found.effect <= _STEADY)
+        difference = largest(self.base.outputs, again.outputs)
+        return not again.error and (difference is None or difference.effect <= _STEADY)
 
-    def check_steady(self, changed: str) -> None:
-        """Raise `UntellableError` where runs differ by themselves.
+    def forward(self, batch: Inputs, **options: Any) -> Ran:
+        """Run the model once, as `take` does, and put everything back."""
+        with self.kept((batch.args, batch.kwargs)):
+            return self.take(batch, **options)
 
-        Args:
-            changed: what was changed, for people.
-        """
-        if not self.is_steady:
-            raise UntellableError(
-                "the same model, batch and random numbers give another output each time: the "
-                "forward keeps something outside of its modules (a global, an object of your own), "
-                "or draws numbers that no seed sets",
-                changed,
-            )
-
-    def tried(self, batch: Inputs, changed: str) -> Ran:
-        """Return what `forward` gives for a batch.
-
-        Args:
-            batch: what the model is run on.
-            changed: what was changed in it, for people.
-
-        Raises:
-            UntellableError: the model raises.
-        """
-        ran = self.forward(batch)
-        if ran.error:
-            raise UntellableError(f"with {changed} the model raises {ran.error}", changed)
-        return ran
-
-    def forward(
+    def take(
         self,
         batch: Inputs,
         *,
@@ -214,55 +170,27 @@ class Runs:
         with_loss: bool = False,
         evaluation: bool = True,
     ) -> Ran:
-        """Run the model once.
-
-        Args:
-            batch: what it is run on, which it may write to.
-            seed: of the random numbers; ``None`` takes those of every other run.
-            with_loss: whether to take down where in the outputs the loss looks.
-            evaluation: in evaluation mode; if not, as it was inspected.
-        """
-        ran = Ran()
-        with self.kept((batch.args, batch.kwargs)):
-            if evaluation:
-                try:
-                    self.model.eval()
-                except Exception as error:  # noqa: BLE001 - the user's own `eval` or `train`
-                    ran.error = said(error)
-            if not ran.error:
-                self.take(batch, ran, seed=seed, with_loss=with_loss)
-        return ran
-
-    def take(
-        self, batch: Inputs, ran: Ran, *, seed: int | None = None, with_loss: bool = False
-    ) -> None:
-        """Run the model once inside of `kept`, and take down what it gives."""
-        if seed is not None:
-            torch.manual_seed(seed)
-        given = changeable(batch)
-        versions = [version(tensor) for tensor in given]
+        """Run the model inside of `kept`; with its loss, see where in the outputs that looks."""
+        ran, arguments = Ran(), changeable(batch)
+        versions = [version(tensor) for tensor in arguments]
         try:
+            if evaluation:
+                self.model.eval()  # which may be the user's own
+            if seed is not None:
+                torch.manual_seed(seed)
             output = self.output(batch)
             if with_loss:
                 self._take_loss(output, ran)
         except Exception as error:  # noqa: BLE001 - the user's, on a batch that we changed
             ran.error = said(error)
-            return
-        ran.wrote = tuple(n for n, tensor in enumerate(given) if version(tensor) != versions[n])
+            return ran
+        ran.wrote = tuple(n for n, t in enumerate(arguments) if version(t) != versions[n])
         with torch.no_grad():
             ran.outputs = [tensor.detach().clone() for tensor in find_tensors(output)]
-
-    def is_changed(self, batch: Inputs, numbers: Iterable[int]) -> bool:
-        """Whether a batch holds other values than the unchanged one in some of `tensors`."""
-        changed = changeable(batch)
-        return any(not torch.equal(self.tensors[n], changed[n]) for n in numbers)
+        return ran
 
     def loss_of(self, output: Any, target: Any) -> Tensor | None:
-        """Return the loss that was inspected, of an output; ``None`` where there is no number.
-
-        Raises:
-            Exception: whatever the user's loss raises.
-        """
+        """Return the loss that was inspected, of an output; ``None`` where there is no number."""
         function: Any = self.request.loss
         if isinstance(function, Mapping):
             function = TaskLosses(function)
@@ -274,9 +202,9 @@ class Runs:
         ran.read = [None] * len(outputs)
         try:
             loss = self.loss_of(output, self.request.target)
-            is_given = self.request.loss is not None or any(loss is t for t in outputs)
-            if loss is not None and is_given:
-                ran.loss = float(loss.detach())  # no projection of ours
+            is_projection = self.request.loss is None and not any(loss is t for t in outputs)
+            if loss is not None and not is_projection:
+                ran.loss = float(loss.detach())
             wanted = [n for n, t in enumerate(outputs) if t.requires_grad and t is not loss]
             if loss is None or not loss.requires_grad or not wanted:
                 return
@@ -292,18 +220,14 @@ class Runs:
     def watched(self, batch: Inputs) -> Iterator[Request]:
         """Give a request for a watched run of a batch in evaluation mode, counted as one."""
         self.count["forwards"] += 1
-        with self.beside.put_back((batch.args, batch.kwargs), evaluation=True, watched=True):
+        with self._beside.put_back((batch.args, batch.kwargs), evaluation=True, watched=True):
             yield replace(
                 self.request, inputs=batch, target=None, loss=no_loss, backward=False, scaler=None
             )
 
 
-_STEADY = 1e-5
-"""Kernels that add up in any order make less of a difference."""
-
-
 def changeable(batch: Inputs) -> list[Tensor]:
-    """Return the tensors in the arguments of a model that can be given other values, in order."""
+    """Return the tensors in the arguments of a model that can have other values, in order."""
     return [
         tensor
         for tensor in find_tensors((batch.args, batch.kwargs))

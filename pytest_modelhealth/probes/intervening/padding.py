@@ -1,0 +1,290 @@
+"""Other values put into the padding of a batch, and what real places see of that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from pytest_modelhealth.capture.step.batch import Inputs
+from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
+from pytest_modelhealth.probes.intervening.changes import Change, Effect, along, effects
+from pytest_modelhealth.probes.intervening.locating import Place, parting
+from pytest_modelhealth.probes.intervening.running import SEED, Ran, Runs
+from pytest_modelhealth.probes.intervening.samples import names_of
+from pytest_modelhealth.report import Parting
+
+_KEPT = ("label", "target")
+_LENGTHS = "len"
+_MASKS = ("mask", "pad")
+_LEAST = 1e-5
+_MERGED = range(2, 5)
+"""Models make one step of so many, as a rule."""
+_SEGMENTS = 2
+"""Sentences are of two kinds, and may be of one in padding that holds anything."""
+
+
+class Padding(NamedTuple):
+    """Where a batch is padded."""
+
+    real: Tensor  # which of ``(samples, steps)`` are real, a boolean
+    values: tuple[int, ...]  # which of `Runs.tensors` have padded places
+    why: str  # what shows it, for people
+    is_sure: bool  # a mask that nobody calls one may tell first sentences from second ones
+
+
+def what_padding_does(runs: Runs) -> Effects:
+    """Put real values into padded places, and return what follows.
+
+    Ids stay where rows are looked up by them, and get other rows: models derive positions, masks
+    and the place that they read from ids, and other ids change these too.
+    """
+    padding = _padding_in(runs)
+    steps = padding.real.shape[1]
+    share = float((~padding.real).float().mean())
+    text = f"real values in the padding ({share:.0%} of the places, by {padding.why})"
+    refill = _Refill(runs, padding)
+    if not runs.is_changed(refill.batch(with_ids=True)):
+        raise UntellableError("padding holds what real places hold; give a batch that differs")
+
+    def kind(place: Place | None) -> str:
+        taker = place.parting.taker if place is not None else ""
+        layers = place.observation.layers if place is not None else {}
+        tensor = layers[taker].inputs if taker else place and place.record.activations
+        shape = () if tensor is None or steps in tensor.shape else tensor.shape[1:]
+        merged = {n for of in _MERGED for n in (steps // of, -(-steps // of))}
+        return "merged" if len(shape) > 1 and merged & set(shape) else "values"
+
+    change, seen = _run(refill, text)
+    if runs.base.loss is None:  # what stands beside the steps, as a last state, may not be used
+        shapes = [runs.base.outputs[one.output].shape for one in seen]
+        has = [(steps in s[1:], len(s) > 2) for s in shapes]
+        seen = [one for one, has_steps in zip(seen, has, strict=True) if has_steps == max(has)]
+    worst = max(one.apart for one in seen)
+    if not worst.effect > 0.0:
+        return Effects(text, _of_loss(runs, padding, seen[0].ran))
+    if not padding.is_sure:
+        raise UntellableError(
+            f"{padding.why} may show padding or something else, and values there have an effect; "
+            "if it is padding, say padding=",
+            text,
+        )
+    return Effects(text, [parting(runs, change, worst, kind)])
+
+
+def _run(refill: _Refill, text: str) -> tuple[Change, list[Effect]]:
+    """Run a batch with other padding: with other rows for its ids, if these are looked up."""
+    runs, same, rows = refill.runs, partial(_real_places, refill.padding.real), refill.rows()
+    lacking = "no output has a row for each sample" if runs.base.loss is None else ""
+    change = Change(text, refill.batch, same, True, within=lambda: rows or nullcontext())
+    seen = effects(runs, change, lacking=lacking, must_move=False)
+    if rows is not None and not rows.count:
+        change = Change(text, partial(refill.batch, with_ids=True), same, True)
+        seen = effects(runs, change, lacking=lacking, must_move=False)
+    return change, seen
+
+
+def _of_loss(runs: Runs, padding: Padding, after: Ran) -> list[Parting]:
+    """Return that the loss counts padded places; the one before a real step may be asked for it."""
+    base, real = runs.base, padding.real
+    if not base.loss or after.loss is None:
+        return []
+    effect = abs(after.loss - base.loss) / abs(base.loss)
+    reads = [g for g in base.read if g is not None and g.shape[:2] == real.shape]
+    padded = ~(real | F.pad(real[:, 1:], (0, 1)))
+    counts = [
+        bool((g != 0).reshape(*real.shape, -1).any(-1)[padded.to(g.device)].any()) for g in reads
+    ]
+    if effect <= _LEAST or (counts and not any(counts)):
+        return []
+    return [Parting("loss", effect, role="loss", before=base.loss, after=after.loss)]
+
+
+# ---- where it is ---------------------------------------------------------------------------------
+
+
+def _padding_in(runs: Runs) -> Padding:
+    """Return the padding that a mask or lengths in the batch show."""
+    names = [name.rpartition("['")[2].removesuffix("']") for name in names_of(runs)]
+    asked = runs.conventions.padding
+    why, shows, real = "padding=", -1, None if asked is None else ~asked
+    for number, tensor in enumerate(runs.tensors if asked is None else ()):
+        if is_mask(tensor):
+            real = real_side(runs, tensor)
+        elif _LENGTHS in names[number].lower():
+            real = _up_to(runs, tensor)
+        if real is not None:
+            why, shows = f"{names[number]!r}", number
+            break
+    untellable = NotApplicableError if asked is None else UntellableError
+    if real is None:
+        raise untellable(
+            "no mask (samples, steps) of zeros and ones and no lengths in the batch show padding; "
+            "if there is some, say padding=ids == 0"
+        )
+    if bool(real.all()) or not bool(real.any()):
+        raise untellable(
+            f"{why} shows no padding: all sequences are of one length; give some shorter"
+        )
+    values = {
+        number: len(tensor[~real].unique())
+        for number, tensor in enumerate(runs.tensors)
+        if number != shows
+        and tensor.shape[:2] == real.shape
+        and not (tensor.ndim == 2 and is_mask(tensor))
+        and not any(word in names[number].lower() for word in _KEPT)
+    }
+    if not values:
+        raise untellable(f"nothing in the batch has the shape {tuple(real.shape)} of {why}")
+    # Beside one with a single value there, one with many is another sequence, as long by chance.
+    if any(n == 1 and len(runs.tensors[t][real].unique()) > _SEGMENTS for t, n in values.items()):
+        values = {number: kinds for number, kinds in values.items() if kinds == 1}
+    is_sure = asked is not None or any(word in why.lower() for word in _MASKS)
+    return Padding(real, tuple(values), why, is_sure or 1 in values.values())
+
+
+def is_mask(tensor: Tensor) -> bool:
+    """Whether a tensor says of ``(samples, steps)`` yes or no, with one change a row at most."""
+    if tensor.ndim != 2 or tensor.is_complex() or min(tensor.shape) < 2:
+        return False
+    if not bool(((tensor == 0) | (tensor == 1)).all()):
+        return False
+    changes = tensor.bool().diff(dim=1).sum(dim=1)
+    return bool((changes <= 1).all() and (changes == 1).any())
+
+
+def real_side(runs: Runs, mask: Tensor) -> Tensor | None:
+    """Return which places of a mask are real: the side on which all rows agree.
+
+    Where they agree on both, padding is the side on which all values are one and the same.
+    """
+    said = mask.bool()
+    first, last = said[:, 0], said[:, -1]
+    agree_first, agree_last = bool((first == first[0]).all()), bool((last == last[0]).all())
+    if agree_first and not agree_last:
+        return said == first[0]
+    if agree_last and not agree_first:
+        return said == last[0]
+    if not agree_first or bool(first[0]) == bool(last[0]):
+        return None
+    for tensor in runs.tensors:
+        if tensor is not mask and tensor.shape[:2] == mask.shape:
+            for real in (said, ~said):
+                if len(tensor[~real].unique()) == 1 and len(tensor[real].unique()) > 1:
+                    return real
+    return None
+
+
+def _up_to(runs: Runs, lengths: Tensor) -> Tensor | None:
+    """Return which places lie within lengths; ``None`` where they fit nothing beside them."""
+    is_count = not (lengths.is_floating_point() or lengths.is_complex()) and lengths.ndim == 1
+    if not is_count or len(lengths) < 2 or not bool((lengths >= 1).all()):
+        return None
+    for other in runs.tensors:
+        if other is not lengths and other.ndim > 1 and len(other) == len(lengths):
+            steps = torch.arange(other.shape[1], device=lengths.device)
+            return steps < lengths.reshape(-1, 1) if len(steps) >= int(lengths.max()) else None
+    return None
+
+
+def _real_places(real: Tensor, tensor: Tensor) -> Iterator[Tensor]:
+    """Yield which places of a tensor of the model are real, in each way to read its dimensions.
+
+    What has no dimension of steps is pooled, and should be equal as a whole; what has two, as
+    scores of attention have, should be where both are real. A longer one holds the steps first or
+    last of all: words are joined to the patches of an image, or to learnt places in front of them.
+    """
+    (samples, steps), sizes, real = real.shape, tensor.shape, real.to(tensor.device)
+    lengths = {size for size in sizes[1:] if size >= steps} if samples in sizes[:1] else set()
+    for length in sorted(lengths):
+        axes = [axis for axis in range(1, tensor.ndim) if sizes[axis] == length]
+        if length > steps and axes[0] == tensor.ndim - 1:
+            continue  # features
+        for sides in {(0, length - steps), (length - steps, 0)}:
+            line = F.pad(real, sides, value=True)
+            masks = [along(line, tensor, 0, axis) for axis in axes]
+            yield from masks
+            if len(masks) > 1:
+                yield torch.stack([mask.expand(sizes) for mask in masks]).all(dim=0)
+    if samples in sizes and steps not in (sizes[1:] if sizes[0] == samples else sizes):
+        yield torch.ones((), dtype=torch.bool, device=tensor.device)
+    if sizes[:2] == (steps, samples):
+        yield along(real.T, tensor, 0, 1)
+    if sizes[:1] == (samples * steps,):
+        yield along(real.reshape(-1), tensor, 0)
+        yield along(real.T.reshape(-1), tensor, 0)
+
+
+# ---- what is put there ---------------------------------------------------------------------------
+
+
+class _Refill:
+    """Values of real places for padded ones."""
+
+    def __init__(self, runs: Runs, padding: Padding) -> None:
+        self.runs, self.padding = runs, padding
+        real = padding.real.cpu()
+        self._places = ~real
+        sources, count = real.flatten().nonzero().flatten(), int(self._places.sum())
+        generator = torch.Generator().manual_seed(SEED)
+        self._sources = sources[torch.randint(len(sources), (count,), generator=generator)]
+
+    def _fill(self, tensor: Tensor) -> Tensor:
+        rows = tensor.flatten(0, 1)[self._sources.to(tensor.device)]
+        return tensor.index_put((self._places.to(tensor.device),), rows)
+
+    def batch(self, *, with_ids: bool = False) -> Inputs:
+        """Return the batch with real values in padded places; ids stay unless asked for."""
+
+        def change(number: int, tensor: Tensor) -> Tensor | None:
+            is_kept = number not in self.padding.values or (_is_id(tensor) and not with_ids)
+            return None if is_kept else self._fill(tensor)
+
+        return self.runs.changed(change)
+
+    def rows(self) -> _OtherRows | None:
+        """Return what exchanges the rows of padded ids; ``None`` where there are no ids."""
+        ids = [t for n in self.padding.values if _is_id(t := self.runs.tensors[n])]
+        return _OtherRows(ids, self._fill) if ids else None
+
+
+class _OtherRows(TorchFunctionMode):
+    """While on, ids of the batch that a table is asked for get rows of other places.
+
+    Attributes:
+        count: how many lookups were changed.
+    """
+
+    def __init__(self, ids: list[Tensor], fill: Any) -> None:
+        super().__init__()
+        self._ids, self._fill, self.count = ids, fill, 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call `func`, and exchange rows of what it returns if it looks up ids of the batch."""
+        result = func(*args, **(kwargs or {}))
+        asked: Any = None
+        if func is F.embedding:
+            asked = args[0] if args else (kwargs or {}).get("input")
+        elif func is Tensor.__getitem__:
+            asked = args[1]
+        if not isinstance(asked, Tensor) or not isinstance(result, Tensor) or not _is_id(asked):
+            return result
+        alike = (
+            asked.shape == i.shape and bool((asked == i.to(asked.device)).all()) for i in self._ids
+        )
+        if result.shape[:2] != asked.shape or not any(alike):
+            return result
+        self.count += 1
+        return self._fill(result)
+
+
+def _is_id(tensor: Tensor) -> bool:
+    return tensor.ndim == 2 and not tensor.is_floating_point() and tensor.dtype is not torch.bool

@@ -1,0 +1,339 @@
+"""Samples overwritten by others, of all inputs or of one: what of the outputs follows."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.capture.step.batch import Inputs
+from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
+from pytest_modelhealth.probes.intervening.changes import Change, Effect, along, effects, readings
+from pytest_modelhealth.probes.intervening.differences import are_apart
+from pytest_modelhealth.probes.intervening.locating import Place, parting
+from pytest_modelhealth.probes.intervening.running import Runs, changeable
+from pytest_modelhealth.report import Parting
+
+_FEWEST = 4
+_MOVES = frozenset({"roll", "flip", "index", "index_select", "gather"})
+NO_EFFECT = "has no effect on the output"
+_SECOND = "the second dimension of the batch: if that is the one of samples, say batch_dim=1"
+
+
+class Samples(NamedTuple):
+    """Where the samples of a batch lie."""
+
+    number: int
+    axes: tuple[
+        int | None, ...
+    ]  # in each of `Runs.tensors`; ``None`` where one has no row for each
+
+    @classmethod
+    def along(cls, runs: Runs, axis: int) -> Samples:
+        """Return those along a dimension, as many as the first tensor that has it tells."""
+        count = next((t.shape[axis] for t in runs.tensors if t.ndim > axis), 0)
+        has = (t.ndim > axis and t.shape[axis] == count for t in runs.tensors)
+        return cls(count, tuple(axis if one else None for one in has))
+
+    def is_common(self, runs: Runs) -> bool:
+        """Whether every tensor with dimensions has them."""
+        return not any(a is None and t.ndim for t, a in zip(runs.tensors, self.axes, strict=True))
+
+
+def samples_in(runs: Runs) -> Samples:
+    """Return where the samples lie: in the first dimension that all tensors have in common."""
+    asked, tensors = runs.conventions.batch_dim, [t for t in runs.tensors if t.ndim]
+    if runs.has_others:
+        raise UntellableError(
+            "the batch holds a tensor that is sparse, nested or quantized; give dense ones"
+        )
+    if not tensors:
+        raise UntellableError("the batch holds no tensor with dimensions")
+    samples = Samples.along(runs, asked or 0)
+    shapes = ", ".join(str(tuple(t.shape)) for t in tensors[:4])
+    if asked is not None and not samples.number:
+        raise UntellableError(f"batch_dim={asked} is no dimension of the batch ({shapes})")
+    if asked is None and not samples.is_common(runs):
+        raise UntellableError(
+            f"the tensors of the batch have no first dimension in common ({shapes}), so that it is "
+            "not known which is that of samples; say it by batch_dim="
+        )
+    if samples.number < 2:
+        raise UntellableError("the batch has one sample, or none; give two or more")
+    if all(
+        torch.equal(t, t.narrow(axis, 0, 1).expand_as(t))
+        for t, axis in zip(runs.tensors, samples.axes, strict=True)
+        if axis is not None
+    ):
+        raise UntellableError("all samples of the batch are equal; give samples that differ")
+    return samples
+
+
+def selected(runs: Runs, samples: Samples, index: Tensor) -> Inputs:
+    """Return the batch with the samples of an index, in all tensors that have samples at once."""
+
+    def change(number: int, tensor: Tensor) -> Tensor | None:
+        axis = samples.axes[number]
+        return None if axis is None else tensor.index_select(axis, index.to(tensor.device))
+
+    return runs.changed(change)
+
+
+def what_samples_see(runs: Runs) -> Effects:
+    """Overwrite every second sample, then the others, then run one sample alone.
+
+    Where rows are no samples, or see each other, and a vector in the batch puts them into groups,
+    as nodes into graphs, the groups are the samples.
+    """
+    groups, of_rows = _groups_in(runs), None
+    try:
+        of_rows = _what_rows_see(runs)
+    except UntellableError:
+        if groups is None:
+            _check_for_edges(runs)
+            raise
+    if of_rows is not None and (groups is None or not of_rows.partings):
+        return of_rows
+    assert groups is not None
+    of_groups = _what_groups_see(runs, groups)
+    return of_rows if of_rows is not None and of_groups.partings else of_groups
+
+
+def _what_rows_see(runs: Runs) -> Effects:
+    samples = samples_in(runs)
+    count = samples.number
+    seen = effects(
+        runs,
+        *_overwritten(runs, samples),
+        lacking=f"no output has a row for each of the {count} samples, so that nothing tells them "
+        "apart; return what is computed for each, not only a loss",
+    )
+    text, partings, notes = seen[0].change.text, list[Parting](), tuple[str, ...]()
+    seen = _of_samples(runs, samples, [one for one in seen if one.apart.effect > 0.0])
+    if seen:
+        worst = max(seen, key=lambda one: one.apart)
+        partings = [parting(runs, worst.change, worst.apart, _kind)]
+    alone = runs.forward(selected(runs, samples, torch.arange(1)))
+    if alone.error:
+        notes = (*notes, f"of one sample alone the model raises {alone.error}")
+    for whole, one in zip(runs.base.outputs, alone.outputs, strict=False):
+        if one.ndim < whole.ndim and count in whole.shape:
+            detail = (
+                f"returns the shape {tuple(one.shape)}, of {count} samples {tuple(whole.shape)}"
+            )
+            return Effects(text, [*partings, Parting("lost dimension", 0.0, detail=detail)], notes)
+    return Effects(text, partings, notes)
+
+
+def _overwritten(runs: Runs, samples: Samples) -> list[Change]:
+    """Return two changes: every second sample by its neighbour, then the others.
+
+    Lengths in descending order stay so: it is always a valid batch.
+    """
+    text, rows = "every second sample overwritten by its neighbour", torch.arange(samples.number)
+    halves = rows - rows % 2, (rows | 1).clamp(max=samples.number - 1)
+    return [
+        Change(text, partial(selected, runs, samples, index), partial(readings, index == rows))
+        for index in halves
+    ]
+
+
+def _of_samples(runs: Runs, samples: Samples, seen: list[Effect]) -> list[Effect]:
+    """Return those of the effects on outputs that are of samples; a pair of samples is none."""
+    if not seen:
+        return []
+    text, count, why = seen[0].change.text, samples.number, ""
+    fewer = runs.forward(selected(runs, samples, torch.arange(count - 1)))
+
+    def changes(number: int) -> int:
+        shapes = [t.shape for t in fewer.outputs[number : number + 1]]
+        sizes = zip(runs.base.outputs[number].shape, *shapes, strict=False)
+        return sum(len(set(of)) > 1 for of in sizes)
+
+    moved = [changes(one.output) for one in seen]
+    if fewer.error:
+        why = (
+            f"with one sample less the model raises {fewer.error}: it is bound to the size of "
+            "this batch, whose rows are no samples"
+        )
+    elif not any(moved):
+        why = (
+            f"of one sample less its output still has {count} rows, which are no samples; give a "
+            "batch of another size"
+        )
+    elif runs.conventions.batch_dim is None:
+        second = Samples.along(runs, 1)
+        if second.is_common(runs) and second.number > 1 and _are_independent(runs, second):
+            why = f"outputs are independent instead along {_SECOND}"
+    if why:
+        raise UntellableError(why, text)
+    return [one for one, dimensions in zip(seen, moved, strict=True) if dimensions == 1]
+
+
+def _are_independent(runs: Runs, samples: Samples) -> bool:
+    try:
+        seen = effects(runs, *_overwritten(runs, samples), lacking=_SECOND)
+        return not any(one.apart.effect for one in seen)
+    except UntellableError:
+        return False
+
+
+def _kind(place: Place | None) -> str:
+    """Return by what samples see each other: what may be meant so is a kind of its own."""
+    if place is None:
+        return "values"
+    record, at, flow = place.record, place.parting, place.observation.flow
+    if place.chosen:
+        return "choice"
+    if record.options.get("track_running_stats") is False:
+        return "statistics"
+    is_moved = at.taker and at.between and set(at.between) <= _MOVES
+    if is_moved and flow is not None and set(flow.producers(at.taker)) <= set(flow.inputs):
+        return "order"
+    is_sequential = "batch_first" in record.options or record.type_name == "MultiheadAttention"
+    shape = () if record.inputs is None else record.inputs.shape
+    is_one = len(shape) == 2 or (len(shape) == 3 and 1 in shape[:2])
+    return "sequence" if is_sequential and is_one else "values"
+
+
+# ---- groups of rows, as the nodes of several graphs ----------------------------------------------
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
+
+
+def _groups_in(runs: Runs) -> Tensor | None:
+    """Return the vector of the batch that numbers the group of each row, where there is one.
+
+    It is of whole numbers, ascending from 0 without a gap, and some come more than once.
+    """
+    tensors = [] if runs.has_others or runs.conventions.batch_dim is not None else runs.tensors
+    for tensor in tensors:
+        if tensor.ndim != 1 or len(tensor) < _FEWEST or not _is_whole(tensor):
+            continue
+        ascends = int(tensor[0]) == 0 and set(tensor.diff().tolist()) == {0, 1}
+        rows = [t for t in tensors if t.ndim and len(t) == len(tensor) and t is not tensor]
+        edges = [t for t in tensors if t.ndim > 1 and t.shape[1] == len(tensor) and _is_whole(t)]
+        if ascends and rows and not edges:  # what as many edges carry could not be told from rows
+            return tensor.detach().cpu()
+    return None
+
+
+def _what_groups_see(runs: Runs, numbers: Tensor) -> Effects:
+    """Overwrite the rows of every second group by its first row, then those of the others.
+
+    The numbers of the groups stay the same, and so does what is no row of them, such as edges.
+    """
+    rows, groups = torch.arange(len(numbers)), torch.arange(int(numbers[-1]) + 1)
+    has = (t.shape[:1] == rows.shape for t in runs.tensors)
+    samples = Samples(len(rows), tuple(0 if one else None for one in has))
+    first = torch.searchsorted(numbers, numbers)
+
+    def overwritten(parity: int) -> Change:
+        index = torch.where(numbers % 2 == parity, rows, first)
+        return Change(
+            "the rows of every second group overwritten by its first row",
+            partial(selected, runs, samples, index),
+            lambda tensor: (
+                along(of % 2 == parity, tensor, 0)
+                for of in (numbers, groups)
+                if tensor.shape[:1] == of.shape
+            ),
+        )
+
+    lacking = f"no output has a row for each of the {len(rows)} rows or {len(groups)} groups"
+    seen = effects(runs, overwritten(0), overwritten(1), lacking=lacking)
+    worst, partings = max(seen, key=lambda one: one.apart), list[Parting]()
+    if worst.apart.effect > 0.0:
+        partings = [parting(runs, worst.change, worst.apart, lambda _: "groups")]
+    note = f"the samples are the {len(groups)} groups that a vector in the batch puts its rows into"
+    return Effects(worst.change.text, partings, (note,))
+
+
+def _check_for_edges(runs: Runs) -> None:
+    """Raise `NotApplicableError` where the rows of a batch are nodes of one graph.
+
+    Whole numbers in pairs, shape (2, edges) or (edges, 2), are rows of what has floating numbers.
+    """
+    tensors = [t for t in runs.tensors if t.numel() and runs.conventions.batch_dim is None]
+    for pairs in tensors:
+        if pairs.ndim != 2 or 2 not in pairs.shape or not _is_whole(pairs):
+            continue
+        for nodes in tensors:
+            is_table = nodes.is_floating_point() and nodes.ndim and len(nodes) > 2
+            if is_table and pairs.min() >= 0 and len(nodes) // 2 <= pairs.max() < len(nodes):
+                raise NotApplicableError(
+                    f"the batch pairs its {len(nodes)} rows, as edges do, by a tensor of the shape "
+                    f"{tuple(pairs.shape)}: they are nodes, which see each other, and no samples"
+                )
+
+
+# ---- one input after the other -------------------------------------------------------------------
+
+
+def what_inputs_do(runs: Runs) -> Effects:
+    """Replace one input after the other by that of other samples.
+
+    Some samples come twice: a mean over the batch would not see them change places.
+    """
+    base, notes, is_judged = runs.base, list[str](), False
+    try:
+        samples = samples_in(runs)
+    except UntellableError as error:
+        raise NotApplicableError(f"no input can be replaced: {error}") from error
+    if not base.outputs:
+        raise NotApplicableError("the model returns no tensor on which an input could show")
+    rows = torch.arange(samples.number)
+    indices = rows - rows % 2, torch.zeros_like(rows), torch.full_like(rows, samples.number - 1)
+    names = names_of(runs)
+    for number, (tensor, axis) in enumerate(zip(runs.tensors, samples.axes, strict=True)):
+        others = [
+            tensor.index_select(axis, i.to(tensor.device)) for i in indices if axis is not None
+        ]
+        others = [other.detach() for other in others if not torch.equal(tensor, other)]
+        if not others:
+            continue
+        ran = runs.forward(runs.changed(lambda n, _: others[0] if n == number else None))  # noqa: B023
+        is_judged = is_judged or not ran.error
+        if ran.error:
+            notes.append(
+                f"with input {names[number]!r} of other samples the model raises {ran.error}"
+            )
+        elif not are_apart(base.outputs, ran.outputs):
+            notes.append(f"input {names[number]!r} {NO_EFFECT}")
+    if not is_judged:
+        raise NotApplicableError(
+            f"no input could be replaced: {'; '.join(notes)}", notes=tuple(notes)
+        )
+    return Effects("each input by itself, by that of other samples", notes=tuple(notes))
+
+
+def names_of(runs: Runs) -> list[str]:
+    """Return what people call the tensors of the batch, in the order of `Runs.tensors`."""
+    batch, names = runs.batch(), list[str]()
+    with runs.kept(()), suppress(TypeError, ValueError):  # a script keeps what is looked up in it
+        declared = inspect.signature(runs.model.forward).parameters.values()
+        names = [p.name for p in declared if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    names += map(str, range(len(names), len(batch.args)))
+    known: dict[int, str] = {}
+    for name, value in [*zip(names, batch.args, strict=False), *batch.kwargs.items()]:
+        for tensor, path in _paths(value, name):
+            known.setdefault(id(tensor), path)
+    return [known.get(id(tensor), str(n)) for n, tensor in enumerate(changeable(batch))]
+
+
+def _paths(value: Any, name: str) -> Iterator[tuple[Tensor, str]]:
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from _paths(part, f"{name}[{key!r}]")
+        return
+    tensors = find_tensors(value)
+    for n, tensor in enumerate(tensors):
+        yield tensor, name if len(tensors) == 1 else f"{name}[{n}]"
