@@ -27,21 +27,7 @@ _NO_SETTING = (
 )
 _OTHER_LOSS = "the loss function, its reduction, or a scale?"
 
-_HINTS = (
-    ("norm", "its eps, or its mode?"),
-    ("dropout", "its mode, its p, or a seed?"),
-    ("softmax", "its dim, or a scale?"),
-    ("attention", "its mask, its scale, or dropout?"),
-    ("conv", "its stride, padding, dilation or groups?"),
-    ("pool", "its kernel, stride or padding?"),
-    ("embedding", "its padding_idx or max_norm, or other indices?"),
-    ("lstm", "its initial state, or its direction?"),
-    ("upsample", "its mode or align_corners?"),
-    ("gelu", "its approximation?"),
-    ("relu", "another activation, or its slope?"),
-)
 _NO_HINT = "its settings or its forward?"
-"""Where the settings of a layer are not known, what it may be, by a word of its type."""
 
 
 @dataclass(frozen=True)
@@ -470,7 +456,7 @@ class Search:
             return code
         x, y = self.a.layers[pair.reference], self.b.layers[pair.candidate]
         if or_code and self.of_snapshots:
-            code = next((hint for word, hint in _HINTS if word in y.type_name.lower()), _NO_HINT)
+            code = _NO_HINT
         is_other = kind(x) != kind(y) or (
             x.type_name != y.type_name and x.functional == y.functional
         )

@@ -339,7 +339,7 @@ def _drift(check: SnapshotCheck) -> dict[str, Any]:
         "verdict": check.outcome.value,
         "headline": _drift_headline(check),
         "text": check.text,
-        "model": check.now.model,
+        "model": check.now.observation.model_type,
         "snapshot": check.file,
         "tensors": 0 if found is None else found.tensors,
         "story": "" if found is None else found.story,
@@ -350,7 +350,7 @@ def _drift(check: SnapshotCheck) -> dict[str, Any]:
             for drift in found.drifts
         ],
         "changes": [] if found is None else phrases(found.changes),
-        "before": _layers(check.before) if drifted and check.before is not None else [],
+        "before": _layers(found.pair.old) if found is not None and drifted else [],
         "now": _layers(check.now) if drifted else [],
     }
 
@@ -366,18 +366,19 @@ def _drift_headline(check: SnapshotCheck) -> str:
 
 
 _OF_DRIFT = ("layer", "label", "role", "statistic", "before", "now", "distance", "moved")
-_OF_TENSOR = ("shape", "dtype", "mean", "std", "min", "max", "zeros", "dead", "nan", "inf")
+_OF_TENSOR = ("shape", "dtype", "mean", "std", "min", "max")
+_COUNTED = {"zeros": "zero_fraction", "nan": "nan_count", "inf": "inf_count"}
 
 
 def _layers(snapshot: Snapshot) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            **_fields(line, "type", "status", "calls"),
+            **_fields(record, "calls", type="type_name", status="status.value"),
             "tensors": [
-                {"role": role, "name": own, **_fields(tensor, *_OF_TENSOR)}
-                for (role, own), tensor in line.tensors.items()
+                {"role": role, "name": own, **_fields(seen, *_OF_TENSOR, **_COUNTED)}
+                for (_, role, own), seen in snapshot.tensors[name].items()
             ],
         }
-        for name, line in snapshot.layers.items()
+        for name, record in snapshot.layers.items()
     ]

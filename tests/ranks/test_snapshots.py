@@ -11,9 +11,9 @@ from torch import nn
 
 from pytest_modelhealth import HealthReport, Inspector, compare
 from pytest_modelhealth.snapshot.detection import detect_drift
-from pytest_modelhealth.snapshot.file_format import dump, load
+from pytest_modelhealth.snapshot.file_format import SnapshotFile, dump, load
 from pytest_modelhealth.snapshot.recording import from_observation
-from pytest_modelhealth.snapshot.snapshot import Snapshot, SnapshotFile
+from pytest_modelhealth.snapshot.snapshot import Snapshot
 from tests.ranks.engines import distributed, inspected, loss, sharing
 from tests.ranks.launching import on_ranks
 from tests.ranks.models import batch, net, share

@@ -72,7 +72,7 @@ class Structure:
             if pair.aligned and pair.reference != pair.candidate
             if pair.reference is not None and pair.candidate is not None
         ]
-        models = self._pair.old.model, self._pair.new.model
+        models = self._pair.old.label(""), self._pair.new.label("")
         if models[0] != models[1]:
             renamed.insert(0, Place(models[0], *models))
         if renamed:
@@ -124,7 +124,7 @@ class Structure:
         if ratio != 1:
             what = f"{what} a sample"
             before, now = before / self._before["samples"], now / self._now["samples"]
-        total = _numbers(self._pair.new.model, before, now)
+        total = _numbers(self._pair.new.label(""), before, now)
         yield Change("parameters" if key in PARAMETERS else "cost", what, (total, *inner))
 
     def _differing(self, key: str) -> Iterator[Place]:
