@@ -451,7 +451,7 @@ class Search:
 
         Where all of these are known and the same, its code is left, which is said where asked for.
         """
-        code = _NO_SETTING if or_code and are_known(pair, self.runs.modules) else ""
+        code = _NO_SETTING if or_code and are_known(pair, self.runs) else ""
         if pair.reference is None or pair.candidate is None:
             return code
         x, y = self.a.layers[pair.reference], self.b.layers[pair.candidate]

@@ -18,7 +18,6 @@ from pytest_modelhealth.alignment.result import Pair, listed
 from pytest_modelhealth.capture import Request, find_engine
 from pytest_modelhealth.capture.step.bare import copied
 from pytest_modelhealth.comparison.links import Link, parameter_names
-from pytest_modelhealth.comparison.measures import coarser
 from pytest_modelhealth.comparison.sides import Side
 from pytest_modelhealth.comparison.trace import Key, Trace, TwoRuns
 from pytest_modelhealth.comparison.weights import fitted, scale_of_folding
@@ -74,15 +73,6 @@ def layer_epsilons(runs: TwoRuns, whole: float) -> dict[str, float]:
     return found
 
 
-def parameter_epsilon(pair: Pair, a: Trace, b: Trace) -> float:
-    """Return the machine epsilon that the candidate keeps a layer's parameters in, if coarser."""
-    ours, theirs = (
-        max(map(_epsilon_of, _kept(trace, name or "")), default=0.0)
-        for trace, name in ((a, pair.reference), (b, pair.candidate))
-    )
-    return theirs if theirs > ours else 0.0
-
-
 def carried_epsilons(
     own: Mapping[str, float], a: Trace, equal: Container[str], whole: float
 ) -> dict[str, float]:
@@ -98,15 +88,10 @@ def carried_epsilons(
     def pass_on(name: str, came: float | None) -> float:
         return whole if name in equal else max(own.get(name, whole), came or whole)
 
-    came: Mapping[str, float]
     flow = a.observation.flow
-    if flow is not None and flow.is_exact:
-        came = flow.sweep(pass_on, max)
-    else:
-        came, worst = {}, whole
-        for key in a.entries:  # in order of appearance
-            came[key.layer] = max(came.get(key.layer, whole), worst)
-            worst = max(worst, pass_on(key.layer, None))
+    if flow is None or not flow.is_exact:
+        return dict.fromkeys(a.layers, max(own.values()))
+    came = flow.sweep(pass_on, max)
     return {name: max(came.get(name, whole), own.get(name, whole)) for name in a.layers}
 
 
@@ -159,7 +144,7 @@ def coarser_dtype(ours: Side, theirs: Side) -> torch.dtype | None:
     if len(dtypes[0]) != 1 or len(dtypes[1]) != 1 or dtypes[0] == dtypes[1]:
         return None
     (ours_dtype,), (theirs_dtype,) = dtypes
-    return theirs_dtype if coarser(ours_dtype, theirs_dtype) == theirs_dtype else None
+    return theirs_dtype if epsilon_of(theirs_dtype) > epsilon_of(ours_dtype) else None
 
 
 @dataclass(frozen=True)

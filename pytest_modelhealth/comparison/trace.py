@@ -80,6 +80,11 @@ class Trace:
         """The layers by their names."""
         return self.observation.layers
 
+    @property
+    def model_type(self) -> str:
+        """Class name of the model."""
+        return self.observation.model_type
+
     @cached_property
     def of_role(self) -> Mapping[tuple[str, str], list[Key]]:
         """The names of the tensors of each layer and role, in order of appearance."""

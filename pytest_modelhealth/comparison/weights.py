@@ -130,9 +130,9 @@ def _values_difference(
             return f"{name} has shape {tuple(y.shape)}, was {tuple(x.shape)}"
         if x.shape != y.shape:
             y = y.T if x.ndim == 2 and x.shape == y.shape[::-1] else y.reshape(x.shape)
+        slack = max(epsilon, SAME * epsilon_of(x.dtype), epsilon_of(y.dtype))
         wide = torch.complex128 if x.is_complex() else torch.float64
         rounded, x, y = x.to(y.dtype).to(wide), x.to(wide), y.to(wide)
-        slack = max(epsilon, SAME * epsilon_of(ours.dtype))
         least = x.abs().clamp_min(float(x.abs().square().mean().sqrt()))
         allowed = slack * least
         if distance is not None:

@@ -43,9 +43,7 @@ class Evidence:
         """That of the report; of a comparison ``"different"`` or ``"equivalent"``."""
         if self._is_report:
             return str(self.report._judgement.verdict.value)
-        from pytest_modelhealth.comparison.comparison import differs
-
-        return "different" if differs(self.report) else "equivalent"
+        return "equivalent" if self.report.first_divergence is None else "different"
 
     @cached_property
     def _worst(self) -> Any:
