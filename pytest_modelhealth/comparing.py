@@ -26,7 +26,6 @@ from pytest_modelhealth.comparison.results import (
     without_effect,
 )
 from pytest_modelhealth.comparison.rounding import (
-    coarser_dtype,
     layer_epsilons,
     machine_epsilon,
     notes_on_dtypes,
@@ -125,10 +124,10 @@ def compare(
             b = replace(b, observation=replace(b.observation, backward=False))
             runs = replace(runs, b=b)
         links = link(runs, {name for name, found in changed.items() if found.others}, merged)
-        rounding = quantisation(runs, links) if theirs.quantised else None
+        rounding = quantisation(runs) if theirs.quantised else None
         coarser = {} if rounding else layer_epsilons(runs, max(epsilons))
-        lower, request = coarser_dtype(ours, theirs), replace(request, model=ours.module)
-        judge = Judge(runs, request, epsilons, lower, factor, coarser, notes, rounding)
+        request = replace(request, model=ours.module)
+        judge = Judge(runs, request, epsilons, factor, coarser, notes, rounding)
         results = sorted(judge.results(links), key=lambda result: a.entries[result.key].moment)
         aside = without_effect(results)
         notes += _notes_without_effect(aside, runs)
@@ -166,7 +165,6 @@ def compare(
 _BASES = (
     ("quantised", "the reference rounded as the candidate is"),
     ("perturbed", "runs of the reference perturbed by rounding"),
-    ("lower precision", "the reference in the candidate's precision"),
     ("floor", "machine epsilon and depth"),
 )
 """What a verdict rests on, by what the noise of any tensor was measured by."""

@@ -3,8 +3,7 @@
 1. Equal elements need no tolerance.
 2. A difference within the floor, of epsilon and depth, needs no run.
 3. Copies of the reference whose parameters and inputs are off by a rounding tell how far such a
-   change moves each number. For a candidate of lower precision, a copy in that precision runs
-   before them; for a quantised one, copies that are rounded in its steps.
+   change moves each number; for a quantised candidate, copies that are rounded in its steps.
 """
 
 from __future__ import annotations
@@ -15,26 +14,21 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from zlib import crc32
 
-import torch
 from torch import Tensor
 
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.comparison.links import BACKWARD, FLOWING, Link, missing_gradients
 from pytest_modelhealth.comparison.measures import Difference, equal_nans, gap, measure
-from pytest_modelhealth.comparison.rounding import Quantisation, carried_epsilons, move
+from pytest_modelhealth.comparison.rounding import EIGHT_BITS, Quantisation, carried_epsilons
 from pytest_modelhealth.comparison.trace import Key, Trace, TwoRuns, Watcher
 from pytest_modelhealth.progress import track
 from pytest_modelhealth.settings.setting import is_inside
 from pytest_modelhealth.statistics.dense import dense_values
-from pytest_modelhealth.tolerance import QUANTISED, RUNS, converted, floor, observed, perturbed
+from pytest_modelhealth.tolerance import RUNS, floor, observed, perturbed
 
 FACTOR = 10.0
 """How many times the natural noise a difference may be."""
-
-DROWNED = 0.5
-"""A model whose outputs rounding moves by this much of their size computes something else."""
 
 SETTLED = 5.0
 """The noise of three perturbed runs is less than this multiple of that of the first one."""
@@ -57,7 +51,6 @@ class TensorResult:
         shape: the candidate's shape, where the tensor flows through the layer in another one; else
             ``""``.
         unseen: why it was not seen, where it is the gradient of a layer without parameters.
-        coarse: what rounding does to it, where it leaves little of it.
         error: how far the candidate is off.
         floor: the least noise to expect.
         moved: how far further runs of the reference moved it.
@@ -70,7 +63,6 @@ class TensorResult:
     problem: str = ""
     shape: str = ""
     unseen: str = ""
-    coarse: str = ""
     error: Size = NONE
     floor: Size = NONE
     moved: Size = NONE
@@ -94,14 +86,14 @@ class TensorResult:
     @property
     def diverged(self) -> bool:
         """Whether there is more than rounding explains."""
-        return self.ratio > self.limit or bool(self.coarse)
+        return self.ratio > self.limit
 
     @property
     def source(self) -> str:
         """What the noise was measured by.
 
-        ``"equal"``, ``"floor"``, ``"lower precision"``, ``"perturbed"``, ``"quantised"``, or
-        ``"none"`` where there is nothing to measure.
+        ``"equal"``, ``"floor"``, ``"perturbed"``, ``"quantised"``, or ``"none"`` where there is
+        nothing to measure.
         """
         if self.is_equal:
             return "equal"
@@ -143,7 +135,6 @@ class Judge:
         runs: both runs.
         request: asks for a run of the reference's module: batch, target, loss and backward.
         epsilons: machine epsilon of the reference and of the candidate.
-        lower: the dtype of the candidate's parameters, if it is less precise than the reference's.
         factor: how many times the noise a difference may be.
         coarser: machine epsilon of the layers of the reference that are coarser than the rest.
         notes: takes what a reader should know.
@@ -153,7 +144,6 @@ class Judge:
     runs: TwoRuns
     request: Request
     epsilons: tuple[float, float]
-    lower: torch.dtype | None
     factor: float
     coarser: Mapping[str, float]
     notes: list[str]
@@ -163,7 +153,7 @@ class Judge:
         """Return what became of each linked tensor, and of the gradients without counterpart."""
         results, factor = [TensorResult(one, self.factor) for one in links], self.factor
         self._measure(results)
-        self._set_floors(results, max(self.epsilons))
+        self._set_floors(results, EIGHT_BITS if self.rounding else max(self.epsilons))
         if any(factor < one.ratio < math.inf for one in results):
             # the runs are made, so what is near the limit may be told its true noise too
             self._measure_noise([one for one in results if factor / 3 < one.ratio < math.inf])
@@ -233,28 +223,16 @@ class Judge:
 
     def _measure_noise(self, results: list[TensorResult]) -> None:
         """Measure the noise by further runs, until the first result is far beyond its limit."""
+        made: Callable[..., Request] = partial(perturbed, coarser=self.coarser)
+        by, epsilon = "perturbed", max(self.epsilons)
         if self.rounding is not None:
-            for seed in track(range(RUNS), "running the reference rounded"):
-                made = partial(self.rounding.rounded, epsilon=self.epsilons[0], seed=seed)
-                what = "the noise of quantisation could not be measured"
-                if not self._run(what, results, made, "quantised", seed):
-                    self._set_floors(results, QUANTISED)
-                    break
-            _note_drowned(results)
-            return
-        lower = self.lower
-        if lower is not None and self.epsilons[1] > self.epsilons[0]:
-            what = f"the reference does not run in {lower}"
-            made = partial(converted, dtype=lower, target=False)
-            self._run(what, results, made, "lower precision")
-        open_ = [one for one in results if one.ratio > self.factor / 3]
+            made, by, epsilon = self.rounding.rounded, "quantised", self.epsilons[0]
         for seed in track(range(RUNS), "running the reference perturbed"):
-            first = next((one for one in open_ if one.ratio > self.factor), None)
+            first = next((one for one in results if one.ratio > self.factor), None)
             if first is None or (seed and first.ratio > SETTLED * self.factor):
                 return
-            epsilon = max(self.epsilons)
-            made = partial(perturbed, epsilon=epsilon, seed=seed, coarser=self.coarser)
-            if not self._run("the noise could not be measured", open_, made, "perturbed"):
+            copy = partial(made, epsilon=epsilon, seed=seed)
+            if not self._run("the noise could not be measured", results, copy, by):
                 return
 
     def _run(
@@ -263,21 +241,16 @@ class Judge:
         results: list[TensorResult],
         made: Callable[[Request], Request],
         by: str,
-        rounded: int | None = None,
     ) -> bool:
         """Tell each result how far a run of copies of model and batch moves its tensor.
 
         The copy is not the user's model: what it raises or warns of is not for them, but a note.
-        With `rounded`, a seed, what flows is moved in the steps of a quantised candidate.
         """
         by_key: dict[Key, list[TensorResult]] = defaultdict(list)
         for one in results:
             by_key[one.key].append(one)
 
         def beside(key: Key, value: Tensor) -> None:
-            if rounded is not None and self.rounding is not None:
-                seed = crc32(repr((rounded, *key)).encode())
-                move(value, self.rounding.step_of(key, value), seed)
             seen = dense_values(value).values.cpu() if key in by_key else value
             for one in by_key.get(key, ()):
                 expected = self.runs.store[self.runs.a.entries[key].slot]
@@ -416,21 +389,3 @@ def _terms(a: Trace, key: Key) -> tuple[int, float]:
         return 1, 0.0
     terms = max(layer.activations.count // max(shape[0], 1), 1)
     return terms, layer.gradients.rms if len(shape) == 1 and layer.gradients is not None else 0.0
-
-
-def _note_drowned(results: list[TensorResult]) -> None:
-    """Call what the model returns unlike the reference's where rounding leaves little of it.
-
-    That is where rounding alone moves it by half its size, and it is off by as much.
-    """
-    drowned = [
-        one
-        for one in results
-        if one.measured_by == "quantised"
-        and one.difference is not None
-        and min(one.moved[0], one.error[0]) > DROWNED * one.difference.norm
-    ]
-    if any(one.key.role == "outputs" for one in drowned):
-        for one in drowned:
-            one.coarse = "quantised so coarsely that rounding alone moves it by "
-            one.coarse += f"{one.noise:.0%} of its size" if one.noise else "more than its size"

@@ -8,7 +8,7 @@ quantised when it ran, and what layers with quantised weights take, as these may
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Set
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,17 +17,17 @@ from torch import Tensor
 from pytest_modelhealth.alignment.result import Pair, listed
 from pytest_modelhealth.capture import Request, find_engine
 from pytest_modelhealth.capture.step.bare import copied
-from pytest_modelhealth.comparison.links import Link, parameter_names
+from pytest_modelhealth.comparison.links import parameter_names
 from pytest_modelhealth.comparison.sides import Side
-from pytest_modelhealth.comparison.trace import Key, Trace, TwoRuns
+from pytest_modelhealth.comparison.trace import Trace, TwoRuns
 from pytest_modelhealth.comparison.weights import fitted, scale_of_folding
 from pytest_modelhealth.layers import named_modules, own_parameters
-from pytest_modelhealth.statistics.dense import step, step_of_grid
+from pytest_modelhealth.statistics.dense import step
 from pytest_modelhealth.tolerance import TF32, epsilon_of, perturbed_batch
 
-INSIDE = 2.0**-7
-"""The step in which a layer may round what it takes, by the range of that: seven bits, which torch
-uses on some processors for the eight that it says."""
+EIGHT_BITS = 2.0**-5
+"""What stands for the machine epsilon of tensors in eight bits, of which some processors use seven:
+half a step of a range of eight deviations, by the root mean square."""
 
 
 def machine_epsilon(side: Side, trace: Trace) -> float:
@@ -135,31 +135,15 @@ def _epsilon_of(dtype: str | torch.dtype) -> float:
     return 0.0 if name in ("qint8", "quint8") else epsilon_of(name)
 
 
-def coarser_dtype(ours: Side, theirs: Side) -> torch.dtype | None:
-    """Return the dtype of the candidate's parameters, if it is coarser than the reference's."""
-    dtypes = [
-        {p.dtype for p in side.module.parameters() if p.is_floating_point()}
-        for side in (ours, theirs)
-    ]
-    if len(dtypes[0]) != 1 or len(dtypes[1]) != 1 or dtypes[0] == dtypes[1]:
-        return None
-    (ours_dtype,), (theirs_dtype,) = dtypes
-    return theirs_dtype if epsilon_of(theirs_dtype) > epsilon_of(ours_dtype) else None
-
-
 @dataclass(frozen=True)
 class Quantisation:
-    """The steps of a candidate, as tensors of the reference have them.
+    """The steps of a candidate's weights, as the reference's have them.
 
     Args:
-        weights: those of parameters, by the names of the layer and of the parameter.
-        values: those of what flows.
-        rounding: what goes into layers that may round it inside.
+        weights: the steps, by the names of the layer and of the parameter.
     """
 
     weights: Mapping[tuple[str, str], Tensor]
-    values: Mapping[Key, float]
-    rounding: Set[Key]
 
     def rounded(self, request: Request, epsilon: float, seed: int) -> Request:
         """Return a request for a copy with the weights moved by up to half a step.
@@ -173,53 +157,15 @@ class Quantisation:
         for (layer, name), distance in self.weights.items():
             weight = modules[layer]._parameters[name]
             assert weight is not None
-            weight.data += _noise(distance, weight, generator)
+            u = torch.rand(weight.shape, generator=generator, dtype=torch.float64) - 0.5
+            weight.data += (u * distance.cpu()).to(weight)
         inputs = perturbed_batch(request.inputs, epsilon, seed)
         return replace(request, model=module, inputs=inputs, backward=False)
 
-    def step_of(self, key: Key, value: Tensor) -> float:
-        """Return the step in which the candidate rounds a tensor of the reference; 0 for none."""
-        if key in self.rounding and value.numel():
-            return INSIDE * float(value.max().clamp_min(0) - value.min().clamp_max(0))
-        return self.values.get(key, 0.0)
 
-
-def move(value: Tensor, distance: float, seed: int) -> None:
-    """Move each element of a tensor of a copy by up to half a step, in place."""
-    if distance and value.is_floating_point() and 0 not in value.stride():
-        generator = torch.Generator().manual_seed(seed)
-        value += _noise(torch.tensor(distance), value, generator)
-
-
-def _noise(distance: Tensor, like: Tensor, generator: torch.Generator) -> Tensor:
-    u = torch.rand(like.shape, generator=generator, dtype=torch.float64) - 0.5
-    return (u * distance.cpu()).to(like)
-
-
-def quantisation(runs: TwoRuns, links: Iterable[Link]) -> Quantisation:
+def quantisation(runs: TwoRuns) -> Quantisation:
     """Return what is known of the steps of a candidate."""
-    a, b, store = runs.a, runs.b, runs.store
-    weights = dict(_weight_steps(runs))
-    layers = {layer for layer, _ in weights}
-    values: dict[Key, float] = {}
-    inside, seen = set[Key](), set[int]()
-    for link in links:
-        key, entry = link.reference, b.entries[link.candidate[0]]
-        slot = a.entries[key].slot
-        if key.role not in ("inputs", "activations") or slot in seen:
-            continue  # a tensor that appears several times is rounded once
-        distance = entry.step or _step_of_grid(store[slot], store[entry.slot])
-        if distance:
-            values[key] = distance
-        elif key.role == "inputs" and key.layer in layers and entry.dtype.is_floating_point:
-            inside.add(key)
-        if distance or key in inside:
-            seen.add(slot)
-    return Quantisation(weights, values, inside)
-
-
-def _weight_steps(runs: TwoRuns) -> Iterator[tuple[tuple[str, str], Tensor]]:
-    """Yield the steps of each parameter that the candidate keeps quantised, by its names."""
+    weights = {}
     for pair, ours, theirs in runs.alignment.aligned:
         module, other = runs.modules[0].get(ours.name), runs.modules[1].get(theirs.name)
         if module is None or other is None:
@@ -234,15 +180,5 @@ def _weight_steps(runs: TwoRuns) -> Iterator[tuple[tuple[str, str], Tensor]]:
             if folded is not None:  # by output channel
                 rows = folded.abs().clamp_min(1e-12)
                 distance = distance / rows.reshape(-1, *[1] * (distance.ndim - 1))
-            yield (ours.name, name), distance
-
-
-def _step_of_grid(expected: Tensor, found: Tensor) -> float:
-    """Return the step of a candidate's tensor whose values were rounded and are floats again.
-
-    Where the reference's lie on a grid as well, as pixels do, nobody has rounded them.
-    """
-    if not found.is_floating_point() or not found.numel():
-        return 0.0
-    distance = step_of_grid(found)
-    return 0.0 if distance and step_of_grid(expected) else distance
+            weights[ours.name, name] = distance
+    return Quantisation(weights)

@@ -167,7 +167,6 @@ def run(
         keeper.entries,
         keeper.output,
         engine.flat_outputs,
-        is_ordered=engine.runs_in_torch,
         shows_functions=engine.shows_functions,
     )
 

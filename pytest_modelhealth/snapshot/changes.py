@@ -50,18 +50,16 @@ class LayerChange:
         what: ``"renamed"``, ``"added"``, ``"no gradients any more of"``.
         label: the layer or tensor for people.
         rest: the rest of the phrase.
-        harmless: whether no number changed by it.
         layer: name of the layer.
-        formal: whether only what is recorded of the layer changed, so that it is harmless where
-            every number agrees that can be compared.
+        fails: whether it fails by itself: no number tells what it does to another batch or to
+            training.
     """
 
     what: str
     label: str
     rest: str = ""
-    harmless: bool = False
     layer: str = ""
-    formal: bool = False
+    fails: bool = False
 
 
 class SnapshotPair:
@@ -120,6 +118,12 @@ class SnapshotPair:
                 if before in self.old.tensors[before[0]]:
                     yield before, now
 
+    @cached_property
+    def shows_output(self) -> bool:
+        """Whether what the model returns is on both sides, so that numbers tell of its layers."""
+        models = [side.layers.get("") for side in (self.old, self.new)]
+        return all(model is not None and model.activations is not None for model in models)
+
     def changes(self) -> Iterator[LayerChange]:
         """Yield what became of each layer that is not what it was."""
         for pair in self.alignment.pairs:
@@ -158,59 +162,59 @@ class SnapshotPair:
         side = self.new if is_new else self.old
         record = side.layers[name]
         is_split = any(name in (one.whole, *one.parts) for one in self.alignment.splits)
-        harmless = pair.is_folded or is_split or not side.computes(name)
-        formal = not record.parameters or self._have_parameters(0 if is_new else 1)
+        is_idle = pair.is_folded or is_split or not side.computes(name)
+        is_formal = not record.parameters or self._have_parameters(0 if is_new else 1)
         rest = f" ({', '.join(filter(None, (record.type_name, pair.note)))})"
-        what = "added" if is_new else "removed"
-        return LayerChange(what, side.label(name), rest, harmless, name, formal)
+        fails = not (is_idle or (is_formal and self.shows_output))
+        return LayerChange("added" if is_new else "removed", side.label(name), rest, name, fails)
 
     def _changed(self, pair: Pair, reference: str, candidate: str) -> Iterator[LayerChange]:
         before, now = self.old.layers[reference], self.new.layers[candidate]
         old_label, label = self.old.label(reference), self.new.label(candidate)
         if reference != candidate:
-            yield LayerChange("renamed", old_label, f" to {label}", harmless=True)
+            yield LayerChange("renamed", old_label, f" to {label}")
         if pair.change is Change.MOVED:
-            rest = " to another place among the layers"
-            yield LayerChange("moved", old_label, rest, harmless=True, layer=candidate)
+            yield LayerChange("moved", old_label, " to another place among the layers", candidate)
         if before.type_name != now.type_name:
-            rest = f": type {before.type_name} is now {now.type_name}"
-            yield LayerChange("changed", label, rest, harmless=True)
+            yield LayerChange("changed", label, f": type {before.type_name} is now {now.type_name}")
+        if pair.is_folded or pair.folded_in:
+            yield LayerChange("changed", label, f": {pair.note}")
+            return
+        lost = list(self._tensors_come_and_gone(reference, candidate))
         altered = self.causes.phrases[reference] or ", ".join(
             f"{name} {getattr(before, name)} is now {getattr(now, name)}"
             for name in ("status", "calls")
             if getattr(before, name) != getattr(now, name)
         )
-        lost = list(self._tensors_come_and_gone(reference, candidate))
-        is_fold = pair.is_folded or bool(pair.folded_in)
-        if altered and not is_fold:
-            sides = ((self.old, reference), (self.new, candidate))
-            mere = not any(side.computes(name) for side, name in sides) or all(
-                name in side.holders and not side.layers[name].parameters for side, name in sides
-            )
-            formal = bool(candidate) and all(change.formal for change in lost)
-            yield LayerChange("changed", label, f": {altered}", mere, candidate, formal)
-            return
-        if pair.note:
-            yield LayerChange("changed", label, f": {pair.note}", harmless=True)
-        if not is_fold:
+        if not altered:
+            yield from [LayerChange("changed", label, f": {pair.note}")] if pair.note else ()
             yield from lost
+            return
+        sides = ((self.old, reference), (self.new, candidate))
+        is_idle = not any(side.computes(name) for side, name in sides) or all(
+            name in side.holders and not side.layers[name].parameters for side, name in sides
+        )
+        is_formal = bool(candidate) and self.shows_output and not any(one.fails for one in lost)
+        fails = not (is_idle or is_formal)
+        yield LayerChange("changed", label, f": {altered}", candidate, fails)
 
     def _tensors_come_and_gone(self, reference: str, candidate: str) -> Iterator[LayerChange]:
         ties = {one.parameter: one for one in self.causes.ties if one.pair.candidate == candidate}
         for tie in ties.values():
-            yield LayerChange("changed", tie.label, f": {tie.phrase}", False, candidate)
+            yield LayerChange("changed", tie.label, f": {tie.phrase}", candidate, fails=True)
         lost, gained = self._only
         # the inputs of inner layers only serve the story
         for _, role, own in lost[reference]:
             if own not in ties and not (role == "inputs" and reference):
                 label = self.old.label(reference, own)
-                formal = bool(reference) and self._may_go(role, own, reference, candidate)
-                yield LayerChange(f"no {role} any more of", label, "", False, candidate, formal)
+                is_formal = bool(reference) and self._may_go(role, own, reference, candidate)
+                fails = not (is_formal and self.shows_output)
+                yield LayerChange(f"no {role} any more of", label, "", candidate, fails)
         for _, role, own in gained[candidate]:
             if own not in ties and not (role == "inputs" and candidate):
-                label = self.new.label(candidate, own)
-                formal = "parameter" not in role or self._have_parameters(0)
-                yield LayerChange(f"new {role} of", label, "", False, candidate, formal)
+                is_formal = "parameter" not in role or self._have_parameters(0)
+                label, fails = self.new.label(candidate, own), not (is_formal and self.shows_output)
+                yield LayerChange(f"new {role} of", label, "", candidate, fails)
 
     def _may_go(self, role: str, own: str, reference: str, candidate: str) -> bool:
         """Whether a tensor may be gone and every number be as it was.

@@ -33,8 +33,7 @@ class Drift:
         now: its value in the report.
         distance: how far it moved; infinite where the two have no distance.
         allowance: how far it may.
-        formal: whether only the form of the tensor changed, or what a layer takes and makes the
-            same of, so that it is harmless where every number agrees that can be compared.
+        formal: whether only the form of the tensor changed, so that no number can be compared.
     """
 
     role: str
@@ -96,7 +95,7 @@ class DriftReport:
     @property
     def failing_changes(self) -> tuple[LayerChange, ...]:
         """The changes of layers that fail by themselves."""
-        return tuple(change for change in self.changes if not change.harmless)
+        return tuple(change for change in self.changes if change.fails)
 
     @property
     def drifted(self) -> bool:
@@ -177,7 +176,7 @@ def summary(report: DriftReport) -> str:
 
 def note(report: DriftReport) -> str:
     """Return what is worth saying of a report that did not drift; ``""`` for nothing."""
-    harmless = phrases(change for change in report.changes if change.harmless)
+    harmless = phrases(report.changes)
     if report.drifted or not harmless:
         return ""
     shown = "; ".join(harmless[:MOST_CHANGES])
