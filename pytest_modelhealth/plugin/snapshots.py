@@ -14,7 +14,7 @@ from pytest_modelhealth.plugin.inspections import calling_line, left_on_reports
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from pytest_modelhealth.snapshot import HealthSnapshot
+    from pytest_modelhealth.snapshot.extension import HealthSnapshot
 
 
 SNAPSHOT_CHECKS = pytest.StashKey[list[tuple[Any, Path, int]]]()
@@ -37,7 +37,7 @@ def health_snapshot(request: pytest.FixtureRequest) -> HealthSnapshot:
         )
     from syrupy.assertion import SnapshotAssertion
 
-    from pytest_modelhealth.snapshot import HealthSnapshot, HealthSnapshotExtension
+    from pytest_modelhealth.snapshot.extension import HealthSnapshot, HealthSnapshotExtension
 
     # Asked for here rather than as an argument: without syrupy there is no such fixture.
     snapshot = request.getfixturevalue("snapshot")

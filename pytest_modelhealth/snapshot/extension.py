@@ -28,14 +28,8 @@ from pytest_modelhealth.snapshot.drift import (
     note,
     summary,
 )
-from pytest_modelhealth.snapshot.file_format import UNKNOWN_TEST, SnapshotFormatError, dump, load
-from pytest_modelhealth.snapshot.recording import (
-    another_test,
-    file_of,
-    merge,
-    missing_profile,
-    profile_of,
-)
+from pytest_modelhealth.snapshot.file_format import SnapshotFormatError, dump, load
+from pytest_modelhealth.snapshot.recording import merge, of_another, of_report
 
 INCOMPLETE: ContextVar[bool] = ContextVar("INCOMPLETE", default=False)
 """Whether the run that is about to end had a test fail, or was broken off.
@@ -50,7 +44,6 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
 
     Attributes:
         test: the id of the test, without its folder.
-        profile: that of the report; ``None`` for any.
         path: of the file, for people.
         updates: whether a file that is there may be written.
         takes_names: whether layers by another name are written too, though no number drifted.
@@ -60,11 +53,8 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
 
     file_extension = "health"
     _write_mode = WriteMode.TEXT
-    test = UNKNOWN_TEST
-    profile: str | None = None
-    path = ""
+    test = path = change = ""
     updates = takes_names = False
-    change = ""
     found: DriftReport | None = None
 
     def serialize(
@@ -93,11 +83,11 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
                 "recorded as one; the file is as it was.",
                 data,
             )
-        file = file_of(data, self.test)
+        now = of_report(data, self.test)
         if self.updates and Path(self.path).exists():
             # Before anything is written, as syrupy deletes what a failed write leaves unused.
-            merge(_read(self.path), file, self.path)
-        return file
+            merge(_read(self.path), now, self.path)
+        return now
 
     def matches(self, *, serialized_data: Any, snapshot_data: Any) -> bool:
         """Return whether the report is within the tolerances of the snapshot."""
@@ -111,43 +101,32 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
     def diff_lines(self, serialized_data: Any, snapshot_data: Any) -> Iterator[str]:
         """Yield what is different, the verdict first."""
         try:
-            file = load(snapshot_data)
+            before = load(snapshot_data)
         except SnapshotFormatError as error:
             self.change = f"recorded anew, as it could not be read: {error}"
-            yield f"the snapshot cannot be read: {error.at(self.path)}"
+            yield f"the snapshot cannot be read: {self.path}:{error.line}: {error.message}"
             yield "Restore the file from version control, or record it anew."
             return
-        ((profile, snapshot),) = serialized_data.snapshots.items()
-        if stranger := another_test(file.test, serialized_data.test):
-            yield from stranger.split("\n")
-        elif profile not in file.snapshots:
-            yield missing_profile(profile, file)
-        else:
-            self.found = detect_drift(file.snapshots[profile], snapshot)
-            lines = explain(self.found)
-            self.change = summary(self.found) if lines else ""
-            yield from lines
+        if stranger := of_another(before, serialized_data):
+            yield stranger
+            return
+        self.found = detect_drift(before, serialized_data)
+        lines = explain(self.found)
+        self.change = summary(self.found) if lines else ""
+        yield from lines
 
     def read_snapshot_data_from_location(
         self, *, snapshot_location: str, snapshot_name: str, session_id: str
     ) -> str | None:
-        """Return the text of the file, ``None`` if there is none, or none of this profile."""
-        try:
-            # An error here would keep --snapshot-update from replacing a file that is no text.
-            text = _read(snapshot_location)
-            file = load(text)
-        except FileNotFoundError:
-            return None
-        except SnapshotFormatError:
-            return text
-        is_known = self.profile is None or self.profile in file.snapshots
-        return text if is_known or another_test(file.test, self.test) else None
+        """Return the text of the file, ``None`` if there is none."""
+        path = Path(snapshot_location)
+        return _read(path) if path.exists() else None
 
     @classmethod
     def write_snapshot_collection(
         cls, *, snapshot_collection: SnapshotCollection, **_options: Any
     ) -> None:
-        """Write the file whole or not at all; sections of other profiles in it are kept."""
+        """Write the file whole or not at all."""
         (snapshot,) = snapshot_collection
         path = Path(snapshot_collection.location)
         data: Any = snapshot.data
@@ -209,7 +188,7 @@ class HealthSnapshot(SnapshotAssertion):
             TypeError: `report` is no `HealthReport`.
         """
         __tracebackhide__ = True
-        extension = self._prepared(report)
+        extension = self._prepared()
         agrees = super().__eq__(report)
         result = self.executions[self.num_executions - 1]
         command = f"pytest --snapshot-update {shlex.quote(self.test_location.nodeid)}"
@@ -240,7 +219,7 @@ class HealthSnapshot(SnapshotAssertion):
         # pytest prints the fixtures of a failing test, and syrupy would spell out the whole file.
         return f"<health snapshot of {self.test_location.nodeid}>"
 
-    def _prepared(self, report: object) -> HealthSnapshotExtension:
+    def _prepared(self) -> HealthSnapshotExtension:
         extension = self.extension
         assert isinstance(extension, HealthSnapshotExtension)
         # The folder is left out of the id: it depends on where pytest was started.
@@ -255,8 +234,6 @@ class HealthSnapshot(SnapshotAssertion):
         extension.takes_names = self.update_snapshots
         extension.updates = self.update_snapshots or self.update_new_snapshots_only
         extension.change, extension.found = "", None
-        if isinstance(report, HealthReport):
-            extension.profile = profile_of(report.observation)
         return extension
 
 
@@ -265,11 +242,8 @@ def _failure(
 ) -> Iterator[str]:
     """Yield why a report does not equal its snapshot, and what to do."""
     path, text, now = extension.path, result.recalled_data, result.asserted_data
-    if text is None and not Path(path).exists():
-        yield f"there is no snapshot {result.snapshot_name!r} yet"
-    elif text is None:
-        yield from extension.diff_lines(now, _read(path))
     if text is None:
+        yield f"there is no snapshot {result.snapshot_name!r} yet"
         yield f"To record {path}: {command}"
         return
     try:
@@ -283,14 +257,13 @@ def _failure(
 
 def _check(extension: HealthSnapshotExtension, result: AssertionResult, text: str) -> SnapshotCheck:
     """Return what came of a comparison."""
+    now: Any = result.asserted_data
     change = ""
     if result.created or result.updated:
         outcome = Outcome.RECORDED
-        change = extension.change or f"recorded for {extension.profile}"
+        change = extension.change or f"recorded for {now.profile}"
     elif result.success:
         outcome = Outcome.UNCHANGED
     else:
         outcome = Outcome.MISSING if extension.found is None else Outcome.DRIFTED
-    file: Any = result.asserted_data
-    (now,) = file.snapshots.values()
     return SnapshotCheck(extension.path, outcome, text, now, extension.found, change)

@@ -13,21 +13,18 @@ from pytest_modelhealth.report import HealthReport, Noises, Observation
 from pytest_modelhealth.snapshot.detection import detect_drift
 from pytest_modelhealth.snapshot.drift import DriftReport
 from pytest_modelhealth.snapshot.file_format import (
-    UNKNOWN_TEST,
-    SnapshotFile,
     SnapshotFormatError,
     dump,
     load,
-    profiles_in,
 )
 from pytest_modelhealth.snapshot.snapshot import Snapshot
 from pytest_modelhealth.snapshot.tolerances import Tolerances
 from pytest_modelhealth.tolerance import BFLOAT16, LOSS, TF32, coarsest_epsilon
 
 
-def of_report(report: HealthReport) -> Snapshot:
+def of_report(report: HealthReport, test: str = "-") -> Snapshot:
     """Return what a snapshot keeps of a report, with every digit."""
-    return from_observation(report.observation, report._noise)
+    return replace(from_observation(report.observation, report._noise), test=test)
 
 
 def from_observation(observation: Observation, noise: Noises | None = None) -> Snapshot:
@@ -47,7 +44,8 @@ def from_observation(observation: Observation, noise: Noises | None = None) -> S
         for place, record in enumerate(records)
     }
     snapshot = Snapshot(
-        profile=profile_of(observation),
+        test="-",
+        profile=_profile(observation),
         recorded=f"pytest-modelhealth {__version__}, torch {torch.__version__}",
         calibrated=noise is not None,
         epsilon=max(coarsest_epsilon(observation), _matmul_epsilon(observation)),
@@ -58,7 +56,7 @@ def from_observation(observation: Observation, noise: Noises | None = None) -> S
     return replace(snapshot, noise=Tolerances(snapshot).multiples(noise))
 
 
-def profile_of(observation: Observation) -> str:
+def _profile(observation: Observation) -> str:
     """Return the profile of a run: its devices, and the floating dtype of most activations."""
     records = observation.layers.values()
     devices = {
@@ -84,99 +82,74 @@ def _matmul_epsilon(observation: Observation) -> float:
     return BFLOAT16 if "cpu" in devices and precision == "medium" else 0.0
 
 
-def record(report: HealthReport, *, test: str = UNKNOWN_TEST) -> str:
-    """Return the text of the snapshot file for one report.
+def record(report: HealthReport) -> str:
+    """Return the text of a snapshot of a report.
 
-    Args:
-        report: made by ``Inspector(model, calibrate=True)`` if its noise is to be measured.
-        test: the test it belongs to.
+    Its noise is in it where ``Inspector(model, calibrate=True)`` made the report.
     """
-    return dump(file_of(report, test))
-
-
-def file_of(report: HealthReport, test: str = UNKNOWN_TEST) -> SnapshotFile:
-    """Return the snapshot file for one report, with every digit of its numbers."""
-    snapshot = of_report(report)
-    return SnapshotFile(test, {snapshot.profile: snapshot})
+    return dump(of_report(report))
 
 
 def check(text: str, report: HealthReport) -> DriftReport:
     """Return what separates a report from a recorded snapshot.
 
-    Args:
-        text: what `record` returned, or the content of a snapshot file.
-        report: what is held against it.
-
     Raises:
-        SnapshotFormatError: `text` is no snapshot, or has none for this device and dtype.
+        SnapshotFormatError: `text` is no snapshot.
     """
-    file, now = load(text), of_report(report)
-    before = file.snapshots.get(now.profile)
-    if before is None:
-        raise SnapshotFormatError(missing_profile(now.profile, file))
-    return detect_drift(before, now)
+    return detect_drift(load(text), of_report(report))
 
 
-def missing_profile(profile: str, file: SnapshotFile) -> str:
-    """Return the sentence on a file without a section for a profile."""
-    known = ", ".join(file.snapshots)
-    return f"there is no snapshot for {profile} yet; the file has {known}"
+def merge(old_text: str, now: Snapshot, path: str = "") -> str:
+    """Return the text to write over that of a file.
 
-
-def merge(old_text: str, new: SnapshotFile, path: str = "") -> str:
-    """Return a file's text with one newly recorded section, the others kept as they were.
-
-    Of the section itself, lines within their tolerance are kept too, so that a diff shows what
-    drifted and nothing else.
+    Lines within their tolerance are kept, so that a diff shows what drifted and nothing else.
 
     Args:
         old_text: content of the file.
-        new: what `file_of` returned.
+        now: what is recorded.
         path: the file, for messages.
 
     Raises:
         ModelHealthError: something would be lost that another test, another device or a later
             version of the plugin recorded.
     """
-    (now,) = new.snapshots.values()
     try:
-        old = load(old_text)
+        before = load(old_text)
     except SnapshotFormatError as error:
-        others = [profile for profile in profiles_in(old_text) if profile != now.profile]
-        if error.age < 0 or (not error.age and not others):
-            return dump(new)
-        what = f"would lose its part for {', '.join(others)}" if others else "would overwrite it"
+        if not error.is_future:
+            return dump(now)
         raise ModelHealthError(
-            f"the snapshot cannot be read: {error.at(path)}\nRecording {what}: restore the file "
-            "from version control, or delete it and record anew with pytest --snapshot-update."
+            f"the snapshot cannot be read: {path}:{error.line}: {error.message}\nRecording would "
+            "overwrite it: restore the file from version control, or delete it and record anew "
+            "with pytest --snapshot-update."
         ) from None
-    if stranger := another_test(old.test, new.test):
+    if stranger := of_another(before, now):
         raise ModelHealthError(stranger)
-    before = old.snapshots.get(now.profile)
-    section = now if before is None else _updated(before, now)
-    return dump(SnapshotFile(new.test, {**old.snapshots, now.profile: section}))
-
-
-def another_test(old: str, new: str) -> str:
-    """Return what is to be said on a file that belongs to another test; ``""`` where none does."""
-    if UNKNOWN_TEST in (old, new) or old == new:
-        return ""
-    return (
-        f"the snapshot is of another test: {old}, not {new}\n"
-        'The name of a file has no / \\ ? * : | " < >, so two parameters can share one: give each '
-        "an id of its own. If the file was moved or copied here, delete it and record anew with "
-        "pytest --snapshot-update, which does not overwrite it."
-    )
-
-
-def _updated(before: Snapshot, now: Snapshot) -> Snapshot:
-    """Return the section to write: `now`, with the lines of `before` that did not drift."""
     if before.epsilon != now.epsilon or (now.calibrated and not before.calibrated):
-        return now
+        return dump(now)
     kept = detect_drift(before, now).kept
     seen = {name: one for layer in before.layers for name, one in before.tensors[layer].items()}
     found = now.with_tensors(lambda name, one: seen[kept[name]] if name in kept else one)
     noise = {name: one for name, one in now.noise.items() if name not in kept}
     noise |= {name: before.noise[old] for name, old in kept.items() if old in before.noise}
     loss = (before if LOSS in kept else now).observation.loss
-    return replace(found, noise=noise, observation=replace(found.observation, loss=loss))
+    observation = replace(found.observation, loss=loss)
+    return dump(replace(found, noise=noise, observation=observation))
+
+
+def of_another(before: Snapshot, now: Snapshot) -> str:
+    """Return why a file is not one of this test, device and dtype; ``""`` where it is."""
+    if before.test != now.test:
+        return (
+            f"the snapshot is of another test: {before.test}, not {now.test}\n"
+            'The name of a file has no / \\ ? * : | " < >, so two parameters can share one: give '
+            "each an id of its own. If the file was moved or copied here, delete it and record "
+            "anew with pytest --snapshot-update, which does not overwrite it."
+        )
+    if before.profile != now.profile:
+        return (
+            f"the snapshot is of {before.profile}, the report of {now.profile}\n"
+            f'Give each a name, health_snapshot(name="{now.profile}"), or delete the file and '
+            "record anew with pytest --snapshot-update, which does not overwrite it."
+        )
+    return ""

@@ -29,9 +29,10 @@ UNKNOWN_TEST = "-"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One section of a snapshot file.
+    """The content of a snapshot file.
 
     Args:
+        test: the test it belongs to, and which of the test's snapshots it is.
         profile: device and dtype, ``"cpu float32"``.
         recorded: versions; for people, never compared.
         calibrated: whether the noise of its numbers was measured.
@@ -41,6 +42,7 @@ class Snapshot:
             fraction, how far.
     """
 
+    test: str
     profile: str
     recorded: str
     calibrated: bool

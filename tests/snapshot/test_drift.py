@@ -17,7 +17,7 @@ from pytest_modelhealth.report import LayerRecord
 from pytest_modelhealth.snapshot.changes import phrases
 from pytest_modelhealth.snapshot.detection import detect_drift
 from pytest_modelhealth.snapshot.drift import DriftReport, explain, note
-from pytest_modelhealth.snapshot.file_format import SnapshotFile, dump, load
+from pytest_modelhealth.snapshot.file_format import dump, load
 from pytest_modelhealth.snapshot.recording import from_observation
 from pytest_modelhealth.snapshot.recording import of_report as seen_by
 from pytest_modelhealth.snapshot.snapshot import Snapshot
@@ -34,8 +34,7 @@ def snapshot(*records: LayerRecord, **fields: object) -> Snapshot:
 
 def reread(written: Snapshot) -> Snapshot:
     """What a file holds of a snapshot."""
-    (read,) = load(dump(SnapshotFile("t", {"p": written}))).snapshots.values()
-    return read
+    return load(dump(written))
 
 
 def of_report(report: HealthReport) -> Snapshot:

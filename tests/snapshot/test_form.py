@@ -20,8 +20,8 @@ from corpus.models.recorded import (
     zero_bias,
 )
 from pytest_modelhealth import Inspector
-from pytest_modelhealth.snapshot import check, record
 from pytest_modelhealth.snapshot.drift import DriftReport, note
+from pytest_modelhealth.snapshot.recording import check, record
 
 
 def read(reference: nn.Module, candidate: nn.Module, batch: Tensor) -> DriftReport:

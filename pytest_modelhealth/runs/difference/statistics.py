@@ -202,7 +202,7 @@ def snapshot_of(inspection: Data) -> Snapshot:
     epsilon = coarsest_epsilon(observation)
     if any(layer["device"].startswith("cuda") for layer in layers):
         epsilon = max(epsilon, TF32)  # of convolutions, unless told not to
-    return Snapshot("", "", calibrated=False, epsilon=epsilon, observation=observation)
+    return Snapshot("", "", "", calibrated=False, epsilon=epsilon, observation=observation)
 
 
 def _as_returned(layers: Sequence[Data]) -> Iterator[tuple[int, Data]]:
