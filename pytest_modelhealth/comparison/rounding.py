@@ -20,7 +20,7 @@ from pytest_modelhealth.capture.step.bare import copied
 from pytest_modelhealth.comparison.links import parameter_names
 from pytest_modelhealth.comparison.sides import Side
 from pytest_modelhealth.comparison.trace import Trace, TwoRuns
-from pytest_modelhealth.comparison.weights import fitted, scale_of_folding
+from pytest_modelhealth.comparison.weights import fitted, folded_parameters
 from pytest_modelhealth.layers import named_modules, own_parameters
 from pytest_modelhealth.statistics.dense import step
 from pytest_modelhealth.tolerance import TF32, epsilon_of, perturbed_batch
@@ -170,15 +170,16 @@ def quantisation(runs: TwoRuns) -> Quantisation:
         module, other = runs.modules[0].get(ours.name), runs.modules[1].get(theirs.name)
         if module is None or other is None:
             continue
-        held, folded = own_parameters(other), scale_of_folding(pair, runs.modules[0])
+        held, folded = own_parameters(other), folded_parameters(pair, runs.modules[0]) or {}
         for name, theirs_name in parameter_names(runs, ours.name, theirs.name).items():
             own, found = module._parameters.get(name), held.get(theirs_name)
             distance = None if found is None else step(found)
             if own is None or found is None or distance is None:
                 continue
             distance = fitted(distance, found, own).expand(own.shape)
-            if folded is not None:  # by output channel
-                rows = folded.abs().clamp_min(1e-12)
-                distance = distance / rows.reshape(-1, *[1] * (distance.ndim - 1))
+            if name in folded:  # which scales each output channel
+                sizes = [one.detach().abs().flatten(1).sum(1) for one in (folded[name], own)]
+                rows = sizes[0] / sizes[1].clamp_min(1e-12)
+                distance = distance / rows.clamp_min(1e-12).reshape(-1, *[1] * (own.ndim - 1))
             weights[ours.name, name] = distance
     return Quantisation(weights)
