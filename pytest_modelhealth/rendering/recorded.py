@@ -32,7 +32,7 @@ from pytest_modelhealth.report import (
 from pytest_modelhealth.settings.setting import is_inside
 from pytest_modelhealth.snapshot.changes import phrases
 from pytest_modelhealth.snapshot.drift import Outcome, SnapshotCheck
-from pytest_modelhealth.snapshot.drift import summary as drift_summary
+from pytest_modelhealth.snapshot.drift import headline as drift_headline
 from pytest_modelhealth.snapshot.snapshot import Snapshot
 from pytest_modelhealth.statistics import TensorStatistics
 
@@ -357,7 +357,7 @@ def _drift(check: SnapshotCheck) -> dict[str, Any]:
 
 def _drift_headline(check: SnapshotCheck) -> str:
     if check.found is not None and check.found.drifted:
-        return drift_summary(check.found)
+        return drift_headline(check.found)
     if check.text:
         return check.text.partition("\n")[0]
     if check.outcome is Outcome.RECORDED:

@@ -16,7 +16,7 @@ from pytest_modelhealth.snapshot.tolerances import Allowance
 from pytest_modelhealth.tolerance import TensorName
 
 LOSS = "loss"
-MOST_TENSORS = 12
+MOST_TENSORS = 8
 MOST_CHANGES = 6
 
 
@@ -152,26 +152,11 @@ def explain(report: DriftReport) -> list[str]:
     lines += changes[:MOST_CHANGES]
     if len(changes) > MOST_CHANGES:
         lines.append(f"... and {len(changes) - MOST_CHANGES} more changes of layers")
-    shown = _shown(report.drifts)
-    if shown:
-        lines += _table(shown)
-    folded = [drift for drift in report.drifts if drift not in shown]
-    if folded:
-        layers = {d.layer for d in folded} - {d.layer for d in shown}
-        furthest = max(folded, key=lambda drift: drift.excess)
-        tensors = _plural(len(folded), "more tensor")
-        what = f"{_plural(len(layers), 'layer')} after it ({tensors})"
-        what = what if layers else f"{tensors} of these layers"
-        where = f"{furthest.label} ({furthest.role})"
-        lines.append(f"... and {what}, the furthest {where}: {furthest.moved}")
+    if report.drifts:
+        lines += _table(report.drifts[:MOST_TENSORS])
+    if len(report.drifts) > MOST_TENSORS:
+        lines.append(f"... and {len(report.drifts) - MOST_TENSORS:,} more tensors after these")
     return [*lines, *report.remarks]
-
-
-def summary(report: DriftReport) -> str:
-    """Return in one line what drifted, by how much and in how many layers."""
-    layers = {drift.layer for drift in report.drifts if drift.role != LOSS}
-    where = f", in {_plural(len(layers), 'layer')}" if layers else ""
-    return f"{headline(report)}{where}"
 
 
 def note(report: DriftReport) -> str:
@@ -206,22 +191,6 @@ def headline(report: DriftReport) -> str:
     return f"drift in {what}: {change}, {moved}, {place} {compared}"
 
 
-def _shown(drifts: Sequence[Drift]) -> list[Drift]:
-    """Return the drifts to show; others may only follow from these.
-
-    Shown are parameters and the batch, which follow from nothing, the first layer that drifted in
-    each pass, and the loss.
-    """
-    causes = [d for d in drifts if d.role == "parameters" or (d.role == "inputs" and not d.layer)]
-    shown = causes[:MOST_TENSORS]
-    is_seen = any(d.role == "gradients" for d in drifts)
-    last = "gradients" if is_seen else "parameter_gradients"
-    for roles in (("buffers", "inputs", "activations"), (LOSS,), (last,)):
-        found = [d for d in drifts if d.role in roles and d not in causes]
-        shown += [d for d in found if d.layer == found[0].layer]
-    return [drift for drift in drifts if drift in shown][:MOST_TENSORS]
-
-
 def _table(drifts: Sequence[Drift]) -> list[str]:
     rows = [["layer", "role", "statistic", "snapshot", "now", "moved"]]
     rows += [[d.label, d.role, d.statistic, d.before, d.now, d.moved] for d in drifts]
@@ -231,7 +200,3 @@ def _table(drifts: Sequence[Drift]) -> list[str]:
         "  ".join([*map(str.ljust, row, words), *map(str.rjust, row[3:], numbers)]).rstrip()
         for row in rows
     ]
-
-
-def _plural(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -25,8 +25,8 @@ from pytest_modelhealth.snapshot.drift import (
     Outcome,
     SnapshotCheck,
     explain,
+    headline,
     note,
-    summary,
 )
 from pytest_modelhealth.snapshot.file_format import SnapshotFormatError, dump, load
 from pytest_modelhealth.snapshot.recording import merge, of_another, of_report
@@ -112,7 +112,7 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
             return
         self.found = detect_drift(before, serialized_data)
         lines = explain(self.found)
-        self.change = summary(self.found) if lines else ""
+        self.change = headline(self.found) if lines else ""
         yield from lines
 
     def read_snapshot_data_from_location(

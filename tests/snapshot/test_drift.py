@@ -363,7 +363,7 @@ def test_a_large_drift_fits_on_a_screen() -> None:
     )
     lines = explain(detect_drift(before, now))
     assert len(lines) <= 24
-    assert any(line.startswith("... and 99 layers after it (99 more tensors)") for line in lines)
+    assert "... and 92 more tensors after these" in lines
     assert "... and 44 more changes of layers" in lines
 
 

@@ -332,9 +332,7 @@ def test_many_files(project: Project, workers: tuple[str, ...]) -> None:
     assert len(told) == 2
     assert told[0].endswith("test_net/test_new.health: recorded for cpu float32")
     assert "test_net/test_old.health: drift in 2.weight (parameters): rms 0." in told[1]
-    assert re.search(
-        r"moved [\d,.e+]+ times its noise, first of \d+ drifts .* in 4 layers$", told[1]
-    )
+    assert re.search(r"moved [\d,.e+]+ times its noise, first of \d+ drifts ", told[1])
     assert changed(recorded, project.files()) == {"test_new", "test_old", "test_gone"}
     assert not list(project.path.rglob("*.tmp"))
 

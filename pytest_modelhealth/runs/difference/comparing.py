@@ -17,7 +17,7 @@ from pytest_modelhealth.runs.difference.result import (
     TestDifference,
 )
 from pytest_modelhealth.runs.difference.statistics import moved, snapshot_of
-from pytest_modelhealth.runs.difference.structure import Structure
+from pytest_modelhealth.runs.difference.structure import structural_changes
 from pytest_modelhealth.runs.run import FAILED, Run
 from pytest_modelhealth.snapshot.detection import detect_drift
 
@@ -204,7 +204,7 @@ def _compare_inspections(before: Data, now: Data) -> ResultDifference:
         *verdict,
         *_finding_changes(before, now, names),
         *statistics,
-        *Structure(pair, before, now).changes(),
+        *structural_changes(found, before, now),
         *_margin_changes(before, now, names),
     )
     return ResultDifference(now["model"], changes, cause, tuple(remarks))
