@@ -29,7 +29,7 @@ from pytest_modelhealth.comparison.rounding import (
     layer_epsilons,
     machine_epsilon,
     notes_on_dtypes,
-    quantisation,
+    quantised_weights,
 )
 from pytest_modelhealth.comparison.sides import (
     Side,
@@ -124,10 +124,10 @@ def compare(
             b = replace(b, observation=replace(b.observation, backward=False))
             runs = replace(runs, b=b)
         links = link(runs, {name for name, found in changed.items() if found.others}, merged)
-        rounding = quantisation(runs) if theirs.quantised else None
-        coarser = {} if rounding else layer_epsilons(runs, max(epsilons))
+        steps = quantised_weights(runs) if theirs.quantised else None
+        coarser = layer_epsilons(runs, max(epsilons)) if steps is None else {}
         request = replace(request, model=ours.module)
-        judge = Judge(runs, request, epsilons, factor, coarser, notes, rounding)
+        judge = Judge(runs, request, epsilons, factor, coarser, notes, steps)
         results = sorted(judge.results(links), key=lambda result: a.entries[result.key].moment)
         aside = without_effect(results)
         notes += _notes_without_effect(aside, runs)

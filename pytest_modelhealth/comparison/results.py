@@ -20,7 +20,7 @@ from torch import Tensor
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.comparison.links import BACKWARD, FLOWING, Link, missing_gradients
 from pytest_modelhealth.comparison.measures import Difference, equal_nans, gap, measure
-from pytest_modelhealth.comparison.rounding import EIGHT_BITS, Quantisation, carried_epsilons
+from pytest_modelhealth.comparison.rounding import EIGHT_BITS, Steps, rounded
 from pytest_modelhealth.comparison.trace import Key, Trace, TwoRuns, Watcher
 from pytest_modelhealth.progress import track
 from pytest_modelhealth.settings.setting import is_inside
@@ -138,7 +138,7 @@ class Judge:
         factor: how many times the noise a difference may be.
         coarser: machine epsilon of the layers of the reference that are coarser than the rest.
         notes: takes what a reader should know.
-        rounding: the steps of a quantised candidate.
+        steps: those of the weights of a quantised candidate; ``None`` for any other.
     """
 
     runs: TwoRuns
@@ -147,13 +147,13 @@ class Judge:
     factor: float
     coarser: Mapping[str, float]
     notes: list[str]
-    rounding: Quantisation | None = None
+    steps: Steps | None = None
 
     def results(self, links: Iterable[Link]) -> list[TensorResult]:
         """Return what became of each linked tensor, and of the gradients without counterpart."""
         results, factor = [TensorResult(one, self.factor) for one in links], self.factor
         self._measure(results)
-        self._set_floors(results, EIGHT_BITS if self.rounding else max(self.epsilons))
+        self._set_floors(results, max(self.epsilons) if self.steps is None else EIGHT_BITS)
         if any(factor < one.ratio < math.inf for one in results):
             # the runs are made, so what is near the limit may be told its true noise too
             self._measure_noise([one for one in results if factor / 3 < one.ratio < math.inf])
@@ -188,15 +188,10 @@ class Judge:
     def _set_floors(self, results: list[TensorResult], epsilon: float) -> None:
         """Set the least noise of each tensor; gradients of a layer's parameters share a scale.
 
-        In a model of several dtypes a tensor has the epsilon of its layer and of those before it, a
-        gradient that of them all.
+        In a model of several dtypes a tensor has the epsilon of its layer, a gradient that of them
+        all. What a coarse layer does to those behind it, perturbed runs tell.
         """
-        a, before = self.runs.a, dict[str, float]()
-        if self.coarser:
-            given = [one for one in results if one.key.role == "activations"]
-            unequal = {one.key.layer for one in given if not one.is_equal}
-            equal = {one.key.layer for one in given} - unequal
-            before = carried_epsilons(self.coarser, a, equal, epsilon)
+        a = self.runs.a
         coarsest = max(self.coarser.values(), default=epsilon)
         for one in results:
             key, difference = one.key, one.difference
@@ -217,7 +212,7 @@ class Judge:
                 inputs = a.layers[key.layer].inputs
                 rms = inputs.rms if inputs is not None and math.isfinite(inputs.rms) else 0.0
                 norm, most = max(norm, rms * width), max(most, rms)
-            own = coarsest if key.role in BACKWARD else before.get(key.layer, epsilon)
+            own = coarsest if key.role in BACKWARD else self.coarser.get(key.layer, epsilon)
             relative = floor(own, roundings)
             one.floor = relative * norm, relative * most
 
@@ -225,8 +220,8 @@ class Judge:
         """Measure the noise by further runs, until the first result is far beyond its limit."""
         made: Callable[..., Request] = partial(perturbed, coarser=self.coarser)
         by, epsilon = "perturbed", max(self.epsilons)
-        if self.rounding is not None:
-            made, by, epsilon = self.rounding.rounded, "quantised", self.epsilons[0]
+        if self.steps is not None:
+            made, by, epsilon = partial(rounded, weights=self.steps), "quantised", self.epsilons[0]
         for seed in track(range(RUNS), "running the reference perturbed"):
             first = next((one for one in results if one.ratio > self.factor), None)
             if first is None or (seed and first.ratio > SETTLED * self.factor):

@@ -1,15 +1,10 @@
-"""What rounding may do to the numbers of two models: their precision, and steps of quantisation.
-
-The noise of a quantised candidate is measured by copies of the reference that are moved by up to
-half a step wherever the candidate has rounded: weights that it keeps quantised, tensors that were
-quantised when it ran, and what layers with quantised weights take, as these may round it inside.
-"""
+"""What rounding may do to the numbers of two models: their precision, and steps of quantisation."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -24,6 +19,9 @@ from pytest_modelhealth.comparison.weights import fitted, folded_parameters
 from pytest_modelhealth.layers import named_modules, own_parameters
 from pytest_modelhealth.statistics.dense import step
 from pytest_modelhealth.tolerance import TF32, epsilon_of, perturbed_batch
+
+Steps = Mapping[tuple[str, str], Tensor]
+"""Of weights, by the names of the layer and of the parameter, the distance between two values."""
 
 EIGHT_BITS = 2.0**-5
 """What stands for the machine epsilon of tensors in eight bits, of which some processors use seven:
@@ -73,28 +71,6 @@ def layer_epsilons(runs: TwoRuns, whole: float) -> dict[str, float]:
     return found
 
 
-def carried_epsilons(
-    own: Mapping[str, float], a: Trace, equal: Container[str], whole: float
-) -> dict[str, float]:
-    """Return the machine epsilon of each layer of the reference and of all before it in the flow.
-
-    Args:
-        own: those of layers that are coarser than the whole.
-        a: the reference's run.
-        equal: layers that give the same in both models, bit for bit: they pass no rounding on.
-        whole: that of all other layers.
-    """
-
-    def pass_on(name: str, came: float | None) -> float:
-        return whole if name in equal else max(own.get(name, whole), came or whole)
-
-    flow = a.observation.flow
-    if flow is None or not flow.is_exact:
-        return dict.fromkeys(a.layers, max(own.values()))
-    came = flow.sweep(pass_on, max)
-    return {name: max(came.get(name, whole), own.get(name, whole)) for name in a.layers}
-
-
 def notes_on_dtypes(runs: TwoRuns) -> Iterator[str]:
     """Yield which layers keep or give numbers of a dtype that they do not on the other side."""
     found: dict[str, list[str]] = defaultdict(list)
@@ -135,36 +111,26 @@ def _epsilon_of(dtype: str | torch.dtype) -> float:
     return 0.0 if name in ("qint8", "quint8") else epsilon_of(name)
 
 
-@dataclass(frozen=True)
-class Quantisation:
-    """The steps of a candidate's weights, as the reference's have them.
+def rounded(request: Request, weights: Steps, epsilon: float, seed: int) -> Request:
+    """Return a request for a copy with weights moved by up to half a step, as rounding may do.
 
-    Args:
-        weights: the steps, by the names of the layer and of the parameter.
+    Raises:
+        InspectionError: the model cannot be copied.
     """
-
-    weights: Mapping[tuple[str, str], Tensor]
-
-    def rounded(self, request: Request, epsilon: float, seed: int) -> Request:
-        """Return a request for a copy with the weights moved by up to half a step.
-
-        Raises:
-            InspectionError: the model cannot be copied.
-        """
-        module = copied(find_engine(request.model).module(request.model))
-        generator = torch.Generator().manual_seed(seed)
-        modules = {named.name: named.module for named in named_modules(module)}
-        for (layer, name), distance in self.weights.items():
-            weight = modules[layer]._parameters[name]
-            assert weight is not None
-            u = torch.rand(weight.shape, generator=generator, dtype=torch.float64) - 0.5
-            weight.data += (u * distance.cpu()).to(weight)
-        inputs = perturbed_batch(request.inputs, epsilon, seed)
-        return replace(request, model=module, inputs=inputs, backward=False)
+    module = copied(find_engine(request.model).module(request.model))
+    generator = torch.Generator().manual_seed(seed)
+    modules = {named.name: named.module for named in named_modules(module)}
+    for (layer, name), distance in weights.items():
+        weight = modules[layer]._parameters[name]
+        assert weight is not None
+        u = torch.rand(weight.shape, generator=generator, dtype=torch.float64) - 0.5
+        weight.data += (u * distance.cpu()).to(weight)
+    inputs = perturbed_batch(request.inputs, epsilon, seed)
+    return replace(request, model=module, inputs=inputs, backward=False)
 
 
-def quantisation(runs: TwoRuns) -> Quantisation:
-    """Return what is known of the steps of a candidate."""
+def quantised_weights(runs: TwoRuns) -> Steps:
+    """Return the steps of the candidate's weights, as the reference's have them."""
     weights = {}
     for pair, ours, theirs in runs.alignment.aligned:
         module, other = runs.modules[0].get(ours.name), runs.modules[1].get(theirs.name)
@@ -182,4 +148,4 @@ def quantisation(runs: TwoRuns) -> Quantisation:
                 rows = sizes[0] / sizes[1].clamp_min(1e-12)
                 distance = distance / rows.clamp_min(1e-12).reshape(-1, *[1] * (own.ndim - 1))
             weights[ours.name, name] = distance
-    return Quantisation(weights)
+    return weights
