@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pytest_modelhealth.alignment.causes import CallChange, TieChange
+from pytest_modelhealth.alignment.causes import Cause
 from pytest_modelhealth.alignment.result import Alignment, Change, Pair
 from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.errors import LayerNotFoundError, ModelHealthError, suggest
@@ -89,7 +89,7 @@ class Divergence:
     story: str
     cause: str
     affected: tuple[str, ...] = ()
-    causes: tuple[CallChange | TieChange, ...] = ()
+    causes: tuple[Cause, ...] = ()
     called_at: tuple[str, str] = ("", "")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from pytest_modelhealth.alignment.causes import MOST_CALLS, CallChange, Causes, TieChange, retyped
+from pytest_modelhealth.alignment.causes import MOST_CALLS, Cause, Causes, retyped
 from pytest_modelhealth.alignment.result import Change, Pair, kind
 from pytest_modelhealth.comparison.comparison import FORWARD, Divergence
 from pytest_modelhealth.comparison.layer_differences import (
@@ -263,14 +263,14 @@ class Search:
         return self._made(pair, "backward", first, story, first.problem)
 
     def _called(
-        self, changes: list[CallChange], first: TensorResult, story: str, cause: str = ""
+        self, changes: list[Cause], first: TensorResult, story: str, cause: str = ""
     ) -> Divergence:
         """Return the divergence of a layer that is called more or less often."""
         change, *others = named = changes[:MOST_CALLS]
         said = "; ".join([change.phrase, *map(str, others), story])
         return self._made(change.pair, "calls", first, said, cause, causes=named)
 
-    def _tied(self, tie: TieChange, first: TensorResult, story: str, cause: str = "") -> Divergence:
+    def _tied(self, tie: Cause, first: TensorResult, story: str, cause: str = "") -> Divergence:
         """Return the divergence of a parameter that is no longer tied, or now is."""
         pair, said = self._pair(first.key.layer) or tie.pair, f"{tie.phrase}; {story}"
         found = self._made(pair, "tying", first, said, cause, causes=(tie,))
@@ -283,7 +283,7 @@ class Search:
         result: TensorResult,
         story: str,
         cause: str = "",
-        causes: Sequence[CallChange | TieChange] = (),
+        causes: Sequence[Cause] = (),
     ) -> Divergence:
         affected = dict.fromkeys(r.key.layer for r in self.diverged if r.key.role != "outputs")
         places = ((self.a, pair.reference), (self.b, pair.candidate))
@@ -325,7 +325,7 @@ class Search:
             return _NO_HINT
         return _NO_SETTING if are_known(pair, self.runs) else ""
 
-    def _calls_of(self, name: str) -> list[CallChange]:
+    def _calls_of(self, name: str) -> list[Cause]:
         """Return what became of the calls of a layer, or of one around it."""
         return [change for change in self.causes.calls if name in change.inside][:1]
 
@@ -378,9 +378,7 @@ class Search:
         before = self.results[: self.results.index(first)]
         return [one for one in before if one.key.role == "activations" and not one.diverged]
 
-    def _unmatched_before(
-        self, first: TensorResult
-    ) -> tuple[list[Pair], list[Pair], list[CallChange]]:
+    def _unmatched_before(self, first: TensorResult) -> tuple[list[Pair], list[Pair], list[Cause]]:
         """Return what was inserted, removed, and called more or less often before `first`.
 
         That is, between the last good tensor and it; what is called more often comes first.

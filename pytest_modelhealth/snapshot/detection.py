@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pytest_modelhealth.alignment.causes import CallChange
 from pytest_modelhealth.comparison.first_divergence import Search
 from pytest_modelhealth.comparison.links import Link
 from pytest_modelhealth.comparison.results import TensorResult
@@ -106,11 +105,9 @@ def _story(
     if not divergence.causes:
         why = filter(None, (divergence.label, divergence.story, divergence.cause))
         return ": ".join(why), none
-    to, told = pair.alignment.to_candidate, set[str]()
-    for cause in divergence.causes:
-        inside = cause.inside if isinstance(cause, CallChange) else (cause.pair.name,)
-        told |= {to[name] for name in inside}
-    return "; ".join(map(str, divergence.causes)), frozenset(told)
+    to = pair.alignment.to_candidate
+    told = frozenset(to[name] for cause in divergence.causes for name in cause.inside)
+    return "; ".join(map(str, divergence.causes)), told
 
 
 def _tensor_drift(
