@@ -134,21 +134,7 @@ def other_operations(runs: TwoRuns, pair: Pair, label: str, *, backward: bool = 
         changes = [f"{_phrase(one, whose)} is gone" for one in gone]
         changes += [f"{_phrase(one, whose)} is new{_near_line(one.line)}" for one in new]
         return ", ".join(changes)
-    rewired = [
-        (x, y)
-        for x, y in zip(before, now, strict=True)
-        if (x.name, x.operands) != (y.name, y.operands)
-    ]
-    if len(rewired) != 1:
-        return ""
-    ((was, is_),) = rewired
-    taken, lost = (
-        " and ".join(_named(name, whose) for name in one.operands if name not in other.operands)
-        for one, other in ((is_, was), (was, is_))
-    )
-    if was.name != is_.name or not taken or not lost:
-        return ""
-    return f"{_function(is_)} takes {taken}, was {lost}{_near_line(is_.line)}"
+    return ""
 
 
 def _without(some: Sequence[Operation], others: Sequence[Operation]) -> list[Operation]:
@@ -170,10 +156,8 @@ def _without(some: Sequence[Operation], others: Sequence[Operation]) -> list[Ope
 def _phrase(one: Operation, whose: str) -> str:
     """Return an operation with what it takes; `whose` says whose input ``"input"`` is."""
     shown = [_named(name, whose) for name in dict.fromkeys(one.operands)]
-    if "input" in one.operands and len(shown) > 1:
-        return f"{_function(one)} with {_named('input', whose)}"
     if len(shown) == 1 and one.name in SUMS | PRODUCTS:
-        return f"{_function(one)} of {shown[0]} and a number"
+        shown.append("a number")
     return f"{_function(one)} of {' and '.join(shown)}" if shown else _function(one)
 
 

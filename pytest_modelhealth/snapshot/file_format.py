@@ -44,7 +44,6 @@ _HEADER = ("test", "profile", "model", "recorded", "noise", "loss")
 _LEGEND = "# in, out, grad, .weight, ...: shape,mean,std,min,max; ~mean:4 4 times the usual noise"
 _EXAMPLE = "layer=fc type=Linear out=64x10,0.1,0.9,-2,2"
 _END = "end"
-_CONFLICT = ("<<<<<<<", "|||||||", "=======", ">>>>>>>")
 _UNQUOTED = "/:;,()[]<>{}@!$&*+?|'#^~"
 _TIED = "tied."
 _COUNTS = {"zeros": "zero_count", "count": "count", "nan": "nan_count", "inf": "inf_count"}
@@ -135,13 +134,6 @@ def load(text: str) -> Snapshot:
         SnapshotFormatError: it spells none, is incomplete, or has another format version.
     """
     lines = text.rstrip("\n").split("\n")
-    for row, line in enumerate(lines):
-        if line.startswith(_CONFLICT):
-            raise SnapshotFormatError(
-                f"a merge was not resolved, there is the marker {_excerpt(line)}: take one side "
-                "(git checkout --ours or --theirs)",
-                row + 1,
-            )
     _check_version(lines[0])
     header = dict(_header(lines))
     if lines[-1] != _END:

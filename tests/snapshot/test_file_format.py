@@ -184,7 +184,7 @@ DAMAGE = {
     "status": (FC, f"{FC} status=lost", A_LAYER),
     "tensor": ("grad=", "gradient=", A_LAYER),
     "twice": ("layer=head", "layer=fc", "line 12: another layer should be here, not 'fc'"),
-    "conflict": (FC, f"<<<<<<< HEAD\n{FC}", "line 10: a merge was not resolved, there is the mark"),
+    "conflict": (FC, f"<<<<<<< HEAD\n{FC}", f"{A_LAYER} '<<<<<<< HEAD'"),
     "header": ("model: ", "modell: ", "line 4: 'model: ...' should be here, not 'modell: Model'"),
     "loss": (
         "loss: 0.25",

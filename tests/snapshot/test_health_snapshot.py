@@ -348,7 +348,7 @@ DAMAGES: dict[str, tuple[Callable[[str], str], str]] = {
     "truncated": (lambda text: text[: len(text) // 2], "the file is truncated"),
     "merge": (
         lambda text: text.replace("layer=2 ", "<<<<<<< HEAD\nlayer=2 ", 1),
-        "12: a merge was not resolved, there is the marker '<<<<<<< HEAD'",
+        "should be here, not '<<<<<<< HEAD'",
     ),
     "binary": (lambda text: text, "1: "),  # its bytes are written below
 }
