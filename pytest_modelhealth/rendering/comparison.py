@@ -53,15 +53,6 @@ def overview(comparison: Comparison) -> str:
     return "\n".join([*head, "", *_table(comparison, layers, 100)] if layers else head)
 
 
-def further(comparison: Comparison, *, max_rows: int) -> str:
-    """Return the rows that `failure` left out, with those it has among them; ``""`` for none."""
-    layers = _layers(comparison)
-    if len(layers) <= MOST_ROWS:
-        return ""
-    shown = _window(comparison, layers, max_rows)
-    return "\n".join([*_table(comparison, shown, 100), *_more(len(layers) - len(shown), "layer")])
-
-
 def _layers(comparison: Comparison) -> list[AlignedLayer]:
     """Return the layers that there is something to say of."""
     return [
@@ -80,7 +71,11 @@ def failure(comparison: Comparison) -> str:
     result, lines = found.result, [line(comparison), ""]
     if result is not None:
         lines += [f"  {text}" for text in _evidence(result, comparison.reference)] + [""]
-    shown = _window(comparison, _layers(comparison), MOST_ROWS)
+    layers = _layers(comparison)
+    names = [layer.name for layer in layers]
+    at = names.index(result.key.layer) if result is not None and result.key.layer in names else 0
+    start = max(0, min(at - MOST_ROWS // 2, len(layers) - MOST_ROWS))
+    shown = layers[start : start + MOST_ROWS]
     lines += [f"  {row}" for row in _table(comparison, shown, 96)]
     if found.affected:
         others = plural(len(found.affected), "other layer")
@@ -130,18 +125,6 @@ def _evidence(result: TensorResult, model: str) -> Iterator[str]:
             f"most at {list(off.at)}: {off.found:.6g} instead of {off.expected:.6g}; relative L2 "
             f"{number(off.relative_l2)}"
         )
-
-
-def _window(
-    comparison: Comparison, layers: Sequence[AlignedLayer], most: int
-) -> Sequence[AlignedLayer]:
-    """Return the layers around the first divergence."""
-    found = comparison.first_divergence
-    names = [layer.name for layer in layers]
-    seen_at = found.result.key.layer if found is not None and found.result is not None else ""
-    at = names.index(seen_at) if seen_at in names else 0
-    start = max(0, min(at - most // 2, len(layers) - most))
-    return layers[start : start + most]
 
 
 def _table(comparison: Comparison, layers: Sequence[AlignedLayer], width: int) -> list[str]:
