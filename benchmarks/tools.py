@@ -13,7 +13,8 @@ from torch.export import ExportedProgram
 from benchmarks import comparing_peers, peers
 from corpus import Finding, Sides, Subject, Tool, Training
 from corpus.pair import as_module
-from pytest_modelhealth import HealthReport, InspectionError, Inspector, compare, snapshot
+from pytest_modelhealth import HealthReport, InspectionError, Inspector, compare
+from pytest_modelhealth.snapshot import recording
 from pytest_modelhealth.snapshot.drift import DriftReport
 
 
@@ -121,12 +122,12 @@ def inspect(subject: Subject, model: Any, calibrate: bool = False) -> HealthRepo
 
 def record(subject: Subject, model: Any) -> str:
     """Return the snapshot of a model on a subject's batch, as its file has it."""
-    return snapshot.record(inspect(subject, model, calibrate=True))
+    return recording.record(inspect(subject, model, calibrate=True))
 
 
 def drift_of(recorded: str, report: HealthReport) -> list[Finding]:
     """Return how a report drifts from a snapshot, if it does."""
-    found = snapshot.check(recorded, report)
+    found = recording.check(recorded, report)
     if not found.drifted:
         return []
     layer, *also = _first(found) or (None,)

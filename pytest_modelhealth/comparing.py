@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -26,12 +26,10 @@ from pytest_modelhealth.comparison.results import (
     without_effect,
 )
 from pytest_modelhealth.comparison.rounding import (
-    coarser_dtype,
     layer_epsilons,
     machine_epsilon,
     notes_on_dtypes,
-    parameter_epsilon,
-    quantisation,
+    quantised_weights,
 )
 from pytest_modelhealth.comparison.sides import (
     Side,
@@ -47,18 +45,13 @@ from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import Status
 from pytest_modelhealth.settings import Setting
 from pytest_modelhealth.settings.setting import ancestors
-from pytest_modelhealth.tolerance import RUNS
 from pytest_modelhealth.training import default_settings
 
 MEMORY_BUDGET = 1 << 30
 """Bytes of tensors that a comparison keeps in memory."""
 
-_ARGUMENTS = (
-    Setting("strict_names", bool, False, "a layer by another name fails"),
-    Setting("factor", float, FACTOR, "times the natural noise", minimum=0.0),
-    Setting("memory_budget", int, MEMORY_BUDGET, "bytes", minimum=0),
-    Setting("noise_runs", int, RUNS, "perturbed runs", minimum=1),
-)
+_FACTOR = Setting("factor", float, FACTOR, "times the natural noise", minimum=0.0)
+_MEMORY = Setting("memory_budget", int, MEMORY_BUDGET, "bytes", minimum=0)
 
 
 @checked_call(default_settings, switches=False)
@@ -70,10 +63,8 @@ def compare(
     *,
     loss: Loss | None = None,
     backward: Backward = None,
-    strict_names: bool = False,
     factor: float = FACTOR,
     memory_budget: int = MEMORY_BUDGET,
-    noise_runs: int = RUNS,
 ) -> Comparison:
     """Compare two models on one batch: every layer, forward and backward, element by element.
 
@@ -91,21 +82,17 @@ def compare(
         loss: ``loss(output, target)``, else ``loss(output)``; ``None`` takes ``output.loss``, a
             scalar output, or a fixed random projection of the outputs.
         backward: ``False`` leaves gradients out.
-        strict_names: whether a renamed, moved, retyped, inserted or removed layer fails too.
         factor: how many times its natural noise a difference may be.
         memory_budget: bytes of tensors to keep in memory; the rest lies in a temporary file, which
             is removed however this ends.
-        noise_runs: perturbed runs of the reference, made where something seems to differ.
 
     Raises:
-        SettingsError: `strict_names`, `factor`, `memory_budget` or `noise_runs` is of a wrong type
-            or size.
+        SettingsError: `factor` or `memory_budget` is of a wrong type or size.
         InspectionError: one of the two is nothing that can be run, or a `state_dict` does not fit.
         Exception: whatever a model or the loss raises, with a note on which of the two ran.
     """
-    given = (strict_names, factor, memory_budget, noise_runs)
-    for argument, value in zip(_ARGUMENTS, given, strict=True):
-        argument.validate(value, "argument of compare")
+    _FACTOR.validate(factor, "argument of compare")
+    _MEMORY.validate(memory_budget, "argument of compare")
     ours, theirs = reference_side(reference), candidate_side(candidate, reference)
     request = Request(reference, inputs, target, loss, backward)
     with TensorStore(memory_budget) as store:
@@ -122,76 +109,65 @@ def compare(
                 "gradients that only these lack are no difference"
             )
         epsilons = machine_epsilon(ours, a), machine_epsilon(theirs, b)
-        changed = _changed(runs, epsilons[1] if epsilons[1] > epsilons[0] else 0.0)
+        slack = epsilons[1] if epsilons[1] > epsilons[0] else 0.0
+        changed = {
+            pair.reference: changed_values(runs, pair, slack)
+            for pair in alignment.pairs
+            if pair.reference is not None
+        }
         merged = merged_layers(alignment, changed)
         notes += [f"{name} has taken over {', '.join(merged[name])}" for name in merged]
         changed |= dict.fromkeys(merged, Changed())
         if merged and not any(
-            set(layer.parameters) - set(layer.frozen)
-            for layer in b.observation.layers.values()
-            if layer.calls
+            set(layer.parameters) - set(layer.frozen) for layer in b.layers.values() if layer.calls
         ):  # all that can be trained lies in layers that are not called
             b = replace(b, observation=replace(b.observation, backward=False))
             runs = replace(runs, b=b)
-        other_buffers = {name for name, found in changed.items() if found.others}
-        links = link(runs, other_buffers, merged)
-        rounding = quantisation(runs, links) if theirs.quantised else None
-        judge = Judge(
-            runs,
-            replace(request, model=ours.module),
-            epsilons,
-            coarser_dtype(ours, theirs),
-            factor,
-            {} if rounding else layer_epsilons(runs, max(epsilons)),
-            noise_runs,
-            notes,
-            rounding,
-        )
+        links = link(runs, {name for name, found in changed.items() if found.others}, merged)
+        steps = quantised_weights(runs) if theirs.quantised else None
+        coarser = layer_epsilons(runs, max(epsilons)) if steps is None else {}
+        request = replace(request, model=ours.module)
+        judge = Judge(runs, request, epsilons, factor, coarser, notes, steps)
         results = sorted(judge.results(links), key=lambda result: a.entries[result.key].moment)
         aside = without_effect(results)
         notes += _notes_without_effect(aside, runs)
-        ineffective = set(aside)
-        results = [result for result in results if result not in ineffective]
+        results = [result for result in results if result not in aside]
         same_weights = not any(found.parameters for found in changed.values())
         if same_weights and are_one_function(results, a, b):
-            inside = [one.key.layer for one in results if one.diverged]
-            names = list(dict.fromkeys(name or a.observation.model_type for name in inside))
+            inside = [one.key.layer or a.model_type for one in results if one.diverged]
+            names = listed(list(dict.fromkeys(inside)))
             why = (
                 "built otherwise in the candidate; all outputs and gradients are equal bit for bit"
             )
-            notes += [f"{listed(names)}: {why}"] if names else []
+            notes += [f"{names}: {why}"] if names else []
             results = [result for result in results if not result.diverged]
         if store.on_disk:
             notes.append(f"{store.on_disk / 2**20:,.0f} MiB of tensors lay in a temporary file")
-        return _comparison(Search(runs, changed, results), notes, strict_names)
+        search = Search(runs, changed, results)
+        divergence = search.first_divergence()
+        sources = {result.source for result in results}
+        return Comparison(
+            reference=a.model_type,
+            candidate=b.model_type,
+            alignment=alignment,
+            layers=_layers(search),
+            outputs=tuple(result for result in results if result.key.role == "outputs"),
+            first_divergence=divergence,
+            losses=(a.observation.loss, b.observation.loss),
+            basis=next(
+                (basis for source, basis in _BASES if source in sources), "bitwise equality"
+            ),
+            notes=tuple(dict.fromkeys([*_remarks(search, divergence), *notes])),
+            renderer=renderer,
+        )
 
 
-def _comparison(search: Search, notes: list[str], strict_names: bool) -> Comparison:
-    a, b, results = search.a, search.b, search.results
-    divergence = search.first_divergence()
-    return Comparison(
-        reference=a.observation.model_type,
-        candidate=b.observation.model_type,
-        alignment=search.runs.alignment,
-        layers=_layers(search),
-        outputs=tuple(result for result in results if result.key.role == "outputs"),
-        first_divergence=divergence,
-        losses=(a.observation.loss, b.observation.loss),
-        strict_names=strict_names,
-        basis=_basis(results),
-        notes=tuple(dict.fromkeys(_remarks(search, divergence, notes))),
-        renderer=renderer,
-    )
-
-
-def _changed(runs: TwoRuns, slack: float) -> dict[str, Changed]:
-    """Return the parameters and buffers of each layer of the reference whose values differ."""
-    found = {}
-    for pair in runs.alignment.pairs:
-        if pair.reference is not None:
-            coarser = parameter_epsilon(pair, runs.a, runs.b) if pair.aligned else 0.0
-            found[pair.reference] = changed_values(runs, pair, max(slack, coarser))
-    return found
+_BASES = (
+    ("quantised", "the reference rounded as the candidate is"),
+    ("perturbed", "runs of the reference perturbed by rounding"),
+    ("floor", "machine epsilon and depth"),
+)
+"""What a verdict rests on, by what the noise of any tensor was measured by."""
 
 
 def _layers(search: Search) -> dict[tuple[str | None, str | None], AlignedLayer]:
@@ -212,20 +188,6 @@ def _layers(search: Search) -> dict[tuple[str | None, str | None], AlignedLayer]
     return layers
 
 
-def _basis(results: Sequence[TensorResult]) -> str:
-    sources = {result.source for result in results}
-    for source, phrase in (
-        ("quantised", "the reference rounded as the candidate is"),
-        ("perturbed", "runs of the reference perturbed by rounding"),
-        ("float64", "the reference's own distance from a float64 run"),
-        ("lower precision", "the reference in the candidate's precision"),
-        ("floor", "machine epsilon and depth"),
-    ):
-        if source in sources:
-            return phrase
-    return "bitwise equality"
-
-
 def _notes_on_runs(ours: Side, theirs: Side, a: Trace, b: Trace) -> Iterator[str]:
     """Yield what was remarkable about the two runs."""
     if theirs.note:
@@ -239,10 +201,9 @@ def _notes_on_runs(ours: Side, theirs: Side, a: Trace, b: Trace) -> Iterator[str
         yield from (f"{side.name}: {note}" for note in trace.observation.notes)
 
 
-def _remarks(search: Search, divergence: Divergence | None, notes: list[str]) -> Iterator[str]:
-    """Yield what is worth saying of the models, `notes` on how they were compared among it."""
-    a, b, results, alignment = search.a, search.b, search.results, search.runs.alignment
-    model = a.observation.model_type
+def _remarks(search: Search, divergence: Divergence | None) -> Iterator[str]:
+    """Yield what differs in the models and is no divergence by itself."""
+    alignment, model = search.runs.alignment, search.a.model_type
     yield from notes_on_dtypes(search.runs)
     unseen = "" if divergence is not None else "; no number of this batch shows it"
     if divergence is None:
@@ -251,44 +212,26 @@ def _remarks(search: Search, divergence: Divergence | None, notes: list[str]) ->
             for phrase in other_settings(pair, search.runs):
                 settings[phrase].append(pair.name or model)
         yield from (f"{listed(names)}: {phrase}{unseen}" for phrase, names in settings.items())
-    yield from notes
-    if b.layers and len(alignment.to_candidate) <= 1 < len(a.layers):
-        yield (
-            "no layer of the reference was found in the candidate: only the inputs and outputs of "
-            "the models are compared"
-        )
-    outputs = [result for result in results if result.key.role == "outputs"]
-    began = divergence.result if divergence is not None else None
-    in_forward = began is not None and began.key.role in ("inputs", "activations")
-    if in_forward and outputs and not any(result.diverged for result in outputs):
-        yield "the outputs agree all the same: later layers make up for what differs"
-    both_nan = [r for r in results if r.difference is not None and r.difference.nan_both]
+        folded = {pair.reference for pair in alignment.pairs if pair.output_of is not None}
+        for name, found in search.changed.items():
+            if found.phrases and name not in folded:
+                phrase = f"{name}: {found.phrases[0]}"
+                yield f"parameters differ that this batch does not show: {phrase}"
+                break
+    both_nan = [r for r in search.results if r.difference is not None and r.difference.nan_both]
     if both_nan:
         layers = list(dict.fromkeys(r.key.layer or model for r in both_nan))
         yield f"equal, but NaN on both sides: {listed(layers)}"
-    folded = {pair.reference for pair in alignment.pairs if pair.output_of is not None}
-    unused = [n for n, found in search.changed.items() if found.phrases and n not in folded]
-    if unused and divergence is None:
-        phrase = search.changed[unused[0]].phrases[0]
-        yield f"parameters differ that this batch does not show: {unused[0]}: {phrase}"
     said = () if divergence is None else divergence.causes
     causes = (*search.causes.ties, *search.causes.calls)
     yield from (f"{cause}{unseen}" for cause in causes if cause not in said)
-    yield from _other_calls(search)
-
-
-def _other_calls(search: Search) -> Iterator[str]:
-    """Yield the layers of which only the first calls are compared, as much comes to all of them."""
-    alignment = search.runs.alignment
     told = {name for change in search.causes.calls for name in change.inside}
     told |= {one for name, _ in alignment.calls for one in (name, *ancestors(name))}
-    for _, ours, theirs in alignment.aligned:
-        least = min(ours.calls, theirs.calls)
-        is_seen = Status.UNSUPPORTED not in (ours.status, theirs.status)
-        if ours.calls != theirs.calls and least and is_seen and ours.name not in told:
-            those = "the first call is" if least == 1 else f"the first {least} calls are"
-            times = called(ours.calls, theirs.calls)
-            yield f"{ours.name}: {times}, on as many numbers; {those} compared"
+    for _, x, y in alignment.aligned:
+        is_seen = Status.UNSUPPORTED not in (x.status, y.status) and x.name not in told
+        if x.calls != y.calls and min(x.calls, y.calls) and is_seen:
+            times, most = called(x.calls, y.calls), min(x.calls, y.calls)
+            yield f"{x.name}: {times}, on as many numbers; the first {most} compared"
 
 
 def _notes_without_effect(set_aside: list[TensorResult], runs: TwoRuns) -> list[str]:
@@ -304,24 +247,18 @@ def _notes_without_effect(set_aside: list[TensorResult], runs: TwoRuns) -> list[
         if pair.candidate is None
         for key in a.of_role[pair.name, "activations"]
     }
-    first: dict[str, TensorResult] = {}
+    first: dict[str, str] = {}
     for result in set_aside:
-        if result.key.role != "inputs" or a.entries[result.key].slot not in absent:
-            first.setdefault(result.key.layer, result)
-    return [
-        f"{layer or a.observation.model_type}: {_difference_of(result, a)}; what is computed from "
-        f"{'it' if result.unseen else 'them'} agrees"
-        for layer, result in first.items()
-    ]
-
-
-def _difference_of(result: TensorResult, a: Trace) -> str:
-    role, difference = result.key.role, result.difference
-    if result.unseen:
-        return f"its gradient was not seen in the candidate ({result.unseen})"
-    if result.shape:
-        before = "x".join(map(str, a.entries[result.key].shape))
-        return f"its {role} are {result.shape}, were {before}: not compared"
-    if difference is None:
-        return f"its {role} differ"
-    return f"its {role} are others, {difference.found:.6g} for {difference.expected:.6g}"
+        role, off = result.key.role, result.difference
+        if role == "inputs" and a.entries[result.key].slot in absent:
+            continue
+        if result.unseen:
+            what = f"its gradient was not seen in the candidate ({result.unseen})"
+        elif result.shape or off is None:
+            before = "x".join(map(str, a.entries[result.key].shape))
+            what = f"its {role} are {result.shape}, were {before}: not compared"
+        else:
+            what = f"its {role} are others, {off.found:.6g} for {off.expected:.6g}"
+        what += f"; what is computed from {'it' if result.unseen else 'them'} agrees"
+        first.setdefault(result.key.layer, f"{result.key.layer or a.model_type}: {what}")
+    return list(first.values())

@@ -1,9 +1,8 @@
 """The natural numerical noise of a model, measured: how far rounding alone moves its numbers.
 
-Two ways to measure it. A float64 copy tells how far the model's own rounding has taken it from the
-truth. Copies whose parameters and inputs are multiplied by ``1 + u``, with ``|u|`` up to one
-machine epsilon, tell how far a change that no one can be blamed for moves each number. Where both
-say next to nothing, the epsilon and the depth of the layer are the floor.
+Copies whose parameters and inputs are multiplied by ``1 + u``, with ``|u|`` up to one machine
+epsilon, tell how far a change that no one can be blamed for moves each number. Where they say next
+to nothing, the epsilon and the depth of the layer are the floor.
 ``docs/concepts/tolerance.md`` explains, ``docs/decisions/0007-comparison.md`` has the measurements.
 """
 
@@ -11,8 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -23,10 +21,7 @@ from torch import Tensor, nn
 from pytest_modelhealth.capture import Request, find_engine
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.bare import (
-    converted_batch,
-    converted_copy,
     copied,
-    default_dtype,
 )
 from pytest_modelhealth.capture.step.batch import copied_batch
 from pytest_modelhealth.capture.step.state import State
@@ -37,9 +32,7 @@ from pytest_modelhealth.statistics import TensorStatistics
 RUNS = 3
 """Perturbed runs: each costs a step, and the largest deviation grows slowly with their number."""
 
-STATISTICS = (
-    "mean", "std", "rms", "min", "max", "abs_max", "norm", "zero_fraction", "dead_fraction"
-)  # fmt: skip
+STATISTICS = ("mean", "std", "min", "max", "zero_fraction")
 """The statistics whose noise is measured."""
 
 TensorName = tuple[str, str, str]
@@ -73,27 +66,8 @@ def perturbed(
     return replace(request, model=perturbed_copy(module, epsilon, seed, coarser), inputs=inputs)
 
 
-def converted(request: Request, dtype: torch.dtype, *, target: bool = True) -> Request:
-    """Return a request for copies of the model, the batch and maybe the target in `dtype`.
-
-    Raises:
-        InspectionError: the model cannot be copied.
-    """
-    module = find_engine(request.model).module(request.model)
-    return replace(
-        request,
-        model=converted_copy(module, dtype),
-        inputs=converted_batch(request.inputs, dtype),
-        target=converted_batch(request.target, dtype) if target else request.target,
-    )
-
-
 RECORDING: ContextVar[bool] = ContextVar("RECORDING", default=False)
 """Whether a test that records a snapshot is running: its inspectors calibrate."""
-
-TRUSTED = 30.0
-"""A float64 run that is further off than this multiple of the perturbation noise is no truth: the
-model keeps numbers in float32 whatever it is converted to, or draws others in float64."""
 
 LOSS = ("", "loss", "")
 
@@ -103,7 +77,6 @@ class Calibration:
 
     def __init__(self) -> None:
         self._perturbed: list[Observation] | None = None
-        self._wide: Observation | None = None
         self._failed = False
 
     def add(self, request: Request, base: Observation, run: Run = observed) -> None:
@@ -127,48 +100,33 @@ class Calibration:
             except Exception:  # noqa: BLE001 - what the model itself raises, the run has raised
                 self._failed = True
                 return
-            wide = None
-            with suppress(Exception), default_dtype(torch.float64):  # not every model runs in it
-                wide = run(converted(request, torch.float64))
-        if self._perturbed is None:
-            self._perturbed, self._wide = runs, wide
-            return
-        self._perturbed = [a.merge(b) for a, b in zip(self._perturbed, runs, strict=True)]
-        self._wide = None if self._wide is None or wide is None else self._wide.merge(wide)
+        known = self._perturbed
+        self._perturbed = (
+            runs if known is None else [a.merge(b) for a, b in zip(known, runs, strict=True)]
+        )
 
     def noise(self, base: Observation) -> Noises | None:
-        """Return the noise of each statistic of `base`; ``None`` where it was not measured."""
+        """Return how far each statistic of `base` is from the farthest of the further runs.
+
+        Returns:
+            ``None`` where that was not measured.
+        """
         if self._failed or self._perturbed is None:
             return None
-        noise = deviations(base, self._perturbed)
         losses = [one.loss for one in self._perturbed if one.loss is not None]
         moved = [abs(loss - base.loss) for loss in losses] if base.loss is not None else []
-        noise[LOSS] = {"value": max(filter(math.isfinite, moved), default=0.0)}
-        wide = {} if self._wide is None else deviations(base, [self._wide])
-        for name, values in wide.items():
-            for statistic, value in values.items():
-                if value <= TRUSTED * noise[name][statistic]:
-                    noise[name][statistic] = max(noise[name][statistic], value)
+        noise = {LOSS: {"value": max(filter(math.isfinite, moved), default=0.0)}}
+        for name, statistics in _tensors(base):
+            layer, role, tensor = name
+            records = [one.layers[layer] for one in self._perturbed if layer in one.layers]
+            rivals = [record.tensors(role).get(tensor) for record in records]
+            noise[name] = {
+                one: max(
+                    (_distance(statistics, r, one) for r in rivals if r is not None), default=0.0
+                )
+                for one in STATISTICS
+            }
         return noise
-
-
-def deviations(
-    base: Observation, others: Sequence[Observation]
-) -> dict[TensorName, dict[str, float]]:
-    """Return how far each statistic of `base` is from the farthest of `others`."""
-    found: dict[TensorName, dict[str, float]] = {}
-    for name, statistics in _tensors(base):
-        layer, role, tensor = name
-        records = [other.layers[layer] for other in others if layer in other.layers]
-        rivals = [record.tensors(role).get(tensor) for record in records]
-        found[name] = {
-            statistic: max(
-                (_distance(statistics, rival, statistic) for rival in rivals if rival is not None),
-                default=0.0,
-            )
-            for statistic in STATISTICS
-        }
-    return found
 
 
 def _tensors(observation: Observation) -> Iterator[tuple[TensorName, TensorStatistics]]:
@@ -179,10 +137,8 @@ def _tensors(observation: Observation) -> Iterator[tuple[TensorName, TensorStati
 
 
 def _distance(a: TensorStatistics, b: TensorStatistics, statistic: str) -> float:
-    ours, theirs = getattr(a, statistic), getattr(b, statistic)
-    if ours is None or theirs is None or not (math.isfinite(ours) and math.isfinite(theirs)):
-        return 0.0
-    return abs(float(ours) - float(theirs))
+    distance = abs(float(getattr(a, statistic)) - float(getattr(b, statistic)))
+    return distance if math.isfinite(distance) else 0.0
 
 
 def coarsest_epsilon(observation: Observation) -> float:

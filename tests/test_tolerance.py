@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from pytest_modelhealth import Inspector
+from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.step.bare import (
     converted_batch,
     converted_copy,
@@ -17,8 +18,8 @@ from pytest_modelhealth.capture.step.bare import (
 )
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.tolerance import (
+    Calibration,
     coarsest_epsilon,
-    deviations,
     epsilon_of,
     floor,
     perturbed_batch,
@@ -61,13 +62,15 @@ def test_perturbations_differ_by_seed_and_repeat_for_one():
 
 
 def test_the_noise_of_a_statistic_is_its_largest_deviation():
-    """`deviations` is the maximum over runs of the distance, by hand."""
-    reports = [Inspector(model()).run_inspection(torch.ones(4, 8) * s) for s in (1.0, 1.1, 1.3)]
+    """The maximum over the perturbed runs of the distance, by hand."""
+    scales = (1.0, 1.1, 1.3, 1.2)
+    reports = [Inspector(model()).run_inspection(torch.ones(4, 8) * s) for s in scales]
     base, *others = [report.observation for report in reports]
-    found = deviations(base, others)[("0", "activations", "")]
+    runs, calibration = iter(others), Calibration()
+    calibration.add(Request(model(), torch.ones(4, 8)), base, lambda request: next(runs))
+    found = calibration.noise(base)["0", "activations", ""]
     values = [seen.layers["0"].activations.mean for seen in (base, *others)]
     assert found["mean"] == max(abs(value - values[0]) for value in values[1:])
-    assert deviations(base, [base])[("0", "activations", "")]["rms"] == 0
 
 
 def test_measured_noise_is_small_and_covers_gradients():
@@ -81,9 +84,9 @@ def test_measured_noise_is_small_and_covers_gradients():
     for record in report:
         for role in ("activations", "gradients", "parameter_gradients"):
             for name, statistics in record.tensors(role).items():
-                found = noise[record.name, role, name]["abs_max"]
+                found = noise[record.name, role, name]["max"]
                 assert found <= 100 * EPSILON * statistics.abs_max
-    assert noise["3", "activations", ""]["abs_max"] > 0
+    assert noise["3", "activations", ""]["max"] > 0
     for name, value in original.state_dict().items():
         assert torch.equal(value, state[name])
 
@@ -96,8 +99,8 @@ def test_a_change_of_a_weight_is_far_outside_the_noise():
     scaled[0].weight.data *= 1.001
     report = Inspector(original, calibrate=True).run_inspection(batch)
     a, b = report["0"].activations, Inspector(scaled).run_inspection(batch)["0"].activations
-    allowed = max(report._noise["0", "activations", ""]["rms"], floor(EPSILON, 1) * a.rms)
-    assert abs(a.rms - b.rms) > 100 * allowed
+    allowed = max(report._noise["0", "activations", ""]["std"], floor(EPSILON, 1) * a.rms)
+    assert abs(a.std - b.std) > 100 * allowed
 
 
 def test_a_float64_copy_computes_in_float64():

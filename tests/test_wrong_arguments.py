@@ -497,7 +497,6 @@ def test_asking_before_an_inspection_says_what_to_do() -> None:
     ("arguments", "error", "message"),
     [
         ({"factor": -1}, SettingsError, "factor"),
-        ({"noise_runs": 1.5}, SettingsError, "noise_runs"),
         ({"memory_budget": "1 GiB"}, SettingsError, "memory_budget"),
         ({"loss": 3}, InspectionError, "cannot be called"),
         ({"backward": "yes"}, InspectionError, "backward must be"),

@@ -19,46 +19,29 @@ MOST_CALLS = 3
 
 
 @dataclass(frozen=True)
-class CallChange:
-    """A layer that is called more or less often.
+class Cause:
+    """A layer that is called more or less often, or a parameter that is tied, or no longer.
 
     Args:
-        pair: the layer; the outermost of several, one in the other, that changed alike.
-        phrase: what became of its calls: ``"called twice, was once"``.
-        inside: the names in the reference of the layer and of all inside it.
-        more: whether it is called more often.
-        both: whether it is called in both.
+        pair: the layer; the outermost of several, one in the other, that are called otherwise; of
+            two that share a parameter, the later in the order of registration.
+        phrase: ``"called twice, was once"``, ``"no longer tied to embedding.weight"``.
+        inside: the names in the reference of the layers of which it says all.
+        more: whether the layer is called more often.
+        parameter: own name of the parameter that is tied; ``""`` where it is calls.
+        owner: the other layer that has it.
     """
 
     pair: Pair
     phrase: str
     inside: frozenset[str]
-    more: bool
-    both: bool
-
-    def __str__(self) -> str:
-        return f"{self.pair.name}: {self.phrase}"
-
-
-@dataclass(frozen=True)
-class TieChange:
-    """A parameter that was one of another layer and no longer is, or is now.
-
-    Args:
-        pair: the later layer, in the order of registration, of the two that share it.
-        parameter: its own name there.
-        owner: the other layer.
-        phrase: ``"no longer tied to embedding.weight"``.
-    """
-
-    pair: Pair
-    parameter: str
-    owner: Pair
-    phrase: str
+    more: bool = False
+    parameter: str = ""
+    owner: Pair | None = None
 
     @property
     def label(self) -> str:
-        """The full name of the parameter."""
+        """The name of the layer, or the full one of the parameter."""
         return dotted(self.pair.name, self.parameter)
 
     def __str__(self) -> str:
@@ -82,26 +65,24 @@ class Causes:
         }
 
     @cached_property
-    def calls(self) -> tuple[CallChange, ...]:
+    def calls(self) -> tuple[Cause, ...]:
         """Every layer that is called more or less often, in execution order of the reference."""
         outermost_first = sorted(
             self._alignment.aligned, key=lambda one: one[1].name.count(".") + bool(one[1].name)
         )
         called = {x.name for _, x, y in outermost_first if x.calls or y.calls}
-        found: dict[Pair, CallChange] = {}
+        found: dict[Pair, Cause] = {}
         for pair, x, y in outermost_first:
             phrase, name = self.phrases[x.name], x.name
             if not phrase or not name or any(name in one.inside for one in found.values()):
                 continue
             inside = {other for other in self.phrases if is_inside(other, name)}
             if all(self.phrases[other] or other not in called for other in inside):
-                both = bool(x.calls and y.calls)
-                every = frozenset({name, *inside})
-                found[pair] = CallChange(pair, phrase, every, y.calls > x.calls, both)
+                found[pair] = Cause(pair, phrase, frozenset({name, *inside}), y.calls > x.calls)
         return tuple(found[pair] for pair in self._alignment.pairs if pair in found)
 
     @cached_property
-    def ties(self) -> tuple[TieChange, ...]:
+    def ties(self) -> tuple[Cause, ...]:
         """Every parameter that is no longer tied to one of another layer, or is now."""
         ours, theirs = self._alignment.reference, self._alignment.candidate
         to = {x.name: (pair, y) for pair, x, y in self._alignment.aligned}
@@ -135,7 +116,7 @@ def _broken(
     layers: Mapping[str, LayerRecord],
     counterparts: Mapping[str, tuple[Pair, LayerRecord]],
     verb: str,
-) -> Iterator[TieChange]:
+) -> Iterator[Cause]:
     """Yield each tie of one side that the other has two parameters for."""
     for layer in layers.values():
         for own, full in layer.tied.items():
@@ -147,7 +128,8 @@ def _broken(
                 n in one.parameters or n in one.tied for one, n in ((here, own), (there, name))
             )
             if known and _full_name(here, own) != _full_name(there, name):
-                yield TieChange(pair, own, owners, f"{verb} {dotted(owners.name, name)}")
+                phrase, inside = f"{verb} {dotted(owners.name, name)}", frozenset({pair.name})
+                yield Cause(pair, phrase, inside, parameter=own, owner=owners)
 
 
 def called(before: int, now: int) -> str:

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from difflib import SequenceMatcher
+from functools import cache
 from itertools import accumulate, pairwise
 
 from pytest_modelhealth.alignment.result import (
@@ -49,21 +49,16 @@ def align(reference: Layers, candidate: Layers, *, is_blind: bool = False) -> Al
         is_blind: whether nothing inside the candidate was seen.
     """
     a, b = _Side(reference), _Side(candidate)
-    matcher = _Matcher(a, b)
     if a.structure == b.structure:
-        matcher.add_all((name, name) for name in reference)
+        a.taken = b.taken = {name: name for name in reference}
     else:
-        matcher.match_leaves()
-        matcher.match_called_by_one(by_form=False)
-        matcher.match_values(a.idle, b.idle)
-        matcher.match_containers()
-    pairs = _pairs(matcher)
+        _match(a, b)
+    pairs = _pairs(a, b)
     if is_blind:
-        unseen = (
-            p if p.aligned else replace(p, reason=Reason("unseen", is_all=True)) for p in pairs
-        )
-        return Alignment(tuple(unseen), (), reference, candidate)
-    splits = tuple(_splits(matcher))
+        unseen = Reason("unseen", is_all=True)
+        pairs = [pair if pair.aligned else replace(pair, reason=unseen) for pair in pairs]
+        return Alignment(tuple(pairs), (), reference, candidate)
+    splits = (*_splits(a, b, "split"), *_splits(b, a, "fused"))
     reasons: dict[tuple[bool, str], Reason] = {}
     for split in splits:
         is_fused = split.word == "fused"
@@ -83,55 +78,45 @@ class _Side:
 
     Attributes:
         layers: all of them, by name.
+        ordered: all of them in execution order; those never called come last.
         leaves: names of the layers that compute something themselves, in execution order.
         idle: names of layers that were never called and hold parameters.
-        containers: names of all others; they are what their leaves make them.
-        own: names of the leaves and of the idle ones.
+        held: names of the leaves and idle layers in each container, which is what they make it.
         place: place of each leaf in execution order.
-        holds_layers: whether the model holds layers, rather than being the only one.
         taken: counterpart of each layer that is matched.
     """
 
     def __init__(self, layers: Layers) -> None:
         self.layers = layers
         self.taken: dict[str, str] = {}
-        self._fingerprints: dict[str, tuple[object, ...]] = {}
         holders = containers(layers)
-        self.holds_layers = "" in holders and "" in layers
-        self.containers: list[str] = []
-        self.idle: list[str] = []
-        self.leaves: list[str] = []
-        for one in self.in_order():
-            if one.name in holders and not one.parameters:
-                self.containers.append(one.name)
-            else:
-                (self.idle if one.entered is None else self.leaves).append(one.name)
-        self.own = {*self.leaves, *self.idle}
+        self.ordered = sorted(layers.values(), key=order)
+        own = [one for one in self.ordered if one.name not in holders or one.parameters]
+        self.leaves = [one.name for one in own if one.entered is not None]
+        self.idle = [one.name for one in own if one.entered is None]
         self.place = {name: place for place, name in enumerate(self.leaves)}
+        known = {one.name for one in own}
+        self.held: dict[str, set[str]] = {
+            n.name: set() for n in self.ordered if n.name not in known
+        }
+        for leaf in known:
+            for above in self.held.keys() & ancestors(leaf):
+                self.held[above].add(leaf)
+        self.fingerprint = cache(lambda name: fingerprints(layers[name]))
 
     @property
     def structure(self) -> list[tuple[object, ...]]:
         """All that names, types and shapes say of the model, in execution order."""
         return [
             (one.name, kind(one), sorted(p.shape for p in one.parameters.values()))
-            for one in self.in_order()
+            for one in self.ordered
         ]
-
-    def in_order(self) -> list[LayerRecord]:
-        """Return the layers in execution order; those never called come last."""
-        return sorted(self.layers.values(), key=order)
 
     def free(self, names: Iterable[str]) -> list[str]:
         """Return those of these layers that are not matched yet."""
         return [name for name in names if name not in self.taken]
 
-    def fingerprint(self, name: str) -> tuple[object, ...]:
-        """Return the key of the values of a layer's parameters, which are spelled once."""
-        if name not in self._fingerprints:
-            self._fingerprints[name] = fingerprints(self.layers[name])
-        return self._fingerprints[name]
-
-    def by_fingerprint(self, names: Iterable[str]) -> dict[object, list[str]]:
+    def by_values(self, names: Iterable[str]) -> dict[object, list[str]]:
         """Return layers with parameters by the values of these."""
         found: dict[object, list[str]] = defaultdict(list)
         for name in names:
@@ -139,174 +124,102 @@ class _Side:
                 found[self.fingerprint(name)].append(name)
         return found
 
-    def held(self) -> dict[str, set[str]]:
-        """Return the names of the leaves in each container."""
-        held: dict[str, set[str]] = {name: set() for name in self.containers}
-        for leaf in self.own:
-            for above in held.keys() & ancestors(leaf):
-                held[above].add(leaf)
-        return held
+
+def _match(a: _Side, b: _Side) -> None:
+    """Find the pairs: leaves first, then what was never called, then what holds them."""
+    if all("" in side.layers and len(side.layers) > 1 for side in (a, b)):
+        _add(a, b, [("", "")])  # whatever parameters a model has besides those of its layers
+    _match_merged(a, b)
+    _match_merged(b, a)
+    anchors = _anchors(a, b)
+    _add(a, b, anchors)
+    idle = (*a.idle, *b.idle)
+    heads = [n for n in idle if _is_same(a, b, n) and a.layers[n].parameters]
+    _add(a, b, _named(a, b, heads))  # another of several was called
+    backbone = _rising(sorted((a.place[x], b.place[y]) for x, y in anchors))
+    same = [n for n in a.leaves if n in b.place and _is_same(a, b, n)]
+    rising = _rising([p for n in same if _fits(p := (a.place[n], b.place[n]), backbone)])
+    _add(a, b, ((a.leaves[i], b.leaves[j]) for i, j in rising))
+    for left, right in list(_gaps(a, b, sorted([*backbone, *rising]))):
+        _add(a, b, _aligned_sequences(left, right))
+    _add(a, b, _named(a, b, [name for name in a.leaves if name in b.place]))  # in any order
+    _add_values(a, b, a.leaves, b.leaves)
+    _add(a, b, _named(a, b, idle))
+    _add_values(a, b, a.idle, b.idle)
+    _match_containers(a, b)
 
 
-class _Matcher:
-    """Finds the pairs: leaves first, then what was never called, then what holds them."""
-
-    def __init__(self, a: _Side, b: _Side) -> None:
-        self.a, self.b = a, b
-
-    def add(self, ours: str, theirs: str) -> None:
-        """Match two layers."""
-        self.a.taken[ours] = theirs
-        self.b.taken[theirs] = ours
-
-    def add_all(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Match each two layers."""
-        for ours, theirs in pairs:
-            self.add(ours, theirs)
-
-    def match_leaves(self) -> None:
-        """Match the layers that compute something themselves."""
-        a, b = self.a, self.b
-        if a.holds_layers and b.holds_layers:
-            self.add("", "")  # whatever parameters a model has besides those of its layers
-        self._match_merged()
-        anchors = self._anchors()
-        self.add_all(anchors)
-        self.match_called_by_one(by_form=True)  # as where heads changed
-        backbone = _rising(sorted((a.place[x], b.place[y]) for x, y in anchors))
-        for left, right in list(self._gaps(self._add_names(backbone))):
-            self.add_all(_aligned_sequences(left, right))
-        for name in a.free(a.leaves):  # what is left, whatever the order
-            if name not in b.taken and self._has_name(name):
-                self.add(name, name)
-        self.match_values(a.leaves, b.leaves)
-
-    def match_containers(self) -> None:
-        """Match containers by the layers in them; of those that hold the same, by type and name."""
-        a, b = self.a, self.b
-        ours, theirs = a.held(), b.held()
-        free = set(b.free(b.containers))
-        if "" in free and "" in a.containers:
-            self.add("", "")
-            free.discard("")
-        outermost_first = a.free(sorted(a.containers, key=lambda name: name.count(".")))
-        found = [
-            (-worth, place, name, other)
-            for place, name in enumerate(outermost_first)
-            for other, worth in _containers_of(
-                a.layers[name],
-                {a.taken[leaf] for leaf in ours[name] if leaf in a.taken},
-                theirs,
-                b,
-                free,
-            )
-        ]
-        for _, _, name, other in sorted(found):
-            if name not in a.taken and other in free:
-                self.add(name, other)
-                free.discard(other)
-
-    def _match_merged(self) -> None:
-        """Match a layer with the container of its name that holds several, where none is it.
-
-        So are adapters that were merged into the weights they stood beside.
-        """
-        for one, other in ((self.a, self.b), (self.b, self.a)):
-            inside, known = one.held(), one.by_fingerprint(one.leaves)
-            for name in one.containers:
-                held = [leaf for leaf in inside[name] if one.layers[leaf].parameters]
-                parts = name.split(".")  # a wrapper may have been taken off around it
-                ends = (".".join(parts[start:]) for start in range(len(parts)))
-                leaf = next((end for end in ends if end in other.place), None)
-                if len(held) < 2 or leaf is None or leaf in other.taken:
-                    continue
-                layer = other.layers[leaf]
-                if not layer.parameters:
-                    continue
-                same_output = _output(one.layers[name]) == _output(layer)
-                if same_output and other.fingerprint(leaf) not in known:
-                    one.taken[name], other.taken[layer.name] = layer.name, name
-
-    def _anchors(self) -> list[tuple[str, str]]:
-        """Return the layers whose parameters have values that no other layer's have.
-
-        Where such pairs with different names cross one another, layers swapped their weights or
-        their places: there the names count.
-        """
-        a, b = self.a, self.b
-        ours = a.by_fingerprint(a.free(a.leaves))
-        theirs = b.by_fingerprint(b.free(b.leaves))
-        unique = [
-            (names[0], theirs[key][0])
-            for key, names in ours.items()
-            if len(names) == 1 and len(theirs.get(key, ())) == 1
-        ]
-        kept = [(x, y) for x, y in unique if x == y or not self._may_be_named(x)]
-        doubtful = [(a.place[x], b.place[y]) for x, y in set(unique) - set(kept)]
-        straight = _uncrossed(sorted(doubtful))
-        return kept + [(a.leaves[i], b.leaves[j]) for i, j in straight]
-
-    def _may_be_named(self, name: str) -> bool:
-        """Whether the candidate has a leaf of this name that could as well be the same one."""
-        return self._has_name(name) and _are_of_one_form(self.a.layers[name], self.b.layers[name])
-
-    def _has_name(self, name: str) -> bool:
-        """Whether the candidate has a leaf of this name, and both are modules or both functions.
-
-        A function is named by its place among others of its kind: ``relu`` is the first one.
-        """
-        b = self.b
-        return name in b.place and self.a.layers[name].functional == b.layers[name].functional
-
-    def match_called_by_one(self, *, by_form: bool) -> None:
-        """Match layers of one name that one side or both never called, of one form if need be."""
-        a, b = self.a, self.b
-        for name in (*a.idle, *b.idle):
-            if name not in a.own or name not in b.own or name in a.taken or name in b.taken:
-                continue
-            ours = a.layers[name]
-            if not by_form or (ours.parameters and _are_of_one_form(ours, b.layers[name])):
-                self.add(name, name)
-
-    def match_values(self, ours: list[str], theirs: list[str]) -> None:
-        """Match layers with parameters of the same values, in order."""
-        a, b = self.a, self.b
-        known = b.by_fingerprint(b.free(theirs))
-        for name in a.free(ours):
-            same = known.get(a.fingerprint(name))
-            if same:
-                self.add(name, same.pop(0))
-
-    def _add_names(self, backbone: Places) -> Places:
-        """Match layers of one name and form that keep the order of the backbone, and extend it."""
-        a, b = self.a, self.b
-        same = [
-            (a.place[name], b.place[name])
-            for name in a.free(a.leaves)
-            if name not in b.taken and self._may_be_named(name)
-        ]
-        longer = _rising([pair for pair in same if _fits(pair, backbone)])
-        self.add_all((a.leaves[i], b.leaves[j]) for i, j in longer)
-        return sorted([*backbone, *longer])
-
-    def _gaps(self, backbone: Places) -> Iterator[tuple[list[LayerRecord], list[LayerRecord]]]:
-        """Yield what is not matched yet between each two neighbours of the backbone."""
-        a, b = self.a, self.b
-        i = j = 0
-        for next_i, next_j in [*backbone, (len(a.leaves), len(b.leaves))]:
-            left = [a.layers[name] for name in a.free(a.leaves[i:next_i])]
-            right = [b.layers[name] for name in b.free(b.leaves[j:next_j])]
-            if left and right:
-                yield left, right
-            i, j = next_i + 1, next_j + 1
+def _add(a: _Side, b: _Side, pairs: Iterable[tuple[str, str]]) -> None:
+    for ours, theirs in pairs:
+        a.taken[ours], b.taken[theirs] = theirs, ours
 
 
-def _uncrossed(pairs: Places) -> list[tuple[int, int]]:
-    """Return the pairs that cross no other, of pairs in ascending order of their first number."""
-    places = [place for _, place in pairs]
-    highest = accumulate(places, max)
-    lowest = [*accumulate(reversed(places), min)][::-1]
-    return [one for one, x, y in zip(pairs, highest, lowest, strict=True) if x == one[1] == y]
+def _named(a: _Side, b: _Side, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the layers of one name, without a counterpart, that both have."""
+    return ((name, name) for name in names if _is_free(a, b, name))
+
+
+def _is_free(a: _Side, b: _Side, name: str) -> bool:
+    """Whether both have a layer of this name without a counterpart, modules or functions.
+
+    A function is named by its place among others of its kind: ``relu`` is the first one.
+    """
+    if not all(name in side.place or name in side.idle for side in (a, b)):
+        return False
+    same = a.layers[name].functional == b.layers[name].functional
+    return same and name not in a.taken and name not in b.taken
+
+
+def _is_same(a: _Side, b: _Side, name: str) -> bool:
+    """Whether they are of one form, too."""
+    return _is_free(a, b, name) and _are_of_one_form(a.layers[name], b.layers[name])
+
+
+def _add_values(a: _Side, b: _Side, ours: list[str], theirs: list[str]) -> None:
+    """Match layers with parameters of the same values, in order."""
+    known = b.by_values(b.free(theirs))
+    for name in a.free(ours):
+        if same := known.get(a.fingerprint(name)):
+            _add(a, b, [(name, same.pop(0))])
+
+
+def _match_merged(one: _Side, other: _Side) -> None:
+    """Match a layer with the container of its name that holds several, where none is it.
+
+    So are adapters that were merged into the weights they stood beside.
+    """
+    known = one.by_values(one.leaves)
+    for name, inside in one.held.items():
+        held = [leaf for leaf in inside if one.layers[leaf].parameters and leaf in one.place]
+        parts = name.split(".")  # a wrapper may have been taken off around it
+        ends = (".".join(parts[start:]) for start in range(len(parts)))
+        leaf = next((end for end in ends if end in other.place), None)
+        if len(held) < 2 or leaf is None or leaf in other.taken:
+            continue
+        layer = other.layers[leaf]
+        same_output = _output(one.layers[name]) == _output(layer)
+        if layer.parameters and same_output and other.fingerprint(leaf) not in known:
+            one.taken[name], other.taken[leaf] = leaf, name
+
+
+def _anchors(a: _Side, b: _Side) -> list[tuple[str, str]]:
+    """Return the layers whose parameters have values that no other layer's have.
+
+    Where such pairs with different names cross one another, layers swapped their weights or
+    their places: there the names count.
+    """
+    theirs = b.by_values(b.free(b.leaves))
+    unique = [
+        (names[0], theirs[key][0])
+        for key, names in a.by_values(a.free(a.leaves)).items()
+        if len(names) == 1 and len(theirs.get(key, ())) == 1
+    ]
+    kept = [(x, y) for x, y in unique if x == y or x not in b.place or not _is_same(a, b, x)]
+    doubtful = sorted((a.place[x], b.place[y]) for x, y in set(unique) - set(kept))
+    places = [place for _, place in doubtful]
+    highest, lowest = accumulate(places, max), [*accumulate(reversed(places), min)][::-1]
+    straight = [p for p, x, y in zip(doubtful, highest, lowest, strict=True) if x == p[1] == y]
+    return kept + [(a.leaves[i], b.leaves[j]) for i, j in straight]
 
 
 def _rising(pairs: Places) -> list[tuple[int, int]]:
@@ -333,20 +246,30 @@ def _fits(pair: tuple[int, int], backbone: Places) -> bool:
     return after_previous and (place == len(backbone) or pair[1] < backbone[place][1])
 
 
+def _gaps(
+    a: _Side, b: _Side, backbone: Places
+) -> Iterator[tuple[list[LayerRecord], list[LayerRecord]]]:
+    """Yield what is not matched yet between each two neighbours of the backbone."""
+    i = j = 0
+    for next_i, next_j in [*backbone, (len(a.leaves), len(b.leaves))]:
+        left = [a.layers[name] for name in a.free(a.leaves[i:next_i])]
+        right = [b.layers[name] for name in b.free(b.leaves[j:next_j])]
+        if left and right:
+            yield left, right
+        i, j = next_i + 1, next_j + 1
+
+
 def _aligned_sequences(
     left: list[LayerRecord], right: list[LayerRecord]
 ) -> Iterator[tuple[str, str]]:
     """Yield the pairs of the best alignment of two sequences (Needleman and Wunsch, 1970).
 
-    Gaps cost nothing: a pair has to be worth it. Two very long sequences without anything in common
-    are aligned by the runs of equal layers in them.
+    Gaps cost nothing: a pair has to be worth it. Of two very long sequences without anything in
+    common, the layers are taken in order.
     """
     if len(left) * len(right) > MOST_CELLS:
-        ours, theirs = ([(kind(x), _sizes(x), _output(x)) for x in side] for side in (left, right))
-        matcher = SequenceMatcher(None, ours, theirs, autojunk=False)
-        for i, j, length in matcher.get_matching_blocks():
-            for x, y in zip(left[i : i + length], right[j : j + length], strict=True):
-                yield x.name, y.name
+        pairs = zip(left, right, strict=False)
+        yield from ((x.name, y.name) for x, y in pairs if _are_of_one_form(x, y))
         return
     worth = [[_likeness(x, y) for y in map(_Traits, right)] for x in map(_Traits, left)]
     best = [[0.0] * (len(right) + 1) for _ in range(len(left) + 1)]
@@ -393,9 +316,7 @@ def _likeness(x: _Traits, y: _Traits) -> float:
         return 1.0 + same_own_name
     has_more = len(x.sizes) < len(y.sizes)  # a fused layer has a bias, where it had none
     same_weight = has_more and x.sizes[-1:] == y.sizes[-1:] != ()
-    if same_output and same_weight and (same_kind or same_own_name):
-        return 1.0
-    return 0.0
+    return float(same_output and same_weight and (same_kind or same_own_name))
 
 
 def _output(layer: LayerRecord) -> tuple[int, ...]:
@@ -411,62 +332,56 @@ def _are_of_one_form(x: LayerRecord, y: LayerRecord) -> bool:
     return kind(x) == kind(y) and _sizes(x) == _sizes(y)
 
 
-def _containers_of(
-    layer: LayerRecord, images: set[str], held: Mapping[str, set[str]], side: _Side, free: set[str]
-) -> Iterator[tuple[str, float]]:
-    """Yield the containers that hold most of `images` and little else, and how well they fit."""
-    if not images:
-        if layer.name in free and side.layers[layer.name].type_name == layer.type_name:
-            yield layer.name, 1.0
-        return
-    around = Counter(above for image in images for above in ancestors(image) if above in free)
-    for name, count in around.items():
-        same_type = side.layers[name].type_name == layer.type_name
-        overlap = count / len(images | held[name])
-        worth = overlap + 0.2 * same_type + 0.2 * (name == layer.name)
-        if 2 * count >= len(images) and worth > 0.5:
-            yield name, worth
+def _match_containers(a: _Side, b: _Side) -> None:
+    """Match containers by the layers in them; of those that hold the same, by type and name."""
+    found: list[tuple[float, int, str, str]] = []
+    outermost_first = a.free(sorted(a.held, key=lambda name: name.count(".")))
+    for place, name in enumerate(outermost_first):
+        images = {a.taken[leaf] for leaf in a.held[name] if leaf in a.taken}
+        around = Counter(above for image in images for above in ancestors(image))
+        for other in b.free(around if images else (name,)):
+            if other not in b.held:
+                continue
+            same_type = b.layers[other].type_name == a.layers[name].type_name
+            overlap = around[other] / len(images | b.held[other]) if images else 0.4 * same_type
+            worth = overlap + 0.2 * same_type + 0.2 * (name == other)
+            if 2 * around[other] >= len(images) and worth > 0.5:
+                found.append((-worth - (name == other == ""), place, name, other))
+    for _, _, name, other in sorted(found):
+        if name not in a.taken and other not in b.taken:
+            a.taken[name], b.taken[other] = other, name
 
 
-def _pairs(found: _Matcher) -> list[Pair]:
+def _pairs(a: _Side, b: _Side) -> list[Pair]:
     """Return all layers of both sides, in execution order of the reference.
 
     Inserted layers stand after the layer that runs before them.
     """
-    a, b = found.a, found.b
     inserted: dict[str | None, list[Pair]] = defaultdict(list)
     last = None
-    for layer in b.in_order():
+    for layer in b.ordered:
         if layer.name in b.taken:
             last = layer.name
         else:
             inserted[last].append(Pair(None, layer.name, Change.INSERTED))
-    moved = _moved(a, b)
+    orders = ((name, b.layers[a.taken[name]].entered) for name in a.leaves if name in a.taken)
+    known = [(name, order) for name, order in orders if order is not None]
+    straight = {place for place, _ in _rising([(i, order) for i, (_, order) in enumerate(known)])}
+    moved = {name for i, (name, _) in enumerate(known) if i not in straight}
     hidden = any(layer.status is Status.OPAQUE for layer in b.layers.values())
     pairs = inserted[None]
-    for layer in a.in_order():
+    for layer in a.ordered:
         other = a.taken.get(layer.name)
         if other is None:
             unseen = Reason("unseen") if layer.functional and hidden else None
             pairs.append(Pair(layer.name, None, Change.REMOVED, unseen))
-        else:
-            change = Change.MATCHED if layer.name == other else Change.RENAMED
-            change = Change.MOVED if layer.name in moved else change
-            if layer.name and kind(b.layers[other]) not in (
-                kind(layer),
-                "",
-            ):  # not told if deployed
-                change = Change.RETYPED
-            pairs += [Pair(layer.name, other, change), *inserted[other]]
+            continue
+        change = Change.MATCHED if layer.name == other else Change.RENAMED
+        change = Change.MOVED if layer.name in moved else change
+        if layer.name and kind(b.layers[other]) not in (kind(layer), ""):  # not told if deployed
+            change = Change.RETYPED
+        pairs += [Pair(layer.name, other, change), *inserted[other]]
     return pairs
-
-
-def _moved(a: _Side, b: _Side) -> set[str]:
-    """Return the leaves that run at another place among the others."""
-    orders = ((name, b.layers[a.taken[name]].entered) for name in a.leaves if name in a.taken)
-    known = [(name, order) for name, order in orders if order is not None]
-    kept = {place for place, _ in _rising([(i, order) for i, (_, order) in enumerate(known)])}
-    return {name for i, (name, _) in enumerate(known) if i not in kept}
 
 
 def _with_folds(pairs: list[Pair], a: _Side, b: _Side) -> list[Pair]:
@@ -476,34 +391,29 @@ def _with_folds(pairs: list[Pair], a: _Side, b: _Side) -> list[Pair]:
         norm, host = pairs[place[name]], pairs[place[host_name]]
         if host.candidate is None or "BatchNorm" not in a.layers[name].type_name:
             continue
-        is_gone = norm.candidate is None or is_inert(b.layers[norm.candidate])
-        if is_gone and _are_of_other_values(a.layers[host_name], b.layers[host.candidate]):
+        x, y = a.layers[host_name], b.layers[host.candidate]
+        ours, theirs = (sorted(p.rms for p in one.parameters.values()) for one in (x, y))
+        is_other = fingerprints(x) != fingerprints(y) or ours != theirs  # be it in the last digits
+        if is_other and (norm.candidate is None or is_inert(b.layers[norm.candidate])):
             fold = Reason("folded", host.candidate, (name,))
             pairs[place[host_name]] = replace(host, reason=fold)
             pairs[place[name]] = replace(norm, reason=fold)
     return pairs
 
 
-def _are_of_other_values(x: LayerRecord, y: LayerRecord) -> bool:
-    """Whether the values of their parameters differ, be it in the last digits."""
-    ours, theirs = (sorted(p.rms for p in one.parameters.values()) for one in (x, y))
-    return fingerprints(x) != fingerprints(y) or ours != theirs
-
-
-def _splits(found: _Matcher) -> Iterator[Reason]:
+def _splits(one: _Side, other: _Side, word: str) -> Iterator[Reason]:
     """Yield the layers whose parameters are those of several unmatched layers of the other side."""
-    for one, other, word in ((found.a, found.b, "split"), (found.b, found.a, "fused")):
-        free = [other.layers[name] for name in other.free((*other.leaves, *other.idle))]
-        parts = [layer for layer in free if layer.parameters]
-        for name in one.leaves:
-            whole, counterpart = one.layers[name], one.taken.get(name, "")
-            same = counterpart in other.layers and (
-                one.fingerprint(name) == other.fingerprint(counterpart)
-            )
-            names = _parts_of(whole, parts) if whole.parameters and not same else ()
-            if names:
-                yield Reason(word, name, names)
-                parts = [layer for layer in parts if layer.name not in names]
+    free = [other.layers[name] for name in other.free((*other.leaves, *other.idle))]
+    parts = [layer for layer in free if layer.parameters]
+    for name in one.leaves:
+        whole, counterpart = one.layers[name], one.taken.get(name, "")
+        same = counterpart in other.layers and (
+            one.fingerprint(name) == other.fingerprint(counterpart)
+        )
+        names = _parts_of(whole, parts) if whole.parameters and not same else ()
+        if names:
+            yield Reason(word, name, names)
+            parts = [layer for layer in parts if layer.name not in names]
 
 
 def _parts_of(whole: LayerRecord, layers: Sequence[LayerRecord]) -> tuple[str, ...]:

@@ -6,10 +6,9 @@ import html
 import math
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from pytest_modelhealth.alignment.causes import CallChange, TieChange
+from pytest_modelhealth.alignment.causes import Cause
 from pytest_modelhealth.alignment.result import Alignment, Change, Pair
 from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.errors import LayerNotFoundError, ModelHealthError, suggest
@@ -90,7 +89,7 @@ class Divergence:
     story: str
     cause: str
     affected: tuple[str, ...] = ()
-    causes: tuple[CallChange | TieChange, ...] = ()
+    causes: tuple[Cause, ...] = ()
     called_at: tuple[str, str] = ("", "")
 
 
@@ -111,7 +110,6 @@ class Comparison(HasVerdict):
         outputs: the tensors that the models return.
         first_divergence: where they first differ by more than rounding explains, if they do.
         losses: the loss of both, where there was one.
-        strict_names: whether a renamed, moved, inserted or removed layer is a failure too.
         basis: what the verdict rests on, one phrase.
         notes: what a reader should know, a sentence each.
         renderer: gives the functions that show this.
@@ -124,7 +122,6 @@ class Comparison(HasVerdict):
     outputs: tuple[TensorResult, ...]
     first_divergence: Divergence | None
     losses: tuple[float | None, float | None]
-    strict_names: bool
     basis: str
     notes: tuple[str, ...] = ()
     renderer: InitVar[Renderer] = field(kw_only=True)
@@ -134,20 +131,17 @@ class Comparison(HasVerdict):
 
     @property
     def equivalent(self) -> bool:
-        """Whether the two compute the same, as far as rounding lets one tell.
-
-        With `strict_names`, every layer has to have kept its name, type and place too.
-        """
+        """Whether the two compute the same, as far as rounding lets one tell."""
         self._verdict_asked = True
-        return not differs(self)
+        return self.first_divergence is None
 
-    @cached_property
+    @property
     def changed_names(self) -> tuple[Pair, ...]:
         """The layers that were renamed, moved, retyped, inserted or removed."""
         pairs = (p for p in self.alignment.pairs if p.change is not Change.MATCHED)
         return tuple(pair for pair in pairs if not pair.is_out_of_sight)
 
-    @cached_property
+    @property
     def diverged(self) -> tuple[AlignedLayer, ...]:
         """The layers with a tensor that differs by more than rounding explains."""
         return tuple(layer for layer in self.layers.values() if layer.diverged)
@@ -207,9 +201,3 @@ class Comparison(HasVerdict):
         """Return a figure of the error beside its noise through the depth of the model."""
         figure: Figure = self._shown("figures", "plot_errors")
         return figure
-
-
-def differs(comparison: Comparison) -> bool:
-    """Whether a comparison fails where it is asserted; it asks for no verdict."""
-    named = comparison.strict_names and bool(comparison.changed_names)
-    return comparison.first_divergence is not None or named

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from pytest_modelhealth.alignment.causes import MOST_CALLS, CallChange, Causes, TieChange, retyped
-from pytest_modelhealth.alignment.result import Change, Pair, kind, listed
+from pytest_modelhealth.alignment.causes import MOST_CALLS, Cause, Causes, retyped
+from pytest_modelhealth.alignment.result import Change, Pair, kind
 from pytest_modelhealth.comparison.comparison import FORWARD, Divergence
 from pytest_modelhealth.comparison.layer_differences import (
     are_known,
@@ -16,32 +16,17 @@ from pytest_modelhealth.comparison.layer_differences import (
 )
 from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.comparison.rounding import other_dtypes
-from pytest_modelhealth.comparison.trace import Key, Trace, TwoRuns, container
+from pytest_modelhealth.comparison.trace import Trace, TwoRuns, container
 from pytest_modelhealth.comparison.weights import Changed
 from pytest_modelhealth.report import UNCALLED, Status
 from pytest_modelhealth.settings.setting import is_inside, parent
 
 _OTHER_BACKWARD = "its backward changed: a detach(), a custom autograd.Function"
+_OTHER_LOSS = "the loss function, its reduction, or a scale?"
 _NO_SETTING = (
     "its settings are the same: the code of its forward changed, or it draws random numbers"
 )
-_OTHER_LOSS = "the loss function, its reduction, or a scale?"
-
-_HINTS = (
-    ("norm", "its eps, or its mode?"),
-    ("dropout", "its mode, its p, or a seed?"),
-    ("softmax", "its dim, or a scale?"),
-    ("attention", "its mask, its scale, or dropout?"),
-    ("conv", "its stride, padding, dilation or groups?"),
-    ("pool", "its kernel, stride or padding?"),
-    ("embedding", "its padding_idx or max_norm, or other indices?"),
-    ("lstm", "its initial state, or its direction?"),
-    ("upsample", "its mode or align_corners?"),
-    ("gelu", "its approximation?"),
-    ("relu", "another activation, or its slope?"),
-)
 _NO_HINT = "its settings or its forward?"
-"""Where the settings of a layer are not known, what it may be, by a word of its type."""
 
 
 @dataclass(frozen=True)
@@ -83,88 +68,23 @@ class Search:
 
     def first_divergence(self) -> Divergence | None:
         """Return where the two first differ: forward, in what a step leaves behind, or backward."""
-        found = self._first_number()
-        if found is not None and found.kind not in ("backward", "buffers"):
-            return found
-        a, b = self.a, self.b
-        counts = len(a.of_role["", "outputs"]), len(b.of_role["", "outputs"])
-        if counts[0] == counts[1] and (b.is_flat or container(a.output) == container(b.output)):
-            return found
-        story = f"the reference returns {a.output}, the candidate {b.output}"
-        first = next((result for result in self.results if result.key.role == "outputs"), None)
-        label, cause = a.observation.model_type, "another output structure"
-        return Divergence("", "", label, "structure", first, story, cause)
-
-    def _first_number(self) -> Divergence | None:
         forward = next((one for one in self.diverged if one.key.role in FORWARD), None)
         weights = self._other_weights()
         if weights is not None and not (forward and self._moment(forward) < self._moment(weights)):
             return self._weights(weights)
+        if forward is not None:
+            return self.begun_by(forward)
+        a, b = self.a, self.b
+        counts = len(a.of_role["", "outputs"]), len(b.of_role["", "outputs"])
+        same = b.is_flat or container(a.output) == container(b.output)
+        if counts[0] != counts[1] or not same:
+            story = f"the reference returns {a.output}, the candidate {b.output}"
+            first = next((one for one in self.results if one.key.role == "outputs"), None)
+            cause = "another output structure"
+            return Divergence("", "", a.model_type, "structure", first, story, cause)
         kept = next((one for one in self.diverged if one.key.role == "buffers"), None)
-        first = forward or kept or next(iter(self.diverged), None)
+        first = kept or next(iter(self.diverged), None)
         return None if first is None else self.begun_by(first)
-
-    def begun_by(self, first: TensorResult) -> Divergence:
-        """Return the divergence that began with a tensor, where all before it is right."""
-        name, role = first.key.layer, first.key.role
-        if role in FORWARD:
-            if self.of_snapshots and role == "activations":
-                if calls := self._calls_of(name):
-                    return self._called(calls, first, "another output")
-                if self._values(name):
-                    return self._weights(first)
-            return self._forward(first)
-        if role == "parameters":
-            return self._weights(first)
-        return self._buffers(first) if role == "buffers" else self._backward(first)
-
-    def _buffers(self, first: TensorResult) -> Divergence:
-        """Return the divergence of a layer that keeps something else for the next step."""
-        name = first.key.layer
-        names = [r.key.tensor for r in self.diverged if r.key[:2] == (name, "buffers")]
-        verb = "is" if len(names) == 1 else "are"
-        story = f"after the step {' and '.join(names)} {verb} not the same"
-        if not self._is_off(name, "activations"):
-            story = f"same output, but {story}"
-        calls = self._calls_of(name)
-        if calls:
-            return self._called(calls, first, story)
-        pair = self._pair_or_stand_in(name)
-        return self._made(pair, "buffers", first, story, self._settings(pair, or_code=True))
-
-    def _forward(self, first: TensorResult) -> Divergence:
-        name, role = first.key.layer, first.key.role
-        if self.b.observation.outputs_only:
-            story = "another output, and no layer inside the candidate can be seen"
-            values = (f"{self._label(n)}: {p}" for n, c in self.changed.items() for p in c.phrases)
-            cause = next(values, "compare what it was made of to learn which layer parts first")
-            return self._made(self._pair_or_stand_in(""), "computation", first, story, cause)
-        if role == "outputs":
-            return self._between(first, "", "what the model returns")
-        if role == "inputs":
-            return self._input(first, name)
-        pair = self._pair(name, first.key.number)
-        if pair is None or pair.reference is None:
-            together = ", ".join(first.candidate)
-            give = "together give" if len(first.candidate) > 1 else "gives"
-            story = f"same input, and {together} {give} another output"
-            return self._made(_stand_in(name), "computation", first, story)
-        ours, theirs = self.a.layers[pair.reference], self.b.layers[pair.candidate or ""]
-        is_merged = theirs.parameters and not ours.parameters  # a container is one layer now
-        if self._runs_others(pair.reference) and not is_merged:
-            return self._between(first, pair.reference, "")
-        return self._own(pair, first)
-
-    def _input(self, first: TensorResult, name: str) -> Divergence:
-        calls, pair = self._calls_of(name), self.runs.alignment.by_reference.get(name)
-        what = f"the input of {self._label(name)}"
-        if calls:
-            return self._called(calls, first, f"{what} is not what it was")
-        is_moved = pair is not None and pair.change is Change.MOVED
-        if pair is not None and is_moved and not self._unmatched_before(first)[2]:
-            story = "it runs at another place among the layers, on another input"
-            return self._made(pair, "moved", first, story)
-        return self._between(first, parent(name), what)
 
     def _other_weights(self) -> TensorResult | None:
         """Return the first output of a layer whose parameters differ, whether or not it diverged.
@@ -176,6 +96,55 @@ class Search:
             if pair is not None and self.changed[pair.reference or ""].parameters:
                 return result
         return None
+
+    def begun_by(self, first: TensorResult) -> Divergence:
+        """Return the divergence that began with a tensor, where all before it is right."""
+        name, role = first.key.layer, first.key.role
+        calls = self._calls_of(name)
+        if role == "parameters" or (
+            self.of_snapshots and role == "activations" and not calls and self._values(name)
+        ):
+            return self._weights(first)
+        if self.of_snapshots and role == "activations" and calls:
+            return self._called(calls, first, "another output")
+        if role in FORWARD:
+            return self._forward(first)
+        if role == "buffers":
+            return self._buffers(first)
+        if role == "parameter_gradients":
+            return self._parameter_gradient(first)
+        return self._gradient(first)
+
+    def _forward(self, first: TensorResult) -> Divergence:
+        name, role = first.key.layer, first.key.role
+        if self.b.observation.outputs_only:
+            story = "another output, and no layer inside the candidate can be seen"
+            values = (f"{self._label(n)}: {p}" for n, c in self.changed.items() for p in c.phrases)
+            cause = next(values, "compare what it was made of to learn which layer parts first")
+            return self._made(self._pair_or_stand_in(""), "computation", first, story, cause)
+        if role == "outputs":
+            return self._between(first, "", "what the model returns")
+        if role == "inputs":
+            calls, pair = self._calls_of(name), self.runs.alignment.by_reference.get(name)
+            what = f"the input of {self._label(name)}"
+            if calls:
+                return self._called(calls, first, f"{what} is not what it was")
+            is_moved = pair is not None and pair.change is Change.MOVED
+            if pair is not None and is_moved and not self._unmatched_before(first)[2]:
+                story = "it runs at another place among the layers, on another input"
+                return self._made(pair, "moved", first, story)
+            return self._between(first, parent(name), what)
+        pair = self._pair(name, first.key.number)
+        if pair is None or pair.reference is None:
+            together = ", ".join(first.candidate)
+            give = "together give" if len(first.candidate) > 1 else "gives"
+            story = f"same input, and {together} {give} another output"
+            return self._made(_stand_in(name), "computation", first, story)
+        ours, theirs = self.a.layers[pair.reference], self.b.layers[pair.candidate or ""]
+        is_merged = theirs.parameters and not ours.parameters  # a container is one layer now
+        if self._runs_others(pair.reference) and not is_merged:
+            return self._between(first, pair.reference, "")
+        return self._own(pair, first)
 
     def _weights(self, output: TensorResult) -> Divergence:
         """Return the divergence of a layer that has other weights, on inputs that are right."""
@@ -196,20 +165,19 @@ class Search:
         """Return the divergence of a layer whose inputs are right and whose outputs are not."""
         name = pair.reference or ""
         changed = self._values(name)
-        kind = "parameters" if changed else "computation"
         if pair.output_of is not None:
             story = f"same input, and its output is not that of {pair.output_of}, which was folded"
-            return self._made(pair, kind, first, f"{story} into it", changed)
+            what = "parameters" if changed else "computation"
+            return self._made(pair, what, first, f"{story} into it", changed)
         if changed:
             cause = _joined(changed, *other_settings(pair, self.runs))
             story = self._given(pair, "other weights, other output")
-            return self._made(pair, kind, first, story, cause)
+            return self._made(pair, "parameters", first, story, cause)
         owns = self.a.layers[name].parameters and self.b.layers[pair.candidate or ""].parameters
         is_same = owns and self.changed[name].are_all_read
         story = self._given(pair, f"{'same weights, ' if is_same else ''}other output")
-        cause = _joined(self._settings(pair), self._operations(pair))
-        cause = first.coarse or cause or self._settings(pair, or_code=True)
-        return self._made(pair, kind, first, story, cause)
+        cause = _joined(self._settings(pair), self._operations(pair)) or self._code(pair)
+        return self._made(pair, "computation", first, story, cause)
 
     def _given(self, pair: Pair, story: str) -> str:
         """Return a story of a layer that begins with what it was given, as far as that is known."""
@@ -219,10 +187,6 @@ class Search:
         if self.a.of_role[name, "inputs"]:
             return f"same input, {story}"
         return story if self.of_snapshots else f"no input, {story}"
-
-    def _is_off(self, layer: str, role: str) -> bool:
-        """Whether any tensor of a layer in a role diverged."""
-        return any(one.key[:2] == (layer, role) for one in self.diverged)
 
     def _between(self, first: TensorResult, around: str, seen: str) -> Divergence:
         """Return the divergence where all aligned layers before are right."""
@@ -243,9 +207,6 @@ class Search:
         right = "every layer before is right"
         if called:
             return self._called(called, first, f"{right}, {named} is not", self._settings(pair))
-        if first.coarse:
-            story = f"{right}, {seen} is not"
-            return self._made(pair, "computation", first, story, first.coarse)
         if first.problem:
             story = f"{seen} has another form"
             return self._made(pair, "structure", first, story, first.problem)
@@ -255,75 +216,61 @@ class Search:
         what = self._operations(pair) or f"its own code{after} changed"
         story = f"{right if before else 'all before is right'}, {seen} is not: {what}"
         changed = self._values(around)
-        cause = _joined(changed, self._settings(pair), self._why_unseen(around))
+        cause = _joined(changed, self._settings(pair))
         return self._made(pair, "parameters" if changed else "computation", first, story, cause)
 
-    def _backward(self, first: TensorResult) -> Divergence:
+    def _buffers(self, first: TensorResult) -> Divergence:
+        """Return the divergence of a layer that keeps something else for the next step."""
         name = first.key.layer
-        if first.key.role == "parameter_gradients":
-            return self._parameter_gradient(first, name)
+        names = [r.key.tensor for r in self.diverged if r.key[:2] == (name, "buffers")]
+        verb = "is" if len(names) == 1 else "are"
+        story = f"after the step {' and '.join(names)} {verb} not the same"
+        if not self._is_off(name, "activations"):
+            story = f"same output, but {story}"
+        if calls := self._calls_of(name):
+            return self._called(calls, first, story)
+        pair = self._pair_or_stand_in(name)
+        cause = self._settings(pair) or self._code(pair)
+        return self._made(pair, "buffers", first, story, cause)
+
+    def _gradient(self, first: TensorResult) -> Divergence:
+        name = first.key.layer
+        around = self._pair_or_stand_in(self._with_code(parent(name)))
+        takers = [taker for taker in self._takers(name) if not self._runs_others(taker)]
         story = (
             f"forward is right; the gradient that reaches the output of {self._label(name)} is not"
         )
-        around = self._pair(self._with_code(parent(name)))
-        consumer = self._consumer(name)
-        if consumer is not None:
-            story += f", while the one that reaches {self._label(consumer)}, which follows it, is"
-            pair = self._pair(consumer)
+        if len(takers) == 1 and not self._is_off(takers[0], "gradients"):
+            story += f", while the one that reaches {self._label(takers[0])}, which follows it, is"
+            pair = self._pair_or_stand_in(takers[0])
         else:
             story += ": the code behind it changed"
-            pair = around
-        pair = pair or self._pair_or_stand_in(name)
+            pair = around if around.aligned else self._pair_or_stand_in(name)
         cuts = self._operations(around, backward=True) or self._operations(pair, backward=True)
         other = _OTHER_LOSS if self.of_snapshots and not name else _OTHER_BACKWARD
-        cause = cuts or first.problem or other
-        return self._made(pair, "backward", first, story, cause)
+        return self._made(pair, "backward", first, story, cuts or first.problem or other)
 
-    def _parameter_gradient(self, first: TensorResult, name: str) -> Divergence:
-        pair, calls = self._pair_or_stand_in(name), self._calls_of(name)
+    def _parameter_gradient(self, first: TensorResult) -> Divergence:
+        name = first.key.layer
+        pair = self._pair_or_stand_in(name)
         tensor = f"{self._label(name)}.{first.key.tensor}".lstrip(".")
         story = f"forward is right, and so are all gradients before that of {tensor}"
         for tie in self.causes.ties:
             if pair is tie.owner or (pair is tie.pair and first.key.tensor == tie.parameter):
                 return self._tied(tie, first, story)
-        if calls:
+        if calls := self._calls_of(name):
             return self._called(calls, first, story)
         return self._made(pair, "backward", first, story, first.problem)
 
-    def _operations(self, pair: Pair | None, *, backward: bool = False) -> str:
-        """Return which operation of the code of a layer is new or gone, where that is known."""
-        if pair is None:
-            return ""
-        return other_operations(self.runs, pair, self._label(pair.name), backward=backward)
-
-    def _why_unseen(self, around: str) -> str:
-        """Return which layers in one around them are not seen in the candidate, and why."""
-        unseen = Status.OPAQUE, Status.UNSUPPORTED
-        pairs = [
-            (x.name, self.b.observation.layers[y.name].reason)
-            for _, x, y in self.runs.alignment.aligned
-            if y.status in unseen and x.status not in unseen and is_inside(x.name, around)
-        ]
-        named = listed([self._label(name) for name, _ in pairs], MOST_CALLS)
-        return f"{named}: not seen in the candidate, {pairs[0][1]}" if pairs else ""
-
-    def _calls_of(self, name: str) -> list[CallChange]:
-        """Return what became of the calls of a layer, or of one around it."""
-        return [change for change in self.causes.calls if name in change.inside][:1]
-
-    def _values(self, name: str) -> str:
-        """Return which values of a layer of the reference differ."""
-        return "; ".join(self.changed[name].phrases) if name in self.changed else ""
-
     def _called(
-        self, changes: list[CallChange], first: TensorResult, story: str, cause: str = ""
+        self, changes: list[Cause], first: TensorResult, story: str, cause: str = ""
     ) -> Divergence:
         """Return the divergence of a layer that is called more or less often."""
         change, *others = named = changes[:MOST_CALLS]
         said = "; ".join([change.phrase, *map(str, others), story])
         return self._made(change.pair, "calls", first, said, cause, causes=named)
 
-    def _tied(self, tie: TieChange, first: TensorResult, story: str, cause: str = "") -> Divergence:
+    def _tied(self, tie: Cause, first: TensorResult, story: str, cause: str = "") -> Divergence:
         """Return the divergence of a parameter that is no longer tied, or now is."""
         pair, said = self._pair(first.key.layer) or tie.pair, f"{tie.phrase}; {story}"
         found = self._made(pair, "tying", first, said, cause, causes=(tie,))
@@ -336,9 +283,13 @@ class Search:
         result: TensorResult,
         story: str,
         cause: str = "",
-        causes: Sequence[CallChange | TieChange] = (),
+        causes: Sequence[Cause] = (),
     ) -> Divergence:
         affected = dict.fromkeys(r.key.layer for r in self.diverged if r.key.role != "outputs")
+        places = ((self.a, pair.reference), (self.b, pair.candidate))
+        ours, theirs = (
+            "" if name is None else side.observation.called_at(name) for side, name in places
+        )
         return Divergence(
             layer=pair.name,
             candidate=pair.candidate,
@@ -349,16 +300,46 @@ class Search:
             cause=cause,
             affected=tuple(n for n in affected if n not in (pair.name, result.key.layer)),
             causes=tuple(causes),
-            called_at=(_place(self.a, pair.reference), _place(self.b, pair.candidate)),
+            called_at=(ours, theirs),
         )
 
-    def _with_code(self, name: str) -> str:
-        """Return the nearest module around, `name` included, that is aligned and has a forward.
+    def _operations(self, pair: Pair, *, backward: bool = False) -> str:
+        """Return which operation of the code of a layer is new or gone, where that is known."""
+        return other_operations(self.runs, pair, self._label(pair.name), backward=backward)
 
-        A `ModuleList` only holds others: what stands between these is in the code around it.
-        """
-        layers = self.a.layers
-        while name and (self._pair(name) is None or layers[name].status in UNCALLED):
+    def _settings(self, pair: Pair) -> str:
+        """Return in what the two layers of a pair differ: their type, mode and settings."""
+        if pair.reference is None or pair.candidate is None:
+            return ""
+        x, y = self.a.layers[pair.reference], self.b.layers[pair.candidate]
+        is_other = kind(x) != kind(y) or (
+            x.type_name != y.type_name and x.functional == y.functional
+        )
+        what = retyped(x.type_name, y.type_name) if is_other and y.type_name else ""
+        dtypes = other_dtypes(pair, self.a, self.b)
+        return _joined(what, dtypes, *other_settings(pair, self.runs))
+
+    def _code(self, pair: Pair) -> str:
+        """Return what is left to blame where no setting of a layer is known to differ."""
+        if self.of_snapshots:
+            return _NO_HINT
+        return _NO_SETTING if are_known(pair, self.runs) else ""
+
+    def _calls_of(self, name: str) -> list[Cause]:
+        """Return what became of the calls of a layer, or of one around it."""
+        return [change for change in self.causes.calls if name in change.inside][:1]
+
+    def _values(self, name: str) -> str:
+        """Return which values of a layer of the reference differ."""
+        return "; ".join(self.changed[name].phrases) if name in self.changed else ""
+
+    def _is_off(self, layer: str, role: str) -> bool:
+        """Whether any tensor of a layer in a role diverged."""
+        return any(one.key[:2] == (layer, role) for one in self.diverged)
+
+    def _with_code(self, name: str) -> str:
+        """Return the nearest aligned module around with a forward, which a ModuleList has not."""
+        while name and (self._pair(name) is None or self.a.layers[name].status in UNCALLED):
             name = parent(name)
         return name
 
@@ -382,12 +363,11 @@ class Search:
     def _label(self, name: str) -> str:
         """Return what to call a layer of the reference."""
         pair = self.runs.alignment.by_reference.get(name)
-        return name or self.a.observation.model_type if pair is None else self._name_of(pair)
+        return name or self.a.model_type if pair is None else self._name_of(pair)
 
     def _name_of(self, pair: Pair) -> str:
         side = self.b if self.of_snapshots and pair.candidate is not None else self.a
-        name = pair.candidate if side is self.b else pair.name
-        return name or side.observation.model_type
+        return (pair.candidate if side is self.b else pair.name) or side.model_type
 
     def _runs_others(self, name: str) -> bool:
         """Whether other layers ran inside this one."""
@@ -398,22 +378,19 @@ class Search:
         before = self.results[: self.results.index(first)]
         return [one for one in before if one.key.role == "activations" and not one.diverged]
 
-    def _unmatched_before(
-        self, first: TensorResult
-    ) -> tuple[list[Pair], list[Pair], list[CallChange]]:
+    def _unmatched_before(self, first: TensorResult) -> tuple[list[Pair], list[Pair], list[Cause]]:
         """Return what was inserted, removed, and called more or less often before `first`.
 
         That is, between the last good tensor and it; what is called more often comes first.
         """
-        a, b = self.a, self.b
-        good = self._right_before(first)
+        a, b, good = self.a, self.b, self._right_before(first)
         ours = self._moment(good[-1]) if good else -1, self._moment(first)
         theirs = max(map(self._moment_there, good), default=-1), self._moment_there(first)
         called = [
             change
             for change in self.causes.calls
-            if len(_outputs(a, change.pair.reference, ours))
-            != len(_outputs(b, change.pair.candidate, theirs))
+            if _outputs(a, change.pair.reference, ours)
+            != _outputs(b, change.pair.candidate, theirs)
         ]
         free = [
             pair
@@ -422,21 +399,7 @@ class Search:
             and not any(is_inside(pair.name, change.pair.name) for change in called)
         ]
         added = [p for p in free if p.reference is None and _ran(b, p.name, theirs)]
-        gone = [p for p in free if p.candidate is None]
-        lost = [pair for pair in gone if _ran(a, pair.name, ours)]
-        if not (added or lost or called):
-            # A branch with weights, in the module around, may have run before one that is right. It
-            # is not missed by an aligned layer that takes what it gave: all before is right.
-            around = parent(first.key.layer)
-            lost = [
-                pair
-                for pair in gone
-                if around
-                and is_inside(pair.name, around)
-                and a.layers[pair.name].parameters
-                and _ran(a, pair.name, (-1, ours[1]))
-                and not any(map(self._pair, self._takers(pair.name)))
-            ]
+        lost = [p for p in free if p.candidate is None and _ran(a, p.name, ours)]
         return added, lost, sorted(called, key=lambda change: not change.more)
 
     def _takers(self, layer: str) -> Iterator[str]:
@@ -454,30 +417,6 @@ class Search:
         there = self.b.entries
         return max((there[key].moment for key in result.link.candidate if key in there), default=-1)
 
-    def _consumer(self, name: str) -> str | None:
-        """Return the one aligned layer that takes the output of another, with a right gradient."""
-        found = [taker for taker in self._takers(name) if not self._runs_others(taker)]
-        wrong = {one.key.layer for one in self.diverged if one.key.role == "gradients"}
-        return found[0] if len(found) == 1 and found[0] not in wrong else None
-
-    def _settings(self, pair: Pair, *, or_code: bool = False) -> str:
-        """Return in what the two layers of a pair differ: their type, mode and settings.
-
-        Where all of these are known and the same, its code is left, which is said where asked for.
-        """
-        code = _NO_SETTING if or_code and are_known(pair, self.runs.modules) else ""
-        if pair.reference is None or pair.candidate is None:
-            return code
-        x, y = self.a.layers[pair.reference], self.b.layers[pair.candidate]
-        if or_code and self.of_snapshots:
-            code = next((hint for word, hint in _HINTS if word in y.type_name.lower()), _NO_HINT)
-        is_other = kind(x) != kind(y) or (
-            x.type_name != y.type_name and x.functional == y.functional
-        )
-        what = retyped(x.type_name, y.type_name) if is_other and y.type_name else ""
-        dtypes = other_dtypes(pair, self.a, self.b)
-        return _joined(what, dtypes, *other_settings(pair, self.runs)) or code
-
 
 def _joined(*phrases: str) -> str:
     return "; ".join(filter(None, phrases))
@@ -493,14 +432,10 @@ def _ran(trace: Trace, layer: str, span: tuple[int, int]) -> bool:
     if trace.layers[layer].status is Status.ALIAS_OF_INPUT:
         return False
     holds_others = any(is_inside(name, layer) for name in trace.layers)
-    return not holds_others and bool(_outputs(trace, layer, span))
+    return not holds_others and _outputs(trace, layer, span) > 0
 
 
-def _outputs(trace: Trace, layer: str | None, span: tuple[int, int]) -> list[Key]:
-    """Return the outputs that a layer gave in this span of moments."""
+def _outputs(trace: Trace, layer: str | None, span: tuple[int, int]) -> int:
+    """Return how many outputs a layer gave in this span of moments."""
     outputs = trace.of_role[layer or "", "activations"]
-    return [key for key in outputs if span[0] < trace.entries[key].moment <= span[1]]
-
-
-def _place(trace: Trace, layer: str | None) -> str:
-    return "" if layer is None else trace.observation.called_at(layer)
+    return sum(span[0] < trace.entries[key].moment <= span[1] for key in outputs)

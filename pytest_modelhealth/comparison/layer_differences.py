@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import types
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,7 @@ import torch
 from torch import nn
 
 from pytest_modelhealth.alignment.result import Pair
-from pytest_modelhealth.capture.graph_settings import IMPLIED, defaults_of, graph_settings
-from pytest_modelhealth.comparison.trace import Modules, TwoRuns
+from pytest_modelhealth.comparison.trace import TwoRuns
 from pytest_modelhealth.layers import has_forward, is_quantised
 from pytest_modelhealth.report import MEASURED, LayerRecord
 from pytest_modelhealth.report.flow.graph import PRODUCTS, SAME, SUMS, Operation
@@ -26,19 +24,23 @@ _UNTOLD = {"training", "layer_idx", "layer_id", "call_super_init", "dump_patches
 _DIMENSIONS = {"dim", "start_dim", "end_dim"}
 """Settings that may count from the end."""
 
-_ROUNDED = 1e-6
-"""A graph may keep numbers in float32, relative."""
+
+def are_known(pair: Pair, runs: TwoRuns) -> bool:
+    """Whether the settings of both layers are attributes, which they are where own code runs."""
+    found = [_module(runs, 0, pair.reference), _module(runs, 1, pair.candidate)]
+    return all(module is not None and not _is_graph(module) for module in found)
 
 
-def are_known(pair: Pair, modules: tuple[Modules, Modules]) -> bool:
-    """Whether the two layers of a pair have no settings but those that are compared.
+def _module(runs: TwoRuns, side: int, name: str | None) -> nn.Module | None:
+    """Return a module by name; that of the model for a function, which is of its kind."""
+    modules = runs.modules[side]
+    return modules.get(name or "") or modules.get("")
 
-    They have where the code of both runs; a graph says a part of them.
-    """
-    found = [modules[0].get(pair.reference or ""), modules[1].get(pair.candidate or "")]
-    if None in found:  # a function: it is of the kind that the model is
-        found = [side.get("") for side in modules]
-    return all(module is not None and graph_settings(module) is None for module in found)
+
+def _is_graph(module: nn.Module) -> bool:
+    """Whether a graph runs in place of a module's own code: scripted, exported or of ONNX."""
+    is_script = isinstance(module, torch.jit.ScriptModule)
+    return is_script or not {"_settings", "graph"}.isdisjoint(vars(module))
 
 
 def other_settings(pair: Pair, runs: TwoRuns) -> Iterator[str]:
@@ -52,50 +54,22 @@ def other_settings(pair: Pair, runs: TwoRuns) -> Iterator[str]:
         if has_mode and ours.training != theirs.training:
             modes = ("training" if one.training else "evaluation" for one in (theirs, ours))
             yield "it is in {} mode, the reference is in {} mode".format(*modes)
-    x = runs.a.observation.layers[pair.reference]
-    y = runs.b.observation.layers[pair.candidate]
-    host = theirs or runs.modules[1].get("")
-    if host is not None and graph_settings(host) is not None:
-        yield from _of_graph(x, ours, y, theirs)
-    elif ours is not None and theirs is not None:
-        yield from _differences(_attributes(ours), _attributes(theirs), x)
-    elif x.functional or y.functional:
-        yield from _differences(_settings(x, ours), _settings(y, theirs), x, exact=False)
-
-
-def _of_graph(
-    x: LayerRecord, ours: nn.Module | None, y: LayerRecord, theirs: nn.Module | None
-) -> Iterator[str]:
-    """Yield what the graph of the candidate says differently of a layer of torch, or a function.
-
-    Of a module of the user's own an operator in it says nothing.
-    """
-    if ours is not None and not type(ours).forward.__module__.startswith("torch.nn."):
+    if not are_known(pair, runs):
         return
-    before = {**IMPLIED.get(x.activation or x.type_name, {}), **_settings(x, ours)}
-    if before.get("padding_mode", "zeros") != "zeros":  # another operator pads
-        del before["padding"]
+    x, y = runs.a.layers[pair.reference], runs.b.layers[pair.candidate]
     now = _settings(y, theirs)
-    if isinstance(theirs, torch.jit.ScriptModule):  # a script keeps attributes, a trace none
-        now |= {name: getattr(theirs, name) for name in before if hasattr(theirs._c, name)}
-    if isinstance(before.get("padding"), str) and not isinstance(now.get("padding"), str):
-        ends = vars(ours)["_reversed_padding_repeated_twice"][::-1]
-        begin, end = ends[1::2], ends[::2]
-        before["padding"] = tuple(begin) if begin == end else (*begin, *end)
-    yield from _differences(before, now, x, exact=False)
+    rank = 0 if x.inputs is None else len(x.inputs.shape)
+    for name, before in _settings(x, ours).items():
+        other = now.get(name, before)
+        if not _are_same(name, before, other, rank):
+            is_, was = (getattr(one, "__qualname__", one) for one in (other, before))
+            yield f"{name} is {is_}, was {was}"
 
 
 def _settings(record: LayerRecord, module: nn.Module | None) -> dict[str, Any]:
-    """Return how a layer is set up: the attributes of a module, the arguments of a call."""
-    if module is not None:
-        said = graph_settings(module)
-        return _attributes(module) if said is None else dict(said)
-    usual = defaults_of(record.type_name) if record.activation else {}
-    return usual | {name: v for name, v in record.options.items() if name not in MEASURED}
-
-
-def _attributes(module: nn.Module) -> dict[str, Any]:
-    """Return the public attributes of a module that are plain values or functions."""
+    """Return how a layer is set up: the plain attributes of a module, the arguments of a call."""
+    if module is None:
+        return {name: v for name, v in record.options.items() if name not in MEASURED}
     return {
         name: value
         for name, value in vars(module).items()
@@ -110,45 +84,16 @@ def _is_plain(value: Any) -> bool:
     return issubclass(type(value), _PLAIN)
 
 
-def _differences(
-    before: Mapping[str, Any], now: Mapping[str, Any], record: LayerRecord, *, exact: bool = True
-) -> Iterator[str]:
-    """Yield each setting of both that differs: ``"eps is 1e-12, was 1e-05"``."""
-    rank = 0 if record.inputs is None else len(record.inputs.shape)
-    for name, ours in before.items():
-        theirs = now.get(name, ours)
-        if isinstance(ours, _FUNCTIONS) and isinstance(theirs, _FUNCTIONS):
-            ours, theirs = ours.__qualname__, theirs.__qualname__
-        elif isinstance(ours, _FUNCTIONS) or isinstance(theirs, _FUNCTIONS):
-            continue
-        if not _are_same(name, ours, theirs, rank, exact):
-            yield f"{name} is {_shown(ours, theirs, exact)}, was {ours}"
-
-
-def _are_same(name: str, x: Any, y: Any, rank: int, exact: bool) -> bool:
-    if isinstance(x, list | tuple) or isinstance(y, list | tuple):
-        both = [one if isinstance(one, list | tuple) else None for one in (x, y)]
-        left, right = both[0] or [x] * len(both[1] or ()), both[1] or [y] * len(both[0] or ())
-        same = (_are_same(name, *two, rank, exact) for two in zip(left, right, strict=False))
-        return len(left) == len(right) and all(same)
-    if not (isinstance(x, int | float) and isinstance(y, int | float)):
-        is_left_out = not exact and (x is None or y is None)  # it depends on the batch
-        return is_left_out or bool(x == y)
-    if name in _DIMENSIONS and rank:
-        return bool(x % rank == y % rank)
-    is_near = not exact and math.isclose(x, y, rel_tol=_ROUNDED)
-    return is_near or bool(x == y) or (x != x and y != y)
-
-
-def _shown(ours: Any, theirs: Any, exact: bool) -> str:
-    """Return the value of a setting as torch has it, without what float32 makes of it."""
-    if exact or isinstance(theirs, str):
-        return str(theirs)
-    if isinstance(theirs, list | tuple):
-        return str(tuple(theirs))
-    if isinstance(ours, bool):
-        return str(bool(theirs))
-    return f"{theirs:.7g}" if isinstance(theirs, float) else str(theirs)
+def _are_same(name: str, x: Any, y: Any, rank: int) -> bool:
+    functions = [isinstance(one, _FUNCTIONS) for one in (x, y)]
+    if any(functions):
+        return not all(functions) or x.__qualname__ == y.__qualname__
+    if name in _DIMENSIONS and rank and isinstance(x, int) and isinstance(y, int):
+        return x % rank == y % rank
+    if isinstance(x, list | tuple) != isinstance(y, list | tuple):  # an int stands for each
+        one, several = (y, x) if isinstance(x, list | tuple) else (x, y)
+        return all(one == each for each in several)
+    return bool(x == y) or (x != x and y != y)
 
 
 MOST = 2
@@ -189,21 +134,7 @@ def other_operations(runs: TwoRuns, pair: Pair, label: str, *, backward: bool = 
         changes = [f"{_phrase(one, whose)} is gone" for one in gone]
         changes += [f"{_phrase(one, whose)} is new{_near_line(one.line)}" for one in new]
         return ", ".join(changes)
-    rewired = [
-        (x, y)
-        for x, y in zip(before, now, strict=True)
-        if (x.name, x.operands) != (y.name, y.operands)
-    ]
-    if len(rewired) != 1:
-        return ""
-    ((was, is_),) = rewired
-    taken, lost = (
-        " and ".join(_named(name, whose) for name in one.operands if name not in other.operands)
-        for one, other in ((is_, was), (was, is_))
-    )
-    if was.name != is_.name or not taken or not lost:
-        return ""
-    return f"{_function(is_)} takes {taken}, was {lost}{_near_line(is_.line)}"
+    return ""
 
 
 def _without(some: Sequence[Operation], others: Sequence[Operation]) -> list[Operation]:
@@ -225,10 +156,8 @@ def _without(some: Sequence[Operation], others: Sequence[Operation]) -> list[Ope
 def _phrase(one: Operation, whose: str) -> str:
     """Return an operation with what it takes; `whose` says whose input ``"input"`` is."""
     shown = [_named(name, whose) for name in dict.fromkeys(one.operands)]
-    if "input" in one.operands and len(shown) > 1:
-        return f"{_function(one)} with {_named('input', whose)}"
     if len(shown) == 1 and one.name in SUMS | PRODUCTS:
-        return f"{_function(one)} of {shown[0]} and a number"
+        shown.append("a number")
     return f"{_function(one)} of {' and '.join(shown)}" if shown else _function(one)
 
 

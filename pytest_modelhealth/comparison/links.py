@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Container, Iterator, Sequence, Set
 from dataclasses import dataclass
 
@@ -117,32 +116,8 @@ def _flowing(pair: Pair, ours: str, theirs: str, runs: TwoRuns) -> Iterator[Link
         if role == "gradients" and len(left) > 1:  # of several outputs, in any order
             left = sorted(left, key=lambda key: a.entries[key].shape)
             right = sorted(right, key=lambda key: b.entries[key].shape)
-        if not b.is_ordered:
-            left, right = _told_apart(left, right, (ours, theirs), a, b)
         for one, other in zip(left, right, strict=False):
             yield Link(one, (other,))
-
-
-def _told_apart(
-    left: list[Key], right: list[Key], layers: tuple[str, str], a: Trace, b: Trace
-) -> tuple[list[Key], list[Key]]:
-    """Return the tensors of a layer that are known to be the same ones in a run without order.
-
-    They are those of a shape that each call has once. What nothing uses is not computed there, nor
-    is what was computed before, so calls that are not as many are others.
-    """
-    calls = a.layers[layers[0]].calls
-    if calls != b.layers[layers[1]].calls:
-        return [], []
-    ours = Counter(a.entries[key].shape for key in left)
-    theirs = Counter(b.entries[key].shape for key in right)
-    once = [shape for shape in ours if ours[shape] == theirs[shape] == calls]
-    if len(ours) == len(theirs) == 1 and len(left) == len(right) == calls:
-        return left, right  # in another layout, maybe
-    return (
-        [key for shape in once for key in left if a.entries[key].shape == shape],
-        [key for shape in once for key in right if b.entries[key].shape == shape],
-    )
 
 
 def _parameter_gradients(ours: str, theirs: str, runs: TwoRuns) -> Iterator[Link]:

@@ -1,4 +1,4 @@
-"""How far two tensors are apart, in every measure that the field uses."""
+"""How far two tensors are apart, element by element."""
 
 from __future__ import annotations
 
@@ -27,13 +27,9 @@ class Difference:
         nan_both: NaNs on both sides.
         other_infinities: elements that are infinite on one side, or with another sign.
         max_abs: largest absolute error.
-        max_rel: largest error by the reference's magnitude, where that is not 0.
-        max_ulp: largest distance in units in the last place of the coarser dtype.
         abs_max: largest magnitude in the reference.
         error_squares: sum of the squared errors.
         squares: sum of the reference's squares.
-        other_squares: sum of the candidate's squares.
-        products: sum of the products of the two.
         at: index of the largest absolute error, or of the first element that is NaN or infinite on
             one side only.
         expected: the reference's value there.
@@ -47,13 +43,9 @@ class Difference:
     nan_both: int = 0
     other_infinities: int = 0
     max_abs: float = 0.0
-    max_rel: float = 0.0
-    max_ulp: float = 0.0
     abs_max: float = 0.0
     error_squares: float = 0.0
     squares: float = 0.0
-    other_squares: float = 0.0
-    products: float = 0.0
     at: tuple[int, ...] | None = None
     expected: float = math.nan
     found: float = math.nan
@@ -69,14 +61,6 @@ class Difference:
         return math.sqrt(self.squares)
 
     @property
-    def cosine(self) -> float:
-        """Cosine of the angle between the two; NaN where one is zero."""
-        if not self.unequal:
-            return 1.0
-        lengths = math.sqrt(self.squares * self.other_squares)
-        return self.products / lengths if lengths else math.nan
-
-    @property
     def nonfinite(self) -> int:
         """Elements that are NaN or infinite on one side only."""
         return self.nan_reference + self.nan_candidate + self.other_infinities
@@ -87,14 +71,6 @@ class Difference:
         if not self.error_norm:
             return 0.0
         return self.error_norm / self.norm if self.norm else math.inf
-
-    @property
-    def sqnr(self) -> float:
-        """Signal to quantisation noise ratio in decibels; infinite where nothing differs."""
-        relative = self.relative_l2
-        if not relative:
-            return math.inf
-        return -20 * math.log10(relative) if math.isfinite(relative) else -math.inf
 
 
 def equal_nans(reference: Tensor, candidate: Tensor) -> int | None:
@@ -129,38 +105,6 @@ def measure(reference: Tensor, candidate: Tensor) -> Difference:
     return sums
 
 
-SAFE = 1e-15, 1e15
-"""Differences whose squares neither underflow nor overflow in float32."""
-
-
-def gap(a: Tensor, b: Tensor) -> tuple[float, float]:
-    """Return the L2 norm and the largest magnitude of the difference, where both are finite.
-
-    The difference of two float32 tensors is as good in float32, which is a third of the work.
-    """
-    narrow = {a.dtype, b.dtype} <= {torch.float32, torch.float64}
-    if not narrow or not a.numel():
-        return _wide_gap(a, b)
-    error = a - b
-    largest = float(torch.linalg.vector_norm(error, math.inf))
-    if not largest:
-        return 0.0, 0.0
-    if not SAFE[0] < largest < SAFE[1]:  # or NaN
-        return _wide_gap(a, b)
-    return float(torch.linalg.vector_norm(error)), largest
-
-
-def _wide_gap(a: Tensor, b: Tensor) -> tuple[float, float]:
-    squares, largest = 0.0, 0.0
-    flat, other = a.reshape(-1), b.reshape(-1)
-    for start in range(0, flat.numel(), CHUNK):
-        error = flat[start : start + CHUNK].double() - other[start : start + CHUNK].double()
-        error = torch.where(error.isfinite(), error, 0.0)
-        squares += float(error @ error)
-        largest = max(largest, float(error.abs().max()))
-    return math.sqrt(squares), largest
-
-
 def _add(sums: Difference, reference: Tensor, candidate: Tensor) -> tuple[int | None, int | None]:
     """Add the elements of a chunk; return where its error is the largest yet, or not finite."""
     a, b = reference.double(), candidate.double()
@@ -175,58 +119,31 @@ def _add(sums: Difference, reference: Tensor, candidate: Tensor) -> tuple[int | 
         sums.other_infinities += int((apart & ~nan_a & ~nan_b).sum())
         sums.unequal += int(apart.sum())
         odd = int(apart.int().argmax()) if bool(apart.any()) else None
-        a, b, error = (torch.where(finite, one, 0.0) for one in (a, b, error))
-        reference, candidate = (torch.where(finite, one, 0) for one in (reference, candidate))
+        a, error = (torch.where(finite, one, 0.0) for one in (a, error))
     sums.unequal += int(error.count_nonzero())
-    sums.max_ulp = max(sums.max_ulp, _max_ulp(reference, candidate))
     sums.error_squares += float(error @ error)
     sums.squares += float(a @ a)
-    sums.other_squares += float(b @ b)
-    sums.products += float(a @ b)
     error = error.abs_()
     largest = float(error.amax())
     place = int(error.argmax()) if largest > sums.max_abs else None
     sums.max_abs = max(sums.max_abs, largest)
-    magnitude = a.abs()
-    sums.abs_max = max(sums.abs_max, float(magnitude.max()))
-    relative = torch.where(magnitude > 0, error.div_(magnitude), 0.0)
-    sums.max_rel = max(sums.max_rel, float(relative.max()))
+    sums.abs_max = max(sums.abs_max, float(a.abs().max()))
     return place, odd
 
 
-_INTEGERS = {
-    torch.float64: torch.int64,
-    torch.float32: torch.int32,
-    torch.float16: torch.int16,
-    torch.bfloat16: torch.int16,
-}
+SAFE = 1e-15, 1e15
+"""Differences whose squares neither underflow nor overflow in float32."""
 
 
-def _max_ulp(reference: Tensor, candidate: Tensor) -> float:
-    """Return the largest number of representable values from one to the other."""
-    dtype = coarser(reference.dtype, candidate.dtype)
-    if dtype not in _INTEGERS:
-        return math.nan
-    a, b = _rank(reference.to(dtype)).long(), _rank(candidate.to(dtype)).long()
-    if dtype is not torch.float64:
-        return float((a - b).abs_().amax())
-    rough = (a.double() - b.double()).abs()
-    # a difference of int64 may overflow where it is large, and one of float64 is rounded there
-    exact = (a - b).abs().double()
-    return float(torch.where(rough < 2**60, exact, rough).max())
+def gap(a: Tensor, b: Tensor) -> tuple[float, float]:
+    """Return the L2 norm and the largest magnitude of the difference, where both are finite.
 
-
-def _rank(values: Tensor) -> Tensor:
-    """Number the representable values in ascending order; both zeros are 0."""
-    bits = values.contiguous().view(_INTEGERS[values.dtype])
-    lowest = torch.iinfo(_INTEGERS[values.dtype]).min
-    return torch.where(bits < 0, lowest - bits, bits)
-
-
-def coarser(a: torch.dtype, b: torch.dtype) -> torch.dtype:
-    """Return the floating dtype with the larger machine epsilon."""
-    if not a.is_floating_point:
-        return b
-    if not b.is_floating_point:
-        return a
-    return a if torch.finfo(a).eps >= torch.finfo(b).eps else b
+    The difference of two float32 tensors is as good in float32, which is a third of the work.
+    """
+    if {a.dtype, b.dtype} <= {torch.float32, torch.float64} and a.numel():
+        error = a - b
+        largest = float(torch.linalg.vector_norm(error, math.inf))
+        if not largest or SAFE[0] < largest < SAFE[1]:  # and no NaN
+            return float(torch.linalg.vector_norm(error)), largest
+    sums = measure(a, b)
+    return sums.error_norm, sums.max_abs

@@ -17,8 +17,6 @@ from dataclasses import replace
 
 from pytest_modelhealth.alignment.result import (
     Alignment,
-    Change,
-    Pair,
     Reason,
     is_inert,
     kind,
@@ -77,47 +75,22 @@ def _with_reasons(alignment: Alignment, calls: Mapping[CallKey, CallKey]) -> Ali
         images[one][other] = origins[other][one] = None
     counts = Counter(ours for ours, _ in calls), Counter(theirs for theirs, _ in calls.values())
     whole = [
-        {name for name, count in counts[0].items() if count == alignment.reference[name].calls},
-        {name for name, count in counts[1].items() if count == alignment.candidate[name].calls},
+        {None} | {name for name, count in of.items() if count == layers[name].calls}
+        for of, layers in zip(counts, (alignment.reference, alignment.candidate), strict=True)
     ]
-    single = {
-        x: y
-        for x in counts[0]
-        for y in images[x]
-        if len(images[x]) == len(origins[y]) == 1 and x in whole[0] and y in whole[1]
-    }
     pairs = []
-    for pair in _paired_anew(alignment.pairs, single):
+    for pair in alignment.pairs:
         ours, theirs = pair.reference, pair.candidate
-        if ours not in single and ours in {None, *whole[0]} and theirs in {None, *whole[1]}:
+        if ours in whole[0] and theirs in whole[1]:
             if len(images[ours]) > 1 or ours is None:
-                whole_name = ours or next(iter(origins[theirs]))
-                reason = Reason("split", whole_name, tuple(images[whole_name]))
+                name = ours or next(iter(origins[theirs]))
+                reason = Reason("split", name, tuple(images[name]))
             else:
-                whole_name = theirs or next(iter(images[ours]))
-                reason = Reason("fused", whole_name, tuple(origins[whole_name]))
+                name = theirs or next(iter(images[ours]))
+                reason = Reason("fused", name, tuple(origins[name]))
             pair = replace(pair, reason=reason)
         pairs.append(pair)
-    kept = {x: y for x, y in calls.items() if x[0] not in single or x[1] != y[1]}
-    return replace(alignment, calls=kept, pairs=tuple(pairs))
-
-
-def _paired_anew(pairs: Iterable[Pair], found: Mapping[str, str]) -> Iterator[Pair]:
-    """Yield the pairs, those layers together that are found to be the same."""
-    taken = set(found.values())
-    for pair in pairs:
-        theirs = found.get(pair.reference or "")
-        if theirs is None and pair.candidate not in taken:
-            yield pair
-        elif theirs is None and pair.reference is not None:
-            yield replace(pair, candidate=None, change=Change.REMOVED)
-        elif theirs == pair.candidate:
-            yield pair
-        elif theirs is not None:
-            change = Change.MATCHED if theirs == pair.reference else Change.RENAMED
-            yield replace(pair, candidate=theirs, change=change)
-            if pair.candidate is not None and pair.candidate not in taken:
-                yield Pair(None, pair.candidate, Change.INSERTED)
+    return replace(alignment, calls=calls, pairs=tuple(pairs))
 
 
 def _places(

@@ -2,10 +2,8 @@
 
 1. Equal elements need no tolerance.
 2. A difference within the floor, of epsilon and depth, needs no run.
-3. A float64 copy of the reference is the truth: the candidate may be `factor` times as far from it
-   as the reference itself. For a candidate of lower precision, the reference is the truth, and a
-   copy of it in that precision shows how far rounding takes it.
-4. Perturbed copies of the reference confirm what is left, before anything is called a divergence.
+3. Copies of the reference whose parameters and inputs are off by a rounding tell how far such a
+   change moves each number; for a quantised candidate, copies that are rounded in its steps.
 """
 
 from __future__ import annotations
@@ -16,34 +14,21 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from zlib import crc32
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pytest_modelhealth.capture import Request
-from pytest_modelhealth.capture.step.bare import copied, default_dtype
 from pytest_modelhealth.comparison.links import BACKWARD, FLOWING, Link, missing_gradients
 from pytest_modelhealth.comparison.measures import Difference, equal_nans, gap, measure
-from pytest_modelhealth.comparison.rounding import Quantisation, carried_epsilons, move
+from pytest_modelhealth.comparison.rounding import EIGHT_BITS, Steps, rounded
 from pytest_modelhealth.comparison.trace import Key, Trace, TwoRuns, Watcher
 from pytest_modelhealth.progress import track
 from pytest_modelhealth.settings.setting import is_inside
 from pytest_modelhealth.statistics.dense import dense_values
-from pytest_modelhealth.tolerance import (
-    QUANTISED,
-    TRUSTED,
-    converted,
-    floor,
-    observed,
-    perturbed,
-)
+from pytest_modelhealth.tolerance import RUNS, floor, observed, perturbed
 
 FACTOR = 10.0
 """How many times the natural noise a difference may be."""
-
-DROWNED = 0.5
-"""A model whose outputs rounding moves by this much of their size computes something else."""
 
 SETTLED = 5.0
 """The noise of three perturbed runs is less than this multiple of that of the first one."""
@@ -66,10 +51,8 @@ class TensorResult:
         shape: the candidate's shape, where the tensor flows through the layer in another one; else
             ``""``.
         unseen: why it was not seen, where it is the gradient of a layer without parameters.
-        coarse: what rounding does to it, where it leaves little of it.
         error: how far the candidate is off.
         floor: the least noise to expect.
-        own: how far the reference is from the truth.
         moved: how far further runs of the reference moved it.
         measured_by: what the noise was measured by.
     """
@@ -80,10 +63,8 @@ class TensorResult:
     problem: str = ""
     shape: str = ""
     unseen: str = ""
-    coarse: str = ""
     error: Size = NONE
     floor: Size = NONE
-    own: Size = NONE
     moved: Size = NONE
     measured_by: str = "floor"
 
@@ -105,14 +86,14 @@ class TensorResult:
     @property
     def diverged(self) -> bool:
         """Whether there is more than rounding explains."""
-        return self.ratio > self.limit or bool(self.coarse)
+        return self.ratio > self.limit
 
     @property
     def source(self) -> str:
         """What the noise was measured by.
 
-        ``"equal"``, ``"floor"``, ``"float64"``, ``"lower precision"``, ``"perturbed"``,
-        ``"quantised"``, or ``"none"`` where there is nothing to measure.
+        ``"equal"``, ``"floor"``, ``"perturbed"``, ``"quantised"``, or ``"none"`` where there is
+        nothing to measure.
         """
         if self.is_equal:
             return "equal"
@@ -122,7 +103,7 @@ class TensorResult:
     def noise(self) -> float:
         """The natural noise, relative to the reference's norm."""
         norm = self.difference.norm if self.difference is not None else 0.0
-        return self._scale()[0] / norm if norm else 0.0
+        return max(self.floor[0], self.moved[0]) / norm if norm else 0.0
 
     @property
     def ratio(self) -> float:
@@ -135,40 +116,15 @@ class TensorResult:
             return math.inf
         if self.is_equal or not any(self.error):
             return 0.0
-        pairs = list(zip(self.error, self._scale(), strict=True))
-        pairs = pairs[:1] if self.measured_by == "quantised" else pairs
-        return max((e / s if s else math.inf) for e, s in pairs)
+        scale = map(max, zip(self.floor, self.moved, strict=True))
+        ratios = [e / s if s else math.inf for e, s in zip(self.error, scale, strict=True)]
+        return ratios[0] if self.measured_by == "quantised" else max(ratios)
 
-    def _scale(self) -> Size:
-        own = self.own
-        if any(self.moved) and own[0] > TRUSTED * max(self.moved[0], self.floor[0]):
-            own = NONE
-        norm, largest = map(max, zip(self.floor, own, self.moved, strict=True))
-        return norm, largest
-
-    def take_noise(self, expected: Tensor, seen: Tensor) -> None:
+    def take_noise(self, expected: Tensor, seen: Tensor, by: str) -> None:
         """Take the noise of a further run."""
         norm, largest = gap(expected, seen)
         self.moved = max(self.moved[0], norm), max(self.moved[1], largest)
-
-    def is_open(self, factor: float) -> bool:
-        """Whether further runs may tell."""
-        return factor < self.ratio < math.inf
-
-    def is_implausible(self, epsilon: float) -> bool:
-        """Whether the truth is so far from the reference that it may be none."""
-        if self.difference is None or self.measured_by != "float64":
-            return False
-        return self.own[0] > math.sqrt(epsilon) * self.difference.norm
-
-    def is_trusted(self, times: float = TRUSTED) -> bool:
-        """Whether the reference's own error is no more than so many times what rounding does."""
-        return self.own[0] <= times * max(self.moved[0], self.floor[0])
-
-    def is_settled(self) -> bool:
-        """Whether further perturbed runs, which move the noise a little, leave the verdict."""
-        hopeless = not self.is_trusted(SETTLED * TRUSTED)
-        return self.ratio > SETTLED * self.limit and (hopeless or self.is_trusted())
+        self.measured_by = by if self.measured_by == "floor" else self.measured_by
 
 
 @dataclass
@@ -179,45 +135,28 @@ class Judge:
         runs: both runs.
         request: asks for a run of the reference's module: batch, target, loss and backward.
         epsilons: machine epsilon of the reference and of the candidate.
-        lower: the dtype of the candidate's parameters, if it is less precise than the reference's.
         factor: how many times the noise a difference may be.
         coarser: machine epsilon of the layers of the reference that are coarser than the rest.
-        most_runs: so many perturbed runs of the reference at most.
         notes: takes what a reader should know.
-        rounding: the steps of a quantised candidate.
+        steps: those of the weights of a quantised candidate; ``None`` for any other.
     """
 
     runs: TwoRuns
     request: Request
     epsilons: tuple[float, float]
-    lower: torch.dtype | None
     factor: float
     coarser: Mapping[str, float]
-    most_runs: int
     notes: list[str]
-    rounding: Quantisation | None = None
+    steps: Steps | None = None
 
     def results(self, links: Iterable[Link]) -> list[TensorResult]:
         """Return what became of each linked tensor, and of the gradients without counterpart."""
         results, factor = [TensorResult(one, self.factor) for one in links], self.factor
         self._measure(results)
-        self._set_floors(results, max(self.epsilons))
-        open_ = [one for one in results if one.is_open(factor)]
-        if open_:  # the runs are made, so what is near the limit may be told its true noise too
-            open_ = [one for one in results if one.is_open(factor / 3)]
-        if open_ and self.rounding is not None:
-            self._measure_rounding(open_, self.rounding)
-            _note_drowned(open_)
-        elif open_:
-            if self.epsilons[1] > self.epsilons[0]:
-                self._measure_lower(open_)
-            else:
-                self._measure_truth(open_)
-            if any(o.is_open(factor) or o.is_implausible(self.epsilons[0]) for o in open_):
-                doubtful = (o for o in open_ if o.is_open(factor / 3) or not o.is_trusted())
-                self._measure_noise(list(doubtful))
-        if self.coarser:
-            self._replay(results)
+        self._set_floors(results, max(self.epsilons) if self.steps is None else EIGHT_BITS)
+        if any(factor < one.ratio < math.inf for one in results):
+            # the runs are made, so what is near the limit may be told its true noise too
+            self._measure_noise([one for one in results if factor / 3 < one.ratio < math.inf])
         return results + [
             TensorResult(
                 link,
@@ -249,15 +188,10 @@ class Judge:
     def _set_floors(self, results: list[TensorResult], epsilon: float) -> None:
         """Set the least noise of each tensor; gradients of a layer's parameters share a scale.
 
-        In a model of several dtypes a tensor has the epsilon of its layer and of those before it, a
-        gradient that of them all.
+        In a model of several dtypes a tensor has the epsilon of its layer, a gradient that of them
+        all. What a coarse layer does to those behind it, perturbed runs tell.
         """
-        a, before = self.runs.a, dict[str, float]()
-        if self.coarser:
-            given = [one for one in results if one.key.role == "activations"]
-            unequal = {one.key.layer for one in given if not one.is_equal}
-            equal = {one.key.layer for one in given} - unequal
-            before = carried_epsilons(self.coarser, a, equal, epsilon)
+        a = self.runs.a
         coarsest = max(self.coarser.values(), default=epsilon)
         for one in results:
             key, difference = one.key, one.difference
@@ -266,7 +200,7 @@ class Judge:
             norm, most, width = difference.norm, difference.abs_max, math.sqrt(difference.count)
             roundings = a.depths[a.entries[key].moment]
             if key.role == "parameter_gradients":
-                gradients = a.observation.layers[key.layer].parameter_gradients.values()
+                gradients = a.layers[key.layer].parameter_gradients.values()
                 finite = [(one.rms, one.abs_max) for one in gradients if math.isfinite(one.rms)]
                 rms, abs_max = map(max, zip(*finite, NONE, strict=True))
                 terms, term = _terms(a, key)
@@ -275,38 +209,48 @@ class Judge:
                 most = max(most, abs_max, term * math.sqrt(terms))
             elif key.role == "buffers":
                 # The mean of inputs that cancel says nothing of the size that rounding goes by.
-                inputs = a.observation.layers[key.layer].inputs
+                inputs = a.layers[key.layer].inputs
                 rms = inputs.rms if inputs is not None and math.isfinite(inputs.rms) else 0.0
                 norm, most = max(norm, rms * width), max(most, rms)
-            own = coarsest if key.role in BACKWARD else before.get(key.layer, epsilon)
+            own = coarsest if key.role in BACKWARD else self.coarser.get(key.layer, epsilon)
             relative = floor(own, roundings)
             one.floor = relative * norm, relative * most
+
+    def _measure_noise(self, results: list[TensorResult]) -> None:
+        """Measure the noise by further runs, until the first result is far beyond its limit."""
+        made: Callable[..., Request] = partial(perturbed, coarser=self.coarser)
+        by, epsilon = "perturbed", max(self.epsilons)
+        if self.steps is not None:
+            made, by, epsilon = partial(rounded, weights=self.steps), "quantised", self.epsilons[0]
+        for seed in track(range(RUNS), "running the reference perturbed"):
+            first = next((one for one in results if one.ratio > self.factor), None)
+            if first is None or (seed and first.ratio > SETTLED * self.factor):
+                return
+            copy = partial(made, epsilon=epsilon, seed=seed)
+            if not self._run("the noise could not be measured", results, copy, by):
+                return
 
     def _run(
         self,
         what: str,
         results: list[TensorResult],
         made: Callable[[Request], Request],
-        see: Callable[[TensorResult, Tensor, Tensor], None],
-        changed: Callable[[Key, Tensor], None] | None = None,
+        by: str,
     ) -> bool:
-        """Show each result its tensors of the reference and of a run of copies of model and batch.
+        """Tell each result how far a run of copies of model and batch moves its tensor.
 
         The copy is not the user's model: what it raises or warns of is not for them, but a note.
         """
-        a, store = self.runs.a, self.runs.store
         by_key: dict[Key, list[TensorResult]] = defaultdict(list)
         for one in results:
             by_key[one.key].append(one)
 
         def beside(key: Key, value: Tensor) -> None:
-            if changed is not None:
-                changed(key, value)
             seen = dense_values(value).values.cpu() if key in by_key else value
             for one in by_key.get(key, ()):
-                expected = store[a.entries[key].slot]
+                expected = self.runs.store[self.runs.a.entries[key].slot]
                 if seen.shape == expected.shape:
-                    see(one, expected, seen)
+                    one.take_noise(expected, seen, by)
 
         try:
             with warnings.catch_warnings():
@@ -318,97 +262,6 @@ class Judge:
         if failure:
             self.notes.append(f"{what}: {failure}")
         return not failure
-
-    def _measure_truth(self, results: list[TensorResult]) -> None:
-        found: list[tuple[TensorResult, Size, Size]] = []
-
-        def see(one: TensorResult, expected: Tensor, truth: Tensor) -> None:
-            candidate = one.link.read(self.runs.store, self.runs.a, self.runs.b)[1]
-            found.append((one, gap(expected, truth), gap(candidate, truth)))
-
-        what = "the reference has no float64 run to compare with"
-        with default_dtype(torch.float64):
-            if self._run(what, results, lambda given: converted(given, torch.float64), see):
-                for one, own, error in found:
-                    one.own, one.error, one.measured_by = own, error, "float64"
-
-    def _measure_lower(self, results: list[TensorResult]) -> None:
-        lower = self.lower
-        if lower is None:
-            return
-
-        def see(one: TensorResult, expected: Tensor, value: Tensor) -> None:
-            one.own, one.measured_by = gap(expected, value), "lower precision"
-
-        what = f"the reference does not run in {lower}"
-        self._run(what, results, lambda given: converted(given, lower, target=False), see)
-
-    def _measure_rounding(self, results: list[TensorResult], rounding: Quantisation) -> None:
-        """Measure the noise of a quantised candidate by runs that are rounded as it is."""
-
-        def see(one: TensorResult, expected: Tensor, value: Tensor) -> None:
-            one.take_noise(expected, value)
-            one.measured_by = "quantised"
-
-        for seed in track(range(self.most_runs), "running the reference rounded"):
-            made = partial(rounding.rounded, epsilon=self.epsilons[0], seed=seed)
-
-            def changed(key: Key, value: Tensor, seed: int = seed) -> None:
-                move(value, rounding.step_of(key, value), crc32(repr((seed, *key)).encode()))
-
-            what = "the noise of quantisation could not be measured"
-            if not self._run(what, results, made, see, changed):
-                self._set_floors(results, QUANTISED)
-                return
-
-    def _measure_noise(self, results: list[TensorResult]) -> None:
-        """Measure the noise by perturbed runs, until the first result is far beyond its limit."""
-
-        def see(one: TensorResult, expected: Tensor, value: Tensor) -> None:
-            one.take_noise(expected, value)
-            if one.measured_by == "floor":
-                one.measured_by = "perturbed"
-
-        for seed in track(range(self.most_runs), "running the reference perturbed"):
-            epsilon = max(self.epsilons)
-            made = partial(perturbed, epsilon=epsilon, seed=seed, coarser=self.coarser)
-            if not self._run("the noise could not be measured", results, made, see):
-                return
-            first = next((one for one in results if one.ratio > self.factor), None)
-            if first is None or first.is_settled():
-                return
-
-    def _replay(self, results: list[TensorResult]) -> None:
-        """Hold what each layer of a model of several dtypes gives to what it takes.
-
-        What a coarse layer before it does to its input hides what it does itself: so the
-        reference's layer is given the candidate's input, where its own gives its own output again.
-        """
-        a, b, store = self.runs.a, self.runs.b, self.runs.store
-        for one in results:
-            key, (other, *more) = one.key, one.link.candidate
-            module = self.runs.modules[0].get(key.layer)
-            given, taken = key._replace(role="inputs"), other._replace(role="inputs")
-            is_told = key.role != "activations" or one.difference is None or one.is_equal
-            if is_told or more or module is None or any(module.children()):
-                continue
-            if one.ratio > self.factor or given not in a.entries or taken not in b.entries:
-                continue
-            x, y = store[a.entries[given].slot], store[b.entries[taken].slot]
-            again = _called(module, x)
-            if again is None or not torch.equal(again, store[a.entries[key].slot]):
-                continue
-            expected, truth = _called(module, y.to(x.dtype)), _called(module, y.double())
-            found = store[b.entries[other].slot]
-            if expected is None or truth is None or expected.shape != found.shape:
-                continue
-            least = floor(self.coarser.get(key.layer, max(self.epsilons)), 1)
-            norm, most = (torch.linalg.vector_norm(expected.double(), p) for p in (2, math.inf))
-            floors = least * float(norm), least * float(most)
-            alone = TensorResult(one.link, self.factor, error=gap(expected, found), floor=floors)
-            alone.own = gap(expected, truth)
-            if alone.ratio > self.factor:
-                one.error, one.floor, one.own, one.moved = alone.error, floors, alone.own, NONE
 
 
 def without_effect(results: Iterable[TensorResult]) -> list[TensorResult]:
@@ -531,35 +384,3 @@ def _terms(a: Trace, key: Key) -> tuple[int, float]:
         return 1, 0.0
     terms = max(layer.activations.count // max(shape[0], 1), 1)
     return terms, layer.gradients.rms if len(shape) == 1 and layer.gradients is not None else 0.0
-
-
-def _note_drowned(results: list[TensorResult]) -> None:
-    """Call what the model returns unlike the reference's where rounding leaves little of it.
-
-    That is where rounding alone moves it by half its size, and it is off by as much.
-    """
-    drowned = [
-        one
-        for one in results
-        if one.measured_by == "quantised"
-        and one.difference is not None
-        and min(one.moved[0], one.error[0]) > DROWNED * one.difference.norm
-    ]
-    if any(one.key.role == "outputs" for one in drowned):
-        for one in drowned:
-            one.coarse = "quantised so coarsely that rounding alone moves it by "
-            one.coarse += f"{one.noise:.0%} of its size" if one.noise else "more than its size"
-
-
-def _called(module: nn.Module, value: Tensor) -> Tensor | None:
-    """Return what a copy of a module gives, in the dtype of a value; ``None`` where it raises."""
-    try:
-        held = copied(module)
-        if value.dtype is torch.float64:
-            held = held.double()
-        place = next((p.device for p in held.parameters()), value.device)
-        with torch.no_grad(), torch.random.fork_rng():
-            result = held(value.to(place))
-    except Exception:  # noqa: BLE001 - it may take more than a tensor, or no such tensor
-        return None
-    return dense_values(result).values.cpu() if isinstance(result, Tensor) else None

@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from pytest_modelhealth.alignment.result import listed
 from pytest_modelhealth.capture import Inputs, Request, find_engine, hinted
 from pytest_modelhealth.capture.eager import is_compiled
 from pytest_modelhealth.capture.engine import Engine
@@ -21,7 +20,7 @@ from pytest_modelhealth.capture.step.bare import converted_batch
 from pytest_modelhealth.capture.step.company import has_process_group
 from pytest_modelhealth.capture.step.run import run_step
 from pytest_modelhealth.comparison.trace import Keeper, Trace
-from pytest_modelhealth.errors import InspectionError, suggest
+from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import is_quantised as is_quantised_module
 from pytest_modelhealth.layers import named_modules, own_parameters
 from pytest_modelhealth.report import Observation
@@ -99,9 +98,12 @@ def candidate_side(candidate: Any, reference: Any) -> Side:
             "a state_dict is loaded into a copy of the reference, which must be a torch.nn.Module, "
             f"not a {type(reference).__name__}"
         )
-    _ensure_fits(candidate, reference.state_dict())
     loaded = copy.deepcopy(reference)
-    loaded.load_state_dict(dict(candidate))
+    try:
+        loaded.load_state_dict(dict(candidate))
+    except RuntimeError as error:
+        message = f"the state_dict does not fit the reference: {error}"
+        raise InspectionError(message) from None
     note = f"a copy of the reference with the {len(candidate)} tensors of the state_dict"
     return Side(loaded, "candidate", find_engine(loaded), note)
 
@@ -113,44 +115,6 @@ def _side(model: Any, name: str) -> Side:
     except InspectionError as error:
         raise InspectionError(f"the {name}: {error}") from None
     return Side(engine.load(model), name, engine)
-
-
-def _ensure_fits(state: Mapping[Any, Any], own: Mapping[str, Any]) -> None:
-    """Do nothing if a `state_dict` has the keys and shapes of the reference's.
-
-    Raises:
-        InspectionError: it has not; the message says which keys, and what may help.
-    """
-    if not state:
-        raise InspectionError("the state_dict is empty: it holds no tensor to load")
-    wrapped = next((key for key, value in state.items() if isinstance(value, Mapping)), None)
-    if wrapped is not None:
-        raise InspectionError(
-            f"this is no state_dict but a checkpoint that may hold one: pass candidate[{wrapped!r}]"
-        )
-    missing = [key for key in own if key not in state]
-    unexpected = [str(key) for key in state if key not in own]
-    said = [
-        f"{len(keys)} keys {what}: {listed(list(map(repr, keys)))}"
-        for what, keys in (("missing", missing), ("not in the reference", unexpected))
-        if keys
-    ]
-    prefixes = [
-        prefix
-        for prefix in ("module.", "_orig_mod.", "model.")
-        if unexpected and all(key.startswith(prefix) for key in unexpected)
-    ]
-    if prefixes:
-        said.append(f"strip {prefixes[0]!r} from its keys")
-    elif missing and unexpected:
-        said[-1] += suggest(unexpected[0], missing)
-    said += [
-        f"{key!r} has shape {tuple(getattr(value, 'shape', ()))}, expected {tuple(own[key].shape)}"
-        for key, value in state.items()
-        if isinstance(own.get(key), Tensor) and getattr(value, "shape", None) != own[key].shape
-    ][:1]
-    if said:
-        raise InspectionError(f"the state_dict does not fit the reference: {'; '.join(said)}")
 
 
 def run(
@@ -203,7 +167,6 @@ def run(
         keeper.entries,
         keeper.output,
         engine.flat_outputs,
-        is_ordered=engine.runs_in_torch,
         shows_functions=engine.shows_functions,
     )
 

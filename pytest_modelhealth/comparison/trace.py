@@ -23,7 +23,7 @@ from pytest_modelhealth.capture.observing.tensors import (
 )
 from pytest_modelhealth.report import LayerRecord, Observation
 from pytest_modelhealth.statistics import UnsupportedTensorError
-from pytest_modelhealth.statistics.dense import dense_values, step
+from pytest_modelhealth.statistics.dense import dense_values
 
 Modules = Mapping[str, nn.Module]
 
@@ -45,14 +45,12 @@ class KeptTensor(NamedTuple):
         moment: its place in the order in which the tensors of the run appeared.
         shape: its shape, complex and sparse ones as real and dense.
         dtype: its dtype, likewise.
-        step: the distance between neighbouring values, where it is quantised; else 0.
     """
 
     slot: int
     moment: int
     shape: tuple[int, ...]
     dtype: torch.dtype
-    step: float = 0.0
 
 
 @dataclass
@@ -64,7 +62,6 @@ class Trace:
         entries: the tensors, by their names.
         output: how the output is built, for people: ``"tuple(tensor 4x3, tensor 4)"``.
         is_flat: whether the tensors of the output stand in a row, however the model nested them.
-        is_ordered: whether tensors of a call come in the order of its arguments and outputs.
         shows_functions: whether functions that a forward calls are seen as layers.
     """
 
@@ -72,13 +69,17 @@ class Trace:
     entries: dict[Key, KeptTensor]
     output: str
     is_flat: bool = False
-    is_ordered: bool = True
     shows_functions: bool = True
 
     @property
     def layers(self) -> Mapping[str, LayerRecord]:
         """The layers by their names."""
         return self.observation.layers
+
+    @property
+    def model_type(self) -> str:
+        """Class name of the model."""
+        return self.observation.model_type
 
     @cached_property
     def of_role(self) -> Mapping[tuple[str, str], list[Key]]:
@@ -183,10 +184,8 @@ class Keeper(Watcher):
             self._slots = KnownTensors[KeptTensor]()
         known = self._slots.get(value)
         if known is None:
-            values, distance = dense_values(value).values, step(value)
-            largest = 0.0 if distance is None else float(distance.max())
-            slot = self.store.put(values)
-            known = KeptTensor(slot, 0, tuple(values.shape), values.dtype, largest)
+            values = dense_values(value).values
+            known = KeptTensor(self.store.put(values), 0, tuple(values.shape), values.dtype)
             if version(value) is not None:  # a write would not show
                 self._slots.put(value, known)
         self.entries[key] = known._replace(moment=len(self.entries))

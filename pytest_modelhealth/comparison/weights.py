@@ -23,7 +23,6 @@ from pytest_modelhealth.tolerance import epsilon_of
 SAME = 10
 """Weights of one value may differ by so many epsilons: they were folded or parametrised anew."""
 
-
 FOLDED = 1e-4
 """Folding rounds in an order of its own, and what is subtracted may cancel."""
 
@@ -54,7 +53,8 @@ class Changed:
 def changed_values(runs: TwoRuns, pair: Pair, epsilon: float) -> Changed:
     """Return the parameters and buffers of an aligned layer whose values differ.
 
-    Values that differ by no more than rounding to the candidate's dtype are the same.
+    Values that differ by no more than rounding to the candidate's dtype are the same. A weight that
+    is made of others is compared in place of those: a pruned one, say, and not what it masks.
     """
     if pair.reference is None or pair.candidate is None:
         return Changed()
@@ -62,43 +62,36 @@ def changed_values(runs: TwoRuns, pair: Pair, epsilon: float) -> Changed:
     folded = folded_parameters(pair, runs.modules[0])
     if x is None or y is None or folded is None:
         return Changed()
-    names = _names(parameter_names(runs, pair.reference, pair.candidate), x, y)
+    held = [{**own_parameters(side), **dict(side._buffers.items())} for side in (x, y)]
+    names = {name: name for side in held for name in side}
+    known = parameter_names(runs, pair.reference, pair.candidate)
+    names |= {name: other for name, other in known.items() if _value(x, other) is None}
     epsilon = max(epsilon, FOLDED) if folded else epsilon
     kinds = type_name(x), type_name(y)
     is_own = not type(x).forward.__module__.startswith("torch.nn.")
     may_turn = kinds[0] != kinds[1] and (is_own or bool(kinds[1]))  # a layer of the user's own may
     parameters: dict[str, str] = {}
     others: dict[str, str] = {}
+    read = set()
     for name, theirs in names.items():
         own, other = folded.get(name, _value(x, name)), _value(y, theirs)
-        if own is None or other is None or own is other:
+        if own is None or other is None:
             continue
-        phrase = _values_difference(name, own, other, epsilon, may_turn)
+        read.add(name)
+        phrase = "" if own is other else _difference(name, own, other, epsilon, may_turn)
         if phrase:
             is_read = name not in x._buffers and own.numel() == other.numel()
             (parameters if is_read else others)[name] = phrase
     every = {name for name, own in x._parameters.items() if own is not None}
-    return Changed(parameters, others, every <= names.keys())
-
-
-def _names(known: Mapping[str, str], x: nn.Module, y: nn.Module) -> dict[str, str]:
-    """Return the candidate's name of each parameter, buffer and weight that is made of others.
-
-    Such a weight is compared in place of those: a pruned one, say, and not what it masks.
-    """
-    stored = *own_parameters(x), *own_parameters(y), *dict(x._buffers.items())
-    names = {name: name for name in stored if _value(x, name) is not None}
-    by_values = {n: other for n, other in known.items() if _value(x, other) is None}
-    return {n: o for n, o in {**names, **by_values}.items() if _value(y, o) is not None}
+    return Changed(parameters, others, every <= read)
 
 
 def _value(module: nn.Module, name: str) -> Tensor | None:
     """Return a parameter or buffer, or a weight that is made of parameters when it is read."""
-    held = {**own_parameters(module), **dict(module._buffers.items())}
-    if name in held:
-        return held[name]
-    if isinstance(made := vars(module).get(name), Tensor):  # by a hook, as of torch's pruning
-        return made
+    held = {**vars(module), **own_parameters(module), **dict(module._buffers.items())}
+    found = held.get(name)
+    if isinstance(found, Tensor):  # in `vars` by a hook, as of torch's pruning
+        return found
     if is_parametrized(module, name) and not module.training:
         with torch.no_grad():
             return getattr(module, name)  # type: ignore[no-any-return]
@@ -116,9 +109,8 @@ def _dense(tensor: Tensor) -> Tensor:
     return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
-def _values_difference(
-    name: str, ours: Tensor, theirs: Tensor, epsilon: float, may_turn: bool
-) -> str:
+def _difference(name: str, ours: Tensor, theirs: Tensor, epsilon: float, may_turn: bool) -> str:
+    """Return how the values of a tensor differ, ``""`` where they are the same but for rounding."""
     if ours.is_meta or theirs.is_meta:
         return ""
     with torch.no_grad():
@@ -130,19 +122,17 @@ def _values_difference(
             return f"{name} has shape {tuple(y.shape)}, was {tuple(x.shape)}"
         if x.shape != y.shape:
             y = y.T if x.ndim == 2 and x.shape == y.shape[::-1] else y.reshape(x.shape)
+        slack = max(epsilon, SAME * epsilon_of(x.dtype), epsilon_of(y.dtype))
         wide = torch.complex128 if x.is_complex() else torch.float64
         rounded, x, y = x.to(y.dtype).to(wide), x.to(wide), y.to(wide)
-        slack = max(epsilon, SAME * epsilon_of(ours.dtype))
-        least = x.abs().clamp_min(float(x.abs().square().mean().sqrt()))
-        allowed = slack * least
+        allowed = slack * x.abs().clamp_min(float(x.abs().square().mean().sqrt()))
         if distance is not None:
             allowed = allowed + HALF * fitted(distance, theirs, x)
         apart = ((x - y).abs() > allowed) & (rounded != y)
         apart |= x.isnan() != y.isnan()
         count = int(apart.sum())
-        is_turned = (
-            x.ndim == 2 and x.shape == y.T.shape and bool(((x - y.T).abs() <= allowed).all())
-        )
+        is_square = x.ndim == 2 and x.shape == y.T.shape
+        is_turned = is_square and bool(((x - y.T).abs() <= allowed).all())
         if not count or (is_turned and may_turn):
             return ""
         if is_turned:
@@ -166,20 +156,6 @@ def fitted(distance: Tensor, found: Tensor, own: Tensor) -> Tensor:
     return distance.max()
 
 
-def scale_of_folding(pair: Pair, reference: Modules) -> Tensor | None:
-    """Return what each output channel of a layer is multiplied by where a batch norm is folded in.
-
-    Args:
-        pair: the layer.
-        reference: the modules of the reference by name.
-    """
-    norm = _only_norm(_folded(pair, reference))
-    if norm is None:
-        return None
-    scale: Tensor = (norm.running_var.detach() + norm.eps).rsqrt()
-    return scale * norm.weight.detach() if norm.affine else scale
-
-
 def folded_parameters(pair: Pair, reference: Modules) -> Mapping[str, Tensor] | None:
     """Return the weight and bias that a layer has with a batch norm folded in.
 
@@ -187,11 +163,14 @@ def folded_parameters(pair: Pair, reference: Modules) -> Mapping[str, Tensor] | 
         Nothing where what is folded in has no parameters; ``None`` where it is not known.
     """
     host: Any = reference.get(pair.reference or "")
-    norms = _folded(pair, reference)
+    norms = [reference[name] for name in pair.folded_in if name in reference]
+    norms = [module for module in norms if module._parameters or module._buffers]
     if not norms:
         return {}
-    norm, is_linear = _only_norm(norms), isinstance(host, nn.Linear)
-    if norm is None or not (is_linear or isinstance(host, nn.modules.conv._ConvNd)):
+    norm: Any = norms[0]
+    is_linear = isinstance(host, nn.Linear)
+    is_known = len(norms) == 1 and isinstance(norm, _BatchNorm) and norm.running_var is not None
+    if not is_known or not (is_linear or isinstance(host, nn.modules.conv._ConvNd)):
         return None
     mean, variance = norm.running_mean, norm.running_var
     weight = norm.weight if norm.affine else torch.ones_like(mean)
@@ -203,18 +182,6 @@ def folded_parameters(pair: Pair, reference: Modules) -> Mapping[str, Tensor] | 
         else:
             folded = fuse_conv_bn_weights(*args, host.transposed)
     return {name: one.detach() for name, one in zip(("weight", "bias"), folded, strict=True)}
-
-
-def _only_norm(folded: list[nn.Module]) -> Any:
-    """Return the one batch norm with statistics that is folded in, ``None`` for anything else."""
-    is_norm = len(folded) == 1 and isinstance(folded[0], _BatchNorm)
-    return folded[0] if is_norm and folded[0].running_var is not None else None
-
-
-def _folded(pair: Pair, reference: Modules) -> list[nn.Module]:
-    """Return the modules with parameters or buffers that are folded into a layer."""
-    modules = [reference[name] for name in pair.folded_in if name in reference]
-    return [module for module in modules if module._parameters or module._buffers]
 
 
 def merged_layers(alignment: Alignment, changed: Mapping[str, Changed]) -> dict[str, list[str]]:

@@ -12,26 +12,14 @@ import pytest
 from pytest_modelhealth.plugin.inspections import calling_line, left_on_reports
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator
 
-    from pytest_modelhealth.snapshot import HealthSnapshot
+    from pytest_modelhealth.snapshot.extension import HealthSnapshot
 
 
-_STRICT_NAMES = "modelhealth_strict_names"
 SNAPSHOT_CHECKS = pytest.StashKey[list[tuple[Any, Path, int]]]()
 """What came of a test's comparisons with snapshots, each with the line that made it; kept until
 the test has ended."""
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the ini option of snapshots."""
-    parser.addini(
-        _STRICT_NAMES,
-        "whether a snapshot fails where layers were renamed, moved or inserted though no number "
-        "changed (default: false)",
-        type="bool",
-        default=False,
-    )
 
 
 @pytest.fixture
@@ -49,7 +37,7 @@ def health_snapshot(request: pytest.FixtureRequest) -> HealthSnapshot:
         )
     from syrupy.assertion import SnapshotAssertion
 
-    from pytest_modelhealth.snapshot import HealthSnapshot, HealthSnapshotExtension
+    from pytest_modelhealth.snapshot.extension import HealthSnapshot, HealthSnapshotExtension
 
     # Asked for here rather than as an argument: without syrupy there is no such fixture.
     snapshot = request.getfixturevalue("snapshot")
@@ -63,51 +51,23 @@ def health_snapshot(request: pytest.FixtureRequest) -> HealthSnapshot:
         )
     settings = {f.name: getattr(snapshot, f.name) for f in dataclasses.fields(snapshot) if f.init}
     ours = HealthSnapshot(**settings | {"extension_class": HealthSnapshotExtension})
-    ours.strict_names = request.config.getini(_STRICT_NAMES)
     checks = request.node.stash.setdefault(SNAPSHOT_CHECKS, [])
     ours.on_check = lambda check: checks.append((check, *calling_line()))
     return ours
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Follow which tests pass while snapshots are updated."""
-    if getattr(config.option, "update_snapshots", False):
-        config.pluginmanager.register(_Unfinished(), "modelhealth.unfinished_tests")
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None, None, None]:
+    """Keep the snapshots of tests that failed or never ran from being deleted as unused."""
+    if not getattr(session.config.option, "update_snapshots", False):
+        return (yield)
+    from pytest_modelhealth.snapshot.extension import INCOMPLETE
 
-
-class _Unfinished:
-    """Keeps the snapshots of tests that failed or never ran from being deleted as unused."""
-
-    def __init__(self) -> None:
-        self._tests: set[str] = set()
-        self._kept: list[str] = []
-
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        self._tests.update(item.nodeid for item in session.items)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
-        self._tests.update(ids)
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "call" and report.passed:
-            self._tests.discard(report.nodeid)
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_sessionfinish(self) -> Generator[None, Any, Any]:
-        from pytest_modelhealth.snapshot.extension import UNFINISHED, own_id
-
-        token = UNFINISHED.set((frozenset(map(own_id, self._tests)), self._kept))
-        try:
-            return (yield)
-        finally:
-            UNFINISHED.reset(token)
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        for test in self._kept:
-            terminalreporter.write_line(
-                f"modelhealth: the snapshot of {test} is kept, not deleted: the test did not pass"
-            )
+    token = INCOMPLETE.set(bool(session.testsfailed or exitstatus))
+    try:
+        return (yield)
+    finally:
+        INCOMPLETE.reset(token)
 
 
 @pytest.hookimpl(wrapper=True)

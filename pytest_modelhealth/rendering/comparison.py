@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pytest_modelhealth.alignment.result import Change, Pair
-from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, Divergence, differs
+from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison
 from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.rendering.json import plain
 from pytest_modelhealth.rendering.notation import (
@@ -36,12 +36,6 @@ def line(comparison: Comparison) -> str:
     if found is not None:
         why = ": ".join(filter(None, (found.story, found.cause)))
         return printable(f"not equivalent: {found.label}: {why}")
-    if not comparison.equivalent:
-        first = comparison.changed_names[0]
-        return printable(
-            f"not equivalent (strict_names): {_pair(first)}; every number is the same, by "
-            f"{comparison.basis}"
-        )
     layers = [layer for layer in comparison.layers.values() if layer.tensors]
     compared = "its outputs alone: no layer inside was compared"
     if layers and (any(layer.name for layer in layers) or len(comparison.layers) == 1):
@@ -59,15 +53,6 @@ def overview(comparison: Comparison) -> str:
     return "\n".join([*head, "", *_table(comparison, layers, 100)] if layers else head)
 
 
-def further(comparison: Comparison, *, max_rows: int) -> str:
-    """Return the rows that `failure` left out, with those it has among them; ``""`` for none."""
-    layers = _layers(comparison)
-    if len(layers) <= MOST_ROWS:
-        return ""
-    shown = _window(comparison, layers, max_rows)
-    return "\n".join([*_table(comparison, shown, 100), *_more(len(layers) - len(shown), "layer")])
-
-
 def _layers(comparison: Comparison) -> list[AlignedLayer]:
     """Return the layers that there is something to say of."""
     return [
@@ -82,30 +67,29 @@ def failure(comparison: Comparison) -> str:
     """Return at most a screenful: its first line is the verdict and the culprit."""
     found = comparison.first_divergence
     if found is None:
-        return "\n".join(
-            [
-                line(comparison),
-                "",
-                *(f"  {_pair(pair)}" for pair in comparison.changed_names[:MOST_ROWS]),
-                *_more(len(comparison.changed_names) - MOST_ROWS, "layer"),
-                "",
-                "accept it:    leave out strict_names=True",
-            ]
-        )
-    limit = math.nan if found.result is None else found.result.limit
-    verb = "shows" if len(found.affected) == 1 else "show"
-    others = f"{plural(len(found.affected), 'other layer')} only {verb}"
-    around = _table(comparison, _window(comparison, _layers(comparison), MOST_ROWS), 96)
+        return line(comparison)
+    result, lines = found.result, [line(comparison), ""]
+    if result is not None:
+        lines += [f"  {text}" for text in _evidence(result, comparison.reference)] + [""]
+    layers = _layers(comparison)
+    names = [layer.name for layer in layers]
+    at = names.index(result.key.layer) if result is not None and result.key.layer in names else 0
+    start = max(0, min(at - MOST_ROWS // 2, len(layers) - MOST_ROWS))
+    shown = layers[start : start + MOST_ROWS]
+    lines += [f"  {row}" for row in _table(comparison, shown, 96)]
+    if found.affected:
+        others = plural(len(found.affected), "other layer")
+        verb = "shows" if len(found.affected) == 1 else "show"
+        lines.append(f"  {others} only {verb} what began in {printable(found.label)}")
+    limit = math.nan if result is None else result.limit
+    lines += ["", f"verdict by:   {comparison.basis}, times {limit:g}"]
+    ours, theirs = (printable(near(place)) if place else "" for place in found.called_at)
+    if ours or theirs:
+        there = f", in the candidate {theirs}" if ours and theirs not in ("", ours) else ""
+        lines.append(f"called at:    {ours or theirs}{there}")
     return "\n".join(
         [
-            line(comparison),
-            "",
-            *_evidence(found.result, comparison.reference),
-            *(f"  {row}" for row in around),
-            *([f"  {others} what began in {printable(found.label)}"] if found.affected else ()),
-            "",
-            f"verdict by:   {comparison.basis}, times {limit:g}",
-            *_places(found),
+            *lines,
             *_alignment(comparison),
             *_notes(comparison),
             "look:         print(comparison), comparison.plot_errors()",
@@ -113,66 +97,34 @@ def failure(comparison: Comparison) -> str:
     )
 
 
-def _places(found: Divergence) -> Iterator[str]:
-    """Yield where the culprit is called: once where both sides call it from the same line."""
-    ours, theirs = (printable(near(place)) if place else "" for place in found.called_at)
-    if ours and theirs and ours != theirs:
-        yield f"called at:    {ours}, in the candidate {theirs}"
-    elif ours or theirs:
-        yield f"called at:    {ours or theirs}"
-
-
-def _evidence(result: TensorResult | None, model: str) -> Iterator[str]:
+def _evidence(result: TensorResult, model: str) -> Iterator[str]:
     """Yield how far the first tensor that diverged is off, and where most."""
-    if result is None:
-        return
-    off, ratio, what = result.difference, result.ratio, _tensor(result, model)
+    off, ratio, key = result.difference, result.ratio, result.key
+    layer = printable(key.layer or model)
+    what = {
+        "outputs": f"output {key.number} of {layer}",
+        "parameter_gradients": f"gradient of {layer}.{key.tensor}",
+        "buffers": f"{layer}.{key.tensor} after the step",
+    }.get(key.role, f"{key.role} of {layer}")
     if off is None:
-        yield f"  {what}: {result.problem}"
-        yield ""
+        yield f"{what}: {result.problem}"
         return
     times = f"{ratio:,.{1 if ratio < 100 else 0}f} times" if math.isfinite(ratio) else "more than"
     yield (
-        f"  {what}: {off.unequal:,} of {off.count:,} elements differ, by {times} the natural "
+        f"{what}: {off.unequal:,} of {off.count:,} elements differ, by {times} the natural "
         f"noise (limit {result.limit:g})"
     )
     if off.nonfinite:
         yield (
-            f"  NaN: {off.nan_candidate:,} in the candidate only, {off.nan_reference:,} in the "
+            f"NaN: {off.nan_candidate:,} in the candidate only, {off.nan_reference:,} in the "
             f"reference only; infinite on one side only: {off.other_infinities:,}"
             + ("" if off.at is None else f"; the first at {list(off.at)}")
         )
     elif off.at is not None:
         yield (
-            f"  most at {list(off.at)}: {off.found:.6g} instead of {off.expected:.6g}; relative L2 "
-            f"{number(off.relative_l2)}, cosine {off.cosine:.6g}, SQNR {off.sqnr:.0f} dB, "
-            f"{off.max_ulp:,.0f} ULP"
+            f"most at {list(off.at)}: {off.found:.6g} instead of {off.expected:.6g}; relative L2 "
+            f"{number(off.relative_l2)}"
         )
-    yield ""
-
-
-def _tensor(result: TensorResult, model: str) -> str:
-    key = result.key
-    layer = printable(key.layer or model)
-    if key.role == "outputs":
-        return f"output {key.number} of {layer}"
-    if key.role == "parameter_gradients":
-        return f"gradient of {layer}.{key.tensor}"
-    if key.role == "buffers":
-        return f"{layer}.{key.tensor} after the step"
-    return f"{key.role} of {layer}"
-
-
-def _window(
-    comparison: Comparison, layers: Sequence[AlignedLayer], most: int
-) -> Sequence[AlignedLayer]:
-    """Return the layers around the first divergence."""
-    found = comparison.first_divergence
-    names = [layer.name for layer in layers]
-    seen_at = found.result.key.layer if found is not None and found.result is not None else ""
-    at = names.index(seen_at) if seen_at in names else 0
-    start = max(0, min(at - most // 2, len(layers) - most))
-    return layers[start : start + most]
 
 
 def _table(comparison: Comparison, layers: Sequence[AlignedLayer], width: int) -> list[str]:
@@ -207,20 +159,18 @@ def _alignment(comparison: Comparison) -> Iterator[str]:
     for change in (Change.RENAMED, Change.RETYPED, Change.MOVED, Change.INSERTED, Change.REMOVED):
         pairs = [pair for pair in alignment.of(change) if not pair.reason or pair.aligned]
         if pairs:
-            names = some([_pair(pair, short=True) for pair in pairs], MOST_NAMES)
-            parts.append(f"{len(pairs)} {change} ({names})")
+            parts.append(f"{len(pairs)} {change} ({some(list(map(_names, pairs)), MOST_NAMES)})")
     noted = [f"{p.name} {p.note}" for p in alignment.pairs if p.note and not p.is_noted_elsewhere]
     parts += [some(noted, MOST_NAMES)] if noted else []
     if parts:
         yield f"alignment:    {printable('; '.join(parts))}"
 
 
-def _pair(pair: Pair, *, short: bool = False) -> str:
-    if pair.reference is None or pair.candidate is None:
-        return pair.name if short else f"{pair.name} {pair.change}"
+def _names(pair: Pair) -> str:
+    if not pair.aligned:
+        return pair.name
     name = pair.name or "the model"
-    arrow = name if pair.candidate == pair.reference else f"{name} -> {pair.candidate}"
-    return arrow if short else f"{arrow} {pair.change}"
+    return name if pair.candidate == pair.reference else f"{name} -> {pair.candidate}"
 
 
 def _notes(comparison: Comparison) -> Iterator[str]:
@@ -236,7 +186,7 @@ def _more(count: int, what: str) -> Iterator[str]:
 
 def to_dict(comparison: Comparison) -> dict[str, Any]:
     """Return a comparison as in the file of a run, with verdict and lines of the culprit."""
-    data: dict[str, Any] = {"equivalent": not differs(comparison)}
+    data: dict[str, Any] = {"equivalent": comparison.first_divergence is None}
     data |= plain(comparison_data(comparison))
     if comparison.first_divergence is not None:
         data["divergence"]["called_at"] = list(comparison.first_divergence.called_at)

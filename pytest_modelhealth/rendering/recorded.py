@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import networkx as nx
 
-from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, differs
+from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison
 from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.rendering.diagram import Diagram, diagram
 from pytest_modelhealth.rendering.json import plain
@@ -32,7 +32,7 @@ from pytest_modelhealth.report import (
 from pytest_modelhealth.settings.setting import is_inside
 from pytest_modelhealth.snapshot.changes import phrases
 from pytest_modelhealth.snapshot.drift import Outcome, SnapshotCheck
-from pytest_modelhealth.snapshot.drift import summary as drift_summary
+from pytest_modelhealth.snapshot.drift import headline as drift_headline
 from pytest_modelhealth.snapshot.snapshot import Snapshot
 from pytest_modelhealth.statistics import TensorStatistics
 
@@ -273,7 +273,7 @@ def _values(history: History, layer: str, statistic: str, taken: list[int]) -> l
 def comparison_data(comparison: Comparison) -> dict[str, Any]:
     """Return a comparison; it asks for no verdict."""
     found = comparison.first_divergence
-    is_different = differs(comparison)
+    is_different = found is not None
     show = comparison._renderer
     return {
         "kind": "comparison",
@@ -297,7 +297,7 @@ def _aligned(layer: AlignedLayer) -> dict[str, Any]:
 
 
 def _compared(result: TensorResult) -> dict[str, Any]:
-    measures = ("max_abs", "max_ulp", "cosine", "found", "at")
+    measures = ("max_abs", "found", "at")
     return {
         **_fields(result.difference, *measures, error="relative_l2", reference="expected"),
         **_fields(result, "noise", "ratio", "limit", "source", "diverged", "problem"),
@@ -333,7 +333,7 @@ def _drift(check: SnapshotCheck) -> dict[str, Any]:
         "verdict": check.outcome.value,
         "headline": _drift_headline(check),
         "text": check.text,
-        "model": check.now.model,
+        "model": check.now.observation.model_type,
         "snapshot": check.file,
         "tensors": 0 if found is None else found.tensors,
         "story": "" if found is None else found.story,
@@ -344,14 +344,14 @@ def _drift(check: SnapshotCheck) -> dict[str, Any]:
             for drift in found.drifts
         ],
         "changes": [] if found is None else phrases(found.changes),
-        "before": _layers(check.before) if drifted and check.before is not None else [],
+        "before": _layers(found.pair.old) if found is not None and drifted else [],
         "now": _layers(check.now) if drifted else [],
     }
 
 
 def _drift_headline(check: SnapshotCheck) -> str:
     if check.found is not None and check.found.drifted:
-        return drift_summary(check.found)
+        return drift_headline(check.found)
     if check.text:
         return check.text.partition("\n")[0]
     if check.outcome is Outcome.RECORDED:
@@ -360,18 +360,19 @@ def _drift_headline(check: SnapshotCheck) -> str:
 
 
 _OF_DRIFT = ("layer", "label", "role", "statistic", "before", "now", "distance", "moved")
-_OF_TENSOR = ("shape", "dtype", "mean", "std", "min", "max", "zeros", "dead", "nan", "inf")
+_OF_TENSOR = ("shape", "dtype", "mean", "std", "min", "max")
+_COUNTED = {"zeros": "zero_fraction", "nan": "nan_count", "inf": "inf_count"}
 
 
 def _layers(snapshot: Snapshot) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            **_fields(line, "type", "status", "calls"),
+            **_fields(record, "calls", type="type_name", status="status.value"),
             "tensors": [
-                {"role": role, "name": own, **_fields(tensor, *_OF_TENSOR)}
-                for (role, own), tensor in line.tensors.items()
+                {"role": role, "name": own, **_fields(seen, *_OF_TENSOR, **_COUNTED)}
+                for (_, role, own), seen in snapshot.tensors[name].items()
             ],
         }
-        for name, line in snapshot.layers.items()
+        for name, record in snapshot.layers.items()
     ]

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 import torch
 
 from pytest_modelhealth.alignment.causes import Causes
 from pytest_modelhealth.alignment.matching import align
-from pytest_modelhealth.alignment.result import Change, Pair
+from pytest_modelhealth.alignment.result import Alignment, Change, Pair
 from pytest_modelhealth.capture.observing.tensors import TensorStore
-from pytest_modelhealth.comparison.links import FLOWING
 from pytest_modelhealth.comparison.trace import KeptTensor, Key, Trace, TwoRuns
-from pytest_modelhealth.report import ROLES, LayerRecord, Observation, Status
-from pytest_modelhealth.snapshot.snapshot import Snapshot, TensorKey, TensorLine
+from pytest_modelhealth.snapshot.snapshot import Snapshot
+from pytest_modelhealth.tolerance import TensorName
 
 _STAGES = (
     ("inputs",),
@@ -51,206 +50,198 @@ class LayerChange:
         what: ``"renamed"``, ``"added"``, ``"no gradients any more of"``.
         label: the layer or tensor for people.
         rest: the rest of the phrase.
-        harmless: whether no number changed by it.
         layer: name of the layer.
-        formal: whether only what is recorded of the layer changed, so that it is harmless where
-            every number agrees that can be compared.
+        fails: whether it fails by itself: no number tells what it does to another batch or to
+            training.
     """
 
     what: str
     label: str
     rest: str = ""
-    harmless: bool = False
     layer: str = ""
-    formal: bool = False
-
-
-@dataclass(frozen=True)
-class MatchedTensor:
-    """A tensor that both have.
-
-    Args:
-        layer: its layer in the report.
-        origin: its layer in the snapshot.
-        role: which tensor of the layer.
-        own_name: its own name, ``""`` where the role has one tensor.
-        before: the snapshot's line.
-        now: the report's line.
-    """
-
-    layer: str
-    origin: str
-    role: str
-    own_name: str
-    before: TensorLine
-    now: TensorLine
+    fails: bool = False
 
 
 class SnapshotPair:
-    """The layers and tensors of two snapshots side by side."""
+    """The layers and tensors of two snapshots side by side; they are aligned when asked for."""
 
     def __init__(self, before: Snapshot, now: Snapshot) -> None:
         self.old, self.new = before, now
-        a, b = _trace(before), _trace(now)
-        self.alignment = align(a.layers, b.layers)
-        self.runs = TwoRuns(a, b, self.alignment, ({}, {}), TensorStore(0))
-        self.causes = Causes(self.alignment)
-        to_candidate = self.alignment.to_candidate
-        self._lost = _only_in(before, now, to_candidate)
-        self._gained = _only_in(now, before, {y: x for x, y in to_candidate.items()})
-        # others may have taken the place of those that are gone
-        self._lost_parameters, self._new_parameters = (
-            any(role == "parameters" for keys in tensors.values() for role, _ in keys)
-            for tensors in (self._lost, self._gained)
-        )
+
+    @cached_property
+    def of_one_form(self) -> bool:
+        """Whether all but the numbers is the same, so that each layer is the one of its name."""
+        forms = [
+            [(r.name, r.type_name, r.status, r.calls, r.tied, *side.tensors[r.name])
+             for r in side.layers.values()]
+            for side in (self.old, self.new)
+        ]  # fmt: skip
+        return forms[0] == forms[1]
+
+    @cached_property
+    def alignment(self) -> Alignment:
+        """Which layer is which."""
+        return align(self.old.layers, self.new.layers)
+
+    @cached_property
+    def runs(self) -> TwoRuns:
+        """Both as runs."""
+        a, b = map(_trace, (self.old, self.new))
+        return TwoRuns(a, b, self.alignment, ({}, {}), TensorStore(0))
+
+    @cached_property
+    def causes(self) -> Causes:
+        """What became of calls and ties."""
+        return Causes(self.alignment)
 
     @property
     def has_common_layers(self) -> bool:
         """Whether any layer but the models themselves is on both sides."""
         return any(self.alignment.to_candidate) or len(self.old.layers) <= 1
 
-    def origin(self, layer: str) -> str | None:
-        """Return the name in the snapshot of a layer of the report; ``None`` if it is not there."""
-        return self.alignment.by_candidate[layer].reference
-
-    def tensors(self) -> Iterator[MatchedTensor]:
-        """Yield every tensor that both have, in the order of the report's layers."""
-        for layer, line in self.new.layers.items():
-            pair = self.alignment.by_candidate[layer]
-            if pair.reference is None or pair.is_folded:
+    def tensors(self) -> Iterator[tuple[TensorName, TensorName]]:
+        """Yield the names in the snapshot and in the report of every tensor that both have."""
+        for layer in self.new.layers:
+            pair = None if self.of_one_form else self.alignment.by_candidate[layer]
+            origin = layer if pair is None else pair.reference
+            if origin is None or (pair is not None and pair.is_folded):
                 continue
-            for (role, own_name), tensor in line.tensors.items():
-                origin = pair.reference
-                if pair.output_of is not None and role != "inputs":
-                    if role not in ("activations", "gradients"):
-                        continue
-                    origin = pair.output_of
-                before = self.old.layers[origin].tensors.get((role, own_name))
-                if before is not None:
-                    yield MatchedTensor(layer, origin, role, own_name, before, tensor)
+            host = None if pair is None else pair.output_of
+            for now in self.new.tensors[layer]:
+                _, role, own = now
+                if host is not None and role in ("activations", "gradients"):
+                    before = host, role, own
+                elif host is None or role == "inputs":
+                    before = origin, role, own
+                else:
+                    continue
+                if before in self.old.tensors[before[0]]:
+                    yield before, now
+
+    @cached_property
+    def shows_output(self) -> bool:
+        """Whether what the model returns is on both sides, so that numbers tell of its layers."""
+        models = [side.layers.get("") for side in (self.old, self.new)]
+        return all(model is not None and model.activations is not None for model in models)
 
     def changes(self) -> Iterator[LayerChange]:
         """Yield what became of each layer that is not what it was."""
         for pair in self.alignment.pairs:
             if pair.reference is not None and pair.candidate is not None:
                 yield from self._changed(pair, pair.reference, pair.candidate)
-            elif pair.reference is None:
-                yield self._on_one_side("added", pair, self.new, self._lost_parameters)
             else:
-                yield self._on_one_side("removed", pair, self.old, self._new_parameters)
+                yield self._on_one_side(pair)
 
-    def _on_one_side(
-        self, what: str, pair: Pair, side: Snapshot, has_successors: bool
-    ) -> LayerChange:
-        name, line = pair.name, side.layers[pair.name]
+    @cached_property
+    def _only(self) -> tuple[dict[str, list[TensorName]], dict[str, list[TensorName]]]:
+        """The tensors of each layer of a side of which the other has none of their name."""
+        to = self.alignment.to_candidate
+        back = {y: x for x, y in to.items()}
+        lost, gained = (
+            {
+                name: [
+                    key
+                    for key in one.tensors[name]
+                    if name not in names
+                    or (names[name], *key[1:]) not in other.tensors[names[name]]
+                ]
+                for name in one.layers
+            }
+            for one, other, names in ((self.old, self.new, to), (self.new, self.old, back))
+        )
+        return lost, gained
+
+    def _have_parameters(self, side: int) -> bool:
+        """Whether parameters are on one side only, which may have taken the place of others."""
+        return any(
+            role == "parameters" for keys in self._only[side].values() for _, role, _ in keys
+        )
+
+    def _on_one_side(self, pair: Pair) -> LayerChange:
+        is_new, name = pair.reference is None, pair.name
+        side = self.new if is_new else self.old
+        record = side.layers[name]
         is_split = any(name in (one.whole, *one.parts) for one in self.alignment.splits)
-        harmless = pair.is_folded or is_split or not side.computes(name)
-        formal = not line.owns_parameters or has_successors
-        rest = f" ({', '.join(filter(None, (line.type, pair.note)))})"
-        return LayerChange(what, side.label(name), rest, harmless, name, formal)
+        is_idle = pair.is_folded or is_split or not side.computes(name)
+        is_formal = not record.parameters or self._have_parameters(0 if is_new else 1)
+        rest = f" ({', '.join(filter(None, (record.type_name, pair.note)))})"
+        fails = not (is_idle or (is_formal and self.shows_output))
+        return LayerChange("added" if is_new else "removed", side.label(name), rest, name, fails)
 
     def _changed(self, pair: Pair, reference: str, candidate: str) -> Iterator[LayerChange]:
         before, now = self.old.layers[reference], self.new.layers[candidate]
         old_label, label = self.old.label(reference), self.new.label(candidate)
         if reference != candidate:
-            yield LayerChange("renamed", old_label, f" to {label}", harmless=True)
+            yield LayerChange("renamed", old_label, f" to {label}")
         if pair.change is Change.MOVED:
-            rest = " to another place among the layers"
-            yield LayerChange("moved", old_label, rest, harmless=True, layer=candidate)
-        if before.type != now.type:
-            rest = f": type {before.type} is now {now.type}"
-            yield LayerChange("changed", label, rest, harmless=True)
+            yield LayerChange("moved", old_label, " to another place among the layers", candidate)
+        if before.type_name != now.type_name:
+            yield LayerChange("changed", label, f": type {before.type_name} is now {now.type_name}")
+        if pair.is_folded or pair.folded_in:
+            yield LayerChange("changed", label, f": {pair.note}")
+            return
+        lost = list(self._tensors_come_and_gone(reference, candidate))
         altered = self.causes.phrases[reference] or ", ".join(
             f"{name} {getattr(before, name)} is now {getattr(now, name)}"
             for name in ("status", "calls")
             if getattr(before, name) != getattr(now, name)
         )
-        lost = list(self._tensors_come_and_gone(reference, candidate))
-        is_fold = pair.is_folded or bool(pair.folded_in)
-        if altered and not is_fold:
-            sides = ((self.old, reference), (self.new, candidate))
-            mere = not any(side.computes(name) for side, name in sides) or all(
-                name in side.holders and not side.layers[name].owns_parameters
-                for side, name in sides
-            )
-            formal = bool(candidate) and all(change.formal for change in lost)
-            yield LayerChange("changed", label, f": {altered}", mere, candidate, formal)
-            return
-        if pair.note:
-            yield LayerChange("changed", label, f": {pair.note}", harmless=True)
-        if not is_fold:
+        if not altered:
+            yield from [LayerChange("changed", label, f": {pair.note}")] if pair.note else ()
             yield from lost
+            return
+        sides = ((self.old, reference), (self.new, candidate))
+        is_idle = not any(side.computes(name) for side, name in sides) or all(
+            name in side.holders and not side.layers[name].parameters for side, name in sides
+        )
+        is_formal = bool(candidate) and self.shows_output and not any(one.fails for one in lost)
+        fails = not (is_idle or is_formal)
+        yield LayerChange("changed", label, f": {altered}", candidate, fails)
 
     def _tensors_come_and_gone(self, reference: str, candidate: str) -> Iterator[LayerChange]:
         ties = {one.parameter: one for one in self.causes.ties if one.pair.candidate == candidate}
         for tie in ties.values():
-            yield LayerChange("changed", tie.label, f": {tie.phrase}", False, candidate)
+            yield LayerChange("changed", tie.label, f": {tie.phrase}", candidate, fails=True)
+        lost, gained = self._only
         # the inputs of inner layers only serve the story
-        for role, own_name in self._lost[reference]:
-            if own_name not in ties and not (role == "inputs" and reference):
-                label = self.old.label(reference, own_name)
-                formal = bool(reference) and self._may_go(role, own_name, reference, candidate)
-                yield LayerChange(f"no {role} any more of", label, "", False, candidate, formal)
-        for role, own_name in self._gained[candidate]:
-            if own_name not in ties and not (role == "inputs" and candidate):
-                label = self.new.label(candidate, own_name)
-                formal = "parameter" not in role or self._lost_parameters
-                yield LayerChange(f"new {role} of", label, "", False, candidate, formal)
+        for _, role, own in lost[reference]:
+            if own not in ties and not (role == "inputs" and reference):
+                label = self.old.label(reference, own)
+                is_formal = bool(reference) and self._may_go(role, own, reference, candidate)
+                fails = not (is_formal and self.shows_output)
+                yield LayerChange(f"no {role} any more of", label, "", candidate, fails)
+        for _, role, own in gained[candidate]:
+            if own not in ties and not (role == "inputs" and candidate):
+                is_formal = "parameter" not in role or self._have_parameters(0)
+                label, fails = self.new.label(candidate, own), not (is_formal and self.shows_output)
+                yield LayerChange(f"new {role} of", label, "", candidate, fails)
 
-    def _may_go(self, role: str, own_name: str, reference: str, candidate: str) -> bool:
+    def _may_go(self, role: str, own: str, reference: str, candidate: str) -> bool:
         """Whether a tensor may be gone and every number be as it was.
 
         Not so: a parameter that nothing takes the place of, the gradient of a parameter that is
         still there, and running statistics.
         """
         if role == "parameters":
-            return self._new_parameters
+            return self._have_parameters(1)
         if role == "parameter_gradients":
-            return ("parameters", own_name) not in self.new.layers[candidate].tensors
+            return own not in self.new.layers[candidate].parameters
         if role == "buffers":
-            return not own_name.startswith(("running_", "num_batches"))
-        return all(lost != "parameter_gradients" for lost, _ in self._lost[reference])
+            return not own.startswith(("running_", "num_batches"))
+        return all(lost != "parameter_gradients" for _, lost, _ in self._only[0][reference])
 
 
 def _trace(snapshot: Snapshot) -> Trace:
     """Return a snapshot as a run that shows its tensors from causes to effects."""
-    layers, keys = {}, list[Key]()
-    for place, (name, line) in enumerate(snapshot.layers.items()):
-        tensors: dict[str, dict[str, Any]] = {role: {} for role in ROLES}
-        for (role, own_name), tensor in line.tensors.items():
-            tensors[role][own_name] = tensor  # it has the statistics that are read of it
-            times = max(line.calls, 1) if role in ("inputs", "activations") else 1
-            keys += [Key(name, role, own_name, number) for number in range(times)]
-        seen: dict[str, Any] = {role: tensors.pop(role).get("") for role in FLOWING}
-        seen |= tensors
-        layers[name] = LayerRecord(
-            name=name,
-            type_name=line.type,
-            status=Status(line.status) if line.status in set(Status) else Status.OBSERVED,
-            activation=line.activation or None,
-            entered=place if line.calls else None,
-            calls=line.calls,
-            tied=line.tied,
-            **seen,
-        )
-    keys.sort(key=lambda key: stage(key.role, key.layer, snapshot.place))
-    entries = {}
-    for moment, key in enumerate(keys):
-        tensor = snapshot.layers[key.layer].tensors[key.role, key.tensor]
-        dtype = getattr(torch, tensor.dtype, torch.float32)
-        entries[key] = KeptTensor(moment, moment, tensor.shape, dtype)
-    return Trace(Observation(layers, snapshot.model), entries, "")
-
-
-def _only_in(
-    one: Snapshot, other: Snapshot, counterparts: Mapping[str, str]
-) -> dict[str, list[TensorKey]]:
-    """Return of each layer of a side the tensors of which the other has none of their name."""
-    known = {name: other.layers[there].tensors for name, there in counterparts.items()}
-    return {
-        name: [key for key in line.tensors if key not in known.get(name, ())]
-        for name, line in one.layers.items()
-    }
+    shapes: dict[Key, tuple[tuple[int, ...], torch.dtype]] = {}
+    for layer, record in snapshot.layers.items():
+        for (_, role, own), seen in snapshot.tensors[layer].items():
+            times = max(record.calls, 1) if role in ("inputs", "activations") else 1
+            dtype = getattr(torch, seen.dtype, torch.float32)
+            shapes |= {Key(layer, role, own, n): (seen.shape, dtype) for n in range(times)}
+    keys = sorted(shapes, key=lambda key: stage(key.role, key.layer, snapshot.place))
+    entries = {key: KeptTensor(moment, moment, *shapes[key]) for moment, key in enumerate(keys)}
+    return Trace(snapshot.observation, entries, "")
 
 
 def phrases(changes: Iterable[LayerChange]) -> list[str]:

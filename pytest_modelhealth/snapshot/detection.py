@@ -3,125 +3,100 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pytest_modelhealth.alignment.causes import CallChange
 from pytest_modelhealth.comparison.first_divergence import Search
 from pytest_modelhealth.comparison.links import Link
 from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.comparison.trace import Key
 from pytest_modelhealth.comparison.weights import Changed
-from pytest_modelhealth.snapshot.changes import LayerChange, MatchedTensor, SnapshotPair, stage
+from pytest_modelhealth.snapshot.changes import LayerChange, SnapshotPair, stage
 from pytest_modelhealth.snapshot.drift import LOSS, Drift, DriftReport
-from pytest_modelhealth.snapshot.snapshot import (
-    FRACTIONS,
-    Snapshot,
-    is_judged_whole,
-    shape_text,
-)
-from pytest_modelhealth.snapshot.tolerances import Allowance, Tolerances
+from pytest_modelhealth.snapshot.snapshot import Snapshot, is_judged_whole, shape_text
+from pytest_modelhealth.snapshot.tolerances import Allowance, Tolerances, judges_zeros
+from pytest_modelhealth.statistics import TensorStatistics
+from pytest_modelhealth.tolerance import LOSS as LOSS_NAME
+from pytest_modelhealth.tolerance import TensorName
 
-EXACT = ("dtype", "shape", "count", "nan", "inf")
+EXACT = {
+    "dtype": "dtype",
+    "shape": "shape",
+    "count": "count",
+    "nan_count": "nan",
+    "inf_count": "inf",
+}
 REAL = ("rms", "std", "mean", "min", "max")
 """In this order: of several that moved alike, the first is shown."""
 
+_COLUMNS = {**EXACT, **{name: name for name in REAL}, "zero_fraction": "zeros"}
+"""What a statistic is called."""
 
-def detect_drift(before: Snapshot, now: Snapshot, *, strict_names: bool = False) -> DriftReport:
+
+def detect_drift(before: Snapshot, now: Snapshot) -> DriftReport:
     """Return what separates two snapshots.
 
     Args:
         before: the baseline; its noise or scale sets the tolerances.
         now: what is compared with it.
-        strict_names: whether renamed, moved, retyped and inserted layers that change no number fail
-            too.
     """
-    pair = SnapshotPair(before, now)
-    tolerances = Tolerances(before, now.epsilon)
-    found = [(tensor, _tensor_drift(pair, tolerances, tensor)) for tensor in pair.tensors()]
-    drifts = [drift for _, drift in found if drift is not None]
-    drifts += _loss_drift(tolerances, before, now.loss)
+    pair, tolerances = SnapshotPair(before, now), Tolerances(before, now.epsilon)
+    found = {name: _tensor_drift(pair, tolerances, *name) for name in pair.tensors()}
+    loss = _loss_drift(tolerances, before.observation.loss, now.observation.loss)
+    kept = {new: old for (old, new), drift in found.items() if drift is None}
+    kept |= {} if loss else {LOSS_NAME: LOSS_NAME}
+    drifts = [drift for drift in (*found.values(), loss) if drift is not None]
+    if not drifts and pair.of_one_form:
+        return DriftReport(pair, (), (), kept)
     drifts.sort(key=lambda drift: stage(drift.role, drift.layer, now.place))
     # An input that the layer makes the same of is another form of it.
     others = {drift.layer for drift in drifts if drift.role != "inputs" and not drift.formal}
-    drifts = [
-        replace(one, formal=one.formal or (one.role == "inputs" and one.layer not in {"", *others}))
-        for one in drifts
-    ]
-    changes = tuple(pair.changes())
-    if _is_form_only(drifts, changes, pair):
-        changes = (*(replace(c, harmless=True) for c in changes), *map(_as_change, drifts))
-        drifts = []
+    forms = [
+        one for one in drifts
+        if pair.shows_output
+        and (one.formal or (one.role == "inputs" and one.layer not in {"", *others}))
+    ]  # fmt: skip
+    drifts = [drift for drift in drifts if drift not in forms]
+    changes = (*pair.changes(), *map(_as_change, forms))
     story, told = _story(pair, found, drifts) if drifts else ("", frozenset[str]())
-    kept = {
-        (one.layer, (one.role, one.own_name)): one.before for one, drift in found if drift is None
-    }
-    remarks = tuple(_remarks(before, now, drifts, tolerances))
-    common = pair.has_common_layers
-    return DriftReport(
-        tuple(drifts), changes, len(found), story, told, remarks, strict_names, common, kept
-    )
-
-
-def _is_form_only(
-    drifts: Sequence[Drift], changes: Sequence[LayerChange], pair: SnapshotPair
-) -> bool:
-    """Whether what is recorded of some layers is another thing, and every number agrees.
-
-    Among these numbers has to be the model's own output.
-    """
-    models = [side.layers.get("") for side in (pair.old, pair.new)]
-    return (
-        all(model is not None and ("activations", "") in model.tensors for model in models)
-        and all(drift.formal for drift in drifts)
-        and all(change.harmless or change.formal for change in changes)
-    )
+    remarks = tuple(_remarks(pair, drifts, tolerances))
+    return DriftReport(pair, tuple(drifts), changes, kept, story, told, remarks)
 
 
 def _as_change(drift: Drift) -> LayerChange:
     seen = f"{drift.statistic} {drift.before}, now {drift.now}"
-    rest = f": its {drift.role} are another thing ({seen}), all others agree"
-    return LayerChange("changed", drift.label, rest, harmless=True, layer=drift.layer)
+    rest = f": its {drift.role} are another thing ({seen}), not compared"
+    return LayerChange("changed", drift.label, rest, drift.layer)
 
 
 def _story(
     pair: SnapshotPair,
-    found: Sequence[tuple[MatchedTensor, Drift | None]],
+    found: Mapping[tuple[TensorName, TensorName], Drift | None],
     drifts: Sequence[Drift],
 ) -> tuple[str, frozenset[str]]:
     """Return what began the drifts, and the layers of which that says all.
 
     The latter is where it is a change of calls or of a tied weight.
     """
-    began = drifts[0]
+    began, none = drifts[0], frozenset[str]()
     if began.role == LOSS:
-        none = frozenset[str]()
         return "every layer agrees and the loss does not: its function or the target changed", none
     if began.role == "inputs" and not began.layer:
-        return f"{pair.new.label('')}: the batch is another one", frozenset()
+        return f"{pair.new.label('')}: the batch is another one", none
     results, values = [], {name: dict[str, str]() for name in pair.old.layers}
     first = None
-    for tensor, drift in sorted(
-        found, key=lambda one: stage(one[0].role, one[0].layer, pair.new.place)
-    ):
-        key = Key(tensor.origin, tensor.role, tensor.own_name)
-        link = Link(key, (key._replace(layer=tensor.layer),))
-        result = TensorResult(link, 1.0)
-        if drift is not None:
-            result.error, result.floor = (drift.excess, drift.excess), (1.0, 1.0)
-            if tensor.role == "parameters":
-                phrase = (
-                    f"{drift.statistic} of {tensor.own_name} is {drift.now}, was {drift.before}"
-                )
-                values[tensor.origin][tensor.own_name] = phrase
-            if first is None and (drift.role, drift.layer, drift.label) == (
-                began.role,
-                began.layer,
-                began.label,
-            ):
-                first = result
+    for old, new in sorted(found, key=lambda one: stage(one[1][1], one[1][0], pair.new.place)):
+        drift, result = found[old, new], TensorResult(Link(Key(*old), (Key(*new),)), 1.0)
         results.append(result)
+        if drift is None:
+            continue
+        result.error, result.floor = (drift.excess, drift.excess), (1.0, 1.0)
+        if drift.role == "parameters":
+            phrase = f"{drift.statistic} of {new[2]} is {drift.now}, was {drift.before}"
+            values[old[0]][old[2]] = phrase
+        if first is None and (drift.role, drift.label) == (began.role, began.label):
+            first = result
     for tie in pair.causes.ties:
         values[tie.pair.name].setdefault(tie.parameter, tie.phrase)
     assert first is not None
@@ -129,114 +104,110 @@ def _story(
     divergence = Search(pair.runs, changed, results, of_snapshots=True).begun_by(first)
     if not divergence.causes:
         why = filter(None, (divergence.label, divergence.story, divergence.cause))
-        return ": ".join(why), frozenset()
-    to, told = pair.alignment.to_candidate, set[str]()
-    for cause in divergence.causes:
-        inside = cause.inside if isinstance(cause, CallChange) else (cause.pair.name,)
-        told |= {to[name] for name in inside}
-    return "; ".join(map(str, divergence.causes)), frozenset(told)
+        return ": ".join(why), none
+    to = pair.alignment.to_candidate
+    told = frozenset(to[name] for cause in divergence.causes for name in cause.inside)
+    return "; ".join(map(str, divergence.causes)), told
 
 
 def _tensor_drift(
-    pair: SnapshotPair, tolerances: Tolerances, tensor: MatchedTensor
+    pair: SnapshotPair, tolerances: Tolerances, old: TensorName, new: TensorName
 ) -> Drift | None:
     found: list[Drift] = []
-    before, now = tensor.before, tensor.now
-    for statistic in _judged(pair, tensor):
+    before, now = pair.old.tensors[old[0]][old], pair.new.tensors[new[0]][new]
+    for statistic in _judged(pair, old, new, before, now):
         a, b = getattr(before, statistic), getattr(now, statistic)
-        if a == b or (a != a and b != b) or a is None or b is None:
-            continue  # whether a tensor has units may hang on who made it
-        if statistic in EXACT:
-            distance, allowance = math.inf, Allowance(0.0)
-        else:
-            distance = abs(b - a)
-            allowance = tolerances.of(tensor.role, tensor.origin, before, statistic, a)
+        if a == b or (a != a and b != b):
+            continue
+        distance, allowance = math.inf, Allowance(0.0)
+        if statistic not in EXACT:
+            distance, allowance = abs(b - a), tolerances.of(old, before, statistic)
         if not distance <= allowance.distance:  # a NaN on one side only is never within
-            label = pair.new.label(tensor.layer, tensor.own_name)
             texts = _spelled(a, b)
-            if statistic in FRACTIONS:
+            if statistic == "zero_fraction":
                 texts = f"{100 * a:.2f}%", f"{100 * b:.2f}%"
-            found.append(
-                Drift(tensor.role, tensor.layer, label, statistic, *texts, distance, allowance)
-            )
+            label, column = pair.new.label(new[0], new[2]), _COLUMNS[statistic]
+            found.append(Drift(new[1], new[0], label, column, *texts, distance, allowance))
     largest = max((drift.excess for drift in found), default=0.0)
     # Most often all of them moved alike, and then the first says most.
     first = next((drift for drift in found if drift.excess >= largest / 2), None)
-    if first is None or not _is_formal(tensor, {drift.statistic for drift in found}):
+    if first is None or not _is_formal(old, new, {drift.statistic for drift in found}):
         return first
     return replace(first, formal=True)
 
 
-def _is_formal(tensor: MatchedTensor, statistics: set[str]) -> bool:
+def _is_formal(old: TensorName, new: TensorName, statistics: set[str]) -> bool:
     """Whether a tensor within the model has another shape, or is recorded in another number.
 
     In another shape it has the same numbers. In another number, as of a layer that is called twice
     or returns a tensor more, no statistic of it can be compared. Gradients of the model's own
     outputs come in any order, and the last has the shape.
     """
-    inner = bool(tensor.layer and tensor.origin)
-    if not statistics & {"shape", "count"} or not (inner or tensor.role == "gradients"):
+    role, inner = new[1], bool(old[0] and new[0])
+    if not statistics & {"shape", "count"} or not (inner or role == "gradients"):
         return False
-    free = {"shape", "dead"}
-    if inner and "count" in statistics and tensor.role in ("activations", "gradients"):
-        free |= {"count", *REAL, *FRACTIONS}
+    free = {"shape"}
+    if inner and "count" in statistics and role in ("activations", "gradients"):
+        free |= {"count", "zeros", *REAL}
     return statistics <= free
 
 
-def _judged(pair: SnapshotPair, tensor: MatchedTensor) -> tuple[str, ...]:
+def _judged(
+    pair: SnapshotPair,
+    old: TensorName,
+    new: TensorName,
+    before: TensorStatistics,
+    now: TensorStatistics,
+) -> tuple[str, ...]:
     """Return the statistics to compare.
 
-    Inputs of inner layers serve the story: their form may change, as in another order of
-    dimensions. A retyped layer may store its weights transposed.
+    The form of what an inner layer takes may change, as in another order of dimensions. A retyped
+    layer may store its weights transposed.
     """
-    before, now = tensor.before, tensor.now
-    if not is_judged_whole(tensor.role, tensor.layer):
+    if not is_judged_whole(new):
         return REAL if before.count == now.count else ()
-    types = pair.old.layers[tensor.origin].type, pair.new.layers[tensor.layer].type
-    transposed = types[0] != types[1] and before.shape[::-1] == now.shape
-    exact: tuple[str, ...] = EXACT
-    if transposed and "parameter" in tensor.role:
-        exact = tuple(statistic for statistic in EXACT if statistic != "shape")
-    return (*exact, *REAL, *FRACTIONS)
+    exact: tuple[str, ...] = tuple(EXACT)
+    is_turned = before.shape != now.shape and before.shape[::-1] == now.shape
+    if is_turned and "parameter" in new[1]:
+        types = pair.old.layers[old[0]].type_name, pair.new.layers[new[0]].type_name
+        exact = tuple(one for one in exact if one != "shape" or types[0] == types[1])
+    return (*exact, *REAL, *(("zero_fraction",) if judges_zeros(new) else ()))
 
 
-def _loss_drift(tolerances: Tolerances, before: Snapshot, now: float | None) -> list[Drift]:
-    a = before.loss
-    if a == now or (a != a and now != now):
-        return []
-    if a is None or now is None:
-        distance, allowance = math.inf, Allowance(0.0)
-    else:
-        distance, allowance = abs(now - a), tolerances.loss(a, before.loss_noise)
+def _loss_drift(tolerances: Tolerances, a: float | None, b: float | None) -> Drift | None:
+    if a == b or (a != a and b != b):
+        return None
+    distance, allowance = math.inf, Allowance(0.0)
+    if a is not None and b is not None:
+        distance, allowance = abs(b - a), tolerances.of_loss(a)
     if distance <= allowance.distance:
-        return []
-    texts = _spelled("none" if a is None else a, "none" if now is None else now)
-    return [Drift(LOSS, "", LOSS, "value", *texts, distance, allowance)]
+        return None
+    texts = _spelled("none" if a is None else a, "none" if b is None else b)
+    return Drift(LOSS, "", LOSS, "value", *texts, distance, allowance)
 
 
 def _spelled(a: Any, b: Any) -> tuple[str, str]:
     """Return two values with as many digits as show that they differ, and at least five."""
     for digits in (5, 7, 9, 17):
-        texts = _spell(a, digits), _spell(b, digits)
-        if texts[0] != texts[1]:
+        one, other = (
+            shape_text(value)
+            if isinstance(value, tuple)
+            else format(value + 0.0, f".{digits}g")
+            if isinstance(value, float)
+            else str(value)
+            for value in (a, b)
+        )
+        if one != other:
             break
-    return texts
+    return one, other
 
 
-def _spell(value: Any, digits: int) -> str:
-    if isinstance(value, tuple):
-        return shape_text(value)
-    return format(value + 0.0, f".{digits}g") if isinstance(value, float) else str(value)
-
-
-def _remarks(
-    before: Snapshot, now: Snapshot, drifts: Sequence[Drift], tolerances: Tolerances
-) -> Iterator[str]:
-    roles = [role for line in now.layers.values() for role, _ in line.tensors]
-    drifted = [drift.role for drift in drifts]
+def _remarks(pair: SnapshotPair, drifts: Sequence[Drift], tolerances: Tolerances) -> Iterator[str]:
+    before, now = pair.old, pair.new
+    parameters = sum(len(record.parameters) for record in now.layers.values())
     if any(drift.role == "inputs" and not drift.layer for drift in drifts):
         yield "The batch itself changed; the rest may only follow from that."
-    elif drifted.count("parameters") > roles.count("parameters") / 2:
+    elif sum(drift.role == "parameters" for drift in drifts) > parameters / 2:
         yield "Most parameters changed: seed before the model is built (torch.manual_seed)."
     if not before.calibrated:
         yield (

@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pytest_modelhealth.snapshot.changes import LayerChange, phrases
-from pytest_modelhealth.snapshot.snapshot import Snapshot, TensorKey, TensorLine
+from pytest_modelhealth.snapshot.changes import LayerChange, SnapshotPair, phrases
+from pytest_modelhealth.snapshot.snapshot import Snapshot
 from pytest_modelhealth.snapshot.tolerances import Allowance
+from pytest_modelhealth.tolerance import TensorName
 
 LOSS = "loss"
-MOST_TENSORS = 12
+MOST_TENSORS = 8
 MOST_CHANGES = 6
 
 
@@ -28,12 +29,11 @@ class Drift:
         layer: name of the layer in the report.
         label: the tensor's name for people.
         statistic: column of the snapshot file.
-        before: its value in the snapshot, spelled as there, without its noise.
+        before: its value in the snapshot.
         now: its value in the report.
         distance: how far it moved; infinite where the two have no distance.
         allowance: how far it may.
-        formal: whether only the form of the tensor changed, or what a layer takes and makes the
-            same of, so that it is harmless where every number agrees that can be compared.
+        formal: whether only the form of the tensor changed, so that no number can be compared.
     """
 
     role: str
@@ -59,15 +59,9 @@ class Drift:
         if math.isinf(self.excess):
             return "has to be equal"
         noise = self.allowance.noise
-        if noise is not None:
-            return f"{_count(self.distance / noise)} times its noise"
-        return f"{_count(self.excess)} times its fixed tolerance"
-
-
-def _count(ratio: float) -> str:
-    if ratio >= 1e7:
-        return f"{ratio:.1e}"
-    return f"{float(f'{ratio:.2g}'):,.0f}" if ratio >= 10 else f"{ratio:.2g}"
+        ratio = self.excess if noise is None else self.distance / noise
+        shown = f"{float(f'{ratio:.2g}'):,.0f}" if 10 <= ratio < 1e7 else f"{ratio:.2g}"
+        return f"{shown} times its {'fixed tolerance' if noise is None else 'noise'}"
 
 
 @dataclass(frozen=True)
@@ -75,39 +69,40 @@ class DriftReport:
     """What is different between a snapshot and a report.
 
     Args:
+        pair: both.
         drifts: one a tensor, from cause to effect.
         changes: layers that came, went or became something else.
-        tensors: how many tensors both have.
+        kept: the tensors that did not drift, and what each was in the snapshot.
         story: what began the drifts, a sentence; ``""`` where nothing drifted.
         told: names of the layers of which the story says all, where it is a change of calls or of
             a tied weight.
         remarks: what may explain the differences, a sentence each.
-        strict_names: whether changes that change no number are failures too.
-        has_common_layers: whether any layer is on both sides.
-        kept: the tensors that did not drift, by layer in the report, role and own name, each with
-            its line in the snapshot.
     """
 
+    pair: SnapshotPair
     drifts: tuple[Drift, ...]
     changes: tuple[LayerChange, ...]
-    tensors: int
-    story: str
-    told: frozenset[str]
-    remarks: tuple[str, ...]
-    strict_names: bool
-    has_common_layers: bool
-    kept: Mapping[tuple[str, TensorKey], TensorLine]
+    kept: Mapping[TensorName, TensorName]
+    story: str = ""
+    told: frozenset[str] = frozenset()
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def tensors(self) -> int:
+        """How many tensors both have."""
+        return sum(1 for _ in self.pair.tensors())
 
     @property
     def failing_changes(self) -> tuple[LayerChange, ...]:
         """The changes of layers that fail by themselves."""
-        strict = self.strict_names
-        return tuple(change for change in self.changes if strict or not change.harmless)
+        return tuple(change for change in self.changes if change.fails)
 
     @property
     def drifted(self) -> bool:
         """Whether anything differs that may not."""
-        return bool(self.drifts or self.failing_changes) or not self.has_common_layers
+        if self.drifts or self.failing_changes:
+            return True
+        return not (self.pair.of_one_form or self.pair.has_common_layers)
 
     def __str__(self) -> str:
         return "\n".join(explain(self)) or f"no drift in {self.tensors} tensors"
@@ -131,7 +126,6 @@ class SnapshotCheck:
         outcome: what came of it.
         text: what the failure says; ``""`` where there is none.
         now: what the report has.
-        before: what was recorded; ``None`` where nothing was that could be compared.
         found: what separates the two, where both are there.
         change: why it was recorded; ``""`` where it was not.
     """
@@ -140,7 +134,6 @@ class SnapshotCheck:
     outcome: Outcome
     text: str
     now: Snapshot
-    before: Snapshot | None = None
     found: DriftReport | None = None
     change: str = ""
 
@@ -149,48 +142,26 @@ def explain(report: DriftReport) -> list[str]:
     """Return the differences as lines, the verdict first; none where nothing may fail."""
     if not report.drifted:
         return []
-    changes = phrases(
-        [change for change in report.changes if change.layer not in report.told]
-        if report.drifts
-        else report.failing_changes
-    )
-    if not report.drifts and report.has_common_layers:
-        del changes[0]  # which is the headline
-    lines = [_headline(report)]
+    lines = [headline(report)]
+    if report.drifts:
+        changes = phrases(change for change in report.changes if change.layer not in report.told)
+    else:
+        changes = phrases(report.failing_changes)[report.pair.has_common_layers :]
     if report.story and not report.told:
         lines.append(report.story)
     lines += changes[:MOST_CHANGES]
     if len(changes) > MOST_CHANGES:
         lines.append(f"... and {len(changes) - MOST_CHANGES} more changes of layers")
-    shown = _shown(report.drifts)
-    folded = [drift for drift in report.drifts if drift not in shown]
-    lines += _table(shown) if shown else []
-    if folded:
-        layers = {d.layer for d in folded} - {d.layer for d in shown}
-        furthest = max(folded, key=lambda drift: drift.excess)
-        tensors = _plural(len(folded), "more tensor")
-        what = f"{tensors} of these layers"
-        if layers:
-            what = f"{_plural(len(layers), 'layer')} after it ({tensors})"
-        where = f"{furthest.label} ({furthest.role})"
-        lines.append(f"... and {what}, the furthest {where}: {furthest.moved}")
+    if report.drifts:
+        lines += _table(report.drifts[:MOST_TENSORS])
+    if len(report.drifts) > MOST_TENSORS:
+        lines.append(f"... and {len(report.drifts) - MOST_TENSORS:,} more tensors after these")
     return [*lines, *report.remarks]
-
-
-def _plural(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
-def summary(report: DriftReport) -> str:
-    """Return in one line what drifted, by how much and in how many layers."""
-    layers = {drift.layer for drift in report.drifts if drift.role != LOSS}
-    where = f", in {_plural(len(layers), 'layer')}" if layers else ""
-    return f"{_headline(report)}{where}"
 
 
 def note(report: DriftReport) -> str:
     """Return what is worth saying of a report that did not drift; ``""`` for nothing."""
-    harmless = phrases(change for change in report.changes if change.harmless)
+    harmless = phrases(report.changes)
     if report.drifted or not harmless:
         return ""
     shown = "; ".join(harmless[:MOST_CHANGES])
@@ -200,16 +171,14 @@ def note(report: DriftReport) -> str:
     )
 
 
-def _headline(report: DriftReport) -> str:
-    if not report.has_common_layers:
+def headline(report: DriftReport) -> str:
+    """Return what drifted first and how far, or which layers came and went."""
+    if not report.pair.has_common_layers:
         return "not the model of the snapshot: no layer of it is in the report"
     if not report.drifts:
         first, *others = phrases(report.failing_changes)
         more = f", and {len(others)} more" if others else ""
-        what = "not the layers of the snapshot"
-        if report.strict_names and all(change.harmless for change in report.changes):
-            what = "not the names of the snapshot (strict_names; every number agrees)"
-        return f"{what}: {first}{more}"
+        return f"not the layers of the snapshot: {first}{more}"
     count, compared = len(report.drifts), f"({report.tensors:,} tensors compared)"
     if report.told:
         follow = "1 drift follows" if count == 1 else f"{count:,} drifts follow"
@@ -222,41 +191,12 @@ def _headline(report: DriftReport) -> str:
     return f"drift in {what}: {change}, {moved}, {place} {compared}"
 
 
-def _shown(drifts: Sequence[Drift]) -> list[Drift]:
-    """Return the drifts to show; others may only follow from these.
-
-    Shown are parameters and the batch, which follow from nothing, the first layer that drifted in
-    each pass, and the loss.
-    """
-    causes = [d for d in drifts if d.role == "parameters" or (d.role == "inputs" and not d.layer)]
-    shown = causes[:MOST_TENSORS]
-    is_seen = any(d.role == "gradients" for d in drifts)
-    last = "gradients" if is_seen else "parameter_gradients"
-    for roles in (("buffers", "inputs", "activations"), (LOSS,), (last,)):
-        found = [d for d in drifts if d.role in roles and d not in causes]
-        shown += [d for d in found if d.layer == found[0].layer]
-    return [drift for drift in drifts if drift in shown][:MOST_TENSORS]
-
-
-_TABLE = {
-    "layer": "label",
-    "role": "role",
-    "statistic": "statistic",
-    "snapshot": "before",
-    "now": "now",
-    "moved": "moved",
-}
-"""The columns of the table, each with the field of `Drift` that fills it."""
-
-
 def _table(drifts: Sequence[Drift]) -> list[str]:
-    rows = [list(_TABLE)]
-    rows += [[getattr(drift, field) for field in _TABLE.values()] for drift in drifts]
+    rows = [["layer", "role", "statistic", "snapshot", "now", "moved"]]
+    rows += [[d.label, d.role, d.statistic, d.before, d.now, d.moved] for d in drifts]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    words, numbers = widths[:3], widths[3:]
     return [
-        "  ".join(
-            cell.ljust(width) if index < 3 else cell.rjust(width)  # words left, numbers right
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
+        "  ".join([*map(str.ljust, row, words), *map(str.rjust, row[3:], numbers)]).rstrip()
         for row in rows
     ]

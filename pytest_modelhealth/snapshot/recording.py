@@ -8,82 +8,71 @@ from dataclasses import replace
 import torch
 
 from pytest_modelhealth import __version__
-from pytest_modelhealth.alignment.result import containers
 from pytest_modelhealth.errors import ModelHealthError
-from pytest_modelhealth.report import ROLES, HealthReport, LayerRecord, Noises, Observation
+from pytest_modelhealth.report import HealthReport, Noises, Observation
 from pytest_modelhealth.snapshot.detection import detect_drift
-from pytest_modelhealth.snapshot.drift import LOSS, DriftReport
+from pytest_modelhealth.snapshot.drift import DriftReport
 from pytest_modelhealth.snapshot.file_format import (
-    UNKNOWN_TEST,
-    FutureFormatError,
     SnapshotFormatError,
     dump,
     load,
-    load_sound,
-    profiles_in,
 )
-from pytest_modelhealth.snapshot.snapshot import (
-    LayerLine,
-    Snapshot,
-    SnapshotFile,
-    TensorLine,
-    is_judged_whole,
-    judges_zeros,
-)
+from pytest_modelhealth.snapshot.snapshot import Snapshot
 from pytest_modelhealth.snapshot.tolerances import Tolerances
-from pytest_modelhealth.tolerance import BFLOAT16, TF32, coarsest_epsilon
+from pytest_modelhealth.tolerance import BFLOAT16, LOSS, TF32, coarsest_epsilon
+
+
+def of_report(report: HealthReport, test: str = "-") -> Snapshot:
+    """Return what a snapshot keeps of a report, with every digit."""
+    return replace(from_observation(report.observation, report._noise), test=test)
 
 
 def from_observation(observation: Observation, noise: Noises | None = None) -> Snapshot:
-    """Return what a snapshot keeps of `observation`.
+    """Return what a snapshot keeps of a run.
 
     Args:
         observation: what a run saw.
-        noise: how far rounding moves each statistic, as an inspection measured it; ``None`` leaves
-            everything but the noise of what was given to the model unknown.
+        noise: how far rounding moves each statistic; ``None`` where that was not measured.
     """
     records = sorted(
         observation.layers.values(),
         key=lambda one: math.inf if one.completed is None else one.completed,
     )
-    holders = containers(observation.layers)
+    # As a file has them: it does not say when a layer was entered, nor what is a function.
+    layers = {
+        record.name: replace(record, entered=place if record.calls else None, functional=False)
+        for place, record in enumerate(records)
+    }
     snapshot = Snapshot(
-        profile=profile_of_observation(observation),
-        model=observation.model_type,
+        test="-",
+        profile=_profile(observation),
         recorded=f"pytest-modelhealth {__version__}, torch {torch.__version__}",
         calibrated=noise is not None,
-        epsilon=max(coarsest_epsilon(observation), matmul_epsilon(observation)),
-        loss=observation.loss,
-        layers={record.name: _layer_line(record, holders) for record in records},
+        epsilon=max(coarsest_epsilon(observation), _matmul_epsilon(observation)),
+        observation=Observation(layers, observation.model_type, loss=observation.loss),
     )
     if noise is None:
         return snapshot
-    noises, measured = Tolerances(snapshot), noise
-    snapshot = replace(snapshot, loss_noise=noises.multiple_of_loss(observation.loss, noise))
-    return snapshot.with_tensors(
-        lambda layer, key, line: replace(line, noise=noises.multiples(layer, key, line, measured))
-    )
+    return replace(snapshot, noise=Tolerances(snapshot).multiples(noise))
 
 
-def profile_of_observation(observation: Observation) -> str:
-    """Return the profile of a run, which chooses a section of a snapshot file.
-
-    It has the devices, and the floating dtype of most activations.
-    """
+def _profile(observation: Observation) -> str:
+    """Return the profile of a run: its devices, and the floating dtype of most activations."""
+    records = observation.layers.values()
     devices = {
         statistics.device.partition(":")[0]
-        for record in observation.layers.values()
+        for record in records
         for role in ("activations", "parameters")
         for statistics in record.tensors(role).values()
     }
-    given = [r.activations.dtype for r in observation.layers.values() if r.activations is not None]
+    given = [record.activations.dtype for record in records if record.activations is not None]
     floating = [dtype for dtype in given if "float" in dtype or "complex" in dtype]
     # Of equally frequent ones the first by name, so that the choice does not hang on the order.
     dtype = max(sorted(set(floating)), key=floating.count, default="")
     return " ".join([*sorted(devices), dtype]).strip() or "unknown"
 
 
-def matmul_epsilon(observation: Observation) -> float:
+def _matmul_epsilon(observation: Observation) -> float:
     """Return the machine epsilon of float32 matrix products, where torch was told to be coarser."""
     precision = torch.get_float32_matmul_precision()
     seen = [r.activations for r in observation.layers.values() if r.activations is not None]
@@ -93,137 +82,74 @@ def matmul_epsilon(observation: Observation) -> float:
     return BFLOAT16 if "cpu" in devices and precision == "medium" else 0.0
 
 
-def _layer_line(record: LayerRecord, holders: frozenset[str]) -> LayerLine:
-    # What goes into a container goes into its first layer too.
-    is_inner = record.name and record.name in holders
-    tensors = {
-        (role, own_name): TensorLine(
-            dtype=s.dtype,
-            shape=s.shape,
-            count=s.count,
-            mean=s.mean,
-            std=s.std,
-            min=s.min,
-            max=s.max,
-            zeros=s.zero_fraction if judges_zeros(role, record.name) else 0.0,
-            dead=s.dead_fraction if is_judged_whole(role, record.name) else None,
-            nan=s.nan_count,
-            inf=s.inf_count,
-        )
-        for role in ROLES
-        if role != "inputs" or not is_inner
-        for own_name, s in record.tensors(role).items()
-    }
-    status, activation = record.status.value, record.activation or ""
-    return LayerLine(record.type_name, status, record.calls, activation, record.tied, tensors)
+def record(report: HealthReport) -> str:
+    """Return the text of a snapshot of a report.
 
-
-def record(report: HealthReport, *, test: str = UNKNOWN_TEST) -> str:
-    """Return the text of the snapshot file for one report.
-
-    Args:
-        report: made by ``Inspector(model, calibrate=True)`` if its noise is to be measured.
-        test: the test it belongs to.
+    Its noise is in it where ``Inspector(model, calibrate=True)`` made the report.
     """
-    return dump(file_of(report, test))
+    return dump(of_report(report))
 
 
-def file_of(report: HealthReport, test: str = UNKNOWN_TEST) -> SnapshotFile:
-    """Return the snapshot file for one report, with every digit of its numbers."""
-    snapshot = from_observation(report.observation, report._noise)
-    return SnapshotFile(test, {snapshot.profile: snapshot})
-
-
-def check(text: str, report: HealthReport, *, strict_names: bool = False) -> DriftReport:
+def check(text: str, report: HealthReport) -> DriftReport:
     """Return what separates a report from a recorded snapshot.
 
-    Args:
-        text: what `record` returned, or the content of a snapshot file.
-        report: what is held against it.
-        strict_names: whether renamed, moved, retyped and inserted layers that change no number
-            count as drift.
-
     Raises:
-        SnapshotFormatError: `text` is no snapshot, or has none for this device and dtype.
+        SnapshotFormatError: `text` is no snapshot.
     """
-    file = load(text)
-    now = from_observation(report.observation, report._noise)
-    before = file.snapshots.get(now.profile)
-    if before is None:
-        raise SnapshotFormatError(missing_profile(now.profile, file))
-    return detect_drift(before, now, strict_names=strict_names)
+    return detect_drift(load(text), of_report(report))
 
 
-def missing_profile(profile: str, file: SnapshotFile) -> str:
-    """Return the sentence on a file without a section for a profile."""
-    known = ", ".join(file.snapshots)
-    return f"there is no snapshot for {profile} yet; the file has {known}"
+def merge(old_text: str, now: Snapshot, path: str = "") -> str:
+    """Return the text to write over that of a file.
 
-
-def merge(old_text: str, new: SnapshotFile, path: str = "") -> str:
-    """Return a file's text with one newly recorded section, the others kept as they were.
-
-    Of the section itself, lines within their tolerance are kept too, so that a diff shows what
-    drifted and nothing else.
+    Lines within their tolerance are kept, so that a diff shows what drifted and nothing else.
 
     Args:
         old_text: content of the file.
-        new: what `file_of` returned.
+        now: what is recorded.
         path: the file, for messages.
 
     Raises:
         ModelHealthError: something would be lost that another test, another device or a later
             version of the plugin recorded.
     """
-    (now,) = new.snapshots.values()
     try:
-        old, problems = load_sound(old_text)
-    except FutureFormatError as error:
+        before = load(old_text)
+    except SnapshotFormatError as error:
+        if not error.is_future:
+            return dump(now)
         raise ModelHealthError(
-            f"the snapshot cannot be read: {error.at(path)}\n{_UPGRADE}{_NOT_LOST}"
+            f"the snapshot cannot be read: {path}:{error.line}: {error.message}\nRecording would "
+            "overwrite it: restore the file from version control, or delete it and record anew "
+            "with pytest --snapshot-update."
         ) from None
-    except SnapshotFormatError:
-        return dump(new)
-    if stranger := another_test(old.test, new.test):
+    if stranger := of_another(before, now):
         raise ModelHealthError(stranger)
-    lost = [p for p in profiles_in(old_text) if p != now.profile and p not in old.snapshots]
-    if lost:
-        raise ModelHealthError(
-            f"the snapshot cannot be read: {problems[0].at(path)}\n"
-            f"Recording would lose its part for {', '.join(lost)}. {_NOT_LOST}"
-        )
-    before = None if problems else old.snapshots.get(now.profile)
-    section = now if before is None else _updated(before, now)
-    return dump(replace(old, test=new.test, snapshots={**old.snapshots, now.profile: section}))
-
-
-_UPGRADE = "Upgrade pytest-modelhealth to compare with it. "
-_NOT_LOST = (
-    "Recording does not overwrite it: restore the file from version control, or delete it and "
-    "record anew with pytest --snapshot-update."
-)
-
-
-def another_test(old: str, new: str) -> str:
-    """Return what is to be said on a file that belongs to another test; ``""`` where none does."""
-    if UNKNOWN_TEST in (old, new) or old == new:
-        return ""
-    return f"the snapshot is of another test: {old}, not {new}\n{_SHARED_NAME}"
-
-
-_SHARED_NAME = (
-    'The name of a file has no / \\ ? * : | " < >, so two parameters can share one: give each an '
-    "id of its own. If the file was moved or copied here, delete it and record anew with "
-    "pytest --snapshot-update, which does not overwrite it."
-)
-
-
-def _updated(before: Snapshot, now: Snapshot) -> Snapshot:
-    """Return the section to write: `now`, with the lines of `before` that did not drift."""
     if before.epsilon != now.epsilon or (now.calibrated and not before.calibrated):
-        return now
-    report = detect_drift(before, now)
-    found = now.with_tensors(lambda layer, key, line: report.kept.get((layer, key), line))
-    if any(drift.role == LOSS for drift in report.drifts):
-        return found
-    return replace(found, loss=before.loss, loss_noise=before.loss_noise)
+        return dump(now)
+    kept = detect_drift(before, now).kept
+    seen = {name: one for layer in before.layers for name, one in before.tensors[layer].items()}
+    found = now.with_tensors(lambda name, one: seen[kept[name]] if name in kept else one)
+    noise = {name: one for name, one in now.noise.items() if name not in kept}
+    noise |= {name: before.noise[old] for name, old in kept.items() if old in before.noise}
+    loss = (before if LOSS in kept else now).observation.loss
+    observation = replace(found.observation, loss=loss)
+    return dump(replace(found, noise=noise, observation=observation))
+
+
+def of_another(before: Snapshot, now: Snapshot) -> str:
+    """Return why a file is not one of this test, device and dtype; ``""`` where it is."""
+    if before.test != now.test:
+        return (
+            f"the snapshot is of another test: {before.test}, not {now.test}\n"
+            'The name of a file has no / \\ ? * : | " < >, so two parameters can share one: give '
+            "each an id of its own. If the file was moved or copied here, delete it and record "
+            "anew with pytest --snapshot-update, which does not overwrite it."
+        )
+    if before.profile != now.profile:
+        return (
+            f"the snapshot is of {before.profile}, the report of {now.profile}\n"
+            f'Give each a name, health_snapshot(name="{now.profile}"), or delete the file and '
+            "record anew with pytest --snapshot-update, which does not overwrite it."
+        )
+    return ""

@@ -1,124 +1,59 @@
-"""What a snapshot is: the layers of one run, and a line of statistics for each of their tensors."""
+"""What a snapshot is: the statistics of one run, and how far rounding moves each."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from pytest_modelhealth.alignment.causes import dotted
 from pytest_modelhealth.alignment.result import containers
-from pytest_modelhealth.report import UNCALLED, Status
+from pytest_modelhealth.report import (
+    ROLES,
+    UNCALLED,
+    LayerRecord,
+    Noises,
+    Observation,
+    Status,
+)
+from pytest_modelhealth.statistics import TensorStatistics
+from pytest_modelhealth.tolerance import TensorName
 
-REAL = ("mean", "std", "min", "max")
-"""The real numbers that are kept of a tensor; the root mean square follows from the first two."""
+NAMED = ("parameters", "parameter_gradients", "buffers")
+"""The roles of which a layer has several tensors, each with a name of its own."""
 
-FRACTIONS = ("zeros", "dead")
-PARAMETER_GRADIENTS = "parameter_gradients"
-GRADIENTS = ("gradients", PARAMETER_GRADIENTS)
-
-
-@dataclass(frozen=True)
-class TensorLine:
-    """What a snapshot keeps of a tensor.
-
-    Args:
-        dtype: as in `TensorStatistics`, as are `shape`, `count`, `mean`, `std`, `min` and `max`.
-        zeros: the zero fraction; 0 where nothing is judged by it.
-        dead: the dead fraction; ``None`` for a tensor without units.
-        nan: number of NaNs.
-        inf: number of infinities of either sign.
-        noise: of real statistics that rounding moves further than usual, how many times as far, as
-            `tolerances.Noise` has it; of fractions, how far; of a zero, 1 unless it is exact.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    count: int
-    mean: float
-    std: float
-    min: float
-    max: float
-    zeros: float
-    dead: float | None
-    nan: int
-    inf: int
-    noise: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def rms(self) -> float:
-        """Root mean square."""
-        return math.hypot(self.mean, self.std)
-
-    @property
-    def zero_count(self) -> int:
-        """Number of zeros, where these are kept."""
-        return round(self.zeros * self.count) if self.zeros == self.zeros else 0
-
-
-TensorKey = tuple[str, str]
-"""Role and own name of a tensor of a layer, ``""`` where the role has one tensor."""
-
-
-@dataclass(frozen=True)
-class LayerLine:
-    """What a snapshot keeps of a layer.
-
-    Args:
-        type: name of its class, or of the function.
-        status: what became of it.
-        calls: how often it was called.
-        activation: canonical name of the activation function it is, ``""`` for none.
-        tied: as in `LayerRecord`.
-        tensors: its tensors.
-    """
-
-    type: str
-    status: str
-    calls: int
-    activation: str = ""
-    tied: Mapping[str, str] = field(default_factory=dict)
-    tensors: Mapping[TensorKey, TensorLine] = field(default_factory=dict)
-
-    @property
-    def owns_parameters(self) -> bool:
-        """Whether it has parameters of its own."""
-        return any(role == "parameters" for role, _ in self.tensors)
-
-    @cached_property
-    def largest_gradient(self) -> float:
-        """Largest root mean square among the gradients of its parameters."""
-        found = (
-            line.rms for (role, _), line in self.tensors.items() if role == PARAMETER_GRADIENTS
-        )
-        return max(filter(math.isfinite, found), default=0.0)
+UNKNOWN_TEST = "-"
+"""Stands in a snapshot that no test recorded; it fits every test."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One section of a snapshot file.
+    """The content of a snapshot file.
 
     Args:
+        test: the test it belongs to, and which of the test's snapshots it is.
         profile: device and dtype, ``"cpu float32"``.
-        model: class name of the model.
         recorded: versions; for people, never compared.
         calibrated: whether the noise of its numbers was measured.
         epsilon: machine epsilon of the coarsest dtype that the model computed in.
-        loss: value of the loss; ``None`` where there was none.
-        layers: by name, in the order in which they returned.
-        loss_noise: how many times further than usual rounding moves the loss; ``None`` where that
-            is not more.
+        observation: the layers, in the order in which they returned, and the loss.
+        noise: of what rounding moves further than usual, how many times as far; of the zero
+            fraction, how far.
     """
 
+    test: str
     profile: str
-    model: str
     recorded: str
     calibrated: bool
     epsilon: float
-    loss: float | None
-    layers: Mapping[str, LayerLine]
-    loss_noise: float | None = None
+    observation: Observation
+    noise: Noises = field(default_factory=dict)
+
+    @property
+    def layers(self) -> Mapping[str, LayerRecord]:
+        """The layers by name."""
+        return self.observation.layers
 
     @cached_property
     def holders(self) -> frozenset[str]:
@@ -132,60 +67,59 @@ class Snapshot:
 
     def label(self, layer: str, own_name: str = "") -> str:
         """Return the name of a layer or tensor for people."""
-        return dotted(layer or self.model, own_name)
+        return dotted(layer or self.observation.model_type, own_name)
+
+    @cached_property
+    def tensors(self) -> dict[str, dict[TensorName, TensorStatistics]]:
+        """The tensors of each layer; the inputs of a container are those of its first layer."""
+        return {
+            layer: {
+                (layer, role, own): seen
+                for role in ROLES
+                if role != "inputs" or not layer or layer not in self.holders
+                for own, seen in record.tensors(role).items()
+            }
+            for layer, record in self.layers.items()
+        }
 
     def computes(self, layer: str) -> bool:
         """Whether a layer may change a number: an Identity and a mere container do not."""
-        line = self.layers[layer]
-        if line.status in UNCALLED or line.owns_parameters:
-            return line.status not in UNCALLED
-        idle = line.status == Status.ALIAS_OF_INPUT or line.type == "Identity"
+        record = self.layers[layer]
+        if record.status in UNCALLED or record.parameters:
+            return record.status not in UNCALLED
+        idle = record.status == Status.ALIAS_OF_INPUT or record.type_name == "Identity"
         return not (idle or layer in self.holders)
 
-    def with_tensors(self, made: Callable[[str, TensorKey, TensorLine], TensorLine]) -> Snapshot:
+    def with_tensors(
+        self, made: Callable[[TensorName, TensorStatistics], TensorStatistics]
+    ) -> Snapshot:
         """Return the snapshot with each tensor replaced by what `made` returns for it."""
-        layers = {
-            name: replace(
-                line, tensors={key: made(name, key, tensor) for key, tensor in line.tensors.items()}
-            )
-            for name, line in self.layers.items()
-        }
-        return replace(self, layers=layers)
+        layers = {}
+        for name, record in self.layers.items():
+            roles: dict[str, dict[str, TensorStatistics]] = {role: {} for role in ROLES}
+            for key, seen in self.tensors[name].items():
+                roles[key[1]][key[2]] = made(key, seen)
+            layers[name] = replace(record, **of_roles(roles))
+        return replace(self, observation=replace(self.observation, layers=layers))
 
 
-@dataclass(frozen=True)
-class SnapshotFile:
-    """A snapshot file.
-
-    Args:
-        test: the test it belongs to, and which of the test's snapshots it is.
-        snapshots: a section a device and dtype profile, by the profile.
-    """
-
-    test: str
-    snapshots: Mapping[str, Snapshot]
+def of_roles(tensors: Mapping[str, Mapping[str, TensorStatistics]]) -> dict[str, Any]:
+    """Return the tensors of each role of a layer as its record has them."""
+    return {role: seen if role in NAMED else seen.get("") for role, seen in tensors.items()}
 
 
-def is_given(role: str, layer: str) -> bool:
+def is_given(name: TensorName) -> bool:
     """Whether a tensor is given to the model rather than computed: its batch, a parameter."""
+    layer, role, _ = name
     return role == "parameters" or (role == "inputs" and not layer)
 
 
-def is_judged_whole(role: str, layer: str) -> bool:
+def is_judged_whole(name: TensorName) -> bool:
     """Whether more than the real statistics of a tensor are compared.
 
     Inputs of inner layers serve the story: their form may change.
     """
-    return role != "inputs" or not layer
-
-
-def judges_zeros(role: str, layer: str) -> bool:
-    """Whether the zero fraction of a tensor is compared.
-
-    Zeros of gradients are free: where terms cancel, the machine decides between zero and 1e-12,
-    and a zero that matters shows among the activations or moves the other statistics.
-    """
-    return role not in GRADIENTS and is_judged_whole(role, layer)
+    return name[1] != "inputs" or not name[0]
 
 
 def shape_text(shape: tuple[int, ...]) -> str:

@@ -12,21 +12,18 @@ square of the tensor, or the value itself where that is larger.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from pytest_modelhealth.report import Noises
-from pytest_modelhealth.snapshot.snapshot import (
-    FRACTIONS,
-    GRADIENTS,
-    REAL,
-    Snapshot,
-    TensorKey,
-    TensorLine,
-    is_given,
-    is_judged_whole,
-    judges_zeros,
-)
-from pytest_modelhealth.tolerance import LOSS, epsilon_of, floor
+from pytest_modelhealth.snapshot.snapshot import Snapshot, is_given, is_judged_whole
+from pytest_modelhealth.statistics import TensorStatistics
+from pytest_modelhealth.tolerance import LOSS, TensorName, epsilon_of, floor
+
+REAL = ("mean", "std", "min", "max")
+"""The real numbers that are kept of a tensor; the root mean square follows from the first two."""
+
+GRADIENTS = ("gradients", "parameter_gradients")
 
 FACTOR = 20.0
 """How many times its noise a statistic may move."""
@@ -48,23 +45,14 @@ mean square among the gradients of the same layer is added to it: the gradient o
 batch norm, or of an attention key's bias, is zero but for rounding, and has no scale of its own."""
 
 FRACTION = 1e-3
-"""Zero and dead fractions, absolute: one element or unit in a thousand."""
+"""The zero fraction, absolute: one element in a thousand."""
 
 LOW_PRECISION = {FORWARD: 4, BACKWARD: 8, FRACTION: 2}
 """In half precision these multiples of the machine epsilon (0.0078 for bfloat16) take the place of
 the fixed tolerances that are smaller."""
 
 KEPT_FRACTION = 1e-4
-"""A noise of a zero or dead fraction that is smaller is far within the fixed tolerance."""
-
-
-def coarse(times: float) -> float:
-    """Return the least of 1, 1.5, 2, 3, 4, 6, 8, ... that is not below `times`.
-
-    So coarse that measuring again mostly gives the same.
-    """
-    power = 2.0 ** max(math.floor(math.log2(times)), 0)
-    return next(power * step for step in (1, 1.5, 2) if times <= power * step * (1 + 1e-6))
+"""A noise of a zero fraction that is smaller is far within the fixed tolerance."""
 
 
 class Allowance(NamedTuple):
@@ -86,21 +74,20 @@ class Tolerances:
     def __init__(self, snapshot: Snapshot, epsilon: float = 0.0) -> None:
         recorded = snapshot.epsilon
         self._epsilon = recorded if snapshot.calibrated else 0.0
-        called = [name for name, line in snapshot.layers.items() if line.calls]
+        called = [name for name, record in snapshot.layers.items() if record.calls]
         self._place = {name: place for place, name in enumerate(called, start=1)}
-        self._layers = snapshot.layers
+        self._snapshot, self._layers = snapshot, snapshot.layers
         self.widened = max(epsilon / recorded, 1.0) if recorded else 1.0
         coarsest = max(recorded, epsilon)
         self._fixed = {part: max(part, n * coarsest) for part, n in LOW_PRECISION.items()}
 
-    def of(
-        self, role: str, layer: str, tensor: TensorLine, statistic: str, value: float
-    ) -> Allowance:
-        """Return how far `value`, a statistic of `tensor` that is no count, may move."""
-        noise = self.noise(role, layer, tensor, statistic)
+    def of(self, name: TensorName, tensor: TensorStatistics, statistic: str) -> Allowance:
+        """Return how far a statistic of a tensor, which is no count, may move."""
+        role, value = name[1], getattr(tensor, statistic)
+        noise = self.noise(name, tensor, statistic)
         if noise is not None and role != "parameters":
             noise *= self.widened
-        if statistic in FRACTIONS:
+        if statistic == "zero_fraction":
             fixed, moved = self._fixed[FRACTION], FACTOR * (noise or 0.0)
             return Allowance(moved, noise) if moved > fixed else Allowance(fixed)
         if noise is not None and role in GRADIENTS:
@@ -111,38 +98,41 @@ class Tolerances:
             return Allowance(FACTOR * noise, noise)
         scale = max(_magnitude(tensor.rms), _magnitude(value))
         if role == "parameter_gradients":
-            scale += self._layers[layer].largest_gradient
+            scale += self._largest_gradient(name[0])
         return Allowance(scale * self._fixed[BACKWARD if role in GRADIENTS else FORWARD])
 
-    def loss(self, loss: float, times: float | None) -> Allowance:
-        """Return how far the loss may move, whose noise is so many times the usual."""
-        noise = (times or (1.0 if loss else 0.0)) * self._usual_of_loss(loss) * self.widened
+    def of_loss(self, loss: float) -> Allowance:
+        """Return how far the loss may move."""
+        times = self._snapshot.noise.get(LOSS, {}).get("value") or (1.0 if loss else 0.0)
+        noise = times * self._usual_of_loss(loss) * self.widened
         if noise:
             return Allowance(FACTOR * noise, noise)
         return Allowance(self._fixed[FORWARD] * _magnitude(loss))
 
-    def noise(self, role: str, layer: str, tensor: TensorLine, statistic: str) -> float | None:
+    def noise(self, name: TensorName, tensor: TensorStatistics, statistic: str) -> float | None:
         """Return how far rounding moves a statistic; ``None`` where that is not known."""
-        if statistic in FRACTIONS:
-            return tensor.noise.get(statistic)
+        measured = self._snapshot.noise.get(name, {})
+        if statistic == "zero_fraction":
+            return measured.get(statistic)
         if statistic == "rms":  # which follows from the other two
             parts = [
-                getattr(tensor, name) / tensor.rms * (self.noise(role, layer, tensor, name) or 0.0)
-                for name in ("mean", "std")
+                getattr(tensor, part) / tensor.rms * (self.noise(name, tensor, part) or 0.0)
+                for part in ("mean", "std")
                 if tensor.rms
             ]
             return math.hypot(*parts) or None
         # A zero that no perturbation moves is exact: the least of a ReLU.
-        times = tensor.noise.get(statistic, 1.0 if getattr(tensor, statistic) else 0.0)
-        return times * self._usual(role, layer, tensor, statistic) or None
+        times = measured.get(statistic, 1.0 if getattr(tensor, statistic) else 0.0)
+        return times * self._usual(name, tensor, statistic) or None
 
-    def _usual(self, role: str, layer: str, tensor: TensorLine, statistic: str) -> float:
+    def _usual(self, name: TensorName, tensor: TensorStatistics, statistic: str) -> float:
         """Return the usual noise: a part of the rms or of the value, where that is larger."""
+        layer, role, _ = name
         value: float = getattr(tensor, statistic)
         if not (math.isfinite(value) and math.isfinite(tensor.rms)):
             return 0.0
         scale = max(tensor.rms, abs(value))
-        if is_given(role, layer):  # random numbers differ by an epsilon between sets of kernels
+        if is_given(name):  # random numbers differ by an epsilon between sets of kernels
             return epsilon_of(tensor.dtype) * scale
         if role == "parameter_gradients":
             scale += self._sum_scale(layer, tensor)
@@ -154,44 +144,70 @@ class Tolerances:
         scale = (abs(loss) or 1.0) if math.isfinite(loss) else 0.0
         return floor(self._epsilon, len(self._place)) * scale
 
-    def _sum_scale(self, layer: str, tensor: TensorLine) -> float:
+    def _largest_gradient(self, layer: str) -> float:
+        """Return the largest root mean square among the gradients of a layer's parameters."""
+        found = (seen.rms for seen in self._layers[layer].parameter_gradients.values())
+        return max(filter(math.isfinite, found), default=0.0)
+
+    def _sum_scale(self, layer: str, tensor: TensorStatistics) -> float:
         """Return what the terms that sum to a parameter's gradient let it be, if they cancel.
 
         The gradient of a bias before a batch norm, or of an attention key's bias, is zero but for
         rounding: its scale is that of the other gradients of its layer, and of the terms
         themselves.
         """
-        line = self._layers[layer]
-        scale, seen = line.largest_gradient, line.tensors.get(("gradients", ""))
+        scale, seen = self._largest_gradient(layer), self._layers[layer].gradients
         if seen is not None and len(tensor.shape) == 1 and math.isfinite(seen.rms):
             terms = max(seen.count // max(tensor.count, 1), 1)
             scale = max(scale, math.sqrt(terms) * seen.rms)
         return scale
 
-    def multiples(
-        self, layer: str, key: TensorKey, tensor: TensorLine, measured: Noises
-    ) -> dict[str, float]:
-        """Return what a line keeps of the noise that was measured."""
-        role, own_name = key
-        if is_given(role, layer):
-            return {}
-        moved = measured.get((layer, role, own_name), {})
+    def multiples(self, measured: Noises) -> Noises:
+        """Return what a snapshot keeps of the noise that was measured."""
         found = {}
-        for name in REAL:
-            usual, noise = self._usual(role, layer, tensor, name), moved.get(name, 0.0)
-            if usual and (noise > usual or (noise and not getattr(tensor, name))):
-                found[name] = coarse(noise / usual)
-        fractions = {
-            "zeros": moved.get("zero_fraction", 0.0) * judges_zeros(role, layer),
-            "dead": moved.get("dead_fraction", 0.0) * is_judged_whole(role, layer),
-        }
-        return found | {name: noise for name, noise in fractions.items() if noise > KEPT_FRACTION}
+        for layer in self._layers:
+            for name, tensor in self._snapshot.tensors[layer].items():
+                moved = {} if is_given(name) else measured.get(name, {})
+                kept = {
+                    one: multiple
+                    for one in REAL
+                    if (multiple := _multiple(tensor, one, moved, self._usual(name, tensor, one)))
+                }
+                if judges_zeros(name) and moved.get("zero_fraction", 0.0) > KEPT_FRACTION:
+                    kept["zero_fraction"] = moved["zero_fraction"]
+                if kept:
+                    found[name] = kept
+        loss = self._snapshot.observation.loss or 0.0
+        noise, usual = measured.get(LOSS, {}).get("value", 0.0), self._usual_of_loss(loss)
+        if usual and noise > (usual if loss else 0.0):
+            found[LOSS] = {"value": coarse(noise / usual)}
+        return found
 
-    def multiple_of_loss(self, loss: float | None, measured: Noises) -> float | None:
-        """Return the same of the loss."""
-        noise = measured.get(LOSS, {}).get("value", 0.0)
-        usual = self._usual_of_loss(loss or 0.0)
-        return coarse(noise / usual) if usual and noise > (usual if loss else 0.0) else None
+
+def judges_zeros(name: TensorName) -> bool:
+    """Whether the zero fraction of a tensor is compared.
+
+    Zeros of gradients are free: where terms cancel, the machine decides between zero and 1e-12,
+    and a zero that matters shows among the activations or moves the other statistics.
+    """
+    return name[1] not in GRADIENTS and is_judged_whole(name)
+
+
+def _multiple(
+    tensor: TensorStatistics, statistic: str, moved: Mapping[str, float], usual: float
+) -> float:
+    noise = moved.get(statistic, 0.0)
+    is_kept = usual and (noise > usual or (noise and not getattr(tensor, statistic)))
+    return coarse(noise / usual) if is_kept else 0.0
+
+
+def coarse(times: float) -> float:
+    """Return the least of 1, 1.5, 2, 3, 4, 6, 8, ... that is not below `times`.
+
+    So coarse that measuring again mostly gives the same.
+    """
+    power = 2.0 ** max(math.floor(math.log2(times)), 0)
+    return next(power * step for step in (1, 1.5, 2) if times <= power * step * (1 + 1e-6))
 
 
 def _magnitude(value: float) -> float:

@@ -46,32 +46,6 @@ def step(tensor: Any) -> Tensor | None:
     return spread
 
 
-_LEVELS = 256
-"""How many values eight bits have."""
-
-_LEAST_LEVELS = 8
-"""Fewer different values than this are no evidence of a grid: a mask has two."""
-
-_OFF_GRID = 1e-3
-"""By how many steps values may lie beside a grid: they are its points, rounded to float32."""
-
-
-def step_of_grid(values: Tensor) -> float:
-    """Return the distance between values that all lie on one grid of eight bits.
-
-    Returns:
-        0 where they do not, or are too few to say so.
-    """
-    different = torch.unique(values.double())
-    if not _LEAST_LEVELS <= len(different) <= _LEVELS:
-        return 0.0
-    distances = different - different[0]
-    least = float(different.diff().min())
-    steps = distances / least
-    is_grid = bool(steps[-1] < _LEVELS) and bool((steps - steps.round()).abs().max() < _OFF_GRID)
-    return least if is_grid else 0.0
-
-
 def _step_of_torch(tensor: Tensor) -> Tensor:
     if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
         return torch.tensor(tensor.q_scale(), dtype=torch.float64)

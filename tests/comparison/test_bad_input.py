@@ -41,18 +41,17 @@ def _without(state: dict[str, Any], key: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda state: {}, "the state_dict is empty"),
-        (lambda state: _without(state, "fc2.bias"), r"1 keys missing: 'fc2.bias'"),
-        (lambda state: state | {"fc9.bias": torch.ones(1)}, r"1 keys not in the reference"),
-        (lambda state: {f"module.{k}": v for k, v in state.items()}, r"strip 'module\.'"),
-        (lambda state: {"epoch": 3, "model": state}, r"candidate\['model'\]"),
-        (lambda state: state | {"fc1.bias": torch.ones(3)}, r"'fc1.bias' has shape \(3,\)"),
+        (lambda state: {}, r"Missing key\(s\)"),
+        (lambda state: _without(state, "fc2.bias"), r"Missing key\(s\) .*\"fc2.bias\""),
+        (lambda state: state | {"fc9.bias": torch.ones(1)}, r"Unexpected key\(s\) .*\"fc9.bias\""),
+        (lambda state: {"epoch": 3, "model": state}, r"Unexpected key\(s\) .*\"epoch\", \"model\""),
+        (lambda state: state | {"fc1.bias": torch.ones(3)}, "size mismatch for fc1.bias"),
     ],
 )
 def test_a_state_dict_that_does_not_fit_says_how(change, message):
-    """Missing, unexpected and prefixed keys, other shapes and whole checkpoints are told apart."""
+    """Missing and unexpected keys and other shapes are told apart, in the words of torch."""
     model = seeded(Mlp)
-    with pytest.raises(InspectionError, match=message):
+    with pytest.raises(InspectionError, match=f"(?s)does not fit the reference: .*{message}"):
         compare(model, change(model.state_dict()), torch.randn(2, 16))
 
 
@@ -260,8 +259,6 @@ def test_a_memory_budget_of_nothing_gives_the_same_verdict():
         ({"factor": -1}, "factor must be a number of at least 0, not -1"),
         ({"factor": "10"}, r"factor must be a number of at least 0, not '10' \(str\)"),
         ({"memory_budget": -1}, "memory_budget must be a whole number of at least 0, not -1"),
-        ({"noise_runs": 0}, "noise_runs must be a whole number of at least 1, not 0"),
-        ({"strict_names": 3}, "strict_names must be true or false, not 3"),
     ],
 )
 def test_a_wrong_argument_is_refused_before_anything_runs(argument, message):

@@ -1,4 +1,4 @@
-"""Causes in deployed copies are read from their graphs: the setting or weight that differs."""
+"""Causes in deployed copies: the layer and the weight that differs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from corpus.models.exported import (
     Own,
     Recurrent,
     between,
-    convolutions,
     edited,
     reweighted,
 )
@@ -48,74 +47,40 @@ DOUBLED, TURNED = (lambda w: w * 2), (lambda w: w.T)
 TRANSPOSED = ((16, 16), TURNED, "other weights, other output: weight is transposed")
 GRAPHS: dict[str, tuple[nn.Module, Tensor, list[tuple[Any, Any, str]]]] = {
     "pointwise": (
-        between(
-            nn.LayerNorm(16), nn.LeakyReLU(0.2), nn.BatchNorm1d(16), nn.GELU(), nn.Hardsigmoid()
-        ), X, [
-            ("LayerNormalization", {"epsilon": 1e-3}, "eps is 0.001, was 1e-05"),
-            ("LeakyRelu", {"alpha": 0.01}, "negative_slope is 0.01, was 0.2"),
-            ("BatchNormalization", {"epsilon": 0.5}, "eps is 0.5, was 1e-05"),
-            ("Gelu", {"approximate": "tanh"}, "approximate is tanh, was none"),
-            ("HardSigmoid", {"alpha": 0.2}, "alpha is 0.2, was 0.16666"),
+        between(nn.LayerNorm(16), nn.BatchNorm1d(16)), X, [
+            ("LayerNormalization", {"epsilon": 1e-3}, "same input, same weights, other output"),
+            ("BatchNormalization", {"epsilon": 0.5}, "same input, same weights, other output"),
         ],
     ),
     "function": (
-        Functional().eval(), X, [
-            ("LeakyRelu", {"alpha": 0.2}, "negative_slope is 0.2, was 0.01"),
-            TRANSPOSED, ("Gemm", {"transB": 0}, "weight is transposed"),
-        ],
-    ),
-    "images": (
-        convolutions(padding=1).append(nn.AvgPool2d(3, 1, 1)).eval(), IMAGES, [
-            ("Conv", {"pads": [0, 0, 2, 2]}, "padding is (0, 0, 2, 2), was (1, 1)"),
-            ("Conv", {"strides": [2, 1]}, "stride is (2, 1), was (1, 1)"),
-            ("Conv", {"dilations": [2, 2]}, "dilation is (2, 2), was (1, 1)"),
-            ("AveragePool", {"count_include_pad": 0}, "count_include_pad is False, was True"),
-        ],
-    ),
-    "groups": (
-        convolutions(groups=4, padding="same"), IMAGES,
-        [("Conv", {"group": 2}, "groups is 2, was 4")],
+        Functional().eval(), X, [TRANSPOSED, ("Gemm", {"transB": 0}, "weight is transposed")],
     ),
     "LSTM": (
-        Recurrent(nn.LSTM).eval(), SERIES, [
-            ("LSTM", {"activations": ["Sigmoid", "Relu", "Tanh"] * 2},
-             "activations is ('Sigmoid', 'Relu', 'Tanh'), was ('Sigmoid', 'Tanh', 'Tanh')"),
-            ((2, 32, 8), DOUBLED, "other weights, other output: weight_hh_l0 differs in"),
-        ],
+        Recurrent(nn.LSTM).eval(), SERIES,
+        [((2, 32, 8), DOUBLED, "other weights, other output: weight_hh_l0 differs in")],
     ),
     "GRU": (
-        Recurrent(nn.GRU).eval(), SERIES, [
-            ("GRU", {"linear_before_reset": 0}, "linear_before_reset is 0, was 1"),
-            ((2, 24, 16), DOUBLED, "other weights, other output: weight_ih_l0 differs in"),
-        ],
+        Recurrent(nn.GRU).eval(), SERIES,
+        [((2, 24, 16), DOUBLED, "other weights, other output: weight_ih_l0 differs in")],
     ),
-    "MatMul": (
-        between(nn.Softmax(-1)), SERIES,
-        [TRANSPOSED, ("Softmax", {"axis": 1}, "dim is 1, was -1")],
-    ),
+    "MatMul": (between(nn.Softmax(-1)), SERIES, [TRANSPOSED]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("is_new", [True, False])
 @pytest.mark.parametrize("case", GRAPHS)
 def test_what_differs_in_an_onnx_graph_is_named(tmp_path, case, is_new):
-    """A setting with both values, a weight as the operator takes it, whatever it is called there.
-
-    The export as it is has no difference, and not a word on its settings.
-    """
+    """The layer, and a weight as the operator takes it, whatever it is called there."""
     model, x, edits = GRAPHS[case]
     proto = exported(model, x, tmp_path / "model.onnx", is_new)
     right = compare(model, proto, x)
     assert right.equivalent, right
-    assert not any(", was " in note or " was " in note for note in right.notes), right.notes
-    if case == "groups":  # as many weights as two groups need
-        proto = reweighted(proto, (4, 1, 3, 3), lambda w: w.repeat(2, 1))
+    assert not any(" was " in note for note in right.notes), right.notes
     for place, change, words in edits:
         is_setting = isinstance(place, str)
         made = edited(proto, place, **change) if is_setting else reweighted(proto, place, change)
         wrong = compare(model, made, x)
-        cause = cause_of(wrong)
-        assert words in f"{wrong.first_divergence.story}: {cause}", wrong
+        assert words in f"{wrong.first_divergence.story}: {cause_of(wrong)}", wrong
 
 
 @pytest.mark.parametrize(("x", "per_channel"), [(X, True), (SERIES, False)], ids=["Gemm", "MatMul"])
@@ -141,24 +106,6 @@ def test_a_scale_of_eight_bits_is_one_of_the_layer_that_it_scales(tmp_path, x, p
     wrong = compare(model, proto, x)
     assert wrong.first_divergence.layer in ("2", "4"), wrong
     assert "weight differs in" in cause_of(wrong), wrong
-
-
-@pytest.mark.parametrize("kind", ["traced", "scripted", "exported", "flat"])
-def test_a_trace_and_an_exported_program_say_their_settings_too(kind):
-    """Their modules have no attributes; the operators in their graphs have arguments."""
-    model, wrong = between(nn.LayerNorm(16)), between(nn.LayerNorm(16, eps=0.1))
-    wrong.load_state_dict(model.state_dict())
-
-    def deployed(one: nn.Module) -> Any:
-        if kind == "traced":
-            return torch.jit.trace(one, (X,))
-        if kind == "scripted":
-            return torch.jit.script(one)
-        program = torch.export.export(one, (X,))
-        return program.module() if kind == "flat" else program
-
-    assert compare(model, deployed(model), X).equivalent
-    assert cause_of(compare(model, deployed(wrong), X)) == "eps is 0.1, was 1e-05"
 
 
 def test_what_was_not_read_is_not_said(tmp_path):
@@ -193,7 +140,6 @@ def test_nobody_removed_a_function_that_cannot_be_seen():
     assert wrong.first_divergence.label == "Mapped", wrong
     for word in ("removed", "called"):
         assert word not in str(wrong), wrong
-    assert "inside a torch.func transform" in cause_of(wrong)
 
     model = Averaged()
     trace = torch.jit.trace(model, (SERIES,))

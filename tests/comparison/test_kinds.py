@@ -125,9 +125,9 @@ FORKS = [
 
 
 @pytest.mark.parametrize(("sides", "dtype"), FORKS)
-@pytest.mark.parametrize("faulty", ["", "before", "beside", "after", "scaled"])
+@pytest.mark.parametrize("faulty", ["", "before", "beside", "scaled"])
 def test_one_layer_in_half_precision_is_no_licence_for_the_rest(dtype, sides, faulty):
-    """An epsilon of 1e-4 for 1e-5 is found wherever it is, and the dtype named; alone it passes."""
+    """An epsilon of 1e-4 for 1e-5 is found before and beside it; its dtype alone is a note."""
     reference, candidate = twins(Fork)
     for name, model in (("reference", reference), ("candidate", candidate)):
         if dtype is None:

@@ -26,8 +26,6 @@ class Block(nn.Module):
             left = left.masked_fill(self.mask, 0.0)
         if self.wrong == "rooted":
             left = left.abs().sqrt()
-        if self.wrong == "swapped":
-            return x + torch.tanh(left) * left
         if self.wrong == "detached":
             return x + torch.tanh(left.detach()) * right
         if self.wrong == "lost":
@@ -62,17 +60,16 @@ def twins(wrong):
     [
         (
             "lost",
-            "1: every layer before is right, its output is not: the sum with `1`'s input is gone",
+            "1: every layer before is right, its output is not: the sum of `1`'s input and a product is gone",
         ),
         ("unmasked", "is not: `masked_fill` of `1.left` and `1.mask` is gone"),
         ("rooted", "`abs` of `masked_fill` is new (test_operations.py:"),
-        ("swapped", "the product takes `masked_fill`, was `1.right`"),
         ("detached", "`detach` of `masked_fill` is new (test_operations.py:"),
         ("rewritten", "its own code after"),
     ],
 )
 def test_the_operation_that_is_new_or_gone_is_named(wrong, words):
-    """A lost residual or mask, a new function, another operand, a detach; no long lists."""
+    """A lost residual or mask, a new function, a detach; no long lists."""
     torch.manual_seed(0)
     text = repr(compare(*twins(wrong), torch.randn(16, 8)))
     assert words in text, text

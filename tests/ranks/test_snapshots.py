@@ -13,7 +13,7 @@ from pytest_modelhealth import HealthReport, Inspector, compare
 from pytest_modelhealth.snapshot.detection import detect_drift
 from pytest_modelhealth.snapshot.file_format import dump, load
 from pytest_modelhealth.snapshot.recording import from_observation
-from pytest_modelhealth.snapshot.snapshot import Snapshot, SnapshotFile
+from pytest_modelhealth.snapshot.snapshot import Snapshot
 from tests.ranks.engines import distributed, inspected, loss, sharing
 from tests.ranks.launching import on_ranks
 from tests.ranks.models import batch, net, share
@@ -50,9 +50,7 @@ def read() -> dict[str, Any]:
 
 def snapshot(observation: Any, noise: Any) -> Snapshot:
     """Return what is read back of a snapshot's file."""
-    written = SnapshotFile("t", {"p": from_observation(observation, noise)})
-    (found,) = load(dump(written)).snapshots.values()
-    return found
+    return load(dump(from_observation(observation, noise)))
 
 
 def test_a_snapshot_of_one_process_is_read_on_four_ranks() -> None:

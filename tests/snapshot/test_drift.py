@@ -19,8 +19,11 @@ from pytest_modelhealth.snapshot.detection import detect_drift
 from pytest_modelhealth.snapshot.drift import DriftReport, explain, note
 from pytest_modelhealth.snapshot.file_format import dump, load
 from pytest_modelhealth.snapshot.recording import from_observation
-from pytest_modelhealth.snapshot.snapshot import Snapshot, SnapshotFile, TensorLine
+from pytest_modelhealth.snapshot.recording import of_report as seen_by
+from pytest_modelhealth.snapshot.snapshot import Snapshot
 from pytest_modelhealth.snapshot.tolerances import Tolerances
+from pytest_modelhealth.statistics import TensorStatistics
+from pytest_modelhealth.tolerance import TensorName
 from tests.builders import layer, observation
 
 
@@ -31,14 +34,18 @@ def snapshot(*records: LayerRecord, **fields: object) -> Snapshot:
 
 def reread(written: Snapshot) -> Snapshot:
     """What a file holds of a snapshot."""
-    (read,) = load(dump(SnapshotFile("t", {"p": written}))).snapshots.values()
-    return read
+    return load(dump(written))
 
 
 def of_report(report: HealthReport) -> Snapshot:
     """The same of a report; where its noise was not measured, every digit of what was seen."""
-    seen = from_observation(report.observation, report._noise)
+    seen = seen_by(report)
     return reread(seen) if seen.calibrated else seen
+
+
+def numbers_of(written: Snapshot) -> list[tuple[float, float]]:
+    """Mean and deviation of each tensor."""
+    return [(one.mean, one.std) for of in written.tensors.values() for one in of.values()]
 
 
 def values(seed: int = 0, rows: int = 64, columns: int = 32) -> Tensor:
@@ -105,7 +112,7 @@ def test_rounding_is_within_tolerance(dtype: torch.dtype, change: dict[str, obje
     """Another memory layout or other kernels change digits, and nothing drifts."""
     before, now = inspected(dtype=dtype), inspected(dtype=dtype, **change)
     # a processor without bfloat16 of its own has one kernel for both
-    assert before.layers != now.layers or dtype is torch.bfloat16
+    assert numbers_of(before) != numbers_of(now) or dtype is torch.bfloat16
     assert explain(detect_drift(before, now)) == []
 
 
@@ -264,7 +271,7 @@ def test_nan_on_both_sides_is_equal() -> None:
 def test_a_number_that_became_nan_drifts() -> None:
     """NaN on one side only is beyond every tolerance."""
     before = snapshot(layer("a", activations=values()))
-    now = before.with_tensors(lambda layer, key, line: replace(line, mean=math.nan))
+    now = before.with_tensors(lambda name, seen: replace(seen, mean=math.nan))
     assert "nan" in detect_drift(before, now).drifts[0].now
     assert "nan" in detect_drift(now, before).drifts[0].before
 
@@ -294,10 +301,6 @@ def test_a_renamed_layer_is_said_to_be_renamed() -> None:
     assert explain(comparison) == []
     assert note(comparison) == (
         "all 2 tensors agree with the snapshot, but layers changed: renamed b to c"
-    )
-    strict = detect_drift(chain("a", "b"), chain("a", "c"), strict_names=True)
-    assert explain(strict)[0] == (
-        "not the names of the snapshot (strict_names; every number agrees): renamed b to c"
     )
 
 
@@ -360,7 +363,7 @@ def test_a_large_drift_fits_on_a_screen() -> None:
     )
     lines = explain(detect_drift(before, now))
     assert len(lines) <= 24
-    assert any(line.startswith("... and 99 layers after it (99 more tensors)") for line in lines)
+    assert "... and 92 more tensors after these" in lines
     assert "... and 44 more changes of layers" in lines
 
 
@@ -376,6 +379,11 @@ def tower(model: nn.Module | None = None, *, calibrate: bool = False, shift: flo
             values(columns=16) + shift, target=target, loss=nn.functional.cross_entropy
         )
     )
+
+
+def with_loss(seen: Snapshot, loss: float) -> Snapshot:
+    """The same with another loss."""
+    return replace(seen, observation=replace(seen.observation, loss=loss))
 
 
 def changed(change: Callable[[Tower], object]) -> Snapshot:
@@ -410,7 +418,7 @@ def test_measured_noise_catches_what_a_fixed_tolerance_cannot() -> None:
     [
         (
             lambda model: setattr(model.norm, "eps", 1e-3),
-            "norm: same input, same weights, other output: its eps, or its mode?",
+            "norm: same input, same weights, other output: its settings or its forward?",
         ),
         (lambda model: model.first.weight.mul_(2), "first: same input, other weights"),
         (
@@ -431,7 +439,7 @@ def test_a_changed_batch_loss_and_backward_are_told_apart() -> None:
     """The batch, the loss alone, and gradients alone each have their own story."""
     before = tower(calibrate=True)
     assert explain(detect_drift(before, tower(shift=1)))[1] == "Tower: the batch is another one"
-    loss = detect_drift(before, replace(tower(), loss=7.0))
+    loss = detect_drift(before, with_loss(tower(), 7.0))
     assert explain(loss)[1].startswith("every layer agrees and the loss does not")
     model = Tower()
     model.second.register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * 2,))
@@ -440,12 +448,11 @@ def test_a_changed_batch_loss_and_backward_are_told_apart() -> None:
 
 
 def test_a_wrapped_model_agrees_with_a_note() -> None:
-    """Prefixes and an Identity change no number: a note, and a failure where names are strict."""
+    """Prefixes and an Identity change no number: a note, and no cover for a fault."""
     before, now = tower(calibrate=True), tower(Wrapped(Tower()))
     found = detect_drift(before, now)
     assert not found.drifted
     assert "renamed first to inner.first" in note(found)
-    assert detect_drift(before, now, strict_names=True).drifted
     wrong = Tower()
     wrong.norm.eps = 1e-3
     assert drifted(detect_drift(before, tower(Wrapped(wrong))))[0] == ("inner.norm", "activations")
@@ -487,12 +494,10 @@ def test_coarser_matrix_products_widen_the_tolerances() -> None:
     assert any("times wider" in line for line in detect_drift(before, coarse).remarks)
 
 
-def tensors_of(recorded: Snapshot, role: str) -> Iterator[tuple[str, TensorLine]]:
-    """Yield each tensor of a role with its layer."""
-    for name, line in recorded.layers.items():
-        for (of, _), tensor in line.tensors.items():
-            if of == role:
-                yield name, tensor
+def tensors_of(recorded: Snapshot, role: str) -> Iterator[tuple[TensorName, TensorStatistics]]:
+    """Yield each tensor of a role with its name."""
+    for tensors in recorded.tensors.values():
+        yield from (one for one in tensors.items() if one[0][1] == role)
 
 
 @pytest.mark.parametrize(
@@ -502,24 +507,23 @@ def tensors_of(recorded: Snapshot, role: str) -> Iterator[tuple[str, TensorLine]
 def test_a_tolerance_is_a_multiple_of_the_measured_noise(role: str, factor: int) -> None:
     """Gradients have the larger multiple: kernels of older processors move them further."""
     recorded = tower(calibrate=True)
-    layer, tensor = next(item for item in tensors_of(recorded, role) if item[1].rms)
+    name, tensor = next(item for item in tensors_of(recorded, role) if item[1].rms)
     tolerances = Tolerances(recorded)
-    allowance = tolerances.of(role, layer, tensor, "std", tensor.std)
-    assert allowance.noise == tolerances.noise(role, layer, tensor, "std")
+    allowance = tolerances.of(name, tensor, "std")
+    assert allowance.noise == tolerances.noise(name, tensor, "std")
     assert allowance.distance == pytest.approx(factor * allowance.noise)
-    noisy = replace(tensor, noise={"std": 8.0 * tensor.noise.get("std", 1.0)})
-    wider = tolerances.of(role, layer, noisy, "std", tensor.std)
+    noise = {name: {"std": 8.0 * recorded.noise.get(name, {}).get("std", 1.0)}}
+    wider = Tolerances(replace(recorded, noise=noise)).of(name, tensor, "std")
     assert wider.distance == pytest.approx(8 * allowance.distance)
 
 
 @pytest.mark.parametrize(("role", "part"), [("gradients", 1e-3), ("activations", 0.0)])
 def test_single_gradients_may_move_by_a_thousandth(role: str, part: float) -> None:
     """Rounding takes an activation across zero, and one gradient comes or goes."""
-    recorded = tower(calibrate=True)
-    layer, tensor = next(item for item in tensors_of(recorded, role) if item[1].max)
-    tensor = replace(tensor, noise={})
-    allowance = Tolerances(recorded).of(role, layer, tensor, "max", tensor.max)
-    noise = Tolerances(recorded).noise(role, layer, tensor, "max") or 0.0
+    recorded = replace(tower(calibrate=True), noise={})
+    name, tensor = next(item for item in tensors_of(recorded, role) if item[1].max)
+    allowance = Tolerances(recorded).of(name, tensor, "max")
+    noise = Tolerances(recorded).noise(name, tensor, "max") or 0.0
     factor = 50 if role == "gradients" else 20
     assert allowance.distance == pytest.approx(max(factor * noise, part * abs(tensor.max)))
     assert (allowance.noise is None) == (part > 0)

@@ -43,9 +43,7 @@ class Evidence:
         """That of the report; of a comparison ``"different"`` or ``"equivalent"``."""
         if self._is_report:
             return str(self.report._judgement.verdict.value)
-        from pytest_modelhealth.comparison.comparison import differs
-
-        return "different" if differs(self.report) else "equivalent"
+        return "equivalent" if self.report.first_divergence is None else "different"
 
     @cached_property
     def _worst(self) -> Any:
@@ -94,7 +92,7 @@ class Evidence:
     def title(self) -> str:
         """Of `text`: ``"conv2 beside conv1"``, ``"conv2 through depth"``."""
         if not self._is_report:
-            return f"{self.culprit} through depth" if self.culprit else "names changed"
+            return f"{self.culprit} through depth"
         found = self._rendered("evidence", "culprit_and_predecessor")
         records = (found.culprit, found.predecessor) if found else ()
         labels = [_printable(record.label) for record in records if record]
@@ -102,10 +100,8 @@ class Evidence:
 
     @cached_property
     def text(self) -> str:
-        """Text histograms, or more layers around the culprit; empty where there is nothing more."""
-        if not self._is_report:
-            return str(self._rendered("comparison", "further", max_rows=40))
-        if self._rendered("evidence", "culprit_and_predecessor") is None:
+        """Text histograms; empty where there is nothing more than the failure says."""
+        if not self._is_report or self._rendered("evidence", "culprit_and_predecessor") is None:
             return ""
         return str(self._rendered("evidence", "render"))
 

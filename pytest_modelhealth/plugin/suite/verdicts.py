@@ -22,7 +22,7 @@ from pytest_modelhealth.training.catalogue import STEP
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import ProbeRecord
-    from pytest_modelhealth.snapshot import HealthSnapshot
+    from pytest_modelhealth.snapshot.extension import HealthSnapshot
 
 LEARNING = frozenset(
     {

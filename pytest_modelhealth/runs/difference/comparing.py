@@ -16,10 +16,10 @@ from pytest_modelhealth.runs.difference.result import (
     ResultDifference,
     TestDifference,
 )
-from pytest_modelhealth.runs.difference.statistics import in_one_dtype, moved, snapshot_of
-from pytest_modelhealth.runs.difference.structure import Structure
+from pytest_modelhealth.runs.difference.statistics import moved, snapshot_of
+from pytest_modelhealth.runs.difference.structure import structural_changes
 from pytest_modelhealth.runs.run import FAILED, Run
-from pytest_modelhealth.snapshot.changes import SnapshotPair
+from pytest_modelhealth.snapshot.detection import detect_drift
 
 Data = Mapping[str, Any]
 
@@ -188,14 +188,15 @@ def _verdict_change(before: Data, now: Data) -> list[Change]:
 def _compare_inspections(before: Data, now: Data) -> ResultDifference:
     """Return what changed; statistics of one batch, as training lets rounding grow."""
     verdict = _verdict_change(before, now)
-    pair = SnapshotPair(*in_one_dtype(snapshot_of(before), snapshot_of(now)))
+    found = detect_drift(snapshot_of(before), snapshot_of(now))
+    pair = found.pair
     if not pair.has_common_layers:
         place = Place("", before["model"], now["model"], "no layer is in both")
         another = Change("model", "another model", (place,))
         return ResultDifference(now["model"], (*verdict, another), same_model=False)
     names = pair.alignment.to_candidate
     statistics, cause, remarks = (
-        moved(pair, (before["samples"] or 0, now["samples"] or 0))
+        moved(found, (before["samples"] or 0, now["samples"] or 0))
         if before["of"] == now["of"] == "batch"
         else ([], "", [])
     )
@@ -203,7 +204,7 @@ def _compare_inspections(before: Data, now: Data) -> ResultDifference:
         *verdict,
         *_finding_changes(before, now, names),
         *statistics,
-        *Structure(pair, before, now).changes(),
+        *structural_changes(found, before, now),
         *_margin_changes(before, now, names),
     )
     return ResultDifference(now["model"], changes, cause, tuple(remarks))

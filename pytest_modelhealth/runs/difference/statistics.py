@@ -12,94 +12,84 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from pytest_modelhealth.alignment.result import containers
 from pytest_modelhealth.layers import ACTIVATION_MODULES
-from pytest_modelhealth.report import ROLES
+from pytest_modelhealth.report import ROLES, LayerRecord, Observation, Status
 from pytest_modelhealth.runs.difference.result import Change, Place
 from pytest_modelhealth.settings.setting import ancestors
-from pytest_modelhealth.snapshot.changes import MatchedTensor, SnapshotPair
-from pytest_modelhealth.snapshot.detection import detect_drift
-from pytest_modelhealth.snapshot.drift import LOSS, Drift
-from pytest_modelhealth.snapshot.snapshot import (
-    LayerLine,
-    Snapshot,
-    TensorKey,
-    TensorLine,
-    is_judged_whole,
-    judges_zeros,
-    shape_text,
-)
-from pytest_modelhealth.tolerance import TF32, epsilon_of
+from pytest_modelhealth.snapshot.drift import LOSS, Drift, DriftReport
+from pytest_modelhealth.snapshot.file_format import statistics
+from pytest_modelhealth.snapshot.snapshot import Snapshot, of_roles, shape_text
+from pytest_modelhealth.snapshot.tolerances import REAL
+from pytest_modelhealth.statistics import TensorStatistics
+from pytest_modelhealth.tolerance import TF32, TensorName, coarsest_epsilon
 
 Data = Mapping[str, Any]
+Names = tuple[TensorName, TensorName]
+"""A tensor in the base and in the head."""
 
+_FORWARD = ("buffers", "inputs", "activations")
 _STAGES = {
-    "activations": ("buffers", "inputs", "activations"),
+    "activations": _FORWARD,
     LOSS: (LOSS,),
     "gradients": ("gradients", "parameter_gradients"),
 }
 """What is computed, from causes to effects, and the roles that belong to each."""
 
 
-def moved(pair: SnapshotPair, samples: tuple[int, int]) -> tuple[list[Change], str, list[str]]:
+def moved(found: DriftReport, samples: tuple[int, int]) -> tuple[list[Change], str, list[str]]:
     """Return which statistics moved, what began it, and what was not compared and why.
 
     Args:
-        pair: both sides.
+        found: what separates the two.
         samples: how many samples the batches have.
     """
-    found = detect_drift(pair.old, pair.new)
     if not found.drifts:
         return [], "", []
-    differing = [
-        tensor
-        for tensor in pair.tensors()
-        if (tensor.layer, (tensor.role, tensor.own_name)) not in found.kept
-    ]
-    batch = next((one for one in differing if one.role == "inputs" and not one.layer), None)
+    pair = found.pair
+    # another dtype or shape of what is computed is told of the layers
+    others = [names for names in pair.tensors() if names[1] not in found.kept]
+    differing = [one for one in others if len({seen.dtype for seen in _sides(found, one)}) == 1]
+    batch = next((one for one in differing if one[1][:2] == ("", "inputs")), None)
     if batch is None and not all(map(_is_watched, (pair.old, pair.new))):
         unseen = "its batch or its weights were not watched: what is computed is not compared"
         return [], "", [unseen]
-    weights = [one for one in differing if one.role == "parameters"]
-    every = sum(
-        role == "parameters" for line in pair.new.layers.values() for role, _ in line.tensors
-    )
-    are_most = len(weights) > max(every / 2, 1)
-    drawn = [one for one in weights if _is_drawn(one, TRAINED if are_most else 0.0)]
+    weights = [one for one in differing if one[1][1] == "parameters"]
+    are_most = len(weights) > max(sum(len(r.parameters) for r in pair.new.layers.values()) / 2, 1)
+    drawn = [one for one in weights if _is_drawn(found, one, least=TRAINED * are_most)]
     altered = [one for one in weights if one not in drawn]
-
     changes: list[Change] = []
     remarks: list[str] = []
-    cause = ""
-    # the form of a tensor is told of the layers
-    drifts = [one for one in found.drifts if one.statistic not in ("dtype", "shape", "count")]
+    drifts = [
+        one for one in found.drifts if one.statistic not in ("dtype", "shape", "count")
+        if one.role != "parameters"
+    ]  # fmt: skip
     if batch is not None:
         drifts = []
         remarks.append("the batches differ: what is computed from them is not compared")
-        if not _is_batch_drawn(batch, samples):
-            changes.append(Change("batch", "the batch", (_place(batch, "batch"),)))
+        if not _is_drawn(found, batch, samples):
+            changes.append(Change("batch", "the batch", (_place(found, batch, "batch"),)))
     elif drawn or are_most:
         place = pair.new.place
-        first = min(place[one.layer] for one in weights)
-        drifts = [
-            one for one in drifts if one.role in _STAGES["activations"] and place[one.layer] < first
-        ]
-        remarks.append(_why_not_compared(pair, drawn))
-    else:
-        drifts = [one for one in drifts if one.role != "parameters"]
-        cause = found.story
+        first = min(place[now[0]] for _, now in weights)
+        drifts = [d for d in drifts if d.role in _FORWARD and place[d.layer] < first]
+        (_, name), *others = drawn or weights
+        named = pair.new.label(name[0], name[2])
+        more = f" and {len(others):,} more" if others else ""
+        remarks.append(
+            f"{named}{more}: other values, as by another seed; what is computed from there on is "
+            "not compared"
+        )
     if altered:
-        places = [_place(one, pair.new.label(one.layer, one.own_name)) for one in altered]
+        places = [_place(found, one, pair.new.label(one[1][0], one[1][2])) for one in altered]
         changes.append(Change("weights", "weights", tuple(places)))
-    if drifts and _is_another_mask(drifts[0], pair):
+    if drifts and _is_another_mask(found, drifts[0]):
         label = drifts[0].label
         remarks.append(f"{label} drew another mask: what is computed from it is not compared")
         drifts = []
-    changes += _stages(drifts)
-    return changes, cause if drifts or altered else "", remarks
+    is_told = batch is None and not (drawn or are_most) and (drifts or altered)
+    return [*changes, *_stages(drifts)], found.story if is_told else "", remarks
 
 
 def _stages(drifts: Sequence[Drift]) -> Iterator[Change]:
@@ -119,39 +109,28 @@ def _stages(drifts: Sequence[Drift]) -> Iterator[Change]:
 
 def _is_watched(side: Snapshot) -> bool:
     """Whether it can be told that the batch and the weights are the same."""
-    seen = {(role, bool(name)) for name, line in side.layers.items() for role, _ in line.tensors}
-    return ("inputs", False) in seen and bool(seen & {("parameters", False), ("parameters", True)})
+    model = side.layers.get("")
+    has_weights = any(record.parameters for record in side.layers.values())
+    return model is not None and model.inputs is not None and has_weights
 
 
-def _why_not_compared(pair: SnapshotPair, drawn: Sequence[MatchedTensor]) -> str:
-    if not drawn:
-        return "most weights differ: what is computed from them is not compared"
-    reshaped = [one for one in drawn if _is_of_other_form(one)]
-    first, *others = reshaped or drawn
-    named = pair.new.label(first.layer, first.own_name)
-    more = f" and {len(others):,} more" if others else ""
-    how = "another shape" if reshaped else "other values, as by another seed"
-    return f"{named}{more}: {how}; what is computed from there on is not compared"
+def _sides(found: DriftReport, names: Names) -> tuple[TensorStatistics, TensorStatistics]:
+    (old, new), pair = names, found.pair
+    return pair.old.tensors[old[0]][old], pair.new.tensors[new[0]][new]
 
 
-def _place(tensor: MatchedTensor, label: str) -> Place:
+def _place(found: DriftReport, names: Names, label: str) -> Place:
     """Return what of a tensor differs: its form, what is not finite, or what moved furthest."""
-    before, now = tensor.before, tensor.now
+    before, now = sides = _sides(found, names)
     if before.shape != now.shape:
-        return Place(label, *(f"shape {shape_text(line.shape)}" for line in (before, now)))
-    for name in ("dtype", "nan", "inf"):
+        return Place(label, *(f"shape {shape_text(one.shape)}" for one in sides))
+    for name in ("dtype", "nan_count", "inf_count"):
         if getattr(before, name) != getattr(now, name):
-            return Place(label, *(f"{name} {getattr(line, name)}" for line in (before, now)))
+            word = name.removesuffix("_count")
+            return Place(label, *(f"{word} {getattr(one, name)}" for one in sides))
+    furthest = max(("std", "mean"), key=lambda one: abs(getattr(now, one) - getattr(before, one)))
+    return Place(label, *(f"{furthest} {getattr(one, furthest):.5g}" for one in sides))
 
-    def distance(name: str) -> float:
-        far: float = abs(getattr(now, name) - getattr(before, name))
-        return far if name in ("std", "mean") else far / 10  # extremes move further by nature
-
-    furthest = max(("std", "mean", "min", "max"), key=distance)
-    return Place(label, *(f"{furthest} {getattr(line, furthest):.5g}" for line in (before, now)))
-
-
-# Chance
 
 DEVIATIONS = 6.0
 """So many standard errors apart two draws may be: by chance once in a billion, for normal ones."""
@@ -164,60 +143,47 @@ TRAINED = 0.25
 deviation they may differ in any case."""
 
 
-def _is_batch_drawn(batch: MatchedTensor, samples: tuple[int, int]) -> bool:
-    before, now = batch.before, batch.now
-    if before.dtype != now.dtype or before.shape[1:] != now.shape[1:]:
-        return False
-    old, new = (
-        known or (line.shape[0] if line.shape else 1)
-        for known, line in zip(samples, (before, now), strict=True)
-    )
-    return is_another_draw(before, now, (old, new))
-
-
-def _is_drawn(weight: MatchedTensor, least: float) -> bool:
-    sizes = weight.before.count, weight.now.count
-    return _is_of_other_form(weight) or is_another_draw(weight.before, weight.now, sizes, least)
-
-
-def _is_of_other_form(weight: MatchedTensor) -> bool:
-    before, now = weight.before.shape, weight.now.shape
-    return before != now and before[::-1] != now
-
-
-def _is_another_mask(first: Drift, pair: SnapshotPair) -> bool:
+def _is_another_mask(found: DriftReport, first: Drift) -> bool:
     """Whether the first drift is another mask of a dropout."""
-    origin = pair.origin(first.layer) if first.role == "activations" else None
-    if origin is None or "dropout" not in pair.new.layers[first.layer].type.lower():
+    type_name = found.pair.new.layers[first.layer].type_name if first.layer else ""
+    if first.role != "activations" or "dropout" not in type_name.lower():
         return False
-    before = pair.old.layers[origin].tensors["activations", ""]
-    now = pair.new.layers[first.layer].tensors["activations", ""]
-    return is_another_draw(before, now, (before.count, now.count))
+    key = first.layer, "activations", ""
+    return _is_drawn(found, next(one for one in found.pair.tensors() if one[1] == key))
 
 
-def is_another_draw(
-    before: TensorLine, now: TensorLine, sizes: tuple[int, int], least: float = 0.0
+def _is_drawn(
+    found: DriftReport, names: Names, samples: tuple[int, int] | None = None, least: float = 0.0
 ) -> bool:
-    """Whether two tensors may be two draws from one distribution.
+    """Whether the two sides of a tensor may be two draws from one distribution.
 
     Args:
-        before: one.
-        now: the other.
-        sizes: how many independent values either has: of a weight its elements, of a batch its
-            samples.
+        found: what separates the two runs.
+        names: of the tensor.
+        samples: how many samples a batch has; each is drawn, while of a weight each element is.
         least: by this part of their deviation they may differ in any case.
     """
-    if min(sizes) < 1 or (before.nan, before.inf) != (now.nan, now.inf):
+    before, now = sides = _sides(found, names)
+    if before.dtype != now.dtype or before.shape[1:] != now.shape[1:]:
+        return samples is None and before.shape not in (now.shape, now.shape[::-1])
+    sizes = [one.count for one in sides]
+    if samples is not None:
+        rows = (one.shape[0] if one.shape else 1 for one in sides)
+        sizes = [known or count for known, count in zip(samples, rows, strict=True)]
+    elif before.shape != now.shape:
+        return True
+    if min(sizes) < 1 or (before.nan_count, before.inf_count) != (now.nan_count, now.inf_count):
         return False
     if not (before.std > 0 and now.std > 0):  # what is constant is not drawn
         return False
     spread = math.sqrt(before.std) * math.sqrt(now.std)
     step = max(DEVIATIONS * math.sqrt(1 / sizes[0] + 1 / sizes[1]), least)
-    part = (before.zeros + now.zeros) / 2
+    part = (before.zero_fraction + now.zero_fraction) / 2
     return (
         abs(now.mean - before.mean) <= step * spread
         and abs(math.log(now.std / before.std)) <= step * math.sqrt(KURTOSIS - 1) / 2
-        and abs(now.zeros - before.zeros) <= step * math.sqrt(max(part * (1 - part), 0.0))
+        and abs(now.zero_fraction - before.zero_fraction)
+        <= step * math.sqrt(max(part * (1 - part), 0.0))
     )
 
 
@@ -231,39 +197,16 @@ _ACTIVATIONS |= {name: name for name in _ACTIVATIONS.values()}
 def snapshot_of(inspection: Data) -> Snapshot:
     """Return what a snapshot of an inspection would keep, as far as the file of a run has it."""
     layers: Sequence[Data] = inspection["layers"]
-    holders = containers(layer["name"] for layer in layers)
-    devices = {layer["device"].partition(":")[0] for layer in layers if layer["device"]}
-    return Snapshot(
-        profile=" ".join(sorted(devices)),
-        model=inspection["model"],
-        recorded="",
-        calibrated=False,
-        epsilon=_coarsest_epsilon(layers),
-        loss=inspection["loss"],
-        layers={layer["name"]: _line(layer, holders) for layer in _as_returned(layers)},
-    )
+    records = {layer["name"]: _record(layer, place) for place, layer in _as_returned(layers)}
+    observation = Observation(records, inspection["model"], loss=inspection["loss"])
+    epsilon = coarsest_epsilon(observation)
+    if any(layer["device"].startswith("cuda") for layer in layers):
+        epsilon = max(epsilon, TF32)  # of convolutions, unless told not to
+    return Snapshot("", "", "", calibrated=False, epsilon=epsilon, observation=observation)
 
 
-def in_one_dtype(one: Snapshot, other: Snapshot) -> tuple[Snapshot, Snapshot]:
-    """Return two snapshots whose tensors of one name have the coarser dtype of the two.
-
-    A change of the dtype is told of the layers; statistics are compared by its tolerances.
-    """
-
-    def coarsened(side: Snapshot, beside: Snapshot) -> Snapshot:
-        def coarser(layer: str, key: TensorKey, tensor: TensorLine) -> TensorLine:
-            line = beside.layers.get(layer)
-            counterpart = line.tensors.get(key, tensor) if line else tensor
-            dtypes = sorted((tensor.dtype, counterpart.dtype))
-            return replace(tensor, dtype=max(dtypes, key=epsilon_of))
-
-        return side.with_tensors(coarser)
-
-    return coarsened(one, other), coarsened(other, one)
-
-
-def _as_returned(layers: Sequence[Data]) -> list[Data]:
-    """Return the layers in the order in which they returned: each after all that it holds.
+def _as_returned(layers: Sequence[Data]) -> Iterator[tuple[int, Data]]:
+    """Yield the layers in the order in which they returned: each after all that it holds.
 
     The file has the order in which they were entered.
     """
@@ -271,50 +214,29 @@ def _as_returned(layers: Sequence[Data]) -> list[Data]:
     for place, layer in enumerate(layers):
         holding = ancestors(layer["name"]) if layer["calls"] else ()
         last |= dict.fromkeys((layer["name"], *holding), place)
-    return sorted(
-        layers,
-        key=lambda layer: (last[layer["name"]], -layer["name"].count("."), not layer["name"]),
+    return enumerate(
+        sorted(
+            layers,
+            key=lambda layer: (last[layer["name"]], -layer["name"].count("."), not layer["name"]),
+        )
     )
 
 
-def _coarsest_epsilon(layers: Sequence[Data]) -> float:
-    dtypes = {
-        tensor["dtype"]
-        for layer in layers
-        for tensor in layer["tensors"]
-        if tensor["role"] in ("activations", "parameters")
-    }
-    on_gpu = any(layer["device"].startswith("cuda") for layer in layers)
-    coarse = [TF32] if on_gpu and "float32" in dtypes else []  # convolutions, unless told not to
-    return max([*map(epsilon_of, dtypes), *coarse], default=0.0)
-
-
-def _line(layer: Data, holders: frozenset[str]) -> LayerLine:
-    name = layer["name"]
-    is_inner = bool(name) and name in holders
-    tensors = {
-        (tensor["role"], tensor["name"]): _tensor(tensor, name)
-        for tensor in layer["tensors"]
-        if tensor["role"] in ROLES and (tensor["role"] != "inputs" or not is_inner)
-    }
-    return LayerLine(
-        **{key: layer[key] for key in ("type", "status", "calls", "tied")},
-        activation=_ACTIVATIONS.get(layer["type"], ""),
-        tensors=tensors,
-    )
-
-
-def _tensor(tensor: Data, layer: str) -> TensorLine:
-    role, count = tensor["role"], tensor["count"]
-    zeros = tensor["zeros"] / count if count else math.nan
-    moments: dict[str, Any] = {
-        key: math.nan if tensor[key] is None else tensor[key]
-        for key in ("mean", "std", "min", "max")
-    }
-    return TensorLine(
-        **{key: tensor[key] for key in ("dtype", "count", "nan", "inf")},
-        **moments,
-        shape=tuple(tensor["shape"]),
-        zeros=zeros if judges_zeros(role, layer) else 0.0,
-        dead=tensor["dead"] if is_judged_whole(role, layer) else None,
+def _record(layer: Data, place: int) -> LayerRecord:
+    tensors: dict[str, dict[str, TensorStatistics]] = {role: {} for role in ROLES}
+    for tensor in layer["tensors"]:
+        if tensor["role"] in ROLES:
+            real = {key: math.nan if tensor[key] is None else tensor[key] for key in REAL}
+            seen = statistics(tuple(tensor["shape"]), {**tensor, **real})
+            tensors[tensor["role"]][tensor["name"]] = seen
+    status = layer["status"]
+    return LayerRecord(
+        name=layer["name"],
+        type_name=layer["type"],
+        status=Status(status) if status in set(Status) else Status.OBSERVED,
+        activation=_ACTIVATIONS.get(layer["type"]),
+        entered=place if layer["calls"] else None,
+        calls=layer["calls"],
+        tied=layer["tied"],
+        **of_roles(tensors),
     )

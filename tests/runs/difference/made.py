@@ -143,8 +143,6 @@ def compared(
         "name": "",
         "error": error,
         "max_abs": size * 3,
-        "max_ulp": int(size / 6e-8) + 1,
-        "cosine": 1.0,
         "noise": noise,
         "ratio": None if error is None else error / noise,
         "limit": 8.0,

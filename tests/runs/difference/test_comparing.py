@@ -172,7 +172,7 @@ def test_costs_name_the_layer_that_moved_most() -> None:
 
 
 def test_a_larger_batch_changes_no_cost_and_no_shape() -> None:
-    """What grows with the batch is compared by sample."""
+    """What grows with the batch is compared where the batches are as large."""
     larger = [layer(name, "Net", shape=[24, 4]) for name in ("", "fc1", "fc2")]
     for one in larger:
         one["tensors"][0].update(shape=[24, 4], count=96)
@@ -181,8 +181,6 @@ def test_a_larger_batch_changes_no_cost_and_no_shape() -> None:
     before = inspection(layers=[layer(name, "Net") for name in ("", "fc1", "fc2")])
     difference = between(before, now)
     assert [test.grade for test in difference.tests] == [Grade.SAME]
-    dearer = {**now, "totals": {**now["totals"], "multiply_adds": 30_000}}
-    assert list(told(between(before, dearer))) == ["multiply-adds a sample"]
 
 
 # ---- statistics ----

@@ -49,10 +49,9 @@
     of("ratio", "error by noise", "ratio"),
     of("limit", "of the ratio", "limit"),
     of("abs error", "the greatest", "max_abs"),
-    of("ULP", "the greatest difference in units in the last place", "max_ulp"),
   ];
 
-  const HEADS = page.heads(["tensor", "reference", "candidate", "at", "error", "noise", "ratio", "limit", "abs error", "ULP", "cosine", "noise measured by"], 1);
+  const HEADS = page.heads(["tensor", "reference", "candidate", "at", "error", "noise", "ratio", "limit", "abs error", "noise measured by"], 1);
   const exactly = (value) => String(value ?? text.NONE);
 
   function describe({ layer }) {
@@ -63,8 +62,8 @@
       make("th", { scope: "row", class: tensor.diverged ? "bad" : null }, text.called(tensor)),
       page.cells([
         exactly(tensor.reference), exactly(tensor.found), Array.isArray(tensor.at) ? `[${tensor.at.join(", ")}]` : exactly(tensor.at),
-        ...["error", "noise", "ratio", "limit", "max_abs", "max_ulp"].map((key) => text.number(tensor[key])),
-        exactly(tensor.cosine), tensor.source || text.NONE,
+        ...["error", "noise", "ratio", "limit", "max_abs"].map((key) => text.number(tensor[key])),
+        tensor.source || text.NONE,
       ]),
     ].flat());
     return [...parts, make("p", { class: "aside" }, "Reference and candidate: the two values where they differ most."), page.table(HEADS, lines)];

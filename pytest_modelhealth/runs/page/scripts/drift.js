@@ -42,7 +42,7 @@
     side("std before", (row) => row.was, "std"), side("now", (row) => row.is, "std"),
   ];
 
-  const STATISTICS = ["mean", "std", "min", "max", "zeros", "dead", "nan", "inf"];
+  const STATISTICS = ["mean", "std", "min", "max", "zeros", "nan", "inf"];
 
   function describe({ was, is, drifts }) {
     const told = drifts.map((drift) => make("p", { class: "bad" },
