@@ -167,8 +167,8 @@ MUTATIONS = [
     ),
     Mutation(
         "a gradient vanishes unseen",
-        "weak = {name for name, part in parts.items() if part < limits[name].value}",
-        "weak = set[str]()",
+        "starved = [r for r in sorted(walk.records, key=completed) if r.name in weak - fed.keys()]",
+        "starved = list[LayerRecord]()",
         "tests/checks/test_grad_norm.py",
     ),
     Mutation(
@@ -180,8 +180,8 @@ MUTATIONS = [
     ),
     Mutation(
         "a norm under its lower bound passes",
-        '("min_grad_norm", "under", -1.0, _small_cause),',
-        '("min_grad_norm", "under", 1.0, _small_cause),',
+        '("min_grad_norm", "under", _why_small),',
+        '("max_grad_norm", "under", _why_small),',
         "tests/checks/test_grad_norm.py",
     ),
     Mutation(

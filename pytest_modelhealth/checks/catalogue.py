@@ -229,7 +229,7 @@ CHECKS.add(
     "task_balance",
     rank=38,
     summary="No task's gradient drowns that of another on a layer that they share.",
-    run="checks.loss_terms:unbalanced",
+    run="checks.loss:unbalanced",
     role="parameter_gradients",
     settings=(
         Factor(

@@ -14,7 +14,7 @@ from pytest_modelhealth.checks.facts import (
     spread_of,
     units_of,
 )
-from pytest_modelhealth.checks.gradient_scale import contracting_chains
+from pytest_modelhealth.checks.grad_norm import lost_behind_sigmoids
 from pytest_modelhealth.checks.paths import factors, nearest
 from pytest_modelhealth.probes.probe import Evidence, Probe
 from pytest_modelhealth.settings import Limit, Settings, Share
@@ -63,10 +63,8 @@ class AlikeSamples(Probe):
         record = observation.probes.get(self.name)
         if found is None:
             return
-        flow = flow_of(observation)
-        heads = (chain.layers[0].name for chain in contracting_chains(observation))
-        if any(found.culprit.name in {"", head, *flow.reach(head)} for head in heads):
-            return  # sigmoids in a row, of which `grad_norm` tells
+        if lost_behind_sigmoids(observation, settings):
+            return  # `grad_norm` tells
         text = f"its samples deviate by {found.deviation:.2g} of what all its numbers deviate by"
         if seems_trained(observation):
             reason = "trained models may have come to that on purpose, or by a collapse in training"

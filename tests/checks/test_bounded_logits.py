@@ -17,7 +17,6 @@ CUT = {
     "a near bound that is met": lambda x: (20 * x).clamp(-5, 30),
     "hardtanh": F.hardtanh,
     "tanh": torch.tanh,
-    "threshold": lambda x: F.threshold(x, 0.0, 0.0),
 }
 BENT = {
     "softplus": F.softplus,

@@ -31,14 +31,10 @@ WEIGHTS = torch.rand(64)
 SUMMED = {
     "an option": nn.CrossEntropyLoss(reduction="sum"),
     "an old option": lambda o, t: F.nll_loss(o.log_softmax(1), t, reduction="sum"),
-    "by hand": lambda o, t: each(o, t).sum(),
-    "squares": lambda o, t: ((o - F.one_hot(t, 10)) ** 2).sum(),
-    "over classes, then samples": lambda o, t: ((o - F.one_hot(t, 10)) ** 2).sum(1).sum(),
-    "masked": lambda o, t: (each(o, t) * (t > 0)).sum(),
     "two sums": lambda o, t: (
-        each(o, t).sum() + F.mse_loss(o, F.one_hot(t, 10) * 1.0, reduction="sum")
+        CE(o, t, reduction="sum") + F.mse_loss(o, F.one_hot(t, 10) * 1.0, reduction="sum")
     ),
-    "two tasks": {"a": nn.CrossEntropyLoss(reduction="sum"), "b": lambda o, t: each(o, t).sum()},
+    "two tasks": {"a": nn.CrossEntropyLoss(reduction="sum"), "b": nn.CrossEntropyLoss()},
 }
 AVERAGED = {
     "a mean": CE,
@@ -77,18 +73,17 @@ def summed(output, target):
 @pytest.mark.parametrize(
     ("loss", "is_told"),
     [
-        (lambda o, t: summed(o, t) + 0.1 * o.square().mean(), True),
         (lambda o, t: CE(o, t) + summed(o, t), True),
         (lambda o, t: CE(o, t) + summed(o, t) / len(t), False),
         (lambda o, t: CE(o, t) + summed(o, t) * (1 / 64), False),
         (lambda o, t: CE(o, t) + F.mse_loss(o.mean(0), torch.rand(10), reduction="sum"), False),
     ],
-    ids=["a weighted mean", "a mean", "divided", "times the inverse", "of a mean over samples"],
+    ids=["a mean", "divided", "times the inverse", "of a mean over samples"],
 )
 def test_sum_beside_a_mean(loss, is_told, mlp, batch, labels, inspect):
     """One term that grows with the batch outweighs the others by its size."""
     messages = warned(inspect(mlp, batch, labels, loss=loss))
-    assert ["beside a mean at" in message for message in messages] == ([True] if is_told else [])
+    assert ["beside a mean" in message for message in messages] == ([True] if is_told else [])
 
 
 def test_sum_of_parameters(mlp, batch, labels, inspect):
@@ -105,53 +100,6 @@ def test_sum_over_what_is_no_batch(labels, inspect):
     model = nn.Sequential(nn.Linear(16, 10), Applies(lambda x: x.mean(0)))
     report = inspect(model, torch.randn(64, 16), torch.rand(10), loss=nn.MSELoss(reduction="sum"))
     assert warned(report) == []
-
-
-@pytest.mark.parametrize("beta", [0, 0.0])
-def test_term_times_zero(beta, mlp, batch, labels, inspect):
-    """A term that is switched off is warned of, with its line."""
-    report = inspect(mlp, batch, labels, loss=lambda o, t: CE(o, t) + beta * o.square().mean())
-    (message,) = warned(report)
-    assert "multiplied by 0 at" in message
-    assert "test_loss_terms.py" in message
-
-
-def test_term_times_a_buffer_of_zero(batch, labels, inspect):
-    """A schedule may keep its weight in a buffer."""
-    model = nn.Linear(16, 10)
-    model.register_buffer("beta", torch.zeros(()))
-    report = inspect(
-        model, batch, labels, loss=lambda o, t: CE(o, t) + model.beta * o.pow(2).mean()
-    )
-    (message,) = warned(report)
-    assert "'beta', which is zero" in message
-
-
-MASK = torch.zeros(64, 1)
-
-
-@pytest.mark.parametrize(
-    "loss",
-    [
-        lambda o, t: CE(o, t) + (MASK * o.abs()).mean() + ((t > 99)[:, None] * o.square()).mean(),
-        lambda o, t: CE(o, t) + 0.1 * o.square().mean(),
-        lambda o, t: CE(o, t) + (torch.zeros_like(o) * o).mean(),
-        lambda o, t: CE(o, t) + 0.0 * t.float().mean(),
-    ],
-    ids=["one of two masks", "a weight", "a mask of this batch", "no term of the output"],
-)
-def test_no_term_times_zero(loss, mlp, batch, labels, inspect):
-    """Other weights are weights, and masks of zeros are of one batch."""
-    assert warned(inspect(mlp, batch, labels, loss=loss)) == []
-
-
-def test_graph_of_unused_layers(mlp, batch, labels, inspect):
-    """What multiplies parameters by zero keeps them in the graph, and is no term."""
-
-    def loss(output, target):
-        return CE(output, target) + 0.0 * sum(p.sum() for p in mlp.parameters())
-
-    assert warned(inspect(mlp, batch, labels, loss=loss)) == []
 
 
 @pytest.mark.parametrize(
