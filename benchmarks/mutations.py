@@ -198,8 +198,8 @@ MUTATIONS = [
     ),
     Mutation(
         "an output that is the same for all samples passes",
-        "if not root.equal_samples or _is_compared_with_itself(flow_of(observation)):",
-        "if root.equal_samples or _is_compared_with_itself(flow_of(observation)):",
+        "root.equal_samples and root.equal_input_samples is False",
+        "root.equal_samples and root.equal_input_samples is True",
         "tests/checks/test_collapse.py",
     ),
     Mutation(

@@ -169,13 +169,6 @@ CHECKS.add(
     run="checks.collapse:findings",
     reads_scale=True,
     settings=(
-        Share(
-            "min_sample_spread",
-            default=1e-5,
-            help="smallest range of a unit over the samples, as a part of the largest value of its "
-            "layer, that one layer may leave of a healthy spread (healthy models lose it over many "
-            "layers, none in one)",
-        ),
         Setting(
             "min_collapse_samples",
             int,
