@@ -155,8 +155,8 @@ MUTATIONS = [
     # ---- checks
     Mutation(
         "dead units are found only where all are dead",
-        "            if fraction <= limit.value:\n                continue",
-        "            if fraction < 1.0:\n                continue",
+        "limit, out = settings.exceeded(name, record.name, fraction), record.activations",
+        "limit, out = settings.exceeded(name, record.name, fraction // 1.0), record.activations",
         "tests/checks/test_dead_units.py",
     ),
     Mutation(
@@ -186,8 +186,8 @@ MUTATIONS = [
     ),
     Mutation(
         "saturation is judged the wrong way round",
-        "    if fraction <= limit.value:\n        return None",
-        "    if fraction > limit.value:\n        return None",
+        'limit = settings.exceeded("max_saturated_fraction", record.name, fraction)',
+        'limit = settings.exceeded("max_saturated_fraction", record.name, 1.0 - fraction)',
         "tests/checks/test_saturation.py",
     ),
     Mutation(

@@ -154,12 +154,6 @@ CHECKS.add(
             help="largest mean sum of squares of the rows of a softmax with large scores, 1 where "
             "each is one-hot (healthy attention, trained or not, stays under 0.6)",
         ),
-        Share(
-            "max_saturated_gates",
-            default=0.5,
-            help="largest part of the gates of a recurrent layer of torch whose gradient is "
-            "exactly zero (a third at most where nothing is wrong: one step, from a state of 0)",
-        ),
     ),
 )
 CHECKS.add(

@@ -9,7 +9,6 @@ from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import called, flow_of, gain, linear_maps, trainable
 from pytest_modelhealth.checks.paths import held_by, maker
-from pytest_modelhealth.checks.recurrences import parts
 from pytest_modelhealth.report import LayerRecord, Observation
 from pytest_modelhealth.settings import Limit, Settings
 from pytest_modelhealth.statistics import TensorStatistics
@@ -52,8 +51,6 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
             finding = _softmax(record, observation, settings)
         elif record.type_name == _ATTENTION:
             finding = _fused_attention(record, settings)
-        elif record.options.get("hidden_size") is not None:
-            yield from _gates(record, observation, settings)
         if finding is not None:
             flow, layers = flow_of(observation), observation.layers
             reached = flow.reach(record.name).intersection(flow.layers, layers)
@@ -62,7 +59,7 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
 
 
 def _bounded(record: LayerRecord, observation: Observation, settings: Settings) -> Finding | None:
-    limit, given = settings.limit("max_saturated_fraction", record.name), record.inputs
+    given = record.inputs
     if given is None or not given.finite_count:
         return None
     below, above = _FLAT_FROM[str(record.activation)]
@@ -77,7 +74,8 @@ def _bounded(record: LayerRecord, observation: Observation, settings: Settings) 
         for exponent, (negative, positive) in enumerate(signed, lowest)
     )
     fraction = flat / given.finite_count
-    if fraction <= limit.value:
+    limit = settings.exceeded("max_saturated_fraction", record.name, fraction)
+    if limit is None:
         return None
     units = record.activations.units if record.activations is not None else None
     seen = (0 if units is None else units.observations, "samples")
@@ -90,8 +88,7 @@ def _bounded(record: LayerRecord, observation: Observation, settings: Settings) 
 
 
 def _softmax(record: LayerRecord, observation: Observation, settings: Settings) -> Finding | None:
-    limit, dim = settings.limit("max_one_hot", record.name), record.options.get("dim")
-    given, out = record.inputs, record.activations
+    given, out, dim = record.inputs, record.activations, record.options.get("dim")
     if given is None or out is None or out.nonfinite_count:
         return None
     if not isinstance(dim, int) or not -len(out.shape) <= dim < len(out.shape):
@@ -110,7 +107,8 @@ def _softmax(record: LayerRecord, observation: Observation, settings: Settings) 
     # the mean square of numbers spread evenly over [1, 2) is 7/3
     squares = math.fsum(count * math.ldexp(7 / 3, 2 * exponent) for exponent, count in scores)
     one_hot, size = out.norm**2 / rows, math.sqrt(squares / total) if total else 0.0
-    if total / rows < _FEWEST_CHOICES or one_hot <= limit.value or size < _FINAL_SCORE:
+    limit = settings.exceeded("max_one_hot", record.name, one_hot)
+    if limit is None or total / rows < _FEWEST_CHOICES or size < _FINAL_SCORE:
         return None
     why = "queries and keys are too large, or a scale (1/sqrt(d)) is missing or turned round"
     if before := maker(observation, record):
@@ -147,48 +145,17 @@ def _fused_attention(record: LayerRecord, settings: Settings) -> Finding | None:
     Large scores alone prove nothing, since what all keys share drops out of a softmax. Where each
     output is one of the values, it is also as large as they are.
     """
-    limit = settings.limit("max_one_hot", record.name)
     score, out = record.options.get("typical_score"), record.activations
     values, keys = record.options.get("value_std"), record.options.get("keys")
     if not (isinstance(score, float) and isinstance(values, float) and isinstance(keys, int)):
         return None
-    if out is None or keys < _FEWEST_CHOICES:
-        return None
-    kept = out.std / values if values else 0.0
-    if score < 2.0 * _FINAL_SCORE or kept <= limit.value:
+    kept = out.std / values if out is not None and values else 0.0
+    limit = settings.exceeded("max_one_hot", record.name, kept)
+    if limit is None or keys < _FEWEST_CHOICES or score < 2.0 * _FINAL_SCORE:
         return None
     message = f"saturated: its scores are about {score:.3g}, so that each output is a single value"
     cause = "queries and keys are too large, or the scale 1/sqrt(d) is missing"
     return SATURATION.violation(record, message, value=min(kept, 1.0), limit=limit, cause=cause)
-
-
-def _gates(record: LayerRecord, observation: Observation, settings: Settings) -> Iterator[Finding]:
-    """Yield the first part of a recurrent layer most of whose gates pass no gradient at all.
-
-    A gate of a unit whose bias gets a gradient of exactly zero is saturated at every step. What a
-    ReLU lets through is another matter, and half precision rounds slopes to zero early.
-    """
-    if record.options.get("nonlinearity") == "relu":
-        return
-    limit = settings.limit("max_saturated_gates", record.name)
-    for part in parts(record):
-        bias = record.parameter_gradients.get(f"bias_ih{part.suffix}")
-        if bias is None or not part.learns or bias.dtype not in ("float32", "float64"):
-            continue
-        if bias.zero_fraction <= limit.value:
-            continue
-        what = f"{bias.zero_fraction:.0%} of its gates get a gradient of exactly zero"
-        held = record.parameters.get(f"bias_ih{part.suffix}")
-        own = max((m.scale for m in linear_maps(record)), default=0.0)
-        given = 0.0 if record.inputs is None else record.inputs.rms
-        cause = (
-            f"its biases reach {0.0 if held is None else held.abs_max:.3g}, its inputs have a root "
-            f"mean square of {given:.3g} and its weights a scale of {own:.3g}: the largest of them "
-            "holds the gates open or shut"
-        )
-        seen = (observation.samples, "samples")
-        yield _finding(record, what, bias.zero_fraction, limit, seen, cause, settings)
-        return
 
 
 _MASK_EXPONENT = 13  # masks add -1e4 or less, or -inf
