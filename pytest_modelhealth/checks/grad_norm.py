@@ -23,7 +23,6 @@ from pytest_modelhealth.checks.facts import (
     is_scale,
     largest_at,
     linear_maps,
-    looks_trained,
     seems_trained,
     trainable,
 )
@@ -323,7 +322,7 @@ def _parts(walk: _Walk) -> dict[str, float]:
 def _limit(walk: _Walk, layer: str, part: float, settings: Settings) -> Limit:
     """Return the least part of a gradient that a layer may get, nearer behind many sigmoids."""
     nearer = settings.exceeded("vanishing_chain_ratio", layer, part)
-    if nearer is not None and not looks_trained(walk.observation):
+    if nearer is not None and not seems_trained(walk.observation):
         sigmoids = sum(r.calls for r in walk.between(layer) if r.activation in _STEEPEST)
         made = flow_of(walk.observation).graph.vertices if sigmoids >= _FEWEST_SIGMOIDS else ()
         is_gradual = _dominant_gain(walk.way(layer), grows=False) is None

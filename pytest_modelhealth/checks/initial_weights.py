@@ -15,7 +15,7 @@ from pytest_modelhealth.checks.facts import (
     gain,
     learns,
     linear_maps,
-    looks_trained,
+    seems_trained,
     trainable,
 )
 from pytest_modelhealth.checks.paths import NORMALIZATIONS, normalizer, way_to_weights
@@ -119,7 +119,10 @@ def _large(
 
     Weights that are scaled down when they are used (equalised learning rates) magnify nothing.
     """
-    limit, trained = settings.limit("max_weight_scale", record.name), looks_trained(observation)
+    limit = settings.limit("max_weight_scale", record.name)
+    scales = [r.parameters.get("weight") for r in called(observation)]
+    is_moved = any(s is not None and len(s.shape) == 1 and s.std > 0.0 for s in scales)
+    trained = is_moved or seems_trained(observation)
     bound = limit.value * (_TRAINED_FACTOR if trained else 1.0)
     shared = abs(found.weights.mean) * found.fan_in  # what all its inputs share goes by the mean
     is_one_sided = _is_recurrent(found) and abs(found.weights.mean) > found.weights.std

@@ -13,7 +13,7 @@ from pytest_modelhealth.checks.facts import (
     flow_of,
     has_initial_statistics,
     has_moved,
-    was_trained,
+    seems_trained,
 )
 from pytest_modelhealth.checks.paths import NORMALIZATIONS, way_to_weights
 from pytest_modelhealth.report import LayerRecord, Observation
@@ -152,7 +152,7 @@ def _statistics(
         return
     if training is not False or out is None or not out.finite_count:
         return
-    expected, trained = _expected_rms(record), was_trained(observation)
+    expected, trained = _expected_rms(record), seems_trained(observation)
     limit, factor = (
         settings.limit("max_norm_mismatch", record.name),
         out.rms / expected if expected else 1.0,
