@@ -86,12 +86,6 @@ CHECKS.add(
             "evaluation mode and what its scale and shift make of normalised values (0.51 to 1.54 "
             "in trained models, one sample or many)",
         ),
-        Ratio(
-            "max_norm_eps",
-            default=0.1,
-            help="largest epsilon of a normalisation whose output it flattens (1e-3 is the largest "
-            "that is usual)",
-        ),
     ),
 )
 CHECKS.add(
@@ -250,33 +244,11 @@ CHECKS.add(
             help="smallest gradient of the first layers relative to their weights, as a part of "
             "the largest such ratio in a later layer (float32 resolves 1e-7: nothing is learnt)",
         ),
-        Share(
-            "vanishing_chain_ratio",
-            default=1e-4,
-            help="smallest such part where four or more layers in a row, with sigmoids or other "
-            "bounded activations between them, leave less than a thousandth of the gradient "
-            "(AutoTrainer: first layer by last under 1e-3 with a norm under 1e-4)",
-        ),
         Ratio(
             "exploding_ratio",
             default=1e4,
             help="largest root mean square of a layer's gradients relative to that of its weights "
             "(at 1e4, one step at a learning rate of 1e-4 is as large as the weights)",
-        ),
-        Ratio(
-            "min_largest_gradient",
-            default=1e-10,
-            help="smallest that the largest number in all gradients of parameters may be while the "
-            "loss is not zero (Adam adds 1e-8 to its denominator, so that it hardly moves; the "
-            "least of 803 healthy runs is 7.7e-6)",
-            per_layer=False,
-        ),
-        Ratio(
-            "singular_grad_norm",
-            default=1e8,
-            help="L2 norm of the gradients of one layer's parameters over which a derivative must "
-            "have been singular: of a root or a norm at zero (the most of 803 healthy runs is "
-            "9.8e5)",
         ),
     ),
 )

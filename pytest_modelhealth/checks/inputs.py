@@ -103,7 +103,7 @@ def _values(
     root, is_image, is_white = observation.layers[""], _is_image(given), _is_white(given)
     low, high, mean, std = given.min, given.max, given.mean, given.std
     is_table = len(given.shape) == 2 and not is_white and abs(mean) >= _CENTRED * std
-    value, broken, severity = std, ALWAYS, "fail"
+    value, broken, is_mild = std, ALWAYS, False
     message = f"{what}, in [{low:.4g}, {high:.4g}] with a root mean square of {given.rms:.3g},"
     who, place = observation.odd_samples.get("outlier", ("", None))
     if given.rms > limit.value * (_TABLE_FACTOR if is_table else 1.0):
@@ -127,7 +127,7 @@ def _values(
             and limit.origin == "default"
             and _is_meant(observation, given, taker, limit)
         ):
-            severity = "warn"
+            is_mild = True
     elif low >= 0.0 and abs(high * _WHITE - 1.0) < 0.02 and given.count >= 64:
         cause = "scaled twice, as images divided by 255 twice: 1 / 255 is 0.00392"
     elif is_image and high - low <= _NARROW * abs(mean):
@@ -147,7 +147,7 @@ def _values(
         limit=broken,
         cause=cause,
         details=largest_at(root, "inputs"),
-        severity=severity,
+        severity="warn" if is_mild else "fail",
     )
 
 

@@ -17,7 +17,7 @@ from pytest_modelhealth.checks.facts import (
 )
 from pytest_modelhealth.checks.paths import NORMALIZATIONS, way_to_weights
 from pytest_modelhealth.report import LayerRecord, Observation
-from pytest_modelhealth.settings import Settings
+from pytest_modelhealth.settings import Limit, Settings
 from pytest_modelhealth.settings.setting import is_inside, parent
 
 NORMALIZATION = CHECKS["normalization"]
@@ -33,6 +33,8 @@ _FORGOTTEN = 0.05
 """What running statistics may hold of the values they started with."""
 _MOMENTUM = 0.1
 _FEW = 4
+_MAX_EPS = 0.1
+"""1e-3 is the largest that is usual."""
 _NOTHING = 1e-3
 """Rounding leaves 2e-5 of values that are normalised by themselves."""
 
@@ -200,16 +202,16 @@ def _expected_rms(record: LayerRecord) -> float:
     return math.hypot(1.0 if scale is None else scale.rms, 0.0 if shift is None else shift.rms)
 
 
-def _scale(record: LayerRecord, observation: Observation, settings: Settings) -> Iterator[Finding]:
+def _scale(record: LayerRecord, observation: Observation, _: Settings) -> Iterator[Finding]:
     """Yield normalisations of torch that flatten what they are given, by epsilon or scale."""
     eps, out, scale = record.options.get("eps"), record.activations, record.parameters.get("weight")
     if record.type_name not in NORMALIZATIONS or out is None:
         return
-    limit = settings.exceeded("max_norm_eps", record.name, _number(eps))
     factor = out.rms / (_expected_rms(record) or 1.0)
-    if limit is not None and out.finite_count and factor < 0.9:
+    if _number(eps) > _MAX_EPS and out.finite_count and factor < 0.9:
         message = f"its eps of {eps:g} flattens its output to {factor:.2g} of what it should be"
         cause = "eps is added to the variance, to divide by no zero: 1e-5 is usual"
+        limit = Limit(_MAX_EPS, "always")
         yield NORMALIZATION.violation(
             record, message, value=_number(eps), limit=limit, cause=cause, independent=True
         )

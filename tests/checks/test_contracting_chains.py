@@ -99,8 +99,3 @@ def test_trained_chain_is_not_judged(told):
     with torch.no_grad():
         model.head.bias += 1.0
     assert told(model) == []
-
-
-def test_limit_is_a_setting(told):
-    """One that is trained all the same says so."""
-    assert told(Chain(6, torch.sigmoid), settings={"vanishing_chain_ratio": 1e-9}) == []
