@@ -14,11 +14,9 @@ from pytest_modelhealth.checks.facts import (
     is_closed,
     linear_maps,
 )
-from pytest_modelhealth.checks.normalization import draws
 from pytest_modelhealth.checks.paths import held_by, maker
 from pytest_modelhealth.report import LayerRecord, Observation
 from pytest_modelhealth.settings import Settings
-from pytest_modelhealth.settings.setting import is_inside
 from pytest_modelhealth.statistics import TensorStatistics
 
 DEAD_UNITS = CHECKS["dead_units"]
@@ -50,7 +48,7 @@ _FEW_SAMPLES = 8
 def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     """Yield activations with too many dead units."""
     for record in called(observation):
-        found = _dead(record) if can_die(record, observation) else ()
+        found = _dead(record) if _can_die(record) else ()
         for name, fraction in zip(_LIMITS, found, strict=False):
             limit, out = settings.exceeded(name, record.name, fraction), record.activations
             if limit is None or out is None or out.units is None:
@@ -78,28 +76,19 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
             break
 
 
-def can_die(record: LayerRecord, observation: Observation) -> bool:
-    """Whether a layer is an activation with a flat side: one of torch's, or the project's own.
+def _can_die(record: LayerRecord) -> bool:
+    """Whether a layer is an activation with a flat side, and no projection onto the simplex.
 
-    A module of its own kind that holds nothing, keeps the shape and never goes below zero is one.
+    That leaves most choices out on purpose.
     """
-    out, given = record.activations, record.inputs
-    if out is None:
+    out = record.activations
+    if out is None or record.activation is None:
         return False
+    if record.activation == "prelu":
+        return all(s.abs_max <= _NEGLIGIBLE for s in record.parameters.values())
     total = out.mean * out.shape[-1] if out.shape else 0.0
-    if record.activation in (None, "relu") and math.isclose(total, 1.0, rel_tol=1e-4):
-        return False  # a projection onto the simplex, which leaves most choices out on purpose
-    if record.activation is not None:
-        if record.activation == "prelu":
-            return all(s.abs_max <= _NEGLIGIBLE for s in record.parameters.values())
-        return record.activation in DYING_ACTIVATIONS
-    if record.functional or record.parameters or given is None or not given.finite_count:
-        return False
-    if not (out.count == given.count and given.min < 0.0 <= out.min):
-        return False
-    if out.max == 0.0 and draws(observation, record):
-        return False  # stochastic depth, which dropped every sample of this batch
-    return not any(is_inside(name, record.name) for name in observation.layers)
+    is_simplex = record.activation == "relu" and math.isclose(total, 1.0, rel_tol=1e-4)
+    return record.activation in DYING_ACTIVATIONS and not is_simplex
 
 
 def _dead(record: LayerRecord) -> tuple[float, ...]:
@@ -164,8 +153,6 @@ def _cause(record: LayerRecord, before: LayerRecord | None) -> str:
     source = "its inputs" if before is None else f"the outputs of {before.label!r}"
     if given is None or not given.finite_count:
         return f"{source} are on its flat side for every sample"
-    if record.options.get("p") == 1.0 and "Dropout" in record.type_name:
-        return "its p is 1: it drops everything"
     parameters = {} if before is None else before.parameters
     weight, bias = parameters.get("weight"), parameters.get("bias")
     if bias is not None and given.min < 0.0 and bias.min <= 0.5 * given.min:

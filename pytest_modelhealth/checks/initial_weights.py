@@ -13,7 +13,6 @@ from pytest_modelhealth.checks.facts import (
     called,
     flow_of,
     gain,
-    learns,
     linear_maps,
     seems_trained,
     trainable,
@@ -70,7 +69,7 @@ def _zero(
         # offsets of a deformable convolution and first states may well start at zero
         calls = flow_of(observation).calls(path[-1].name) if path else ()
         is_beside = any(len(set(call.inputs)) > 1 for call in calls)
-        if not path or is_beside or _is_multiplied(observation, record):
+        if not path or is_beside or flow_of(observation).gate(record.name):
             return
         where = f"{path[-1].label!r} gets the same for every sample, and no gradient passes back"
     yield INITIAL_WEIGHTS.violation(
@@ -82,20 +81,6 @@ def _zero(
         cause=f"it is initialised to zero, so that {where}: initialise at random; zero suits the "
         "last layer of a residual branch, gates and heads only",
     )
-
-
-def _is_multiplied(observation: Observation, record: LayerRecord) -> bool:
-    """Whether its output is multiplied too: a gate, or a branch that one weighs.
-
-    Where the flow was inferred no product is seen. There a layer beside it whose gradient is zero
-    is one that it holds at zero so far.
-    """
-    flow, out = flow_of(observation), record.activations
-    if flow.is_exact or out is None:
-        return bool(flow.gate(record.name))
-    beside = (observation.layers[name] for name in flow.siblings(record.name))
-    silent = [r.activations for r in beside if r.gradients is not None and not r.gradients.abs_max]
-    return learns(record) and any(s is not None and s.count == out.count for s in silent)
 
 
 def _constant(record: LayerRecord, found: LinearMap) -> Iterator[Violation]:

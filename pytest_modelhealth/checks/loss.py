@@ -21,7 +21,7 @@ from pytest_modelhealth.checks.paths import SOFTMAXES, is_floating
 from pytest_modelhealth.checks.zero_gradients import UNDERFLOW
 from pytest_modelhealth.report import LayerRecord, LossCall, LossPath, Observation, Violation
 from pytest_modelhealth.report.flow.inferred import same_values
-from pytest_modelhealth.settings import Settings, Severity
+from pytest_modelhealth.settings import Settings
 
 LOSS = CHECKS["loss"]
 TASK_BALANCE = CHECKS["task_balance"]
@@ -40,15 +40,12 @@ _ENDS = {
     "tanh": (-1.0, 1.0),
 }
 """Between what the values of a function lie."""
-_BENDS = frozenset({"celu", "elu", "gelu", "hardswish", "log_sigmoid", "mish", "silu", "softplus"})
-"""What flattens one side of the logits and leaves a gradient nearly everywhere."""
 _FAR_BOUND = 10.0
 """Logits that are clamped this far out leave a probability of e^-10: a guard."""
 _REACHABLE = 0.1
 """A loss that logits cannot get below; where they may lie 5 apart, 5 classes have 0.03."""
 _UNNORMALISED = 0.1
 _FEWEST_ROWS = 2
-_FEWEST_OF_ONE_CLASS = 16
 _PADDED = 0.05
 _ALIKE = 0.1
 _SEVERAL = 1.5
@@ -57,7 +54,7 @@ _ROUNDING = 0.01
 
 def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     """Yield what is wrong with the loss, up to the first that fails: the rest follows from it."""
-    for stage in (_calls, _batch_softmax, _path, _negated, _initial, _summed):
+    for stage in (_calls, _batch_softmax, _path, _negated, _initial):
         found = list(stage(observation, settings))
         yield from found
         if any(getattr(one, "severity", "fail") == "fail" for one in found):
@@ -70,7 +67,6 @@ class _Fault(NamedTuple):
     message: str
     value: float
     cause: str
-    severity: Severity = "fail"
 
 
 def _violation(culprit: LayerRecord, fault: _Fault, role: str | None = None) -> Violation:
@@ -175,13 +171,6 @@ def _of_logits(call: LossCall, observation: Observation) -> Iterator[_Fault | st
             "what lies on the flat side gets no gradient, and all logits there are one: leave it "
             "out",
         )
-    if made_by in _BENDS:
-        yield _Fault(
-            f"{function} takes logits and is given what {made_by} returns",
-            1.0,
-            "it flattens one side of the logits: leave it out, unless they are meant so",
-            "warn",
-        )
 
 
 def _of_log_probabilities(call: LossCall, _: Observation) -> Iterator[_Fault]:
@@ -203,12 +192,8 @@ def _of_log_probabilities(call: LossCall, _: Observation) -> Iterator[_Fault]:
     yield _Fault(message, call.log_normalizer, cause)
 
 
-def _of_targets(call: LossCall, observation: Observation) -> Iterator[_Fault]:
-    """Yield what is wrong with targets that are numbers, and with class indices that are all one.
-
-    A class has a row of weights, or a column. Where none has, an index is a place among candidates,
-    of which the right one may stand first (He et al. 2020, MoCo).
-    """
+def _of_targets(call: LossCall, _: Observation) -> Iterator[_Fault]:
+    """Yield what is wrong with targets that are numbers."""
     function, given, target, classes = call.function, call.input, call.target, call.classes
     is_finite = target is not None and target.finite_count == target.count > 0
     if function == "cross_entropy" and call.targets is None and given and target and is_finite:
@@ -235,18 +220,6 @@ def _of_targets(call: LossCall, observation: Observation) -> Iterator[_Fault]:
         pairs = zip_longest(given.shape[::-1], target.shape[::-1], fillvalue=1)
         if math.prod(map(max, pairs)) > max(math.prod(given.shape), math.prod(target.shape)):
             yield _broadcast(function, given.shape, target.shape)
-    if call.targets is not None and call.targets.only is not None and classes >= _FEWEST_ROWS:
-        weights = (s for record in called(observation) for s in record.parameters.values())
-        count = call.targets.count - call.targets.ignored
-        if count >= _FEWEST_OF_ONE_CLASS and any(classes in s.shape[:2] for s in weights):
-            yield _Fault(
-                f"all {count} targets of {function} are class {call.targets.only}, of {classes} "
-                "classes",
-                float(count),
-                "a placeholder, labels that did not load, or data sorted by class and not "
-                "shuffled; a batch of one class may be meant, too",
-                "warn",
-            )
 
 
 def _broadcast(what: str, output: tuple[int, ...], target: tuple[int, ...]) -> _Fault:
@@ -359,34 +332,6 @@ def _negated(observation: Observation, _: Settings) -> Iterator[Violation]:
         message = f"the loss is {loss:.3g} and can never be positive: it is negated"
         cause = "a minus sign too many or too few: minimising it makes the model worse"
         yield _violation(observation.layers[""], _Fault(message, loss, cause), "loss")
-
-
-def _summed(observation: Observation, _: Settings) -> Iterator[Violation]:
-    """Yield that the loss is a sum over the samples: it is what a loss function summed, as it is.
-
-    Where several calls add up to it, one of them does.
-    """
-    samples, loss = _samples(observation), observation.loss or 0.0
-    calls = [call for call in observation.loss_calls if call.layer is None]
-    total = math.fsum(call.value or 0.0 for call in calls)
-    sums = [
-        call
-        for call in calls
-        if call.options.get("reduction") == "sum" or call.options.get("size_average") is False
-        if call.input is not None and call.input.shape[:1] == (samples,)
-    ]
-    if sums and samples >= 2 and math.isclose(total, loss, rel_tol=1e-4):
-        beside = ", beside a mean" if len(sums) < len(calls) else ""
-        message = (
-            f"the loss is summed over the {samples} samples of the batch{beside}: it, and its "
-            "gradient, grow with the size of the batch"
-        )
-        cause = (
-            "reduction='sum', where a mean is usual: a learning rate that suits one size of the "
-            "batch does not suit another; it may be meant so"
-        )
-        root = observation.layers[""]
-        yield _violation(root, _Fault(message, float(samples), cause, "warn"), "loss")
 
 
 # ---- the loss of an untrained model -------------------------------------------------------------
