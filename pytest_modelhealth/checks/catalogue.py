@@ -30,8 +30,7 @@ CHECKS.add(
             "max_input_rms",
             default=30.0,
             help="largest root mean square of inputs that go into weights as they are (images in "
-            "0-255 have about 100, digits in 0-16 have 7; a table of uncentred columns may have "
-            "100 times as much)",
+            "0-255 have about 100; a table of uncentred columns may have 100 times as much)",
             per_layer=False,
         ),
     ),
@@ -47,14 +46,13 @@ CHECKS.add(
             "max_weight_scale",
             default=4.5,
             help="largest standard deviation of initial weights times the root of their fan-in (He "
-            "et al. start at 1.41; healthy routers of mixtures of experts reach 4.4)",
+            "et al. start at 1.41, healthy routers of experts reach 4.4)",
         ),
         Ratio(
             "min_weight_scale",
             default=0.01,
-            help="smallest standard deviation of initial weights times the root of their fan-in, "
-            "where the output goes on to other weights and most layers have more (0.033 is the "
-            "least of 51 transformer architectures)",
+            help="smallest such product, where other weights follow and most layers have more "
+            "(0.033 is the least of 51 transformer architectures)",
         ),
     ),
 )
@@ -68,8 +66,7 @@ CHECKS.add(
         Factor(
             "max_initial_loss",
             default=10.0,
-            help="largest loss of a freshly initialised classifier, as a multiple of ln(classes), "
-            "which is that of a uniform guess",
+            help="largest loss of a fresh classifier by that of a uniform guess, ln(classes)",
         ),
     ),
 )
@@ -82,9 +79,8 @@ CHECKS.add(
         Factor(
             "max_norm_mismatch",
             default=5.0,
-            help="largest factor between the root mean square of a batch normalisation's output in "
-            "evaluation mode and what its scale and shift make of normalised values (0.51 to 1.54 "
-            "in trained models, one sample or many)",
+            help="largest factor between a batch normalisation's output in evaluation mode and "
+            "what its scale and shift make of normalised values (0.51 to 1.54 in trained models)",
         ),
     ),
 )
@@ -111,21 +107,20 @@ CHECKS.add(
         Share(
             "max_dead_fraction",
             default=0.8,
-            help="largest part of a layer's units that may be inactive for every sample (0.5 and "
-            "0.7 are usual, but healthy deep ReLU networks reach 0.5 to 0.7 when initialised)",
+            help="largest part of a layer's units that may be inactive for every sample (healthy "
+            "deep ReLU networks reach 0.5 to 0.7 when initialised)",
         ),
         Share(
             "max_held_fraction",
             default=0.5,
-            help="largest part of a layer's units that may be dead and lie further below zero than "
-            "any unit of the layer rises above it (SageMaker Debugger: half; by chance both sides "
-            "are alike)",
+            help="largest part of the units that may be dead and lie further below zero than any "
+            "unit of the layer rises above it (SageMaker Debugger: half)",
         ),
         Count(
             "min_samples",
             default=32,
-            help="fewest samples (tokens, where units are features of a sequence) that say "
-            "anything about dead units; with fewer, a dead fraction over its limit is inconclusive",
+            help="fewest samples (or tokens) that say anything about dead or saturated units; "
+            "with fewer, what is over its limit is inconclusive",
         ),
     ),
 )
@@ -145,8 +140,8 @@ CHECKS.add(
         Share(
             "max_one_hot",
             default=0.9,
-            help="largest mean sum of squares of the rows of a softmax with large scores, 1 where "
-            "each is one-hot (healthy attention, trained or not, stays under 0.6)",
+            help="largest mean sum of squares of the rows of a softmax with large scores (1 is "
+            "one-hot; healthy attention stays under 0.6)",
         ),
     ),
 )
@@ -162,8 +157,7 @@ CHECKS.add(
             int,
             default=8,
             minimum=2,
-            help="fewest samples that say anything about outputs that are equal for all of them; "
-            "two nodes of a graph that share their neighbours are equal with nothing wrong",
+            help="fewest samples that say anything about outputs that are equal for all of them",
             per_layer=False,
         ),
     ),
@@ -195,14 +189,14 @@ CHECKS.add(
         Factor(
             "max_activation_growth",
             default=100.0,
-            help="largest root mean square of activations relative to the inputs and the first "
-            "layer (11 is the most of healthy models, 40 residual blocks without a norm included)",
+            help="largest root mean square of activations relative to the inputs (11 is the most "
+            "of healthy models, 40 residual blocks without a norm included)",
         ),
         Share(
             "min_activation_scale",
             default=1e-8,
-            help="smallest root mean square of activations relative to the inputs and the first "
-            "layer, along layers that feed each other (float32 resolves 1e-7 beside a bias)",
+            help="smallest root mean square of activations relative to the inputs, along layers "
+            "that feed each other (float32 resolves 1e-7 beside a bias)",
         ),
     ),
 )
@@ -242,13 +236,13 @@ CHECKS.add(
             "vanishing_ratio",
             default=1e-7,
             help="smallest gradient of the first layers relative to their weights, as a part of "
-            "the largest such ratio in a later layer (float32 resolves 1e-7: nothing is learnt)",
+            "the largest of a later layer (float32 resolves 1e-7: nothing is learnt)",
         ),
         Ratio(
             "exploding_ratio",
             default=1e4,
             help="largest root mean square of a layer's gradients relative to that of its weights "
-            "(at 1e4, one step at a learning rate of 1e-4 is as large as the weights)",
+            "(at 1e4, a step at a learning rate of 1e-4 is as large as the weights)",
         ),
     ),
 )
@@ -262,14 +256,12 @@ CHECKS.add(
         Share(
             "max_range_used",
             default=0.5,
-            help="largest part of the dtype's range that a value may use (0.5 leaves a factor of "
-            "two to the next batch)",
+            help="largest part of the dtype's range that a value may use (a factor of two is left)",
         ),
         Share(
             "max_subnormal_fraction",
             default=0.5,
-            help="largest part of a layer's non-zero weights or gradients below the smallest "
-            "normal number of the dtype, where precision is lost bit by bit",
+            help="largest part of non-zero weights or gradients below the dtype's normal numbers",
         ),
         DtypeName(
             "planned_dtype",

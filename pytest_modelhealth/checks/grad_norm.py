@@ -134,42 +134,35 @@ def _exploding(walk: _Walk, settings: Settings) -> Iterator[Violation]:
         for record in sorted(walk.records, key=completed)
         if settings.exceeded("exploding_ratio", record.name, walk.ratios[record.name])
     ]
-    explained: set[str] = set()
-    for first in large:
-        if first in explained:
-            continue
-        way = walk.way(first)
-        names = {record.name for record in way}
-        on_way = {*names, *flow.feeding(first)}
-        on_way.update(r.name for r in walk.records if is_inside(r.name, first))
-        explained |= names
-        if 2 * len(on_way.intersection(large)) < len(on_way.intersection(walk.ratios)):
-            continue
-        on_way |= flow.feeding(*names) | flow.reach(first)
-        others = [name for name in large if name in on_way]
-        explained.update(others)
-        worst = layers[max(others, key=lambda name: walk.ratios[name])]
-        ratio, limit = walk.ratios[worst.name], settings.limit("exploding_ratio", worst.name)
-        gain, culprit = _dominant_gain(way, grows=True), worst
-        message = f"its gradient is {ratio:.3g} times as large as its weights (root mean square)"
-        cause = _far_targets(observation) or _what_makes_it(worst, observation)
-        if gain is not None:
-            size, before, culprit = gain
-            message = f"the gradient grows {size:.3g} times on its way back through it"
-            cause = _why_it_changes(observation, before, culprit, "magnifies")
-        elif _is_of_the_loss(observation) and not _far_targets(observation):
-            grown = ratio / (walk.ratios[(way or [worst])[-1].name] or math.inf)
-            if grown <= limit.value:
-                continue
-        yield GRAD_NORM.violation(
-            culprit,
-            message,
-            value=ratio,
-            limit=limit,
-            cause=cause,
-            affected=[name for name in others if name != culprit.name],
-            details=largest_at(worst, "gradients"),
-        )
+    if not large:
+        return
+    way = walk.way(large[0])
+    names = {record.name for record in way}
+    around = {*names, *flow.feeding(large[0])}
+    around.update(r.name for r in walk.records if is_inside(r.name, large[0]))
+    if 2 * len(around.intersection(large)) < len(around.intersection(walk.ratios)):
+        return
+    worst = layers[max(large, key=lambda name: walk.ratios[name])]
+    ratio, limit = walk.ratios[worst.name], settings.limit("exploding_ratio", worst.name)
+    grown = ratio / (walk.ratios[(way or [worst])[-1].name] or math.inf)
+    gain, culprit, asked = _dominant_gain(way, grows=True), worst, _far_targets(observation)
+    message = f"its gradient is {ratio:.3g} times as large as its weights (root mean square)"
+    cause = asked or _what_makes_it(worst, observation)
+    if gain is not None:
+        size, before, culprit = gain
+        message = f"the gradient grows {size:.3g} times on its way back through it"
+        cause = _why_it_changes(observation, before, culprit, "magnifies")
+    elif not asked and _is_of_the_loss(observation) and grown <= limit.value:
+        return
+    yield GRAD_NORM.violation(
+        culprit,
+        message,
+        value=ratio,
+        limit=limit,
+        cause=cause,
+        affected=[name for name in large if name != culprit.name],
+        details=largest_at(worst, "gradients"),
+    )
 
 
 def _far_targets(observation: Observation) -> str:
