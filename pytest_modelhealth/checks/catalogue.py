@@ -1,7 +1,8 @@
 """The checks of one run and those between ranks: a row each, the gravest first.
 
 It loads no check's implementation: a run that sets a limit loads this alone, and each check what
-runs it when it first judges. Long definitions stand in the reference.
+runs it when it first judges, ``findings`` of the file of its name. Long definitions stand in the
+reference.
 """
 
 from __future__ import annotations
@@ -17,13 +18,11 @@ CHECKS.add(
     "finite",
     rank=10,
     summary="No NaN and no infinity in inputs, parameters, buffers, activations or gradients.",
-    run="checks.finite:findings",
 )
 CHECKS.add(
     "inputs",
     rank=12,
     summary="The batch is not constant, not raw, not scaled twice, and its ids are in use.",
-    run="checks.inputs:findings",
     role="inputs",
     settings=(
         Ratio(
@@ -39,7 +38,6 @@ CHECKS.add(
     "initial_weights",
     rank=14,
     summary="No weights are all zero, all equal or of a scale far off where a signal must pass.",
-    run="checks.initial_weights:findings",
     role="parameters",
     settings=(
         Ratio(
@@ -60,7 +58,6 @@ CHECKS.add(
     "loss",
     rank=15,
     summary="The loss is given what it takes, is not negated, and depends on the output.",
-    run="checks.loss:findings",
     reads_scale=True,
     settings=(
         Factor(
@@ -74,7 +71,6 @@ CHECKS.add(
     "normalization",
     rank=16,
     summary="Running statistics are real and fit the batch, scales and modes let a signal pass.",
-    run="checks.normalization:findings",
     settings=(
         Factor(
             "max_norm_mismatch",
@@ -95,13 +91,11 @@ CHECKS.add(
     "wiring",
     rank=18,
     summary="Layers are called where they belong, and fed with what they are for.",
-    run="checks.wiring:findings",
 )
 CHECKS.add(
     "dead_units",
     rank=20,
     summary="Behind each activation that can die, enough units are active for some sample.",
-    run="checks.dead_units:findings",
     reads_scale=True,
     settings=(
         Share(
@@ -128,7 +122,6 @@ CHECKS.add(
     "saturation",
     rank=25,
     summary="No bounded activation or attention sits where it is flat for most inputs.",
-    run="checks.saturation:findings",
     reads_scale=True,
     settings=(
         Share(
@@ -149,7 +142,6 @@ CHECKS.add(
     "collapse",
     rank=27,
     summary="The output differs from sample to sample, and units from each other.",
-    run="checks.collapse:findings",
     reads_scale=True,
     settings=(
         Setting(
@@ -166,7 +158,6 @@ CHECKS.add(
     "missing_gradients",
     rank=30,
     summary="No trainable layer that feeds the output is cut off from the loss.",
-    run="checks.missing_gradients:findings",
     reads_scale=True,
     role="parameter_gradients",
     settings=(
@@ -183,7 +174,6 @@ CHECKS.add(
     "activation_scale",
     rank=35,
     summary="Activations neither grow nor fade beyond what depth explains.",
-    run="checks.activation_scale:findings",
     reads_scale=True,
     settings=(
         Factor(
@@ -218,7 +208,6 @@ CHECKS.add(
     "grad_norm",
     rank=40,
     summary="No layer's gradient norm vanishes or explodes.",
-    run="checks.grad_norm:findings",
     reads_scale=True,
     role="parameter_gradients",
     settings=(
@@ -250,7 +239,6 @@ CHECKS.add(
     "headroom",
     rank=46,
     summary="Values neither come near the largest of their dtype nor sink below its normal ones.",
-    run="checks.headroom:findings",
     reads_scale=True,
     settings=(
         Share(
@@ -278,7 +266,6 @@ CHECKS.add(
     "removable_units",
     rank=47,
     summary="No layer has more units that nothing would miss than it may have.",
-    run="checks.removable_units:findings",
     settings=(
         Share(
             "max_removable_fraction",

@@ -21,7 +21,7 @@ from pytest_modelhealth.checks.paths import SOFTMAXES, is_floating
 from pytest_modelhealth.checks.zero_gradients import UNDERFLOW
 from pytest_modelhealth.report import LayerRecord, LossCall, LossPath, Observation, Violation
 from pytest_modelhealth.report.flow.inferred import same_values
-from pytest_modelhealth.settings import Settings
+from pytest_modelhealth.settings import Settings, Severity
 
 LOSS = CHECKS["loss"]
 TASK_BALANCE = CHECKS["task_balance"]
@@ -46,6 +46,7 @@ _REACHABLE = 0.1
 """A loss that logits cannot get below; where they may lie 5 apart, 5 classes have 0.03."""
 _UNNORMALISED = 0.1
 _FEWEST_ROWS = 2
+_FEWEST_OF_ONE_CLASS = 16
 _PADDED = 0.05
 _ALIKE = 0.1
 _SEVERAL = 1.5
@@ -67,6 +68,7 @@ class _Fault(NamedTuple):
     message: str
     value: float
     cause: str
+    severity: Severity = "fail"
 
 
 def _violation(culprit: LayerRecord, fault: _Fault, role: str | None = None) -> Violation:
@@ -192,8 +194,8 @@ def _of_log_probabilities(call: LossCall, _: Observation) -> Iterator[_Fault]:
     yield _Fault(message, call.log_normalizer, cause)
 
 
-def _of_targets(call: LossCall, _: Observation) -> Iterator[_Fault]:
-    """Yield what is wrong with targets that are numbers."""
+def _of_targets(call: LossCall, observation: Observation) -> Iterator[_Fault]:
+    """Yield what is wrong with targets: numbers, or class indices that are all one."""
     function, given, target, classes = call.function, call.input, call.target, call.classes
     is_finite = target is not None and target.finite_count == target.count > 0
     if function == "cross_entropy" and call.targets is None and given and target and is_finite:
@@ -220,6 +222,19 @@ def _of_targets(call: LossCall, _: Observation) -> Iterator[_Fault]:
         pairs = zip_longest(given.shape[::-1], target.shape[::-1], fillvalue=1)
         if math.prod(map(max, pairs)) > max(math.prod(given.shape), math.prod(target.shape)):
             yield _broadcast(function, given.shape, target.shape)
+    if call.targets is not None and call.targets.only is not None and classes >= _FEWEST_ROWS:
+        # an index that has no row of weights is a place among candidates (He et al. 2020, MoCo)
+        weights = (s for record in called(observation) for s in record.parameters.values())
+        count = call.targets.count - call.targets.ignored
+        if count >= _FEWEST_OF_ONE_CLASS and any(classes in s.shape[:2] for s in weights):
+            yield _Fault(
+                f"all {count} targets of {function} are class {call.targets.only}, of {classes} "
+                "classes",
+                float(count),
+                "a placeholder, labels that did not load, or data sorted by class and not "
+                "shuffled; a batch of one class may be meant, too",
+                "warn",
+            )
 
 
 def _broadcast(what: str, output: tuple[int, ...], target: tuple[int, ...]) -> _Fault:
