@@ -148,7 +148,7 @@ class Severities(Setting):
 
     def validate(self, value: object, origin: str) -> tuple[SeverityRule, ...]:
         """Return `value` as a tuple of rules."""
-        by_check = value if isinstance(value, Mapping) else {"*": value}
+        by_check: Mapping[Any, Any] = value if isinstance(value, Mapping) else {"*": value}
         for checks, severity in by_check.items():
             if not isinstance(checks, str) or severity not in SEVERITIES:
                 where = "" if checks == "*" else f" of {checks!r}"
@@ -157,7 +157,7 @@ class Severities(Setting):
                     f"{'' if where else ' or a mapping from checks to them'}, not {severity!r}"
                 )
             require_known(checks, self.one_of, f"{origin}: {self.name}")
-        return tuple(SeverityRule(checks, by_check[checks], origin) for checks in by_check)
+        return tuple(SeverityRule(checks, one, origin) for checks, one in by_check.items())
 
     def parse(self, text: str, origin: str) -> SettingValue:
         """Return the rules in `text`: ``warn``, or ``CHECK: warn`` between commas or lines."""

@@ -105,8 +105,9 @@ def _why_rubbish(finding: Any, check: Check, observation: Observation) -> str:
         nearest = suggest(str(finding.layer), observation.layers)
         model = observation.model_type
         return f"a finding in layer {finding.layer!r}, which {model} does not have{nearest}"
-    if isinstance(finding, Violation) and not isinstance(finding.value, int | float):
-        return f"a violation whose value is no number: {finding.value!r}"
+    value: Any = finding.value if isinstance(finding, Violation) else 0.0
+    if not isinstance(value, int | float):
+        return f"a violation whose value is no number: {value!r}"
     return ""
 
 
