@@ -83,15 +83,17 @@ class _Walk:
         """Return the layers from one to the loss that give most of its gradient, itself first."""
         return [self.observation.layers[name] for name in way_to(layer, self._near)[::-1]]
 
-    def between(self, layer: str) -> list[LayerRecord]:
-        """Return what else lies on that way: activations, mostly."""
-        flow, way = flow_of(self.observation), [record.name for record in self.way(layer)]
-        names = {
-            name
-            for one, other in pairwise(way)
-            for name in flow.reach(one, by="gradient") & flow.feeding(other, by="gradient")
-        }
-        return [r for r in called(self.observation) if r.name in names - {*way}]
+    def sigmoids(self, layer: str) -> list[LayerRecord]:
+        """Return the functions of little slope that lie between a layer and the end of its way."""
+        if not self._steep:
+            return []
+        flow, way = flow_of(self.observation), self.way(layer)
+        names = flow.reach(layer, by="gradient") & flow.feeding(way[-1].name, by="gradient")
+        return [record for record in self._steep if record.name in names]
+
+    @cached_property
+    def _steep(self) -> list[LayerRecord]:
+        return [r for r in called(self.observation) if r.activation in _STEEPEST]
 
 
 def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
@@ -289,7 +291,7 @@ def _parts(walk: _Walk) -> dict[str, float]:
 def _limit(walk: _Walk, layer: str, part: float, settings: Settings) -> Limit:
     """Return the least part of a gradient that a layer may get, nearer behind many sigmoids."""
     if part < _CHAIN_RATIO and not seems_trained(walk.observation):
-        sigmoids = sum(r.calls for r in walk.between(layer) if r.activation in _STEEPEST)
+        sigmoids = sum(record.calls for record in walk.sigmoids(layer))
         made = flow_of(walk.observation).graph.vertices if sigmoids >= _FEWEST_SIGMOIDS else ()
         is_gradual = _dominant_gain(walk.way(layer), grows=False) is None
         if made and is_gradual and not any("_norm" in vertex.function for vertex in made):
@@ -342,8 +344,7 @@ def _where_it_vanished(
     message = f"its gradient is {part:.2g} of that in the layers after it: it vanished"
     weighted = [r for r in way if linear_maps(r) and r.gradients and r.gradients.rms]
     cause = "weights too small, saturated activations, no normalisation or no residual path"
-    between = walk.between(way[0].name)
-    kinds = dict.fromkeys(str(r.activation) for r in between if r.activation in _STEEPEST)
+    kinds = dict.fromkeys(str(r.activation) for r in walk.sigmoids(way[0].name))
     slopes = "".join(f", {kind} (a slope of {_STEEPEST[kind]:.3g} at most)" for kind in kinds)
     if len(weighted) > 1:
         first, last = weighted[0], weighted[-1]

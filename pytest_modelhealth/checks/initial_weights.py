@@ -105,13 +105,16 @@ def _large(
     Weights that are scaled down when they are used (equalised learning rates) magnify nothing.
     """
     limit = settings.limit("max_weight_scale", record.name)
-    scales = [r.parameters.get("weight") for r in called(observation)]
-    is_moved = any(s is not None and len(s.shape) == 1 and s.std > 0.0 for s in scales)
+    is_one_sided = _is_recurrent(found) and abs(found.weights.mean) > found.weights.std
+    # what all its inputs share goes by the mean
+    shared = abs(found.weights.mean) * found.fan_in if is_one_sided else 0.0
+    if max(found.scale, shared) <= limit.value:
+        return
+    norms = [r.parameters.get("weight") for r in called(observation)]
+    is_moved = any(s is not None and len(s.shape) == 1 and s.std > 0.0 for s in norms)
     trained = is_moved or seems_trained(observation)
     bound = limit.value * (_TRAINED_FACTOR if trained else 1.0)
-    shared = abs(found.weights.mean) * found.fan_in  # what all its inputs share goes by the mean
-    is_one_sided = _is_recurrent(found) and abs(found.weights.mean) > found.weights.std
-    if is_one_sided and shared > bound:
+    if shared > bound:
         cause = f"they are one-sided and magnify what their inputs share {shared:.3g} times"
         yield _violation(record, found, limit, cause)
         return
@@ -126,10 +129,8 @@ def _large(
             return
         if out.rms <= 0.4 * found.scale * given.rms:
             return  # its bias alone, of a state of zeros, or scaled down when used
-        norm, effect = (
-            normalizer(observation, record),
-            f"activations grow {gain(record) or found.scale:.3g} times",
-        )
+        norm = normalizer(observation, record)
+        effect = f"activations grow {gain(record) or found.scale:.3g} times"
     is_end = not is_inner and not way_to_weights(observation, record)  # a head, a router
     room = _HEAD_FACTOR if is_end and not trained else 1.0
     if found.scale <= bound * (room if norm is None else _NORMALISED_FACTOR):

@@ -154,7 +154,7 @@ def _statistics(
         return
     if training is not False or out is None or not out.finite_count:
         return
-    expected, trained = _expected_rms(record), seems_trained(observation)
+    expected = _expected_rms(record)
     limit, factor = (
         settings.limit("max_norm_mismatch", record.name),
         out.rms / expected if expected else 1.0,
@@ -165,7 +165,7 @@ def _statistics(
         f"times what its scale and shift make of normalised values"
     )
     if 1.0 / limit.value <= factor <= limit.value:
-        if not (trained and is_initial and has_moved(record)):
+        if not (is_initial and has_moved(record) and seems_trained(observation)):
             return
         limit = ALWAYS
         message = "its scale and shift were trained, and its running statistics are as they started"
@@ -174,7 +174,7 @@ def _statistics(
     momentum = (
         _number(record.options.get("momentum")) if "momentum" in record.options else _MOMENTUM
     )
-    if is_initial and not (trained or counted):
+    if is_initial and not (counted or seems_trained(observation)):
         return  # as it was initialised
     if not is_initial and counted and (1.0 - momentum) ** counted >= _FORGOTTEN:
         reason = f"{message}, but they have seen {counted:.0f} batches only; train on, then inspect"
