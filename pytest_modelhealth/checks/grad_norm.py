@@ -239,7 +239,7 @@ def _vanishing(walk: _Walk, settings: Settings) -> Iterator[Violation]:
     so that a fresh model behind many of them is held to a nearer limit.
     """
     flow, parts = flow_of(walk.observation), _parts(walk)
-    limits = {name: _limit(walk, name, part, settings) for name, part in parts.items()}
+    limits = _limits(walk, parts, settings)
     if len(parts) < _FEWEST_LAYERS or all(p >= limits[n].value for n, p in parts.items()):
         return
     gates = _gates(walk, {n for n in parts if parts[n] >= math.sqrt(limits[n].value)})
@@ -288,22 +288,27 @@ def _parts(walk: _Walk) -> dict[str, float]:
     return {name: ratio / max(ratio, after.get(name, 0.0)) for name, ratio in ratios.items()}
 
 
-def _limit(walk: _Walk, layer: str, part: float, settings: Settings) -> Limit:
-    """Return the least part of a gradient that a layer may get, nearer behind many sigmoids."""
-    if part < _CHAIN_RATIO and not seems_trained(walk.observation):
-        sigmoids = sum(record.calls for record in walk.sigmoids(layer))
-        made = flow_of(walk.observation).graph.vertices if sigmoids >= _FEWEST_SIGMOIDS else ()
-        is_gradual = _dominant_gain(walk.way(layer), grows=False) is None
-        if made and is_gradual and not any("_norm" in vertex.function for vertex in made):
-            return Limit(_CHAIN_RATIO, "always")
-    return settings.limit("vanishing_ratio", layer)
+def _limits(walk: _Walk, parts: dict[str, float], settings: Settings) -> dict[str, Limit]:
+    """Return the least part of a gradient that each layer may get, nearer behind many sigmoids."""
+    flow, chained = flow_of(walk.observation), set[str]()
+    weak = [r.name for r in walk.records if parts.get(r.name, 1.0) < _CHAIN_RATIO]
+    is_normalised = weak and any("_norm" in v.function for v in flow.graph.vertices)
+    if weak and not is_normalised and not seems_trained(walk.observation):
+        for name in weak:
+            sigmoids = [] if name in chained else walk.sigmoids(name)
+            if sum(record.calls for record in sigmoids) >= _FEWEST_SIGMOIDS:
+                way = walk.way(name)
+                is_gradual = _dominant_gain(way, grows=False) is None
+                chained.update(record.name for record in way if is_gradual)
+    near = Limit(_CHAIN_RATIO, "always")
+    return {n: near if n in chained else settings.limit("vanishing_ratio", n) for n in parts}
 
 
 def lost_behind_sigmoids(observation: Observation, settings: Settings) -> bool:
     """Whether a layer gets next to no gradient as sigmoids take most of it, one after another."""
     walk = _Walk(observation)
-    limits = ((part, _limit(walk, name, part, settings)) for name, part in _parts(walk).items())
-    return any(part < limit.value for part, limit in limits)
+    parts = _parts(walk)
+    return any(parts[n] < limit.value for n, limit in _limits(walk, parts, settings).items())
 
 
 def _past_scores(walk: _Walk) -> set[str]:

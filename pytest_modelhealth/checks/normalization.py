@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 
 from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.check import ALWAYS, Finding
@@ -41,9 +42,15 @@ _NOTHING = 1e-3
 
 def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     """Yield normalisations and dropouts that do not do their work."""
+
+    @cache
+    def trained() -> bool:
+        return seems_trained(observation)
+
     for record in called(observation):
-        for rule in (_modes, _dropped, _statistics, _scale, _over_one_value):
+        for rule in (_modes, _dropped, _scale, _over_one_value):
             yield from rule(record, observation, settings)
+        yield from _statistics(record, settings, trained)
 
 
 def _modes(record: LayerRecord, observation: Observation, _: Settings) -> Iterator[Finding]:
@@ -133,7 +140,7 @@ def draws(observation: Observation, record: LayerRecord) -> bool:
 
 
 def _statistics(
-    record: LayerRecord, observation: Observation, settings: Settings
+    record: LayerRecord, settings: Settings, trained: Callable[[], bool]
 ) -> Iterator[Finding]:
     """Yield running statistics that no data makes, or that do not fit the batch.
 
@@ -165,7 +172,7 @@ def _statistics(
         f"times what its scale and shift make of normalised values"
     )
     if 1.0 / limit.value <= factor <= limit.value:
-        if not (is_initial and has_moved(record) and seems_trained(observation)):
+        if not (is_initial and has_moved(record) and trained()):
             return
         limit = ALWAYS
         message = "its scale and shift were trained, and its running statistics are as they started"
@@ -174,7 +181,7 @@ def _statistics(
     momentum = (
         _number(record.options.get("momentum")) if "momentum" in record.options else _MOMENTUM
     )
-    if is_initial and not (counted or seems_trained(observation)):
+    if is_initial and not (counted or trained()):
         return  # as it was initialised
     if not is_initial and counted and (1.0 - momentum) ** counted >= _FORGOTTEN:
         reason = f"{message}, but they have seen {counted:.0f} batches only; train on, then inspect"
