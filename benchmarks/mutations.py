@@ -180,8 +180,8 @@ MUTATIONS = [
     ),
     Mutation(
         "a norm under its lower bound passes",
-        '("min_grad_norm", "under", _why_small),',
-        '("max_grad_norm", "under", _why_small),',
+        '("max_grad_norm", "over"), ("min_grad_norm", "under")',
+        '("max_grad_norm", "over"), ("max_grad_norm", "under")',
         "tests/checks/test_grad_norm.py",
     ),
     Mutation(
