@@ -255,9 +255,8 @@ CHECKS.add(
             "planned_dtype",
             str,
             default=None,
-            help="also judge the values against this dtype: float16, bfloat16, float8_e4m3fn or "
-            "float8_e5m2",
-            one_of=("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
+            help="also judge the values against this dtype: float16 or bfloat16",
+            one_of=("float16", "bfloat16"),
             per_layer=False,
         ),
     ),
