@@ -186,8 +186,8 @@ MUTATIONS = [
     ),
     Mutation(
         "saturation is judged the wrong way round",
-        'limit = settings.exceeded("max_saturated_fraction", record.name, fraction)',
-        'limit = settings.exceeded("max_saturated_fraction", record.name, 1.0 - fraction)',
+        "limit = settings.exceeded(measure.setting, record.name, measure.value)",
+        "limit = settings.exceeded(measure.setting, record.name, 1.0 - measure.value)",
         "tests/checks/test_saturation.py",
     ),
     Mutation(
