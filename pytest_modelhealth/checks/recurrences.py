@@ -22,20 +22,16 @@ _SOURCES = frozenset({"constant", "parameter", "buffer"})
 
 
 def lost_states(observation: Observation, flow: Flow) -> Iterator[Violation]:
-    """Yield what is called step by step, each time without a past, or without a part of it.
-
-    Of layers that have no weights for a state of their own, those that are given a constant for it.
-    """
+    """Yield cells that are called step by step, each time without a past, or a part of it."""
     for record in observation.layers.values():
-        if record.name not in flow or record.functional:
+        if record.name not in flow or not _is_recurrent(record):
             continue
         calls = [call for call in flow.calls(record.name) if call.inputs]
         if len(calls) < _FEWEST_STEPS or len({call.parent for call in calls}) > 1:
             continue
-        is_recurrent = _is_recurrent(record)
-        if _starts_anew(flow, calls, is_recurrent):
+        if _starts_anew(flow, calls):
             how = "a state that no step made: nothing of what it returns comes back to it"
-        elif is_recurrent and _starts_partly_anew(flow, calls):
+        elif _starts_partly_anew(flow, calls):
             how = "one of its states the same constant each time, while another is carried on"
         else:
             continue
@@ -47,24 +43,22 @@ def lost_states(observation: Observation, flow: Flow) -> Iterator[Violation]:
             "weights of the state learn nothing: assign all that it returns (not `h, _ = cell(x, "
             "(h, c))`) and pass it on",
             independent=True,
-            severity="fail" if is_recurrent else "warn",
         )
 
 
-def _starts_anew(flow: Flow, calls: list[Call], is_recurrent: bool) -> bool:
+def _starts_anew(flow: Flow, calls: list[Call]) -> bool:
     """Whether calls take one part of a sequence after the other, and nothing of each other."""
-    states = {number for call in calls for number in call.inputs[1:]}
-    if not _made_of(flow, *states) <= (_SOURCES if is_recurrent else {"constant"}):
-        return False
     parts = {call.inputs[0] for call in calls}
     # the parts of what has no graph look alike
     kinds = {flow.graph.vertices[part].function for part in parts}
-    is_sequence = len(parts) == len(calls) or kinds == {"unbind"}
-    if not (is_recurrent or states) or not is_sequence:
+    if len(parts) < len(calls) and kinds != {"unbind"}:
+        return False
+    is_one = len({flow.origins(part) for part in parts}) == 1
+    states = {number for call in calls for number in call.inputs[1:]}
+    if not is_one or not _made_of(flow, *states) <= _SOURCES:
         return False
     following = flow.after(*(output for call in calls for output in call.outputs))
-    is_one = len({flow.origins(part) for part in parts}) == 1
-    return is_one and all(following.isdisjoint(call.inputs) for call in calls)
+    return all(following.isdisjoint(call.inputs) for call in calls)
 
 
 def _starts_partly_anew(flow: Flow, calls: list[Call]) -> bool:

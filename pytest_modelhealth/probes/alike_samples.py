@@ -14,7 +14,6 @@ from pytest_modelhealth.checks.facts import (
     spread_of,
     units_of,
 )
-from pytest_modelhealth.checks.grad_norm import lost_behind_sigmoids
 from pytest_modelhealth.checks.paths import factors, nearest
 from pytest_modelhealth.probes.probe import Evidence, Probe
 from pytest_modelhealth.settings import Limit, Settings, Share
@@ -63,6 +62,9 @@ class AlikeSamples(Probe):
         record = observation.probes.get(self.name)
         if found is None:
             return
+        # it loads torch, which what declares the checks may not
+        from pytest_modelhealth.checks.grad_norm import lost_behind_sigmoids
+
         if lost_behind_sigmoids(observation, settings):
             return  # `grad_norm` tells
         text = f"its samples deviate by {found.deviation:.2g} of what all its numbers deviate by"
