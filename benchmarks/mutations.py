@@ -155,8 +155,8 @@ MUTATIONS = [
     # ---- checks
     Mutation(
         "dead units are found only where all are dead",
-        "            if fraction <= limit.value:\n                continue",
-        "            if fraction < 1.0:\n                continue",
+        "limit, out = settings.exceeded(name, record.name, fraction), record.activations",
+        "limit, out = settings.exceeded(name, record.name, fraction // 1.0), record.activations",
         "tests/checks/test_dead_units.py",
     ),
     Mutation(
@@ -167,8 +167,8 @@ MUTATIONS = [
     ),
     Mutation(
         "a gradient vanishes unseen",
-        "weak = {name for name, part in parts.items() if part < limits[name].value}",
-        "weak = set[str]()",
+        "starved = [r for r in sorted(walk.records, key=completed) if r.name in weak - fed.keys()]",
+        "starved = list[LayerRecord]()",
         "tests/checks/test_grad_norm.py",
     ),
     Mutation(
@@ -180,14 +180,14 @@ MUTATIONS = [
     ),
     Mutation(
         "a norm under its lower bound passes",
-        '("min_grad_norm", "under", -1.0, _small_cause),',
-        '("min_grad_norm", "under", 1.0, _small_cause),',
+        '("max_grad_norm", "over"), ("min_grad_norm", "under")',
+        '("max_grad_norm", "over"), ("max_grad_norm", "under")',
         "tests/checks/test_grad_norm.py",
     ),
     Mutation(
         "saturation is judged the wrong way round",
-        "    if fraction <= limit.value:\n        return None",
-        "    if fraction > limit.value:\n        return None",
+        "limit = settings.exceeded(measure.setting, record.name, measure.value)",
+        "limit = settings.exceeded(measure.setting, record.name, 1.0 - measure.value)",
         "tests/checks/test_saturation.py",
     ),
     Mutation(
@@ -198,8 +198,8 @@ MUTATIONS = [
     ),
     Mutation(
         "an output that is the same for all samples passes",
-        "if not root.equal_samples or _is_compared_with_itself(flow_of(observation)):",
-        "if root.equal_samples or _is_compared_with_itself(flow_of(observation)):",
+        "root.equal_samples and root.equal_input_samples is False",
+        "root.equal_samples and root.equal_input_samples is True",
         "tests/checks/test_collapse.py",
     ),
     Mutation(

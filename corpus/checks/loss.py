@@ -111,7 +111,7 @@ LOSSES = {
     ),
     "sigmoid before cross_entropy": (
         lambda m, x, y: (nn.Sequential(m, nn.Sigmoid()), x, y, CE),
-        ("1", "holds the logits between 0 and 1"),
+        ("1", "held between 0 and 1"),
     ),
     "logits into nll_loss": (
         lambda m, x, y: (m, x, y, F.nll_loss),
@@ -141,10 +141,6 @@ LOSSES = {
     "single class": (
         lambda m, x, y: (nn.Linear(16, 1), x, ONE_TARGET, CE),
         ("", "single class"),
-    ),
-    "batch taken for classes": (
-        lambda m, x, y: (nn.Sequential(nn.Linear(16, 1), nn.Flatten(0)), x, bits(64), CE),
-        ("1", "samples of the batch for classes"),
     ),
 }
 for squash in (nn.Sigmoid(), nn.Hardsigmoid(), nn.Softmax(1)):
@@ -367,12 +363,6 @@ def labelled(each, total=1.0):
     return nn.Sequential(Mlp(), nn.Linear(10, 10)), batch(), target, CE
 
 
-def counted(positive, loss):
-    """Return a rate with counts."""
-    rate = Functional(nn.Linear(16, 1), positive)
-    return rate, batch(), torch.poisson(torch.ones(64, 1)), loss
-
-
 def quantile(choose, low, high, shift=0.0):
     """Return the model with a quantile loss, and targets that are near, or below by `shift`."""
 
@@ -408,7 +398,6 @@ def given(build):
     return lambda: build(Mlp(), batch(), torch.randint(0, 10, (64,)))
 
 
-RATES = {"exponential": torch.exp, "softplus": F.softplus, "ReLU": F.relu}
 OFF = (
     lambda out: 0.0 * out.mean(),
     lambda out: out.mean() * torch.tensor(0.0),
@@ -444,13 +433,6 @@ FAULTS = {
         "fail", None, "does not sum to one over its 6 classes", "another dimension", ...,
     ),
     "several labels": (lambda: labelled(3, 3.0), "fail", None, "sum to 3", ...),
-    **{
-        f"a rate by {name}": (
-            lambda positive=positive: counted(positive, F.poisson_nll_loss),
-            "fail", None, "logarithm of a rate", ...,
-        )
-        for name, positive in RATES.items()
-    },
     "the smaller of two opposite multiples": (
         lambda: quantile(torch.min, -0.1, 0.9), "fail", None, "negated", ...
     ),
@@ -485,12 +467,6 @@ HEALTHY = {
     },
     "one label": lambda: labelled(1),
     "a distribution over labels": lambda: labelled(3),
-    **{
-        f"a rate by {name} that is told": lambda positive=positive: counted(
-            positive, nn.PoissonNLLLoss(log_input=False)
-        )
-        for name, positive in RATES.items()
-    },
     "the larger of two opposite multiples": lambda: quantile(torch.max, -0.1, 0.9, 1.0),
     "the minimum of two multiples of one sign": lambda: quantile(torch.minimum, 0.1, 0.9, 1.0),
     "factors": lambda: rated(0.3),

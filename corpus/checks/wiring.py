@@ -283,10 +283,6 @@ FAULTS: dict[str, Case] = {
         ),
         "fail", "lstm", "model.lstm(",
     ),
-    "a state that is never carried on, by hand": (
-        lambda: (Model(state_not_carried, cell=Cell()), (ids(),)),
-        "warn", "cell", "model.cell(step, state)",
-    ),
     "a cell state that is dropped": (
         lambda: (Model(cell_state_dropped, cell=nn.LSTMCell(WIDTH, WIDTH)), (ids(),)),
         "fail", "cell", "model.cell(step, (state, memory))",

@@ -76,9 +76,9 @@ def _grown(
     before_weights = nearest(observation, weighted, back=True)
     explained: set[str] = set()
     for name, record in inner.items():
-        limit, base = settings.limit("max_activation_growth", name), bases[name]
+        base = bases[name]
+        growth, limit = scales[name] / base, settings.limit("max_activation_growth", name)
         stays = name in after and after[name][0] * _JUMP > limit.value * base
-        growth = scales[name] / base
         if growth <= limit.value or not stays or name not in before_weights or name in explained:
             continue
         culprit, cause = _origin(observation, [inner[n] for n in way_to(name, before)], base)
@@ -109,28 +109,24 @@ def _stream(
         for name, record in inner.items()
         if record.type_name in NORMALIZATIONS and _is_judged(record.inputs)
     }
-    if not given:
-        return
-    name = max(given, key=lambda layer: given[layer] / bases[layer])
-    limit, growth = settings.limit("max_activation_growth", name), given[name] / bases[name]
+    name = max(given, key=lambda layer: given[layer] / bases[layer], default="")
+    limit, growth = settings.limit("max_activation_growth", name), given.get(name, 0.0)
+    growth /= bases.get(name, 1.0)
     if growth <= limit.value**2:
         return
     way = way_to(name, nearest(observation, given))
     first, *others = (layer for layer in way if given[layer] > _RISEN * bases[name])
-    message = (
-        f"what normalisations are given grows from here to {growth:.3g} times the scale of the "
-        f"inputs (root mean square {given[name]:.3g} at {inner[name].label!r})"
-    )
-    before = way[max(way.index(first) - 1, 0)]
-    made = factors(observation, flow_of(observation).producers(before), first)
+    before = flow_of(observation).producers(way[max(way.index(first) - 1, 0)])
     yield ACTIVATION_SCALE.violation(
         inner[first],
-        message,
+        f"what normalisations are given grows from here to {growth:.3g} times the scale of the "
+        f"inputs (root mean square {given[name]:.3g} at {inner[name].label!r})",
         value=growth,
         limit=Limit(limit.value**2, limit.origin),
         role="inputs",
         cause="a residual stream that is scaled up in every block, or branches that add far more "
-        f"than the stream holds: x + branch(norm(x)) adds each once{made}",
+        "than the stream holds: x + branch(norm(x)) adds each once"
+        f"{factors(observation, before, first)}",
         affected=others,
         details=largest_at(inner[first], "activations"),
     )
@@ -145,26 +141,18 @@ def _faded(
         if name in explained or not linear_maps(first):
             continue
         row = _shrinking_row(observation, first, inner)
-        if len(row) < _FEWEST_IN_A_ROW:
-            continue
-        scale = _rms(row[-1].activations) / bases[name]
-        limit = settings.limit("min_activation_scale", row[-1].name)
-        if scale < limit.value:
+        scale = _rms(row[-1].activations) / bases[name] if len(row) >= _FEWEST_IN_A_ROW else 1.0
+        limit = settings.exceeded("min_activation_scale", name, scale)
+        if limit is not None:
             explained.update(record.name for record in row)
-            small = [r for r in row if all(m.scale < 2.0 * _SHRINKS for m in linear_maps(r))]
-            why = "a factor or a flat activation between them, and no normalisation"
-            if 2 * len(small) > len(row):
-                why = "weights too small, without biases or normalisation to hold the signal up"
-            message = (
-                f"activations fade to {scale:.2g} of the scale of the inputs over "
-                f"{len(row)} layers, at {row[-1].label!r}"
-            )
             yield ACTIVATION_SCALE.violation(
                 first,
-                message,
+                f"activations fade to {scale:.2g} of the scale of the inputs over {len(row)} "
+                f"layers, at {row[-1].label!r}",
                 value=scale,
                 limit=limit,
-                cause=f"each layer from here on shrinks what it is given: {why}",
+                cause="each layer from here on shrinks what it is given: weights too small, a "
+                "factor or a flat activation, and no bias or norm to hold the signal up",
                 affected=[r.name for r in row[1:]],
             )
 
@@ -176,20 +164,17 @@ def _shrinking_row(
 
     Nothing comes of queries that start at zero, or fades.
     """
-
-    def shrinks(record: LayerRecord) -> bool:
-        found = gain(record)
-        return found is not None and found < _SHRINKS
-
-    row = [first]
-    while shrinks(row[-1]):
-        path = way_to_weights(observation, row[-1])
-        if any(layer.type_name in NORMALIZATIONS for layer in path):
-            break  # it brings the signal back, once it has seen a batch
-        if not path or path[-1] in row or path[-1].name not in judged:
+    row: list[LayerRecord] = []
+    here = first
+    while (own := gain(here)) is not None and own < _SHRINKS and here not in row:
+        row.append(here)
+        path = way_to_weights(observation, here)
+        if not path or any(layer.type_name in NORMALIZATIONS for layer in path):
+            break  # a norm brings the signal back, once it has seen a batch
+        here = path[-1]
+        if here.name not in judged:
             break
-        row.append(path[-1])
-    return row if shrinks(row[-1]) else row[:-1]
+    return row
 
 
 def _is_judged(statistics: TensorStatistics | None) -> bool:
@@ -212,38 +197,24 @@ def _origin(
     """Return the layer where the growth along a way begins, and its likely cause."""
     scales = [base, *(_rms(record.activations) for record in way)]
     for place, (before, after) in enumerate(pairwise(scales)):
-        if after > _JUMP * max(before, base):
+        factor, record = after / max(before, base), way[place]
+        if factor > _JUMP:
             sources = [way[place - 1].name] if place else flow_of(observation).inputs
-            made = factors(observation, sources, way[place].name)
-            return way[place], _jump_cause(way[place], after / max(before, base), made)
+            own = gain(record)
+            if own is not None and own < _JUMP / 3.0:
+                made = factors(observation, sources, record.name)
+                return record, (
+                    f"what comes in is {factor:.3g} times larger than what went out before it{made}"
+                )
+            return record, (
+                f"it gives out {own or factor:.3g} times what it takes: weights too large, or it "
+                "sums, or a factor is missing or misplaced in its forward"
+            )
     risen = len(way) - 1
     while risen > 0 and scales[risen] > _RISEN * base:
         risen -= 1
     weighted = [record for record in way[risen:] if linear_maps(record)]
-    large = [r for r in weighted if max(m.scale for m in linear_maps(r)) > _LARGE]
-    why = "a residual stream that is added to without a normalisation, or a factor in the forward"
-    if 2 * len(large) > len(weighted):
-        why = "weights too large"
-    return (weighted or way[risen:])[0], f"the gains of the layers from here on multiply: {why}"
-
-
-_LARGE = 1.7
-"""He et al. (2015) start at 1.41, which keeps the scale behind a ReLU."""
-
-
-def _jump_cause(record: LayerRecord, factor: float, made: str) -> str:
-    given, own = record.inputs, gain(record)
-    if own is not None:
-        if own < _JUMP / 3.0:
-            return f"what comes in is {factor:.3g} times larger than what went out before it{made}"
-        factor = own
-    gains = {found.tensor: found.scale for found in linear_maps(record)}
-    for name, values in record.parameters.items():
-        reach = gains.get(name, values.abs_max)
-        reach *= 1.0 if "bias" in name or given is None else given.rms
-        if 2.0 * reach >= _rms(record.activations):
-            return f"it magnifies by {factor:.3g}: its {name} reaches {values.abs_max:.3g}"
-    return (
-        f"it gives out {factor:.3g} times what it takes: it sums, takes the largest, or a factor "
-        "is missing or misplaced in its forward"
+    return (weighted or way[risen:])[0], (
+        "the gains of the layers from here on multiply: weights too large, or a residual stream "
+        "that is added to without a normalisation"
     )

@@ -1,7 +1,8 @@
 """The checks of one run and those between ranks: a row each, the gravest first.
 
 It loads no check's implementation: a run that sets a limit loads this alone, and each check what
-runs it when it first judges. Long definitions stand in the reference.
+runs it when it first judges, ``findings`` of the file of its name. Long definitions stand in the
+reference.
 """
 
 from __future__ import annotations
@@ -17,21 +18,18 @@ CHECKS.add(
     "finite",
     rank=10,
     summary="No NaN and no infinity in inputs, parameters, buffers, activations or gradients.",
-    run="checks.finite:findings",
 )
 CHECKS.add(
     "inputs",
     rank=12,
     summary="The batch is not constant, not raw, not scaled twice, and its ids are in use.",
-    run="checks.inputs:findings",
     role="inputs",
     settings=(
         Ratio(
             "max_input_rms",
             default=30.0,
             help="largest root mean square of inputs that go into weights as they are (images in "
-            "0-255 have about 100, digits in 0-16 have 7; a table of uncentred columns may have "
-            "100 times as much)",
+            "0-255 have about 100; a table of uncentred columns may have 100 times as much)",
             per_layer=False,
         ),
     ),
@@ -40,21 +38,19 @@ CHECKS.add(
     "initial_weights",
     rank=14,
     summary="No weights are all zero, all equal or of a scale far off where a signal must pass.",
-    run="checks.initial_weights:findings",
     role="parameters",
     settings=(
         Ratio(
             "max_weight_scale",
             default=4.5,
             help="largest standard deviation of initial weights times the root of their fan-in (He "
-            "et al. start at 1.41; healthy routers of mixtures of experts reach 4.4)",
+            "et al. start at 1.41, healthy routers of experts reach 4.4)",
         ),
         Ratio(
             "min_weight_scale",
             default=0.01,
-            help="smallest standard deviation of initial weights times the root of their fan-in, "
-            "where the output goes on to other weights and most layers have more (0.033 is the "
-            "least of 51 transformer architectures)",
+            help="smallest such product, where other weights follow and most layers have more "
+            "(0.033 is the least of 51 transformer architectures)",
         ),
     ),
 )
@@ -62,14 +58,12 @@ CHECKS.add(
     "loss",
     rank=15,
     summary="The loss is given what it takes, is not negated, and depends on the output.",
-    run="checks.loss:findings",
     reads_scale=True,
     settings=(
         Factor(
             "max_initial_loss",
             default=10.0,
-            help="largest loss of a freshly initialised classifier, as a multiple of ln(classes), "
-            "which is that of a uniform guess",
+            help="largest loss of a fresh classifier by that of a uniform guess, ln(classes)",
         ),
     ),
 )
@@ -77,20 +71,12 @@ CHECKS.add(
     "normalization",
     rank=16,
     summary="Running statistics are real and fit the batch, scales and modes let a signal pass.",
-    run="checks.normalization:findings",
     settings=(
         Factor(
             "max_norm_mismatch",
             default=5.0,
-            help="largest factor between the root mean square of a batch normalisation's output in "
-            "evaluation mode and what its scale and shift make of normalised values (0.51 to 1.54 "
-            "in trained models, one sample or many)",
-        ),
-        Ratio(
-            "max_norm_eps",
-            default=0.1,
-            help="largest epsilon of a normalisation whose output it flattens (1e-3 is the largest "
-            "that is usual)",
+            help="largest factor between a batch normalisation's output in evaluation mode and "
+            "what its scale and shift make of normalised values (0.51 to 1.54 in trained models)",
         ),
     ),
 )
@@ -105,33 +91,30 @@ CHECKS.add(
     "wiring",
     rank=18,
     summary="Layers are called where they belong, and fed with what they are for.",
-    run="checks.wiring:findings",
 )
 CHECKS.add(
     "dead_units",
     rank=20,
     summary="Behind each activation that can die, enough units are active for some sample.",
-    run="checks.dead_units:findings",
     reads_scale=True,
     settings=(
         Share(
             "max_dead_fraction",
             default=0.8,
-            help="largest part of a layer's units that may be inactive for every sample (0.5 and "
-            "0.7 are usual, but healthy deep ReLU networks reach 0.5 to 0.7 when initialised)",
+            help="largest part of a layer's units that may be inactive for every sample (healthy "
+            "deep ReLU networks reach 0.5 to 0.7 when initialised)",
         ),
         Share(
             "max_held_fraction",
             default=0.5,
-            help="largest part of a layer's units that may be dead and lie further below zero than "
-            "any unit of the layer rises above it (SageMaker Debugger: half; by chance both sides "
-            "are alike)",
+            help="largest part of the units that may be dead and lie further below zero than any "
+            "unit of the layer rises above it (SageMaker Debugger: half)",
         ),
         Count(
             "min_samples",
             default=32,
-            help="fewest samples (tokens, where units are features of a sequence) that say "
-            "anything about dead units; with fewer, a dead fraction over its limit is inconclusive",
+            help="fewest samples (or tokens) that say anything about dead or saturated units; "
+            "with fewer, what is over its limit is inconclusive",
         ),
     ),
 )
@@ -139,7 +122,6 @@ CHECKS.add(
     "saturation",
     rank=25,
     summary="No bounded activation or attention sits where it is flat for most inputs.",
-    run="checks.saturation:findings",
     reads_scale=True,
     settings=(
         Share(
@@ -151,14 +133,8 @@ CHECKS.add(
         Share(
             "max_one_hot",
             default=0.9,
-            help="largest mean sum of squares of the rows of a softmax with large scores, 1 where "
-            "each is one-hot (healthy attention, trained or not, stays under 0.6)",
-        ),
-        Share(
-            "max_saturated_gates",
-            default=0.5,
-            help="largest part of the gates of a recurrent layer of torch whose gradient is "
-            "exactly zero (a third at most where nothing is wrong: one step, from a state of 0)",
+            help="largest mean sum of squares of the rows of a softmax with large scores (1 is "
+            "one-hot; healthy attention stays under 0.6)",
         ),
     ),
 )
@@ -166,23 +142,14 @@ CHECKS.add(
     "collapse",
     rank=27,
     summary="The output differs from sample to sample, and units from each other.",
-    run="checks.collapse:findings",
     reads_scale=True,
     settings=(
-        Share(
-            "min_sample_spread",
-            default=1e-5,
-            help="smallest range of a unit over the samples, as a part of the largest value of its "
-            "layer, that one layer may leave of a healthy spread (healthy models lose it over many "
-            "layers, none in one)",
-        ),
         Setting(
             "min_collapse_samples",
             int,
             default=8,
             minimum=2,
-            help="fewest samples that say anything about outputs that are equal for all of them; "
-            "two nodes of a graph that share their neighbours are equal with nothing wrong",
+            help="fewest samples that say anything about outputs that are equal for all of them",
             per_layer=False,
         ),
     ),
@@ -191,7 +158,6 @@ CHECKS.add(
     "missing_gradients",
     rank=30,
     summary="No trainable layer that feeds the output is cut off from the loss.",
-    run="checks.missing_gradients:findings",
     reads_scale=True,
     role="parameter_gradients",
     settings=(
@@ -208,20 +174,19 @@ CHECKS.add(
     "activation_scale",
     rank=35,
     summary="Activations neither grow nor fade beyond what depth explains.",
-    run="checks.activation_scale:findings",
     reads_scale=True,
     settings=(
         Factor(
             "max_activation_growth",
             default=100.0,
-            help="largest root mean square of activations relative to the inputs and the first "
-            "layer (11 is the most of healthy models, 40 residual blocks without a norm included)",
+            help="largest root mean square of activations relative to the inputs (11 is the most "
+            "of healthy models, 40 residual blocks without a norm included)",
         ),
         Share(
             "min_activation_scale",
             default=1e-8,
-            help="smallest root mean square of activations relative to the inputs and the first "
-            "layer, along layers that feed each other (float32 resolves 1e-7 beside a bias)",
+            help="smallest root mean square of activations relative to the inputs, along layers "
+            "that feed each other (float32 resolves 1e-7 beside a bias)",
         ),
     ),
 )
@@ -229,7 +194,7 @@ CHECKS.add(
     "task_balance",
     rank=38,
     summary="No task's gradient drowns that of another on a layer that they share.",
-    run="checks.loss_terms:unbalanced",
+    run="checks.loss:unbalanced",
     role="parameter_gradients",
     settings=(
         Factor(
@@ -243,7 +208,6 @@ CHECKS.add(
     "grad_norm",
     rank=40,
     summary="No layer's gradient norm vanishes or explodes.",
-    run="checks.grad_norm:findings",
     reads_scale=True,
     role="parameter_gradients",
     settings=(
@@ -261,35 +225,13 @@ CHECKS.add(
             "vanishing_ratio",
             default=1e-7,
             help="smallest gradient of the first layers relative to their weights, as a part of "
-            "the largest such ratio in a later layer (float32 resolves 1e-7: nothing is learnt)",
-        ),
-        Share(
-            "vanishing_chain_ratio",
-            default=1e-4,
-            help="smallest such part where four or more layers in a row, with sigmoids or other "
-            "bounded activations between them, leave less than a thousandth of the gradient "
-            "(AutoTrainer: first layer by last under 1e-3 with a norm under 1e-4)",
+            "the largest of a later layer (float32 resolves 1e-7: nothing is learnt)",
         ),
         Ratio(
             "exploding_ratio",
             default=1e4,
             help="largest root mean square of a layer's gradients relative to that of its weights "
-            "(at 1e4, one step at a learning rate of 1e-4 is as large as the weights)",
-        ),
-        Ratio(
-            "min_largest_gradient",
-            default=1e-10,
-            help="smallest that the largest number in all gradients of parameters may be while the "
-            "loss is not zero (Adam adds 1e-8 to its denominator, so that it hardly moves; the "
-            "least of 803 healthy runs is 7.7e-6)",
-            per_layer=False,
-        ),
-        Ratio(
-            "singular_grad_norm",
-            default=1e8,
-            help="L2 norm of the gradients of one layer's parameters over which a derivative must "
-            "have been singular: of a root or a norm at zero (the most of 803 healthy runs is "
-            "9.8e5)",
+            "(at 1e4, a step at a learning rate of 1e-4 is as large as the weights)",
         ),
     ),
 )
@@ -297,28 +239,24 @@ CHECKS.add(
     "headroom",
     rank=46,
     summary="Values neither come near the largest of their dtype nor sink below its normal ones.",
-    run="checks.headroom:findings",
     reads_scale=True,
     settings=(
         Share(
             "max_range_used",
             default=0.5,
-            help="largest part of the dtype's range that a value may use (0.5 leaves a factor of "
-            "two to the next batch)",
+            help="largest part of the dtype's range that a value may use (a factor of two is left)",
         ),
         Share(
             "max_subnormal_fraction",
             default=0.5,
-            help="largest part of a layer's non-zero weights or gradients below the smallest "
-            "normal number of the dtype, where precision is lost bit by bit",
+            help="largest part of non-zero weights or gradients below the dtype's normal numbers",
         ),
         DtypeName(
             "planned_dtype",
             str,
             default=None,
-            help="also judge the values against this dtype: float16, bfloat16, float8_e4m3fn or "
-            "float8_e5m2",
-            one_of=("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
+            help="also judge the values against this dtype: float16 or bfloat16",
+            one_of=("float16", "bfloat16"),
             per_layer=False,
         ),
     ),
@@ -327,7 +265,6 @@ CHECKS.add(
     "removable_units",
     rank=47,
     summary="No layer has more units that nothing would miss than it may have.",
-    run="checks.removable_units:findings",
     settings=(
         Share(
             "max_removable_fraction",

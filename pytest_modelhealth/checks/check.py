@@ -219,10 +219,12 @@ class Catalogue(dict[str, Listed]):
 
         Args:
             name, rank, summary: as of `Check`.
-            run: what returns its findings, where not all of them have that in common.
+            run: what returns its findings, where neither all have that in common nor its own file
+                does, ``"checks.<name>:findings"``.
             row: what else a `Check` declares.
         """
-        own = {"name": name, "rank": rank, "summary": summary, "runs": run or self._shared["runs"]}
+        runs = run or self._shared["runs"] or f"checks.{name}:findings"
+        own = {"name": name, "rank": rank, "summary": summary, "runs": runs}
         self[name] = type(name, (Listed,), {**self._shared, **own, **row})()
 
 

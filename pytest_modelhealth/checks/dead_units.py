@@ -10,17 +10,13 @@ from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import (
     called,
-    completed,
     flow_of,
     is_closed,
-    leaves,
     linear_maps,
 )
-from pytest_modelhealth.checks.normalization import draws
 from pytest_modelhealth.checks.paths import held_by, maker
 from pytest_modelhealth.report import LayerRecord, Observation
-from pytest_modelhealth.settings import Limit, Settings
-from pytest_modelhealth.settings.setting import is_inside
+from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.statistics import TensorStatistics
 
 DEAD_UNITS = CHECKS["dead_units"]
@@ -52,70 +48,47 @@ _FEW_SAMPLES = 8
 def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     """Yield activations with too many dead units."""
     for record in called(observation):
-        found = _dead(record) if can_die(record, observation) else ()
+        found = _dead(record) if _can_die(record) else ()
         for name, fraction in zip(_LIMITS, found, strict=False):
-            limit = settings.limit(name, record.name)
-            if fraction <= limit.value:
+            limit, out = settings.exceeded(name, record.name, fraction), record.activations
+            if limit is None or out is None or out.units is None:
                 continue
-            before, out = maker(observation, record), record.activations
-            units = 0 if out is None or out.units is None else len(out.units.alive)
+            before, units = maker(observation, record), len(out.units.alive)
             # the only unit of a layer without weights is a margin that may be satisfied
             is_hinge = units == 1 and (before is None or not linear_maps(before))
-            if not is_hinge and not _may_open(record, observation):
-                yield _finding(record, fraction, limit, observation, settings)
+            if is_hinge or _may_open(record, observation):
+                break
+            seen, needed = out.units.observations, settings.limit("min_samples", record.name)
+            count = f"{round(fraction * units)} of {units} units"
+            is_silent = fraction == 1.0 and units >= _MANY_UNITS
+            if seen < (min(_FEW_SAMPLES, needed.value) if is_silent else needed.value):
+                reason = (
+                    f"{count} were inactive, but {seen} samples say nothing about dead units; give "
+                    f"at least {needed.value} (min_samples, {needed.origin})"
+                )
+                yield DEAD_UNITS.inconclusive(record, reason)
+            else:
+                message = f"{count} are dead: inactive for all {seen} samples"
+                cause = _cause(record, before)
+                yield DEAD_UNITS.violation(
+                    record, message, value=fraction, limit=limit, cause=cause
+                )
             break
 
 
-def _finding(
-    record: LayerRecord,
-    fraction: float,
-    limit: Limit,
-    observation: Observation,
-    settings: Settings,
-) -> Finding:
-    """Return that units are dead, or that too few samples were seen to tell."""
-    assert record.activations is not None
-    assert record.activations.units is not None
-    units, needed = record.activations.units, settings.limit("min_samples", record.name)
-    count = f"{round(fraction * len(units.alive))} of {len(units.alive)} units"
-    is_silent = fraction == 1.0 and len(units.alive) >= _MANY_UNITS
-    if units.observations < (min(_FEW_SAMPLES, needed.value) if is_silent else needed.value):
-        reason = (
-            f"{count} were inactive, but {units.observations} samples say nothing about dead "
-            f"units; give at least {needed.value} (min_samples, {needed.origin})"
-        )
-        return DEAD_UNITS.inconclusive(record, reason)
-    return DEAD_UNITS.violation(
-        record,
-        f"{count} are dead: inactive for all {units.observations} samples",
-        value=fraction,
-        limit=limit,
-        cause=_cause(record, maker(observation, record)),
-    )
+def _can_die(record: LayerRecord) -> bool:
+    """Whether a layer is an activation with a flat side, and no projection onto the simplex.
 
-
-def can_die(record: LayerRecord, observation: Observation) -> bool:
-    """Whether a layer is an activation with a flat side: one of torch's, or the project's own.
-
-    A module of its own kind that holds nothing, keeps the shape and never goes below zero is one.
+    That leaves most choices out on purpose.
     """
-    out, given = record.activations, record.inputs
-    if out is None:
+    out = record.activations
+    if out is None or record.activation is None:
         return False
+    if record.activation == "prelu":
+        return all(s.abs_max <= _NEGLIGIBLE for s in record.parameters.values())
     total = out.mean * out.shape[-1] if out.shape else 0.0
-    if record.activation in (None, "relu") and math.isclose(total, 1.0, rel_tol=1e-4):
-        return False  # a projection onto the simplex, which leaves most choices out on purpose
-    if record.activation is not None:
-        if record.activation == "prelu":
-            return all(s.abs_max <= _NEGLIGIBLE for s in record.parameters.values())
-        return record.activation in DYING_ACTIVATIONS
-    if record.functional or record.parameters or given is None or not given.finite_count:
-        return False
-    if not (out.count == given.count and given.min < 0.0 <= out.min):
-        return False
-    if out.max == 0.0 and draws(observation, record):
-        return False  # stochastic depth, which dropped every sample of this batch
-    return not any(is_inside(name, record.name) for name in observation.layers)
+    is_simplex = record.activation == "relu" and math.isclose(total, 1.0, rel_tol=1e-4)
+    return record.activation in DYING_ACTIVATIONS and not is_simplex
 
 
 def _dead(record: LayerRecord) -> tuple[float, ...]:
@@ -131,7 +104,7 @@ def _dead(record: LayerRecord) -> tuple[float, ...]:
         return ()
     fraction = out.dead_fraction
     if record.activation in _FLOORS or record.activation == "threshold":
-        fraction = float(silent_units(record, out, out.abs_max).mean())
+        fraction = float(_silent_units(record, out).mean())
     elif given is not None and out.abs_max <= _NEGLIGIBLE * given.abs_max:
         fraction = 1.0
     if given is None or given.units is None or len(given.units.alive) != len(out.units.alive):
@@ -150,65 +123,42 @@ def _may_open(record: LayerRecord, observation: Observation) -> bool:
         return False
     if record.activation in _SLOPED_AT_ZERO and gradient is not None and gradient.abs_max > 0.0:
         return True
-    flow = flow_of(observation)
-    inner, feeding = {layer.name for layer in leaves(observation)}, flow.feeding(record.name)
-    silent = [
-        layer
-        for layer in sorted(called(observation), key=completed)
-        if layer.name in feeding
-        and (layer.name in inner or layer.parameters)
-        and layer.activations is not None
-        and layer.inputs is not None
-        and layer.activations.abs_max == 0.0 < layer.inputs.abs_max
-    ]
-    if silent and is_closed(silent[-1]):
-        return True
-    sources = flow.producers(record.name)
-    gates = {gate.by for source in sources for gate in flow.gate(source)}
-    for parameter in gates.intersection(sources):
-        owner, _, name = parameter.rpartition(".")
-        layer = observation.layers.get(owner)
-        own = None if layer is None else layer.parameters.get(name)
-        arrived = None if layer is None else layer.parameter_gradients.get(name)
-        if own is not None and arrived is not None and own.abs_max == 0.0 < arrived.abs_max:
-            return True
-    return False
+    feeding = flow_of(observation).feeding(record.name)
+    return any(
+        is_closed(layer)
+        for layer in called(observation)
+        if not feeding.isdisjoint(
+            (layer.name, *(f"{layer.name}.{name}".lstrip(".") for name in layer.parameters))
+        )
+    )
 
 
-def silent_units(record: LayerRecord, seen: TensorStatistics, largest: float) -> Any:
-    """Return which units of an activation were silent in a part of what was seen: booleans."""
-    assert seen.units is not None
-    low, high = seen.units.minimum, seen.units.maximum
-    if record.activation in _FLOORS:
-        alpha = record.options.get("alpha", 1.0)
-        floor = _FLOORS[record.activation] * (alpha if isinstance(alpha, float) else 1.0)
-        return high <= floor * _NEARLY
+def _silent_units(record: LayerRecord, out: TensorStatistics) -> Any:
+    """Return which units ended where theirs do instead of at zero: booleans."""
+    assert out.units is not None
+    low, high = out.units.minimum, out.units.maximum
     if record.activation == "threshold":
         value = record.options.get("value", 0.0)
         return (low == value) & (high == value)
-    reach = _NEGLIGIBLE * largest
-    return (low >= -reach) & (high <= reach)
+    alpha = record.options.get("alpha", 1.0)
+    floor = _FLOORS[str(record.activation)] * (alpha if isinstance(alpha, float) else 1.0)
+    return high <= floor * _NEARLY
 
 
 def _cause(record: LayerRecord, before: LayerRecord | None) -> str:
+    """Say what holds the inputs of an activation on its flat side."""
     given = record.inputs
     if given is not None and given.finite_count and given.abs_max == 0.0:
         return "all its inputs are zero: the signal died before it"
     source = "its inputs" if before is None else f"the outputs of {before.label!r}"
     if given is None or not given.finite_count:
         return f"{source} are on its flat side for every sample"
-    if record.options.get("p") == 1.0 and "Dropout" in record.type_name:
-        return "its p is 1: it drops everything"
-    where = f"{source} lie in [{given.min:.3g}, {given.max:.3g}], mean {given.mean:.3g}"
-    return f"{where}: {_why_low(given, before)}"
-
-
-def _why_low(given: TensorStatistics, before: LayerRecord | None) -> str:
-    """Say what holds the inputs of an activation below zero."""
     parameters = {} if before is None else before.parameters
     weight, bias = parameters.get("weight"), parameters.get("bias")
     if bias is not None and given.min < 0.0 and bias.min <= 0.5 * given.min:
-        return f"its bias (mean {bias.mean:.3g}) holds them on the flat side"
-    if weight is not None and weight.mean < -0.5 * weight.std:
-        return f"its weights are mostly negative (mean {weight.mean:.3g})"
-    return held_by(before, given) or "a learning rate too high, or a bias that was shifted"
+        why = f"its bias (mean {bias.mean:.3g}) holds them on the flat side"
+    elif weight is not None and weight.mean < -0.5 * weight.std:
+        why = f"its weights are mostly negative (mean {weight.mean:.3g})"
+    else:
+        why = held_by(before, given) or "a learning rate too high, or a bias that was shifted"
+    return f"{source} lie in [{given.min:.3g}, {given.max:.3g}], mean {given.mean:.3g}: {why}"

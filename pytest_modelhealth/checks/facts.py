@@ -1,6 +1,6 @@
 """Facts about layers that several checks ask for: what ran, what learns, how wide, how fresh.
 
-`is_fresh` and `looks_trained` each want evidence of their own; of a model that gives neither, both
+`is_fresh` and `seems_trained` each want evidence of their own; of a model that gives neither, both
 are false.
 """
 
@@ -262,57 +262,41 @@ def has_initial_statistics(record: LayerRecord) -> bool:
     return mean is None or mean.abs_max == 0.0
 
 
-def looks_trained(observation: Observation) -> bool:
-    """Whether parameters are as no initialiser leaves them.
+def seems_trained(observation: Observation) -> bool:
+    """Whether parameters are as no initialiser leaves them, or a norm has counted batches before.
 
     Initialisers set scales of normalisations to a constant and biases to one or to a uniform
     distribution that ends at ``1 / sqrt(fan_in)`` (the fan-out in transposed convolutions); the
-    first training steps leave neither.
+    first training steps leave neither. Some draw scales, around 1 (DCGAN) or around 0 (MobileViT in
+    transformers), or scales and shifts (RepVGG in timm): a step moves all of these, and every bias.
     """
-    return any(_is_moved(record) for record in called(observation))
+    ran = called(observation)
+    if any(map(_is_moved, ran)):
+        return True
+    norms = [record for record in ran if _has_scale_and_shift(record) and trainable(record)]
+    biases = [trainable(record).get("bias") for record in ran]
+    is_zero = any(bias is not None and bias.abs_max == 0.0 for bias in biases)
+    counts = [t.max for r in ran if (t := r.buffers.get("num_batches_tracked")) is not None]
+    is_stepped = bool(norms) and all(map(has_moved, norms)) and not is_zero
+    is_counted = any(count > observation.batches for count in counts)
+    return (is_stepped or is_counted) and not is_fresh(observation)
 
 
 def _is_moved(record: LayerRecord) -> bool:
-    bias, scale = record.parameters.get("bias"), record.parameters.get("weight")
-    if scale is not None and len(scale.shape) == 1:
-        return bool(scale.std > 0.0 or (bias is not None and bias.std > 0.0))
-    maps = linear_maps(record)
+    bias, maps = record.parameters.get("bias"), linear_maps(record)
     if bias is None or not maps or len(bias.shape) != 1 or not bias.std > 0.0:
         return False
     return bias.abs_max > _BIAS_MARGIN / math.sqrt(min(maps[0].fan_in, maps[0].fan_out))
 
 
-def seems_trained(observation: Observation) -> bool:
-    """Whether something tells of training, and not only a batch that this run has counted."""
-    return looks_trained(observation) or (was_trained(observation) and not is_fresh(observation))
-
-
-def was_trained(observation: Observation) -> bool:
-    """Whether parameters or counted batches are as training alone leaves them.
-
-    Some initialisers draw the scales of normalisations, around 1 (DCGAN) or around 0 (MobileViT in
-    transformers), or scales and shifts (RepVGG in timm). A step moves the scales and shifts of all,
-    and every bias.
-    """
-    ran = called(observation)
-    norms = [record for record in ran if _freshness_scales(record) and trainable(record)]
-    biases = [trainable(record).get("bias") for record in ran]
-    is_zero = any(bias is not None and bias.abs_max == 0.0 for bias in biases)
-    return (
-        (bool(norms) and all(map(has_moved, norms)) and not is_zero)
-        or any(t.max > 0.0 for r in ran if (t := r.buffers.get("num_batches_tracked")) is not None)
-        or any(_is_moved(r) for r in ran if linear_maps(r))
-    )
-
-
 def has_moved(record: LayerRecord) -> bool:
     """Whether both scale and shift of a normalisation vary."""
-    return _freshness_scales(record) and all(
+    return _has_scale_and_shift(record) and all(
         record.parameters[n].std > 0.0 for n in ("weight", "bias")
     )
 
 
-def _freshness_scales(record: LayerRecord) -> bool:
+def _has_scale_and_shift(record: LayerRecord) -> bool:
     """Whether a layer has a scale and a shift of each channel."""
     shapes = [s.shape for n in ("weight", "bias") if (s := record.parameters.get(n)) is not None]
     return len(shapes) == 2 and shapes[0] == shapes[1] and len(shapes[0]) == 1

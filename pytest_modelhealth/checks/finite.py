@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 from pytest_modelhealth.checks.catalogue import CHECKS
-from pytest_modelhealth.checks.facts import called, completed, flow_of, innermost, leaves
+from pytest_modelhealth.checks.facts import called, completed, flow_of, innermost
 from pytest_modelhealth.checks.paths import BREAKING, UNDERIVABLE, first_of, named
 from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
 from pytest_modelhealth.report.ranks import named_ranks
@@ -20,7 +20,6 @@ FINITE = CHECKS["finite"]
 
 Bad = Callable[["TensorStatistics | None"], bool]
 Kinds = Sequence[frozenset[str]]
-_LINEAR = ("Linear", "Conv1d", "Conv2d", "Conv3d", "Bilinear")
 
 
 def findings(observation: Observation, settings: Settings) -> Iterator[Violation]:
@@ -63,81 +62,65 @@ _STATE = {
 
 
 def _forward(observation: Observation, explained: set[str]) -> Iterator[Violation]:
+    """Yield the layers that made bad values of good ones, the first to return first.
+
+    A layer did that itself, or a forward did before it, by operations of its own.
+    """
     is_bad: Bad = _is_nan_or_positive_inf
     if not any(is_bad(record.activations) for record in called(observation)):
         is_bad = is_bad if math.isfinite(observation.loss or 0.0) else _is_not_finite
-    root = observation.layers.get("")
+    root, flow = observation.layers.get(""), flow_of(observation)
     if root is not None and is_bad(root.inputs) and root.inputs is not None:
         cause = "the batch itself holds them: look at the data, not at the model"
         yield _violation(observation, root, "inputs", root.inputs, cause)
         return
-    causes = _origins(observation, is_bad, explained)
-    for record in sorted(called(observation), key=completed):
-        out = record.activations
-        if record.name in causes.keys() - explained and out is not None and is_bad(out):
+    bad = [r for r in sorted(called(observation), key=completed) if is_bad(r.activations)]
+    reached = {*explained, *flow.reach(*(name for name in explained if name in flow))}
+    causes: dict[str, str] = {}
+    for record in bad:
+        origin = None if record.name in reached else _origin(record, observation, is_bad)
+        if origin is not None:
+            place, cause = origin
+            shows = any(other.name == place for other in bad)
+            causes.setdefault(place if shows else record.name, cause)
+            reached |= {record.name, *flow.reach(record.name)}
+    if bad and not (causes or explained):  # inputs unwatched: the first to return
+        causes[bad[0].name] = _forward_cause(bad[0], observation)
+    for record in bad:
+        if record.name in causes and record.activations is not None:
+            out = record.activations
             yield _violation(observation, record, "activations", out, causes[record.name])
 
 
-def _origins(observation: Observation, is_bad: Bad, explained: set[str]) -> dict[str, str]:
-    """Return the layers that made bad activations of values that were not, each with its cause.
+def _origin(record: LayerRecord, observation: Observation, is_bad: Bad) -> tuple[str, str] | None:
+    """Return which layer's forward made the bad values of a layer, and how, if good ones came.
 
-    A layer did that itself, or its forward did between the layers that it holds. -inf may have come
-    from before it, but for a softmax, which is given that by masks. One that is called several
-    times may have made its first bad values in a call before it was given any.
+    -inf may have come from before it, but for a softmax, which is given that by masks. One that is
+    called several times may have made its first bad values in a call before it was given any.
     """
-    flow, inner = flow_of(observation), {record.name for record in leaves(observation)}
-    bad = [record for record in called(observation) if is_bad(record.activations)]
-    good = [r for r in bad if r.inputs is not None and not is_bad(r.inputs)]
-    handed = {
-        r.name: _made_for(r.name, observation, is_bad, BREAKING[:1])
-        for r in good
-        if r.name in inner and r.activation not in _SOFTMAX
-        if r.inputs is not None and r.inputs.negative_inf_count
-    }
-    own = [r for r in good if handed.get(r.name) is None]
-    for record in bad:
-        given, made = (record.nonfinite_calls.get(role) for role in ("inputs", "activations"))
-        if given is not None and made is not None and made < given:
-            own.append(record)
-    makers = innermost(own)
-    if not makers:  # inputs unwatched, or nothing bad leaves the model: the first to return
-        makers = innermost(bad)[:1]
-        handed = {r.name: _made_for(r.name, observation, is_bad) for r in makers}
-    causes: dict[str, str] = {}
-    for record in makers:
-        within: str | None = None
-        if record.name not in inner:  # its operations may tell how its forward does it
-            takers = [r.name for r in sorted(bad, key=completed) if is_inside(r.name, record.name)]
-            after = (*takers[:1], *flow.consumers(record.name))
-            between = [(source, taker) for taker in after for source in flow.producers(taker)]
-            made_by = _made_between(between, observation, BREAKING)
-            within = next((cause for layer, cause in made_by if layer == record.name), None)
-        _, before = handed.get(record.name) or ("", "")
-        causes[record.name] = within or before or _forward_cause(record, observation)
-    known = {name for name in (*causes, *explained) if name in flow}
-    reached = {*known, *flow.reach(*known)}
-    for taker in bad:  # beside all of these, a layer's forward may make others
-        if taker.name not in inner or taker.name in reached:
-            continue
-        if found := _made_for(taker.name, observation, is_bad):
-            reached |= {taker.name, *flow.reach(taker.name)}
-            shows = any(record.name == found[0] for record in bad)
-            causes.setdefault(found[0] if shows else taker.name, found[1])
-    return causes
+    given, flow = record.inputs, flow_of(observation)
+    first_in, first_out = (record.nonfinite_calls.get(r) for r in ("inputs", "activations"))
+    is_first = first_in is not None and first_out is not None and first_out < first_in
+    is_good = is_first or (given is not None and not is_bad(given))
+    is_inner = not any(is_inside(name, record.name) for name in observation.layers)
+    sources = flow.producers(record.name) if is_inner else ()
+    known = [observation.layers[name] for name in sources if name in observation.layers]
+    before = None
+    if not any(r.activations is None or is_bad(r.activations) for r in known):
+        ways = [(source, record.name) for source in sources]
+        if not is_good:
+            before = next(_made_between(ways, observation, BREAKING), None)
+        elif given is not None and given.negative_inf_count and record.activation not in _SOFTMAX:
+            before = next(_made_between(ways, observation, BREAKING[:1]), None)
+    if before is not None or not is_good:
+        return before
+    ends = () if is_inner else flow.consumers(record.name)
+    ways = [(source, end) for end in ends for source in flow.producers(end)]
+    own = (way for way in _made_between(ways, observation, BREAKING) if way[0] == record.name)
+    return next(own, (record.name, _forward_cause(record, observation)))
 
 
 _SOFTMAX = ("softmax", "log_softmax")
-
-
-def _made_for(
-    taker: str, observation: Observation, is_bad: Bad, kinds: Kinds = BREAKING
-) -> tuple[str, str] | None:
-    """Return the layer whose forward makes bad values for `taker` of good ones, and how."""
-    sources = flow_of(observation).producers(taker)
-    given = [observation.layers[name] for name in sources if name in observation.layers]
-    if any(record.activations is None or is_bad(record.activations) for record in given):
-        return None
-    return next(_made_between([(source, taker) for source in sources], observation, kinds), None)
 
 
 def _made_between(
@@ -161,19 +144,11 @@ _GIVEN = "what it is given lies"
 
 def _forward_cause(record: LayerRecord, observation: Observation) -> str:
     out, given, reach = record.activations, record.inputs, _reach(record.inputs)
-    assert out is not None
     has_masks = given is not None and given.negative_inf_count > 0
     if record.activation in _SOFTMAX and has_masks:
         return "a row of its input is nothing but -inf: every position is masked"
-    if out.inf_count and out.dtype == "float16":
+    if out is not None and out.inf_count and out.dtype == "float16":
         return f"float16 ends at 65504{reach}: scale down, or use bfloat16 or float32 here"
-    if any(is_inside(name, record.name) for name in observation.layers):
-        return (
-            f"its own forward makes them between its submodules{reach}: look for a division, log, "
-            "sqrt, exp or power there"
-        )
-    if record.type_name in _LINEAR and not has_masks:
-        return f"its products overflow {out.dtype}{reach}"
     return (
         f"a division by zero, a log or root outside its domain, or an overflow{reach}: clamp the "
         "argument or add an epsilon"
@@ -191,15 +166,14 @@ def _loss(observation: Observation) -> Violation:
     sources = flow.producers("loss") if flow.graph.loss is not None else ()
     passed = [made for source in sources for made in flow.operations(source, "loss")]
     risky = first_of(list(dict.fromkeys(passed)), *BREAKING[:2])
-    where = f" ({named(risky)})" if risky else ""
     alone = _alone(root.ill_ranks.get("loss", ()), observation)
     return FINITE.violation(
         root,
         f"the loss is {loss}{alone} although every activation is finite",
         value=math.nan if loss is None else loss,
         role="loss",
-        cause=f"the loss function{where}: log(0), a division by an empty mask, or labels out of "
-        f"range{_reach(root.activations, 'outputs lie')}",
+        cause=f"the loss function{f' ({named(risky)})' if risky else ''}: log(0), a division by "
+        f"an empty mask, or labels out of range{_reach(root.activations, 'outputs lie')}",
         independent="outlier" in observation.odd_samples,  # two stories, whichever made the other
     )
 
@@ -207,43 +181,34 @@ def _loss(observation: Observation) -> Violation:
 def _backward(observation: Observation) -> Iterator[Violation]:
     """Yield where the backward pass turns finite gradients into something else.
 
-    They begin at a layer whose gradients are bad while no layer that it feeds has bad ones. Layers
-    that one operation takes show the same fault.
+    They begin at a layer whose gradients are bad while no layer that it feeds has bad ones, or at a
+    parameter. Layers that one operation takes show the same fault.
     """
     flow = flow_of(observation)
-    found: list[tuple[Violation, Collection[object], set[str]]] = []
-    for source, record, role, tensor in _bad_gradients(observation):
-        if any(source in behind for _, _, behind in found):
+    bad = [record for record in called(observation) if _is_not_finite(record.gradients)]
+    begun = [(record.name, record, "gradients", "") for record in reversed(innermost(bad))]
+    for record in called(observation):
+        for name, statistics in record.parameter_gradients.items():
+            if statistics.nonfinite_count and record not in bad:
+                own = f"{record.name}.{name}".lstrip(".")
+                source = own if own in flow else record.name
+                begun.append((source, record, "parameter_gradients", name))
+    stories: list[tuple[Violation, Collection[object], set[str]]] = []
+    for source, record, role, tensor in begun:
+        if any(source in behind for _, _, behind in stories):
             continue
         behind = {source, *flow.feeding(source, by="gradient")}
         makers, cause = _maker(source, record, role, flow)
-        same = next((one for one in found if not set(makers).isdisjoint(one[1])), None)
+        same = next((one for one in stories if not set(makers).isdisjoint(one[1])), None)
         if same is not None:
             same[2].update(behind)
             continue
         statistics = record.tensors(role)[tensor]
         violation = _violation(observation, record, role, statistics, cause, tensor)
-        found.append((violation, makers, behind))
-    for violation, _, behind in reversed(found):
+        stories.append((violation, makers, behind))
+    for violation, _, behind in reversed(stories):
         affected = _affected(observation, observation.layers[violation.layer], behind)
         yield replace(violation, affected=tuple(affected))
-
-
-def _bad_gradients(observation: Observation) -> Iterator[tuple[str, LayerRecord, str, str]]:
-    """Yield bad gradients, the last layer first, then those that only parameters show.
-
-    Each with what it is called in the flow, its record, role and tensor.
-    """
-    flow = flow_of(observation)
-    bad = [record for record in called(observation) if _is_not_finite(record.gradients)]
-    for record in reversed(innermost(bad)):
-        yield record.name, record, "gradients", ""
-    for record in called(observation):
-        for name, statistics in record.parameter_gradients.items():
-            if statistics.nonfinite_count and not _is_not_finite(record.gradients):
-                source = f"{record.name}.{name}".lstrip(".")
-                found = source if source in flow else record.name
-                yield found, record, "parameter_gradients", name
 
 
 def _maker(
@@ -254,19 +219,18 @@ def _maker(
         return (source,), "its own backward makes them: the gradients that reach it are finite"
     takers = flow.consumers(source)
     passed = [o for o in flow.operations(source, *takers) if o.live]
-    if risky := first_of(passed, *UNDERIVABLE):
+    makers: Collection[object]
+    if makers := (risky := first_of(passed, *UNDERIVABLE)):
         taker = next(name for name in takers if risky[0] in flow.operations(source, name))
-        given = record.activations if source == record.name else None
-        return risky, (
-            f"the backward of {named(risky)}, between {source} and {taker}, makes them: its "
-            "derivative is infinite somewhere (a root or a logarithm at 0), even where a mask "
-            f"drops the result; clamp its argument or add an epsilon{_reach(given, _GIVEN)}"
-        )
-    layers = [name for name in takers if name not in ("output", "loss")]
-    what = " or ".join(map(repr, layers[:2])) or "the loss"
-    return layers or ["the loss"], (
-        f"the backward of {what}, which takes this output, makes them: the derivative of sqrt, "
-        f"norm, pow or log at 0, or of a masked division{_reach(record.activations)}"
+        what = f"{named(risky)}, between {source} and {taker},"
+    else:
+        makers = [name for name in takers if name not in ("output", "loss")]
+        what = " or ".join(map(repr, makers[:2])) or "the loss"
+    given = record.activations if source == record.name else None
+    return makers, (
+        f"the backward of {what} makes them: the derivative of sqrt, norm, pow or log is "
+        "infinite at 0, even where a mask drops the result; clamp its argument or add an epsilon"
+        f"{_reach(given, _GIVEN)}"
     )
 
 

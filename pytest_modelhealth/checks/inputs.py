@@ -27,8 +27,6 @@ _ONCE = 2.5
 _NARROW = 0.22
 """Channels of a batch that was normalised wrongly differ by 0.17 of their mean by their offsets
 alone; pictures of the night that were normalised rightly do by more than 0.3."""
-_SENTINELS = frozenset({-99.0, -999.0, -9999.0, -99999.0, -999999.0})
-_REAL = 0.5
 
 
 def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
@@ -59,7 +57,9 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     inputs = flow_of(observation).inputs
     for name in inputs:
         given, taker = as_given(observation, name), _first_weights(observation, name)
-        if taker is not None and given is not None and is_floating(given):
+        if taker is None or given is None or not is_floating(given):
+            continue
+        if given.count >= _FEWEST_VALUES and given.std > 0.0:
             what = "its inputs" if len(inputs) == 1 else f"the values of {name}"
             yield from _values(observation, given, taker, what, settings["max_input_rms"])
     ids = list(_ids(observation))
@@ -75,9 +75,8 @@ def _repeated(root: LayerRecord, observation: Observation) -> Iterator[Violation
     """
     samples = observation.samples // max(observation.batches, 1)
     shapes = [one.shape for one in observation.given if math.prod(one.shape) > 1]
-    if samples < _FEWEST_SAMPLES or not shapes or any(s[:1] != (samples,) for s in shapes):
-        return
-    if root.equal_input_samples:
+    is_one = root.equal_input_samples and all(shape[:1] == (samples,) for shape in shapes)
+    if is_one and shapes and samples >= _FEWEST_SAMPLES:
         targets = [call.target for call in observation.loss_calls if call.target is not None]
         one_each = ((samples,), (samples, 1))
         differ = any(t.shape in one_each and t.min < t.max for t in targets)
@@ -92,53 +91,6 @@ def _repeated(root: LayerRecord, observation: Observation) -> Iterator[Violation
         )
 
 
-def _large(
-    observation: Observation, given: TensorStatistics, taker: LayerRecord, what: str, limit: Limit
-) -> Violation:
-    """Return that values are large: those of a few samples, or all.
-
-    What is no image may be so by design: before a normalisation, which takes the scale away, or
-    around another number than zero.
-    """
-    root, into = observation.layers[""], f"go into {taker.label!r} as they are"
-    who, place = observation.odd_samples.get("outlier", ("", None))
-    if place is not None and math.isclose(place.value, given.abs_max, rel_tol=1e-6):
-        signed = root.largest.get("inputs", place).value
-        return INPUTS.violation(
-            root,
-            f"{who} are outliers, up to {signed:.4g} in {place}, and {into}",
-            value=given.rms,
-            limit=limit,
-            cause="a broken file, another unit or a placeholder there, and not the scale of the "
-            "data: look at that sample, leave it out or clamp it",
-        )
-    ends = (given.min, given.max)
-    is_in_bytes = all(map(float.is_integer, ends)) and given.min >= 0.0 and given.max <= _WHITE
-    cause = (
-        "inputs that were not normalised, or scaled the wrong way: activations and gradients of "
-        "the first layer grow with them; bring them to mean 0 and variance 1"
-    )
-    if _is_white(given) or (_is_image(given) and is_in_bytes):
-        cause = "raw images, 0 to 255: divide by 255 and normalise"
-    is_meant = False
-    if not (_is_image(given) or _is_white(given) or limit.origin != "default"):
-        takers = flow_of(observation).consumers(taker.name, as_it_is=True)
-        after = [observation.layers[name] for name in takers if name in observation.layers]
-        is_meant = (bool(after) and all(map(is_normalization, after))) or (
-            abs(given.mean) >= _CENTRED * given.std and given.rms <= _TABLE_FACTOR * limit.value
-        )
-    return INPUTS.violation(
-        root,
-        f"{what}, in [{given.min:.4g}, {given.max:.4g}] with a root mean square of "
-        f"{given.rms:.3g}, {into}",
-        value=given.rms,
-        limit=limit,
-        cause=cause,
-        details=largest_at(root, "inputs"),
-        severity="warn" if is_meant else "fail",
-    )
-
-
 def _values(
     observation: Observation, given: TensorStatistics, taker: LayerRecord, what: str, limit: Limit
 ) -> Iterator[Violation]:
@@ -148,52 +100,67 @@ def _values(
     second normalisation takes a mean of 0 to -mean/std and a deviation of 1 to 1/std of the pixels,
     which lie in [0, 1]: a deviation of at least 2, and a mean below zero by less than five of them.
     """
-    if given.count < _FEWEST_VALUES or given.std == 0.0:
-        return
-    root, into = observation.layers[""], f"go into {taker.label!r} as they are"
+    root, is_image, is_white = observation.layers[""], _is_image(given), _is_white(given)
     low, high, mean, std = given.min, given.max, given.mean, given.std
-    is_table = len(given.shape) == 2 and not _is_white(given) and abs(mean) >= _CENTRED * std
-    has_sentinel = low in _SENTINELS and high < _REAL * abs(low)
-    broken: Limit | None = ALWAYS
-    if not has_sentinel and given.rms > limit.value * (_TABLE_FACTOR if is_table else 1.0):
-        yield _large(observation, given, taker, what, limit)
-        return
-    if has_sentinel:
-        value, broken = low, None
-        message = f"{what} hold {low:g} beside values up to {high:.3g}, and {into}"
+    is_table = len(given.shape) == 2 and not is_white and abs(mean) >= _CENTRED * std
+    value, broken, is_mild = std, ALWAYS, False
+    message = f"{what}, in [{low:.4g}, {high:.4g}] with a root mean square of {given.rms:.3g},"
+    who, place = observation.odd_samples.get("outlier", ("", None))
+    if given.rms > limit.value * (_TABLE_FACTOR if is_table else 1.0):
+        value, broken = given.rms, limit
         cause = (
-            f"{low:g} stands for a missing value in many tables: fill it in, or add a column "
-            "that tells where it is missing"
+            "inputs that were not normalised, or scaled the wrong way: activations and gradients "
+            "of the first layer grow with them; bring them to mean 0 and variance 1"
         )
+        ends = all(map(float.is_integer, (low, high)))
+        if place is not None and math.isclose(place.value, given.abs_max, rel_tol=1e-6):
+            signed = root.largest.get("inputs", place).value
+            message = f"{who} are outliers, up to {signed:.4g} in {place}, and"
+            cause = (
+                "a broken file, another unit or a placeholder there, and not the scale of the "
+                "data: look at that sample, leave it out or clamp it"
+            )
+        elif is_white or (is_image and ends and low >= 0.0 and high <= _WHITE):
+            cause = "raw images, 0 to 255: divide by 255 and normalise"
+        elif (
+            not is_image
+            and limit.origin == "default"
+            and _is_meant(observation, given, taker, limit)
+        ):
+            is_mild = True
     elif low >= 0.0 and abs(high * _WHITE - 1.0) < 0.02 and given.count >= 64:
-        value = high
-        message = f"{what} lie in [{low:.3g}, {high:.3g}], and {into}"
-        cause = (
-            "images divided by 255 twice: 1 / 255 is 0.00392 (ToTensor divides already)"
-            if _is_image(given)
-            else "scaled twice, as images are that are divided by 255 twice: 1 / 255 is 0.00392"
-        )
-    elif _is_image(given) and high - low <= _NARROW * abs(mean):
-        value = std
-        message = (
-            f"the pixels of its images all lie in [{low:.4g}, {high:.4g}], far from zero for what "
-            f"they differ by, and {into}"
-        )
+        cause = "scaled twice, as images divided by 255 twice: 1 / 255 is 0.00392"
+    elif is_image and high - low <= _NARROW * abs(mean):
         cause = (
             "images scaled before a mean was subtracted that was meant for the unscaled ones: "
             "divided by 255 twice, or standardised and then treated as pixels; normalise once"
         )
-    elif _is_image(given) and _ONCE < std < 8.0 and -std < mean < -0.2 and high > std:
-        value, broken = std, Limit(_ONCE, "always")
-        message = (
-            f"its images have mean {mean:.3g} and standard deviation {std:.3g} instead of 0 and "
-            f"1, and {into}"
-        )
+    elif is_image and _ONCE < std < 8.0 and -std < mean < -0.2 and high > std:
+        broken = Limit(_ONCE, "always")
         cause = "images normalised twice: subtract the mean and divide by the deviation once"
     else:
         return
-    details = largest_at(root, "inputs")
-    yield INPUTS.violation(root, message, value=value, limit=broken, cause=cause, details=details)
+    yield INPUTS.violation(
+        root,
+        f"{message} go into {taker.label!r} as they are",
+        value=value,
+        limit=broken,
+        cause=cause,
+        details=largest_at(root, "inputs"),
+        severity="warn" if is_mild else "fail",
+    )
+
+
+def _is_meant(
+    observation: Observation, given: TensorStatistics, taker: LayerRecord, limit: Limit
+) -> bool:
+    """Whether values may be large by design: before a norm, or around another number than zero."""
+    takers = flow_of(observation).consumers(taker.name, as_it_is=True)
+    after = [observation.layers[name] for name in takers if name in observation.layers]
+    is_far = abs(given.mean) >= _CENTRED * given.std
+    is_near = given.rms <= _TABLE_FACTOR * limit.value
+    is_normalised = bool(after) and all(map(is_normalization, after))
+    return limit.origin == "default" and (is_normalised or (is_far and is_near))
 
 
 def _first_weights(observation: Observation, name: str) -> LayerRecord | None:
@@ -237,15 +204,16 @@ def _ids(observation: Observation) -> Iterator[Violation]:
             continue
         if given.count < _FEWEST_VALUES or given.std != 0.0 or given.shape[-1] == 1:
             continue
-        if any(size < rows[other] and takers[name] & takers[other] for other in rows):
+        is_made = flow.is_exact and inputs.isdisjoint(flow.producers(name, as_it_is=True))
+        is_known = any(as_given(observation, n) for n in inputs & {*flow.producers(name)})
+        is_beside = any(size < rows[other] and takers[name] & takers[other] for other in rows)
+        if is_beside or (is_made and is_known):
             continue
-        cause, severity = "a placeholder, or a tokeniser that knows none of the words", "fail"
-        if flow.is_exact and inputs.isdisjoint(flow.producers(name, as_it_is=True)):
-            if any(as_given(observation, n) for n in inputs.intersection(flow.producers(name))):
-                continue
+        cause = "a placeholder, or a tokeniser that knows none of the words"
+        if is_made:
             cause = "the model made them so of what it was given: by a mask on purpose, or lost"
-            severity = "warn"
         elif given.mean == record.options.get("padding_idx"):
             cause = "every token is padding: the tokeniser or the collation lost the text"
         message = f"all {given.count} ids are {given.mean:.0f}: it is asked for one row only"
+        severity = "warn" if is_made else "fail"
         yield INPUTS.fault(record, message, value=given.mean, cause=cause, severity=severity)

@@ -1,95 +1,65 @@
-"""A loss that is given what it takes, and that says how wrong the output is."""
+"""A loss that is given what it takes, and that says how wrong the output is; tasks in balance."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import zip_longest
+from itertools import combinations, zip_longest
 from typing import NamedTuple
 
 from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.check import Finding
-from pytest_modelhealth.checks.facts import called, flow_of, innermost, is_fresh, linear_maps
-from pytest_modelhealth.checks.loss_terms import summed_over_batch, weightless_terms
+from pytest_modelhealth.checks.facts import (
+    called,
+    completed,
+    flow_of,
+    innermost,
+    is_fresh,
+    linear_maps,
+)
 from pytest_modelhealth.checks.paths import SOFTMAXES, is_floating
 from pytest_modelhealth.checks.zero_gradients import UNDERFLOW
-from pytest_modelhealth.report import (
-    ClassTargets,
-    LayerRecord,
-    LossCall,
-    LossPath,
-    Observation,
-    Violation,
-)
+from pytest_modelhealth.report import LayerRecord, LossCall, LossPath, Observation, Violation
 from pytest_modelhealth.report.flow.inferred import same_values
 from pytest_modelhealth.settings import Settings, Severity
 
 LOSS = CHECKS["loss"]
+TASK_BALANCE = CHECKS["task_balance"]
 
+# ---- what a loss function is given --------------------------------------------------------------
 
-_SQUASHING = {
-    "cross_entropy": frozenset({"sigmoid", "hardsigmoid"}),
-    "binary_cross_entropy_with_logits": frozenset({"sigmoid", "hardsigmoid", "softmax"}),
+_LOGITS = ("cross_entropy", "binary_cross_entropy_with_logits")
+_LOG_PROBABILITIES = ("nll_loss", "ctc_loss", "kl_div")
+_ELEMENTWISE = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+_NEVER_NEGATIVE = (*_ELEMENTWISE, "binary_cross_entropy", *_LOGITS)
+_ENDS = {
+    "hardsigmoid": (0.0, 1.0),
+    "relu": (0.0, None),
+    "sigmoid": (0.0, 1.0),
+    "softmax": (0.0, 1.0),
+    "tanh": (-1.0, 1.0),
 }
-"""What squashes the logits that a loss takes."""
-_ONE_SIDED = frozenset({"relu", "threshold"})
-"""What never goes below zero and is flat there: of logits, a whole side is lost."""
-_BENDS = frozenset({"celu", "elu", "gelu", "hardswish", "log_sigmoid", "mish", "silu", "softplus"})
-"""What flattens one side of the logits and leaves a gradient nearly everywhere."""
-_ELEMENTWISE = frozenset({"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"})
-_TAKES_LOG_PROBABILITIES = frozenset({"nll_loss", "ctc_loss", "kl_div"})
-_NEVER_NEGATIVE = _ELEMENTWISE | {
-    "binary_cross_entropy",
-    "binary_cross_entropy_with_logits",
-    "cross_entropy",
-}
-_FLAT = frozenset(
-    {"ceil", "clamp", "clamp_max", "clamp_min", "floor", "hardtanh", "relu", "round", "sign"}
-    | {"threshold", "trunc"}
-)
-_HINGES = frozenset({"clamp", "clamp_min", "maximum", "relu", "threshold"})
-_POSITIVE = frozenset({"exp", "relu", "sigmoid", "softplus"})
-_RANGES = {
-    (0.0, 255.0): "masks of 0 and 255: divide them by 255",
-    (-1.0, 1.0): "labels of -1 and 1: bring them to 0 and 1",
-}
-
+"""Between what the values of a function lie."""
 _FAR_BOUND = 10.0
 """Logits that are clamped this far out leave a probability of e^-10: a guard."""
 _REACHABLE = 0.1
 """A loss that logits cannot get below; where they may lie 5 apart, 5 classes have 0.03."""
-_FEWEST_OF_ONE_CLASS = 16
 _UNNORMALISED = 0.1
 _FEWEST_ROWS = 2
-_FEWEST_TARGETS = 8
+_FEWEST_OF_ONE_CLASS = 16
 _PADDED = 0.05
 _ALIKE = 0.1
 _SEVERAL = 1.5
-_MAGNIFIES = 3.0
-_TARGET_ROUNDING = 0.01
-_LARGEST_COSINE = 128.0
-"""ArcFace (Deng et al. 2019) and CosFace (Wang et al. 2018) scale by 64, CLIP by 100 at most."""
+_ROUNDING = 0.01
 
 
 def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
-    """Yield what each loss call was wrongly given, then what is wrong with the loss."""
-    found = [f for call in observation.loss_calls for f in _of_call(call, observation)]
-    if not _fails(found):
-        found += _batch_softmax(observation)
-    if not _fails(found) and observation.loss_path is not None:
-        found += _of_path(observation.loss_path, observation)
-    if not _fails(found):
-        found += _negated(observation)
-    yield from found
-    if not _fails(found):
-        yield from _initial(observation, settings)
-        yield from weightless_terms(observation)
-        yield from summed_over_batch(observation)
-
-
-def _fails(found: list[Finding]) -> bool:
-    """Whether anything but warnings was found, beside which nothing more is looked for."""
-    return any(getattr(one, "severity", "fail") == "fail" for one in found)
+    """Yield what is wrong with the loss, up to the first that fails: the rest follows from it."""
+    for stage in (_calls, _batch_softmax, _path, _negated, _initial):
+        found = list(stage(observation, settings))
+        yield from found
+        if any(getattr(one, "severity", "fail") == "fail" for one in found):
+            return
 
 
 class _Fault(NamedTuple):
@@ -105,21 +75,20 @@ def _violation(culprit: LayerRecord, fault: _Fault, role: str | None = None) -> 
     return LOSS.violation(culprit, **fault._asdict(), role=role, independent=True)
 
 
-def _of_call(call: LossCall, observation: Observation) -> Iterator[Finding]:
-    """Yield the first fault of one call: a later one would only follow from it."""
-    families = (_of_classes, _of_logits, _cut_off, _of_log_probabilities, _of_targets)
-    found = next((one for family in families for one in family(call, observation)), None)
-    if found is not None:
-        culprit = _culprit(call, observation)
+def _calls(observation: Observation, _: Settings) -> Iterator[Finding]:
+    """Yield the first contract that each call breaks: a later one would only follow from it."""
+    contracts = (_of_classes, _of_logits, _of_log_probabilities, _of_targets)
+    for call in observation.loss_calls:
+        found = next((f for contract in contracts for f in contract(call, observation)), None)
         if isinstance(found, _Fault):
-            yield _violation(culprit, found)
-        else:
-            yield LOSS.inconclusive(culprit, found)
+            yield _violation(_culprit(call, observation), found)
+        elif found is not None:
+            yield LOSS.inconclusive(_culprit(call, observation), found)
 
 
 def _of_classes(call: LossCall, observation: Observation) -> Iterator[_Fault]:
     """Yield what is wrong with class indices, or with what is taken for classes."""
-    function, targets, samples = call.function, call.targets, _samples(observation)
+    function, targets = call.function, call.targets
     ignore = call.options.get("ignore_index", -100)
     if targets is not None and targets.ignored >= targets.count:
         yield _Fault(
@@ -127,63 +96,47 @@ def _of_classes(call: LossCall, observation: Observation) -> Iterator[_Fault]:
             float(targets.ignored),
             "the targets are masked or padded everywhere: look at how they are built",
         )
-    # whoever takes the loss of each token may mask it afterwards
-    is_averaged = call.options.get("reduction") != "none"
-    if targets is not None and is_averaged and targets.tail not in (None, ignore):
-        padding = next(filter(None, (_pads(r, call, targets) for r in called(observation))), None)
-        if padding is not None and targets.tail_share >= _PADDED:
+    elif targets is not None and targets.tail not in (None, ignore):
+        # whoever takes the loss of each token may mask it afterwards
+        is_averaged = call.options.get("reduction") != "none" and targets.tail_share >= _PADDED
+        tables = [r for r in called(observation) if is_averaged and _pads(r, call)]
+        if tables:
             yield _Fault(
                 f"{targets.tail_share:.0%} of the targets of {function} are padding: they end in "
-                f"{targets.tail}, {padding}, and are not ignored",
+                f"{targets.tail}, as the ids of {tables[0].label!r} in its padding_idx, and are "
+                "not ignored",
                 targets.tail_share,
                 f"pass ignore_index={targets.tail}, or replace padded targets by -100",
             )
-    if function != "cross_entropy" or call.input is None or not call.input.count:
-        return
-    if call.classes == 1:
+    if function == "cross_entropy" and call.classes == 1:
         yield _Fault(
             "cross_entropy over a single class is zero whatever the output",
             1.0,
             "one output for a yes or no: use binary_cross_entropy_with_logits",
         )
-    elif call.input.shape == (samples,) and targets is None and samples > 1:
-        yield _Fault(
-            f"cross_entropy takes the {samples} samples of the batch for classes: its input has "
-            f"shape {call.input.shape}",
-            float(samples),
-            "an output of shape (N,) or a squeeze too many; for one number a sample use "
-            "binary_cross_entropy_with_logits or mse_loss",
-        )
 
 
-def _pads(record: LayerRecord, call: LossCall, targets: ClassTargets) -> str | None:
-    """Return how a table of ids tells that the end of targets is padding, if it does.
-
-    It pads by the same class, or as many of its ids are padding as targets are, whatever padded
-    targets are called. These are counted where padding is 0, and targets of a sample only.
-    """
-    options, given = record.options, record.inputs
-    index = options.get("padding_idx")
-    if index == targets.tail and options.get("num_embeddings") == call.classes:
-        return f"the padding_idx of {record.label!r}"
-    if index != 0 or given is None or given.count != targets.count:
-        return None
-    apart = abs(given.zero_count / given.count - targets.tail_share)
-    if apart > _ALIKE * targets.tail_share:
-        return None
-    return f"where the ids of {record.label!r} end in its padding_idx"
+def _pads(table: LayerRecord, call: LossCall) -> bool:
+    """Whether as many ids of a table are padding, known where that is 0, as targets are."""
+    ids, targets = table.inputs, call.targets
+    if ids is None or targets is None or ids.count != targets.count:
+        return False
+    is_counted = table.options.get("padding_idx") == 0
+    return is_counted and math.isclose(
+        ids.zero_count / ids.count, targets.tail_share, rel_tol=_ALIKE
+    )
 
 
 def _of_logits(call: LossCall, observation: Observation) -> Iterator[_Fault | str]:
-    """Yield what is given in the place of logits.
-
-    They are judged by the activation that made them: small ones may lie in [0, 1] by chance.
-    """
+    """Yield what is given in the place of logits: by its values, or by the ends of what made it."""
     function, made_by, given = call.function, call.made_by, call.input
     if call.over_batch:
-        what = f"the input of {function} sums to one over the batch, not over its "
-        cause = "a softmax along dimension 0, where the samples lie: use dim=1, or dim=-1"
-        yield _Fault(f"{what}{call.classes} classes", 1.0, cause)
+        yield _Fault(
+            f"the input of {function} sums to one over the batch, not over its {call.classes} "
+            "classes",
+            1.0,
+            "a softmax along dimension 0, where the samples lie: use dim=1, or dim=-1",
+        )
     is_softmax = function == "cross_entropy"
     if is_softmax and call.rows == "probabilities":
         rows = given.count // call.classes if given is not None else 0
@@ -194,27 +147,11 @@ def _of_logits(call: LossCall, observation: Observation) -> Iterator[_Fault | st
             1.0,
             "a softmax before cross_entropy, which applies one itself: pass it the logits",
         )
-    if function not in _SQUASHING:
+    if function not in _LOGITS or given is None or not given.finite_count:
         return
-    message = f"{function} takes logits and is given"
-    by_layer = made_by or _culprit(call, observation).activation
-    if by_layer in _SQUASHING[function]:
-        cause = f"the {by_layer} before it is one too many: it is part of the loss"
-        if is_softmax:
-            cause = f"the {by_layer} before it holds the logits between 0 and 1: leave it out"
-        yield _Fault(f"{message} the output of a {by_layer}", 1.0, cause)
-    elif made_by in _BENDS:
-        cause = "it flattens one side of the logits: leave it out, unless they are meant so"
-        yield _Fault(f"{message} what {made_by} returns", 1.0, cause, "warn")
-
-
-def _cut_off(call: LossCall, _: Observation) -> Iterator[_Fault]:
-    """Yield logits of which an activation took a side, or what lies beyond a near bound."""
-    function, given, is_tanh = call.function, call.input, call.made_by == "tanh"
-    if function not in _SQUASHING or given is None or not given.finite_count:
-        return
-    message, is_softmax = f"{function} takes logits and is given", function == "cross_entropy"
-    low, high = (-1.0, 1.0) if is_tanh else call.clamped or (None, None)
+    maker = made_by or _culprit(call, observation).activation or ""
+    low, high = _ENDS.get(maker) or call.clamped or (None, None)
+    what = f"the output of a {maker}" if maker in _ENDS else "what was clamped"
     if low is not None and high is not None:
         reach = high - low  # the least loss of a target for logits that differ by it at most
         least = math.log1p(math.exp(-reach / 2.0))
@@ -222,27 +159,26 @@ def _cut_off(call: LossCall, _: Observation) -> Iterator[_Fault]:
             least = math.log1p((call.classes - 1) * math.exp(-reach))
         if least > _REACHABLE:
             yield _Fault(
-                f"{message} some that are held between {low:g} and {high:g}",
+                f"{function} takes logits and is given {what}: some that are held between {low:g} "
+                f"and {high:g}",
                 least,
                 f"no class can get more than {math.exp(-least):.0%}: leave out the "
-                f"{'tanh' if is_tanh else 'clamp'} before it",
+                f"{maker if maker in _ENDS else 'clamp'} before it, which is one too many",
             )
-    met = {low: given.min, high: given.max}
-    near = [f"{end:g}" for end, seen in met.items() if end == seen and abs(seen) < _FAR_BOUND]
-    cause = "no probability can leave its side of a half, or of that bound"
-    if is_softmax:
-        cause = "what lies on the flat side gets no gradient, and all logits there are one"
-    if call.made_by in _ONE_SIDED:
-        yield _Fault(f"{message} the output of a {call.made_by}", 1.0, f"{cause}: leave it out")
-    elif near and not is_tanh:
-        message += f" logits that are clamped at {' and at '.join(near)}"
-        yield _Fault(message, 1.0, f"{cause}: leave it out")
+    met = [f"{end:g}" for end, seen in ((low, given.min), (high, given.max)) if end == seen]
+    if met and all(abs(float(end)) < _FAR_BOUND for end in met):
+        yield _Fault(
+            f"{function} takes logits and is given {what}, many of which are {' or '.join(met)}",
+            1.0,
+            "what lies on the flat side gets no gradient, and all logits there are one: leave it "
+            "out",
+        )
 
 
 def _of_log_probabilities(call: LossCall, _: Observation) -> Iterator[_Fault]:
     """Yield what is given in the place of log-probabilities."""
     function = call.function
-    if function not in _TAKES_LOG_PROBABILITIES or call.log_normalizer is None:
+    if function not in _LOG_PROBABILITIES or call.log_normalizer is None:
         return
     is_known = call.rows == "log_probabilities" or function == "kl_div"
     if call.rows == "probabilities":
@@ -253,21 +189,15 @@ def _of_log_probabilities(call: LossCall, _: Observation) -> Iterator[_Fault]:
         given = f"what does not sum to one over its {call.classes} classes"
         cause = "log_softmax runs along another dimension than that of the classes: check its dim"
     else:
-        given, cause = "logits", "log_softmax before it is missing"
-        if function == "nll_loss":
-            cause += ": use cross_entropy on logits"
+        given, cause = "logits", "log_softmax before it is missing: use cross_entropy on logits"
     message = f"{function} takes log-probabilities and is given {given}"
     yield _Fault(message, call.log_normalizer, cause)
 
 
 def _of_targets(call: LossCall, observation: Observation) -> Iterator[_Fault]:
-    """Yield what is wrong with targets that are numbers, and with class indices that are all one.
-
-    A class has a row of weights, or a column. Where none has, an index is a place among candidates,
-    of which the right one may stand first (He et al. 2020, MoCo).
-    """
+    """Yield what is wrong with targets: numbers, or class indices that are all one."""
     function, given, target, classes = call.function, call.input, call.target, call.classes
-    is_finite = target is not None and not target.nonfinite_count
+    is_finite = target is not None and target.finite_count == target.count > 0
     if function == "cross_entropy" and call.targets is None and given and target and is_finite:
         total = target.mean * classes
         is_share = given.shape == target.shape and target.min >= 0.0 and target.max <= 1.0
@@ -279,30 +209,24 @@ def _of_targets(call: LossCall, observation: Observation) -> Iterator[_Fault]:
                 "several labels at once: use binary_cross_entropy_with_logits, or divide each row "
                 "of the targets by its sum",
             )
-    takes_log = function == "poisson_nll_loss" and call.options.get("log_input", True) is True
-    if takes_log and call.made_by in _POSITIVE:
+    is_binary = function.startswith("binary_cross_entropy")
+    if is_binary and target and is_finite and max(-target.min, target.max - 1.0) > _ROUNDING:
         yield _Fault(
-            f"{function} takes the logarithm of a rate and is given the output of {call.made_by}",
-            1.0,
-            "a rate has no logarithm taken: pass log_input=False, or what comes before "
-            f"{call.made_by}",
+            f"{function} takes targets from 0 to 1 and is given [{target.min:.4g}, "
+            f"{target.max:.4g}]",
+            target.max if target.max > 1.0 else target.min,
+            "masks of 0 and 255, labels of -1 and 1, class indices, or values in another unit: "
+            "bring the targets to [0, 1]",
         )
-    if function.startswith("binary_cross_entropy") and target and target.finite_count:
-        ends, cause = (target.min, target.max), "class indices, or values in another unit"
-        if target.min < 0.0 or target.max > 1.0 + _TARGET_ROUNDING:
-            yield _Fault(
-                f"{function} takes targets from 0 to 1 and is given [{ends[0]:.4g}, {ends[1]:.4g}]",
-                target.max if target.max > 1.0 else target.min,
-                _RANGES.get(ends, f"{cause}: bring the targets to [0, 1]"),
-            )
     if function in _ELEMENTWISE and given and target:
         pairs = zip_longest(given.shape[::-1], target.shape[::-1], fillvalue=1)
         if math.prod(map(max, pairs)) > max(math.prod(given.shape), math.prod(target.shape)):
             yield _broadcast(function, given.shape, target.shape)
     if call.targets is not None and call.targets.only is not None and classes >= _FEWEST_ROWS:
-        held = (s for record in called(observation) for s in record.parameters.values())
+        # an index that has no row of weights is a place among candidates (He et al. 2020, MoCo)
+        weights = (s for record in called(observation) for s in record.parameters.values())
         count = call.targets.count - call.targets.ignored
-        if count >= _FEWEST_OF_ONE_CLASS and any(classes in s.shape[:2] for s in held):
+        if count >= _FEWEST_OF_ONE_CLASS and any(classes in s.shape[:2] for s in weights):
             yield _Fault(
                 f"all {count} targets of {function} are class {call.targets.only}, of {classes} "
                 "classes",
@@ -323,24 +247,22 @@ def _broadcast(what: str, output: tuple[int, ...], target: tuple[int, ...]) -> _
     )
 
 
-def _batch_softmax(observation: Observation) -> Iterator[Finding]:
+def _batch_softmax(observation: Observation, _: Settings) -> Iterator[Finding]:
     """Yield a softmax over the samples in a model that gives something for each of them.
 
     Pooling over a set (multiple instances, the nodes of a graph) gives one thing for all, or
     weights with nothing beside the set; a square of similarities is normalised either way.
     """
-    samples = _samples(observation)
-    root = observation.layers.get("")
-    if samples < 2 or root is None or root.activations is None:
-        return
-    if root.activations.shape[:1] != (samples,):
+    samples, root = _samples(observation), observation.layers.get("")
+    whole = None if root is None else root.activations
+    if samples < 2 or whole is None or whole.shape[:1] != (samples,):
         return
     for record in called(observation):
         shape = () if record.activations is None else record.activations.shape
-        if record.activation not in SOFTMAXES or len(shape) < 2 or shape[0] != samples:
-            continue
         dimension = record.options.get("dim")
-        if not isinstance(dimension, int) or dimension % len(shape) != 0:
+        if record.activation not in SOFTMAXES or not isinstance(dimension, int):
+            continue
+        if len(shape) < 2 or dimension % len(shape) != 0 or shape[0] != samples:
             continue
         if shape[1] != samples and math.prod(shape[1:]) > 1:
             message = (
@@ -352,12 +274,23 @@ def _batch_softmax(observation: Observation) -> Iterator[Finding]:
             )
 
 
-def _of_path(path: LossPath, observation: Observation) -> Iterator[Violation]:
+# ---- the loss as a whole ------------------------------------------------------------------------
+
+_FLAT = frozenset(
+    {"ceil", "clamp", "clamp_max", "clamp_min", "floor", "hardtanh", "relu", "round", "sign"}
+    | {"threshold", "trunc"}
+)
+_HINGES = frozenset({"clamp", "clamp_min", "maximum", "relu", "threshold"})
+
+
+def _path(observation: Observation, _: Settings) -> Iterator[Violation]:
     """Yield the first fault of the loss as a whole.
 
     It is independent of the output if no gradient came; it may reach layers without the output.
     """
-    root, loss = observation.layers[""], observation.loss
+    path, root, loss = observation.loss_path, observation.layers[""], observation.loss
+    if path is None:
+        return
     sent = root.gradients
     seen = any(record.gradients is not None for record in observation.layers.values())
     is_something = loss is not None and math.isfinite(loss) and loss != 0.0
@@ -402,21 +335,26 @@ def _why_flat(root: LayerRecord, path: LossPath) -> str:
     return "the loss is constant: what it computes cancels out, or is multiplied by zero"
 
 
-def _negated(observation: Observation) -> Iterator[Violation]:
+def _negated(observation: Observation, _: Settings) -> Iterator[Violation]:
     """Yield a loss that can never be positive, or is the only call of one of torch's, negated."""
     call, *others = observation.loss_calls or (None,)
     loss, path = observation.loss or 0.0, observation.loss_path
-    if not loss < 0.0:
-        return
     is_negated = path is not None and path.sign < 0
     if call is not None and not others and call.value and call.function in _NEVER_NEGATIVE:
         in_range = call.function in _ELEMENTWISE or call.value > 0.0  # of targets beyond it, not so
         is_negated |= in_range and abs(loss + call.value) <= 1e-3 * abs(call.value)
-    if is_negated:
+    if loss < 0.0 and is_negated:
         message = f"the loss is {loss:.3g} and can never be positive: it is negated"
         cause = "a minus sign too many or too few: minimising it makes the model worse"
-        place = {"value": loss, "role": "loss", "independent": True}
-        yield LOSS.fault(observation.layers[""], message, cause=cause, **place)
+        yield _violation(observation.layers[""], _Fault(message, loss, cause), "loss")
+
+
+# ---- the loss of an untrained model -------------------------------------------------------------
+
+_FEWEST_TARGETS = 8
+_MAGNIFIES = 3.0
+_LARGEST_COSINE = 128.0
+"""ArcFace (Deng et al. 2019) and CosFace (Wang et al. 2018) scale by 64, CLIP by 100 at most."""
 
 
 def _initial(observation: Observation, settings: Settings) -> Iterator[Finding]:
@@ -424,13 +362,13 @@ def _initial(observation: Observation, settings: Settings) -> Iterator[Finding]:
         guess = _uniform_guess(call)
         if guess is None or call.value is None or call.input is None:
             continue
-        culprit = _culprit(call, observation)
+        ratio, culprit = call.value / guess, _culprit(call, observation)
         limit = settings.limit("max_initial_loss", culprit.name)
-        given, out = culprit.inputs, culprit.activations
-        if call.value <= limit.value * guess or not is_fresh(observation):
+        if ratio <= limit.value or not is_fresh(observation):
             continue
         # logits that are large by its inputs are not its doing; ids are no scale, as models that
         # are given them start from tables, whose values are about one
+        given, out = culprit.inputs, culprit.activations
         usual = math.inf if given is None or not given.finite_count else 1.0
         if given is not None and is_floating(given):
             usual *= given.rms
@@ -439,44 +377,31 @@ def _initial(observation: Observation, settings: Settings) -> Iterator[Finding]:
         if call.cosines and call.input.abs_max <= _LARGEST_COSINE:
             continue  # a scale that losses with a margin have
         message = (
-            f"the loss of the untrained model is {call.value:.3g}, {call.value / guess:.3g} times "
-            f"that of a uniform guess ({guess:.3g})"
+            f"the loss of the untrained model is {call.value:.3g}, {ratio:.3g} times that of a "
+            f"uniform guess ({guess:.3g})"
         )
         count = call.targets.count - call.targets.ignored if call.targets else call.input.count
         if count < _FEWEST_TARGETS:
             reason = f"{message}, but {count} targets say little; give at least {_FEWEST_TARGETS}"
             yield LOSS.inconclusive(culprit, reason)
             continue
+        why = _why_large(culprit, call, usual)
         cause = (
-            f"{_what_is_large(culprit, call, observation)}: the logits have a root mean square of "
-            f"{call.input.rms:.3g} where about 1 is usual"
+            f"{why}; the logits have a root mean square of {call.input.rms:.3g} where about 1 is "
+            "usual"
         )
-        ratio = call.value / guess
         yield LOSS.violation(culprit, message, value=ratio, limit=limit, cause=cause)
 
 
-def _what_is_large(head: LayerRecord, call: LossCall, observation: Observation) -> str:
-    """Say what makes the logits large, as far as the layer that made them explains it."""
-    if call.cosines:
-        most = call.input.abs_max if call.input is not None else 0.0
-        return f"cosines are multiplied by {most:.3g} or more, a temperature too small"
-    out, given, maps = head.activations, head.inputs, linear_maps(head)
-    if maps and out is not None and given is not None:
-        bias = head.parameters.get("bias")
-        if bias is not None and 2.0 * bias.rms > out.rms:
-            return f"its bias is too large (up to {bias.abs_max:.3g})"
-        if 2.0 * maps[0].scale * given.rms > out.rms:
-            return "its weights are too large"
-    scales = [(m.scale, r.label) for r in called(observation) for m in linear_maps(r)]
-    scales += [  # a table is not multiplied: its values count
-        (table.rms, r.label)
-        for r in called(observation)
-        if "num_embeddings" in r.options and (table := r.parameters.get("weight"))
-    ]
-    scale, label = max(scales, default=(0.0, ""))
-    if scale > _MAGNIFIES / 2.0:
-        return f"the weights of {label!r} are too large (a scale of {scale:.3g})"
-    return "its forward multiplies what its layers give, or sums it up"
+def _why_large(head: LayerRecord, call: LossCall, usual: float) -> str:
+    bias, out = head.parameters.get("bias"), head.activations
+    if call.cosines and call.input is not None:
+        return f"cosines times {call.input.abs_max:.3g} or more: a temperature too small"
+    if bias is not None and out is not None and 2.0 * bias.rms > out.rms:
+        return f"its bias is too large (up to {bias.abs_max:.3g})"
+    if any(out is not None and 2.0 * m.scale * usual > out.rms for m in linear_maps(head)):
+        return "its weights are too large"
+    return "its forward multiplies or sums up what comes in, or weights before it are too large"
 
 
 def _uniform_guess(call: LossCall) -> float | None:
@@ -491,17 +416,67 @@ def _uniform_guess(call: LossCall) -> float | None:
 
 def _culprit(call: LossCall, observation: Observation) -> LayerRecord:
     """Return the layer whose output the loss is given, else the one that calls it."""
-    flow = flow_of(observation)
-    ran = called(observation)
+    flow, ran = flow_of(observation), called(observation)
     if flow.graph.loss is not None:
         feeding = flow.feeding("loss")
         ran = [record for record in ran if record.name in feeding]
-    given = [record for record in ran if same_values(record.activations, call.input)]
-    if given:  # of several heads, that with these values
-        return innermost(given)[-1]
-    root = observation.layers[""]
-    return observation.layers.get(call.layer or "", root)
+    makers = [record for record in ran if same_values(record.activations, call.input)]
+    if makers:  # of several heads, that with these values
+        return innermost(makers)[-1]
+    return observation.layers.get(call.layer or "", observation.layers[""])
 
 
 def _samples(observation: Observation) -> int:
     return observation.samples // max(observation.batches, 1)
+
+
+# ---- tasks --------------------------------------------------------------------------------------
+
+_MOST_BY_WEIGHT = 1e4
+"""Auxiliary terms are given weights down to 1e-3 on purpose; units and sums go beyond."""
+
+
+def unbalanced(observation: Observation, settings: Settings) -> Iterator[Finding]:
+    """Yield tasks that ask nothing of any layer, and pairs of which one drowns the other."""
+    layers, silent = observation.layers, []
+    for task in observation.tasks:
+        reached = [layers[name] for name in task.gradient_norms if name in layers]
+        if not reached or any(task.gradient_norms.values()) or not math.isfinite(task.loss):
+            continue
+        if task.loss != 0.0:
+            silent.append(task)
+            yield TASK_BALANCE.fault(
+                max(reached, key=completed),
+                f"task {task.name!r} has a loss of {task.loss:.3g} and asks nothing of any of "
+                f"the {len(reached)} layers that it reaches: its gradient is exactly zero",
+                cause="it is flat here: rounded, clamped, chosen by an index, or multiplied by "
+                "zero beside a constant",
+            )
+    for pair in combinations(observation.tasks, 2):
+        names = [n for n in pair[0].gradient_norms if n in pair[1].gradient_norms and n in layers]
+        if not names or any(task in silent for task in pair):
+            continue
+        layer = max((layers[name] for name in names), key=completed)
+        weak, strong = sorted(pair, key=lambda task: task.gradient_norms[layer.name])
+        high, low = strong.gradient_norms[layer.name], weak.gradient_norms[layer.name]
+        limit = settings.limit("max_task_ratio", layer.name)
+        if not (math.isfinite(high) and high > limit.value * low):
+            continue
+        if weak.loss == 0.0:
+            reason = f"the loss of task {weak.name!r} is zero: it asks for nothing on this batch"
+            yield TASK_BALANCE.inconclusive(layer, reason)
+            continue
+        ratio = high / low if low else math.inf
+        may_be_meant = limit.origin == "default" and ratio <= _MOST_BY_WEIGHT
+        yield TASK_BALANCE.violation(
+            layer,
+            f"task {strong.name!r} has {ratio:.3g} times the gradient of task "
+            f"{weak.name!r} here, where the two meet (norms {high:.3g} and {low:.3g})",
+            value=ratio,
+            limit=limit,
+            cause=f"they differ in scale (losses of {strong.loss:.3g} and {weak.loss:.3g}): weight "
+            f"{weak.name!r} by about {min(ratio, 1e9):.0g}, or normalise the targets"
+            + ("; a small weight may be meant so" if may_be_meant else ""),
+            independent=True,
+            severity="warn" if may_be_meant else "fail",
+        )

@@ -9,8 +9,7 @@ from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import at, called, flow_of
 from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
-from pytest_modelhealth.report.flow import Call, Vertex
-from pytest_modelhealth.statistics import TensorStatistics
+from pytest_modelhealth.report.flow import Call
 
 MISSING_GRADIENTS = CHECKS["missing_gradients"]
 WIRING = CHECKS["wiring"]
@@ -23,58 +22,40 @@ _SOURCES = frozenset({"constant", "parameter", "buffer"})
 
 
 def lost_states(observation: Observation, flow: Flow) -> Iterator[Violation]:
-    """Yield what is called step by step, each time without a past, or without a part of it.
-
-    Of layers that have no weights for a state of their own, those that are given a constant for it.
-    """
+    """Yield cells that are called step by step, each time without a past, or a part of it."""
     for record in observation.layers.values():
-        if record.name not in flow or record.functional:
+        if record.name not in flow or not _is_recurrent(record):
             continue
         calls = [call for call in flow.calls(record.name) if call.inputs]
         if len(calls) < _FEWEST_STEPS or len({call.parent for call in calls}) > 1:
             continue
-        is_recurrent, line = _is_recurrent(record), calls[0].line
-        if _starts_anew(flow, calls, is_recurrent):
-            given = "a state that no step made" if calls[0].inputs[1:] else "no state"
-            how = f"with {given}: nothing of what it returns comes back to it"
-            cause = (
-                "the state is not carried from step to step, so that nothing is remembered and "
-                "the weights of the state learn nothing: assign what it returns and pass it on"
-            )
-        elif is_recurrent and _starts_partly_anew(flow, calls):
-            line = calls[1].line
-            how = (
-                "and one of its states is the same constant each time, while another is carried on"
-            )
-            cause = (
-                "one of the states that it returns is dropped (the cell state, as in `h, _ = "
-                "cell(x, (h, c))`): assign both and pass both on"
-            )
+        if _starts_anew(flow, calls):
+            how = "a state that no step made: nothing of what it returns comes back to it"
+        elif _starts_partly_anew(flow, calls):
+            how = "one of its states the same constant each time, while another is carried on"
         else:
             continue
         yield WIRING.fault(
             record,
-            f"it is called {len(calls)} times{at(line)}, once a step, {how}",
+            f"it is called {len(calls)} times{at(calls[1].line)}, once a step, with {how}",
             value=float(len(calls)),
-            cause=cause,
+            cause="a state is not carried from step to step, so that nothing is remembered and the "
+            "weights of the state learn nothing: assign all that it returns (not `h, _ = cell(x, "
+            "(h, c))`) and pass it on",
             independent=True,
-            severity="fail" if is_recurrent else "warn",
         )
 
 
-def _starts_anew(flow: Flow, calls: list[Call], is_recurrent: bool) -> bool:
+def _starts_anew(flow: Flow, calls: list[Call]) -> bool:
     """Whether calls take one part of a sequence after the other, and nothing of each other."""
-    states = {number for call in calls for number in call.inputs[1:]}
-    if not _made_of(flow, *states) <= (_SOURCES if is_recurrent else {"constant"}):
-        return False
-    if not is_recurrent and not states:
-        return False
     parts = {call.inputs[0] for call in calls}
     # the parts of what has no graph look alike
     kinds = {flow.graph.vertices[part].function for part in parts}
     if len(parts) < len(calls) and kinds != {"unbind"}:
         return False
-    if len({flow.origins(part) for part in parts}) > 1:
+    is_one = len({flow.origins(part) for part in parts}) == 1
+    states = {number for call in calls for number in call.inputs[1:]}
+    if not is_one or not _made_of(flow, *states) <= _SOURCES:
         return False
     following = flow.after(*(output for call in calls for output in call.outputs))
     return all(following.isdisjoint(call.inputs) for call in calls)
@@ -107,153 +88,92 @@ def _is_recurrent(record: LayerRecord) -> bool:
 
 
 _INPUT, _STATE, _REVERSE = "weight_ih", "weight_hh", "_reverse"
-_STEPS_TO_REMEMBER = 2
-_PICKS = frozenset({"getitem", "select", "narrow", "slice", "unbind", "split", "chunk"})
 _CHOOSES = frozenset({"gather", "index", "index_select", "take_along_dim", "masked_select"})
+_PICKS = _CHOOSES | {"getitem", "select", "narrow", "slice", "unbind", "split", "chunk"}
 
 
-class Part(NamedTuple):
-    """One direction of one layer of a recurrent stack.
-
-    Args:
-        suffix: how the names of its parameters end (``"_l0_reverse"``); ``""`` in a cell.
-        inputs, states: the gradients of its weights of the inputs and of the state.
-    """
+class _Part(NamedTuple):
+    """One direction of one layer of a recurrent stack, by how the names of its parameters end."""
 
     suffix: str
-    inputs: TensorStatistics
-    states: TensorStatistics
+    learns: bool
+    remembers: bool
 
     @property
-    def learns(self) -> bool:
-        """Whether the weights of its inputs get a gradient."""
-        return self.inputs.abs_max > 0.0
-
-    @property
-    def remembers(self) -> bool:
-        """Whether the weights of its state do."""
-        return self.states.abs_max > 0.0
+    def level(self) -> str:
+        return self.suffix.removesuffix(_REVERSE)
 
 
-def parts(record: LayerRecord) -> list[Part]:
+def _parts(record: LayerRecord) -> list[_Part]:
     """Return the parts of a recurrent layer that can learn, all of whose gradients are finite."""
-    found = []
+    parts = []
     for name, inputs in record.parameter_gradients.items():
-        if not name.startswith(_INPUT):
-            continue
         suffix = name.removeprefix(_INPUT)
         states = record.parameter_gradients.get(_STATE + suffix)
-        if states is None or {name, _STATE + suffix} & record.frozen:
+        if not name.startswith(_INPUT) or states is None or {name, _STATE + suffix} & record.frozen:
             continue
         if inputs.nonfinite_count or states.nonfinite_count:
             return []
-        found.append(Part(suffix, inputs, states))
-    return found
+        parts.append(_Part(suffix, inputs.abs_max > 0.0, states.abs_max > 0.0))
+    return parts
 
 
 def recurrent_gradients(observation: Observation) -> Iterator[Finding]:
-    """Yield the recurrent layers of which a part learns nothing."""
+    """Yield the recurrent layers of which a part learns nothing, or remembers nothing.
+
+    A direction may be left out on purpose, and the batch may choose first steps alone.
+    """
     flow = flow_of(observation)
     for record in called(observation):
-        found = parts(record)
-        learning = [part for part in found if part.learns]
+        parts = _parts(record)
+        learning = [part for part in parts if part.learns]
         if not learning:
             continue  # the whole layer is silent: that is told elsewhere
-        # what picks from what it gives out, up to the next layers
+        idle = [part for part in parts if not (part.learns or part.remembers)]
+        steps = _steps(record, observation)
+        forgetful = [part for part in learning if not part.remembers and steps > 1]
         takers = flow.consumers(record.name) if record.name in flow else ()
         made = flow.operations(record.name, *takers) if takers else ()
-        picks = [one for one in made if one.function in _PICKS | _CHOOSES]
-        idle = [part for part in found if not (part.learns or part.remembers)]
-        if idle:
-            yield _unread(record, idle, learning, picks)
-        steps = _steps(record, observation)
-        forgetful = [part for part in learning if not part.remembers]
-        if forgetful and steps is not None and steps >= _STEPS_TO_REMEMBER:
-            yield _one_step(record, forgetful, found, steps, picks)
+        line = at(next((o.line for o in made if o.function in _PICKS and o.line), ""))
+        for tensor, silent in ((_INPUT, idle), (_STATE, forgetful)):
+            if not silent:
+                continue
+            levels = {part.level for part in parts if part.learns and part.remembers}
+            is_half = any(part.level in levels for part in silent)
+            is_chosen = silent is forgetful and any(o.function in _CHOOSES for o in made)
+            cause = f"only the first step is read{line}: read the last one (out[:, -1]), or all"
+            if silent is idle:
+                cause = (
+                    f"the state of a lower layer is read{line}, and those above it are computed in "
+                    "vain: h_n[0] is the first layer, h_n[-1] the last"
+                )
+            if is_half:
+                cause = (
+                    f"one direction is read{line}, or one end of the sequence, where the other "
+                    "direction has seen one step: join h_n[-2] and h_n[-1]"
+                )
+            names = " and ".join(f"{tensor}{part.suffix}" for part in silent)
+            over = f" over {steps} steps" if silent is forgetful else ""
+            yield MISSING_GRADIENTS.fault(
+                record,
+                f"the gradient of its {names} is exactly zero{over}, that of others is not",
+                tensor=f"{tensor}{silent[0].suffix}",
+                cause=cause,
+                severity="warn" if is_half or is_chosen else "fail",
+            )
 
 
-def _unread(
-    record: LayerRecord,
-    idle: list[Part],
-    learning: list[Part],
-    picks: list[Vertex],
-) -> Finding:
-    """Return that a layer of a stack is not read, or one direction of it."""
-    level = {part.suffix.removesuffix(_REVERSE) for part in learning}
-    is_direction = all(part.suffix.removesuffix(_REVERSE) in level for part in idle)
-    line = next((one.line for one in picks if one.line), "")
-    if is_direction:
-        which = "reverse" if idle[0].suffix.endswith(_REVERSE) else "forward"
-        cause = (
-            f"of the last layer only one direction is read{at(line)}, and the {which} one is "
-            "computed in vain: h_n[-1] is the reverse direction alone; join h_n[-2] and h_n[-1]"
-        )
-    else:
-        cause = (
-            f"the state of a lower layer is read{at(line)}, and the layers above it are computed "
-            "in vain: h_n[0] is the first layer, h_n[-1] the last"
-        )
-    names = " and ".join(f"{_INPUT}{part.suffix}" for part in idle)
-    return MISSING_GRADIENTS.fault(
-        record,
-        f"the gradients of its {names} are exactly zero, those of its other "
-        f"{'direction' if is_direction else 'layers'} are not",
-        tensor=f"{_INPUT}{idle[0].suffix}",
-        cause=cause,
-        severity="warn" if is_direction else "fail",
-    )
-
-
-def _one_step(
-    record: LayerRecord,
-    forgetful: list[Part],
-    found: list[Part],
-    steps: int,
-    picks: list[Vertex],
-) -> Finding:
-    """Return that weights of a state get no gradient, since only a first step is read."""
-    chosen = [one for one in picks if one.function in _CHOOSES or len(one.operands) > 1]
-    names = " and ".join(f"{_STATE}{part.suffix}" for part in forgetful)
-    text = (
-        f"the gradient of its {names} is exactly zero over {steps} steps, that of the weights of "
-        "its inputs is not"
-    )
-    if chosen:
-        doubt = f"`{chosen[0].function}`{at(chosen[0].line)} may choose first steps on this batch"
-        return MISSING_GRADIENTS.inconclusive(
-            record, f"{text}, but {doubt} alone: give longer sequences"
-        )
-    line = next((one.line for one in picks if one.line), "")
-    # the other direction of one of them remembers
-    own = {part.suffix.removesuffix(_REVERSE) for part in forgetful}
-    is_half = any(part.remembers and part.suffix.removesuffix(_REVERSE) in own for part in found)
-    if is_half and forgetful[0].suffix.endswith(_REVERSE):
-        cause = (
-            f"the last step of the sequence is read{at(line)}, which the reverse direction comes "
-            "to first: it has seen one step there; read h_n, or the reverse half at step 0"
-        )
-    else:
-        cause = (
-            f"only the first step is read{at(line)}, before anything is remembered: read the last "
-            "one (out[:, -1] where the batch comes first), or all"
-        )
-    tensor, severity = f"{_STATE}{forgetful[0].suffix}", "warn" if is_half else "fail"
-    return MISSING_GRADIENTS.fault(record, text, tensor=tensor, cause=cause, severity=severity)
-
-
-def _steps(record: LayerRecord, observation: Observation) -> int | None:
-    """Return of how many steps a sequence is; ``None`` where that does not show (packed ones).
+def _steps(record: LayerRecord, observation: Observation) -> int:
+    """Return of how many steps a sequence is; 0 where that does not show (packed ones).
 
     A cell takes one step a call, if it is given what it made of the step before.
     """
     if "batch_first" not in record.options:
         flow = flow_of(observation)
         calls = flow.calls(record.name) if record.name in flow else ()
-        if len(calls) < _STEPS_TO_REMEMBER:
-            return None
-        is_carried = not flow.after(*calls[0].outputs).isdisjoint(calls[1].inputs)
-        return len(calls) if is_carried else None
+        is_carried = len(calls) > 1 and not flow.after(*calls[0].outputs).isdisjoint(
+            calls[1].inputs
+        )
+        return len(calls) if is_carried else 0
     shape = () if record.inputs is None else record.inputs.shape
-    if len(shape) != _SEQUENCES:
-        return None
-    return shape[1 if record.options["batch_first"] else 0]
+    return shape[bool(record.options["batch_first"])] if len(shape) == _SEQUENCES else 0

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import called, flow_of, gain, linear_maps, trainable
 from pytest_modelhealth.checks.paths import held_by, maker
-from pytest_modelhealth.checks.recurrences import parts
 from pytest_modelhealth.report import LayerRecord, Observation
-from pytest_modelhealth.settings import Limit, Settings
+from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.statistics import TensorStatistics
 
 SATURATION = CHECKS["saturation"]
@@ -42,29 +42,66 @@ A trained router is one-hot for scores of 4, and can still change its mind.
 """
 
 
+_MASK_EXPONENT = 13  # masks add -1e4 or less, or -inf
+
+
+class _Measure(NamedTuple):
+    """How saturated a layer is: by which setting, what is said, and how much was seen."""
+
+    setting: str
+    value: float
+    what: str
+    inputs: str
+    count: int
+    unit: str
+
+
 def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     """Yield the activations that are saturated, in execution order."""
+    flow, layers = flow_of(observation), observation.layers
     for record in called(observation):
-        finding = None
-        if record.activation in _FLAT_FROM:
-            finding = _bounded(record, observation, settings)
-        elif record.activation in ("softmax", "softmin"):
-            finding = _softmax(record, observation, settings)
-        elif record.type_name == _ATTENTION:
-            finding = _fused_attention(record, settings)
-        elif record.options.get("hidden_size") is not None:
-            yield from _gates(record, observation, settings)
-        if finding is not None:
-            flow, layers = flow_of(observation), observation.layers
-            reached = flow.reach(record.name).intersection(flow.layers, layers)
-            if any(trainable(layers[name]) for name in reached):
-                yield finding
+        measure = _measured(record)
+        if measure is None:
+            continue
+        limit = settings.exceeded(measure.setting, record.name, measure.value)
+        reached = flow.reach(record.name) if limit is not None else ()
+        if limit is None or not any(trainable(layers[n]) for n in reached if n in layers):
+            continue  # what no trainable layer follows is the model's answer
+        needed = settings.limit("min_samples", record.name)
+        if measure.count < needed.value:
+            reason = (
+                f"{measure.what}, but {measure.count} {measure.unit} say little; give at least "
+                f"{needed.value} (min_samples, {needed.origin})"
+            )
+            yield SATURATION.inconclusive(record, reason)
+            continue
+        why = "queries and keys are too large, or a scale (1/sqrt(d)) is missing or turned round"
+        before, given = maker(observation, record), record.inputs
+        is_fused = record.type_name == _ATTENTION
+        if given and not is_fused and (before or record.activation in _FLAT_FROM):
+            why = _why_large(given, before)
+        yield SATURATION.violation(
+            record,
+            f"saturated: {measure.what}",
+            value=measure.value,
+            limit=limit,
+            cause=f"{measure.inputs}: {why}",
+        )
 
 
-def _bounded(record: LayerRecord, observation: Observation, settings: Settings) -> Finding | None:
-    limit, given = settings.limit("max_saturated_fraction", record.name), record.inputs
-    if given is None or not given.finite_count:
+def _measured(record: LayerRecord) -> _Measure | None:
+    given, out = record.inputs, record.activations
+    if record.type_name == _ATTENTION:
+        return _fused_attention(record)
+    if given is None or out is None or not given.finite_count:
         return None
+    if record.activation in _FLAT_FROM:
+        return _bounded(record, given, out)
+    is_softmax = record.activation in ("softmax", "softmin") and not out.nonfinite_count
+    return _softmax(record, given, out) if is_softmax else None
+
+
+def _bounded(record: LayerRecord, given: TensorStatistics, out: TensorStatistics) -> _Measure:
     below, above = _FLAT_FROM[str(record.activation)]
     if record.activation == "hardtanh":
         low = float(record.options.get("min_val") or -1.0)
@@ -77,27 +114,18 @@ def _bounded(record: LayerRecord, observation: Observation, settings: Settings) 
         for exponent, (negative, positive) in enumerate(signed, lowest)
     )
     fraction = flat / given.finite_count
-    if fraction <= limit.value:
-        return None
-    units = record.activations.units if record.activations is not None else None
-    seen = (0 if units is None else units.observations, "samples")
     what = f"{fraction:.0%} of its inputs lie where {record.activation} is flat"
-    cause = (
-        f"its inputs lie in [{given.min:.3g}, {given.max:.3g}], rms {given.rms:.3g}: "
-        f"{_why_large(given, maker(observation, record))}"
-    )
-    return _finding(record, what, fraction, limit, seen, cause, settings)
+    inputs = f"its inputs lie in [{given.min:.3g}, {given.max:.3g}], rms {given.rms:.3g}"
+    samples = 0 if out.units is None else out.units.observations
+    return _Measure("max_saturated_fraction", fraction, what, inputs, samples, "samples")
 
 
-def _softmax(record: LayerRecord, observation: Observation, settings: Settings) -> Finding | None:
-    limit, dim = settings.limit("max_one_hot", record.name), record.options.get("dim")
-    given, out = record.inputs, record.activations
-    if given is None or out is None or out.nonfinite_count:
-        return None
-    if not isinstance(dim, int) or not -len(out.shape) <= dim < len(out.shape):
-        return None
-    rows = out.count // out.shape[dim] if out.shape[dim] else 0
-    if not rows:
+def _softmax(
+    record: LayerRecord, given: TensorStatistics, out: TensorStatistics
+) -> _Measure | None:
+    """Judge by how one-hot rows are whose scores leave the lesser ones no gradient."""
+    dim, shape = record.options.get("dim"), out.shape
+    if not isinstance(dim, int) or not -len(shape) <= dim < len(shape) or not shape[dim]:
         return None
     # the scores that no mask put out of the way, by powers of two
     scores = [
@@ -106,92 +134,32 @@ def _softmax(record: LayerRecord, observation: Observation, settings: Settings) 
             given.exponents.counts, given.exponents.lowest
         )
     ]
-    total = sum(count for _, count in scores) + given.zero_count
+    total, rows = sum(count for _, count in scores) + given.zero_count, out.count // shape[dim]
     # the mean square of numbers spread evenly over [1, 2) is 7/3
     squares = math.fsum(count * math.ldexp(7 / 3, 2 * exponent) for exponent, count in scores)
-    one_hot, size = out.norm**2 / rows, math.sqrt(squares / total) if total else 0.0
-    if total / rows < _FEWEST_CHOICES or one_hot <= limit.value or size < _FINAL_SCORE:
+    size = math.sqrt(squares / total) if total else 0.0
+    if not rows or total / rows < _FEWEST_CHOICES or size < _FINAL_SCORE:
         return None
-    why = "queries and keys are too large, or a scale (1/sqrt(d)) is missing or turned round"
-    if before := maker(observation, record):
-        why = _why_large(given, before)
+    one_hot = out.norm**2 / rows
     what = f"its rows are one-hot: their mean sum of squares is {one_hot:.3g}"
-    cause = f"its scores are about {size:.3g}: {why}"
-    return _finding(record, what, one_hot, limit, (rows, "rows"), cause, settings)
+    return _Measure("max_one_hot", one_hot, what, f"its scores are about {size:.3g}", rows, "rows")
 
 
-def _finding(
-    record: LayerRecord,
-    what: str,
-    value: float,
-    limit: Limit,
-    seen: tuple[int, str],
-    cause: str,
-    settings: Settings,
-) -> Finding:
-    """Return that a layer is saturated, or that too few samples or rows were seen to tell."""
-    needed = settings.limit("min_samples", record.name)
-    count, unit = seen
-    if count < needed.value:
-        reason = (
-            f"{what}, but {count} {unit} say little; give at least {needed.value} (min_samples, "
-            f"{needed.origin})"
-        )
-        return SATURATION.inconclusive(record, reason)
-    return SATURATION.violation(record, f"saturated: {what}", value=value, limit=limit, cause=cause)
-
-
-def _fused_attention(record: LayerRecord, settings: Settings) -> Finding | None:
+def _fused_attention(record: LayerRecord) -> _Measure | None:
     """Judge by queries and keys: the weights themselves never leave the fused kernel.
 
     Large scores alone prove nothing, since what all keys share drops out of a softmax. Where each
     output is one of the values, it is also as large as they are.
     """
-    limit = settings.limit("max_one_hot", record.name)
     score, out = record.options.get("typical_score"), record.activations
     values, keys = record.options.get("value_std"), record.options.get("keys")
     if not (isinstance(score, float) and isinstance(values, float) and isinstance(keys, int)):
         return None
-    if out is None or keys < _FEWEST_CHOICES:
+    if out is None or not values or keys < _FEWEST_CHOICES or score < 2.0 * _FINAL_SCORE:
         return None
-    kept = out.std / values if values else 0.0
-    if score < 2.0 * _FINAL_SCORE or kept <= limit.value:
-        return None
-    message = f"saturated: its scores are about {score:.3g}, so that each output is a single value"
-    cause = "queries and keys are too large, or the scale 1/sqrt(d) is missing"
-    return SATURATION.violation(record, message, value=min(kept, 1.0), limit=limit, cause=cause)
-
-
-def _gates(record: LayerRecord, observation: Observation, settings: Settings) -> Iterator[Finding]:
-    """Yield the first part of a recurrent layer most of whose gates pass no gradient at all.
-
-    A gate of a unit whose bias gets a gradient of exactly zero is saturated at every step. What a
-    ReLU lets through is another matter, and half precision rounds slopes to zero early.
-    """
-    if record.options.get("nonlinearity") == "relu":
-        return
-    limit = settings.limit("max_saturated_gates", record.name)
-    for part in parts(record):
-        bias = record.parameter_gradients.get(f"bias_ih{part.suffix}")
-        if bias is None or not part.learns or bias.dtype not in ("float32", "float64"):
-            continue
-        if bias.zero_fraction <= limit.value:
-            continue
-        what = f"{bias.zero_fraction:.0%} of its gates get a gradient of exactly zero"
-        held = record.parameters.get(f"bias_ih{part.suffix}")
-        own = max((m.scale for m in linear_maps(record)), default=0.0)
-        given = 0.0 if record.inputs is None else record.inputs.rms
-        cause = (
-            f"its biases reach {0.0 if held is None else held.abs_max:.3g}, its inputs have a root "
-            f"mean square of {given:.3g} and its weights a scale of {own:.3g}: the largest of them "
-            "holds the gates open or shut"
-        )
-        seen = (observation.samples, "samples")
-        yield _finding(record, what, bias.zero_fraction, limit, seen, cause, settings)
-        return
-
-
-_MASK_EXPONENT = 13  # masks add -1e4 or less, or -inf
+    scores = f"its scores are about {score:.3g}"
+    what = f"{scores}, so that each output is a single value"
+    return _Measure("max_one_hot", min(out.std / values, 1.0), what, scores, out.count, "values")
 
 
 def _why_large(given: TensorStatistics, before: LayerRecord | None) -> str:

@@ -13,7 +13,6 @@ from pytest_modelhealth.checks.facts import (
     spread_of,
     units_of,
 )
-from pytest_modelhealth.checks.gradient_scale import contracting_chains
 from pytest_modelhealth.checks.paths import factors, nearest
 from pytest_modelhealth.probes.probe import Probe
 from pytest_modelhealth.settings import Limit, Settings, Share
@@ -103,10 +102,11 @@ def alike_outputs(observation: Observation, settings: Settings) -> AlikeOutputs 
                 return None
     cause = "what all samples share is far larger than what they differ by: "
     culprit, before = _where(observation)
-    flow, place = flow_of(observation), culprit or root
-    heads = [chain.layers[0].name for chain in contracting_chains(observation)]
-    if any(place.name in {"", head, *flow.reach(head)} for head in heads):
-        return None  # sigmoids in a row, of which `grad_norm` tells
+    # it loads torch, which what declares the checks may not
+    from pytest_modelhealth.checks.grad_norm import lost_behind_sigmoids
+
+    if lost_behind_sigmoids(observation, settings):
+        return None  # `grad_norm` tells
     if _is_offset_at_the_end(observation):
         return None  # learnt, it may stand for targets that lie far apart: quantiles of prices
     if culprit is None or before is None:
@@ -117,7 +117,7 @@ def alike_outputs(observation: Observation, settings: Settings) -> AlikeOutputs 
             f"{factors(observation, [before.name], culprit.name)}, in a bias, an offset or a mean "
             "that is larger by far, or in weights that are too small"
         )
-    return AlikeOutputs(deviation, limit, place, cause)
+    return AlikeOutputs(deviation, limit, culprit or root, cause)
 
 
 def _where(observation: Observation) -> tuple[LayerRecord | None, LayerRecord | None]:

@@ -91,15 +91,12 @@ class CheckNames(Patterns):
     noun = "check"
 
     def validate(self, value: object, origin: str) -> tuple[str, ...]:
-        """Return `value` as a tuple of patterns."""
-        patterns = super().validate(value, origin)
+        """Return `value` as a tuple of patterns; ``none`` is none."""
+        is_none = isinstance(value, str) and value.strip().lower() == "none"
+        patterns = super().validate([] if is_none else value, origin)
         for pattern in patterns:
             require_known(pattern, self.one_of, f"{origin}: {self.name}", self.noun)
         return patterns
-
-    def parse(self, text: str, origin: str) -> SettingValue:
-        """Return the patterns in `text`; ``none`` is none."""
-        return self.validate([] if text.strip().lower() == "none" else text, origin)
 
 
 class Probes(CheckNames):
@@ -151,8 +148,7 @@ class Severities(Setting):
 
     def validate(self, value: object, origin: str) -> tuple[SeverityRule, ...]:
         """Return `value` as a tuple of rules."""
-        by_check = value if isinstance(value, Mapping) else {"*": value}
-        rules = []
+        by_check: Mapping[Any, Any] = value if isinstance(value, Mapping) else {"*": value}
         for checks, severity in by_check.items():
             if not isinstance(checks, str) or severity not in SEVERITIES:
                 where = "" if checks == "*" else f" of {checks!r}"
@@ -161,17 +157,13 @@ class Severities(Setting):
                     f"{'' if where else ' or a mapping from checks to them'}, not {severity!r}"
                 )
             require_known(checks, self.one_of, f"{origin}: {self.name}")
-            rules.append(SeverityRule(checks, severity, origin))
-        return tuple(rules)
+        return tuple(SeverityRule(checks, one, origin) for checks, one in by_check.items())
 
     def parse(self, text: str, origin: str) -> SettingValue:
         """Return the rules in `text`: ``warn``, or ``CHECK: warn`` between commas or lines."""
-        rules: list[SeverityRule] = []
-        for item in re.split(r"[,\n]", text):
-            checks, _, severity = item.rpartition(":")
-            if item.strip() and item.strip().lower() != "none":
-                rules += self.validate({checks.strip() or "*": severity.strip()}, origin)
-        return tuple(rules)
+        items = [item.rpartition(":") for item in re.split(r"[,\n]", text) if item.strip()]
+        rules = {checks.strip() or "*": severity.strip() for checks, _, severity in items}
+        return self.validate({} if rules == {"*": "none"} else rules, origin)
 
     def show(self, value: Any) -> str:
         """Return the rules between commas."""

@@ -191,6 +191,14 @@ class Settings(Mapping[str, Limit]):
                 return special.limit
         return self[name]
 
+    def exceeded(self, name: str, layer: str, value: float) -> Limit | None:
+        """Return the limit of a layer that `value` is beyond, below it where it is a least one."""
+        limit = self.limit(name, layer)
+        if limit.value is None:
+            return None
+        is_least = name.startswith(("min_", "vanishing_"))
+        return limit if (value < limit.value if is_least else value > limit.value) else None
+
     def severity(self, check: str) -> Limit:
         """Return ``"warn"`` or ``"fail"``, as is in force for the check of this name."""
         for rule in reversed(self["severity"].value):

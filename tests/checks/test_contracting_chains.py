@@ -45,9 +45,8 @@ def test_sigmoids_in_a_row_are_found(activation, told):
     assert found.layer == "layers.0"
     assert found.limit == 1e-4
     assert 1e-7 < found.value < 1e-4
-    assert "along 5 activations in a row" in found.message
-    assert "times a layer from 'layers.5' back to 'layers.0', through sigmoid" in found.cause
-    assert "slope is 0.25 at most" in found.cause
+    assert "times a layer over" in found.cause
+    assert "sigmoid (a slope of 0.25 at most)" in found.cause
 
 
 def test_better_weights_take_one_layer_more(told):
@@ -56,9 +55,8 @@ def test_better_weights_take_one_layer_more(told):
 
 
 def test_longer_chains_are_told_once(told):
-    """Where nothing is learnt at all the older rule tells it."""
-    (found,) = told(Chain(12, torch.sigmoid))
-    assert found.limit == 1e-7
+    """Not for each layer that nothing reaches."""
+    assert len(told(Chain(12, torch.sigmoid))) == 1
 
 
 @pytest.mark.parametrize(
@@ -95,23 +93,9 @@ def test_healthy_chains_are_left_alone(model, told):
     assert told(model) == told(model, "warn") == []
 
 
-def test_other_bounded_activations_only_warn(told):
-    """Tanh passes all of it near zero: small weights take it, as some mean them to."""
-    model = Chain(20, torch.tanh)
-    assert told(model) == []
-    (found,) = told(model, "warn")
-    assert found.layer == "layers.0"
-    assert "through tanh:" in found.cause
-
-
 def test_trained_chain_is_not_judged(told):
     """What training made of it is another matter."""
     model = Chain(6, torch.sigmoid)
     with torch.no_grad():
         model.head.bias += 1.0
     assert told(model) == []
-
-
-def test_limit_is_a_setting(told):
-    """One that is trained all the same says so."""
-    assert told(Chain(6, torch.sigmoid), settings={"vanishing_chain_ratio": 1e-9}) == []

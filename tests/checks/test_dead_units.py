@@ -108,10 +108,6 @@ CASES = {
     "a layer": (lambda _: held_down(), {"act1": "fail"}, "'fc1'", "its bias"),
     "a PReLU": (lambda _: before(nn.PReLU(init=0.25), is_dead=True), {}),
     "a PReLU without a slope": (lambda _: before(nn.PReLU(init=0.0), is_dead=True), DEAD),
-    "the project's own rectifier": (
-        lambda _: before(Applies(lambda x: x * (x > 0)), is_dead=True), DEAD, "'0'",
-    ),
-    "dropout of everything": (lambda _: before(nn.Dropout(1.0)), FOLDED, "its p is 1"),
     # its rows sum to one
     "a projection onto the simplex": (lambda _: chosen(), {}),
     # two or four samples say nothing about units; of 16 units one would be active by chance in

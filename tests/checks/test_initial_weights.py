@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from corpus.models.hooked import make
-from pytest_modelhealth.checks.facts import is_fresh, linear_maps, was_trained
+from pytest_modelhealth.checks.facts import is_fresh, linear_maps, seems_trained
 from tests.capture.architectures import ARCHITECTURES
 from tests.checks.rows import Net, hold, holding, says
 
@@ -277,13 +277,13 @@ def test_scale_is_standard_deviation_times_root_of_the_fan_in(batch, inspect):
 def test_initialised_and_trained_are_told_apart(batch, inspect):
     """A few steps of an optimizer move the biases beyond the bound of their initialiser."""
     model = plain()
-    assert not was_trained(inspect(model, batch).observation)
+    assert not seems_trained(inspect(model, batch).observation)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for _ in range(20):
         optimizer.zero_grad()
         model(batch).square().mean().backward()
         optimizer.step()
-    assert was_trained(inspect(model, batch).observation)
+    assert seems_trained(inspect(model, batch).observation)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -295,5 +295,5 @@ def test_batches_that_a_normalisation_counted_are_training(training, batch, insp
     for _ in range(2):
         model(batch)
     observation = inspect(model.train(training), batch).observation
-    assert was_trained(observation)
+    assert seems_trained(observation)
     assert not is_fresh(observation)

@@ -140,12 +140,6 @@ def series(values):
     return nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Flatten(), nn.Linear(128, 4)), values
 
 
-def missing(x, value):
-    """Return a batch with a number where something is missing."""
-    x[::7, 1] = value
-    return Mlp(), x
-
-
 def two_inputs(images, table, factor=None):
     """Return a model of images and a table, by layers of their own; a factor scales them."""
 
@@ -174,9 +168,6 @@ CASES = {
     "columns of incomes": (lambda x: (Mlp(), x * 1e4 + 1e6), FAIL),
     "one-hot": (lambda x: (Mlp(), F.one_hot(x.argmax(1), 16).float()), {}),
     "sparse": (lambda x: (Mlp(), (x > 2.0).float()), {}),
-    # -999 beside values around one stands for something missing; -42 need not
-    "missing values": (lambda x: missing(x, -999.0), FAIL),
-    "no missing values": (lambda x: missing(x, -42.0), {}),
     # segments are all the same in healthy batches; words are not
     "text": (lambda _: (text_model(), torch.randint(1, 50, (8, 12))), {}),
     "one word": (

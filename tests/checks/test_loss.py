@@ -126,3 +126,39 @@ def test_user_thresholds_are_obeyed(mlp, batch, labels, inspect):
     nn.init.uniform_(mlp.head.weight, -100.0, 100.0)
     options = {"settings": {"max_initial_loss": 1e6}}
     assert findings(inspect(mlp, batch, labels, loss=F.cross_entropy, **options)) == []
+
+
+def warned(report):
+    """What the check warns of; nothing fails."""
+    assert report.violations == (), report.violations
+    return [v.message for v in report.warnings if v.check == "loss"]
+
+
+@pytest.mark.parametrize(
+    ("targets", "is_told"),
+    [
+        (torch.full((64,), 3), True),
+        (torch.full((64,), 3).index_fill(0, torch.arange(40), -100), True),
+        (torch.full((64,), 3).index_fill(0, torch.arange(50), -100), False),
+        (torch.arange(64) % 2, False),
+    ],
+    ids=["all", "all that count", "too few that count", "two"],
+)
+@pytest.mark.parametrize("is_nll", [False, True])
+def test_targets_of_one_class(targets, is_told, is_nll, mlp, batch, inspect):
+    """A batch of one class is warned of from 16 targets on."""
+    model = nn.Sequential(mlp, nn.LogSoftmax(1)) if is_nll else mlp
+    loss = F.nll_loss if is_nll else F.cross_entropy
+    messages = warned(inspect(model, batch, targets, loss=loss))
+    assert len(messages) == is_told
+    assert all("are class 3, of 10 classes" in message for message in messages)
+
+
+def test_first_of_several_candidates(mlp, batch, inspect):
+    """Where no layer has a row for each class, an index is a place among candidates."""
+
+    def contrast(output, target):
+        similar = (output * output.roll(1, 1)).sum(1, keepdim=True)
+        return F.cross_entropy(torch.cat([similar, output @ torch.randn(10, 30)], 1), target)
+
+    assert warned(inspect(mlp, batch, torch.zeros(64, dtype=torch.long), loss=contrast)) == []

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
-from enum import IntEnum
 from functools import cached_property
 from typing import NamedTuple
 
@@ -52,22 +51,16 @@ def diagnose(observation: Observation, findings: Iterable[Finding]) -> list[Find
     return roots
 
 
-class _Stage(IntEnum):
-    """The stages of a run, in their order."""
-
-    FORWARD = 0
-    LOSS = 1
-    BACKWARD = 2
-
-
 _BACKWARD_ROLES = ("gradients", "parameter_gradients")
 _STATE_ROLES = ("parameters", "buffers")
+_FORWARD, _LOSS, _BACKWARD = range(3)
+"""The stages of a run, in their order."""
 
 
 class _Event(NamedTuple):
     """A violation in its place in the run: its stage, its moment there, and its rank."""
 
-    stage: _Stage
+    stage: int
     moment: float
     rank: int
     violation: Violation
@@ -77,20 +70,17 @@ def _event(observation: Observation, violation: Violation, rank: int) -> _Event:
     record, role = observation.layers.get(violation.layer), violation.role
     begun = math.inf if record is None or record.entered is None else float(record.entered)
     ended = math.inf if record is None else float(completed(record))
-    stage, moment = _Stage.FORWARD, begun
     if role in _BACKWARD_ROLES:
-        stage, moment = _Stage.BACKWARD, -ended
-    elif role in _STATE_ROLES:
-        moment = begun - 0.25
-    elif role == "activations":
-        moment = ended
+        return _Event(_BACKWARD, -ended, rank, violation)
+    if role == "activations":
         if _is_not_finite(violation):  # what a layer's own forward makes, before it returns
             shown = (observation.layers[name] for name in violation.affected)
             bad = [r for r in shown if r.activations is not None and r.activations.nonfinite_count]
-            moment = min((ended, *(completed(r) - 0.5 for r in bad)))
-    elif role != "inputs":
-        stage, moment = _Stage.LOSS, 0.0
-    return _Event(stage, moment, rank, violation)
+            ended = min((ended, *(completed(r) - 0.5 for r in bad)))
+        return _Event(_FORWARD, ended, rank, violation)
+    if role in ("inputs", *_STATE_ROLES):
+        return _Event(_FORWARD, begun - 0.25 * (role != "inputs"), rank, violation)
+    return _Event(_LOSS, 0.0, rank, violation)
 
 
 class _Story:
@@ -117,27 +107,24 @@ class _Story:
             return frozenset({self._layer})
         return self._flow.feeding(self._layer, by="gradient") | {self._layer}
 
-    @property
-    def reaches_loss(self) -> bool:
-        return self._flow.graph.loss is None or "loss" in self.after
-
     def explains(self, effect: _Event) -> bool:
         """Whether what is seen later follows from the root."""
         fault, symptom = self.root.violation, effect.violation
+        reaches_loss = self._flow.graph.loss is None or "loss" in self.after
         if fault.between_ranks or symptom.between_ranks:
             return symptom.layer == fault.layer and symptom.check in _FOLLOWING.get(fault.check, ())
         if symptom.independent or (_is_not_finite(symptom) and fault.check in _SILENT):
             return False
-        if effect.stage is _Stage.FORWARD:
+        if effect.stage is _FORWARD:
             return self._explains_forward(symptom)
-        if effect.stage is _Stage.LOSS:
-            return self.root.stage is _Stage.FORWARD and self.reaches_loss
-        if self.root.stage is _Stage.LOSS:
+        if effect.stage is _LOSS:
+            return self.root.stage is _FORWARD and reaches_loss
+        if self.root.stage is _LOSS:
             return True
-        if self.root.stage is _Stage.BACKWARD:  # bounds on gradients hold for each layer by itself
+        if self.root.stage is _BACKWARD:  # bounds on gradients hold for each layer by itself
             return fault.check != symptom.check and symptom.layer in self.before
         if _is_not_finite(fault):  # through the loss it reaches every gradient
-            return self.reaches_loss
+            return reaches_loss
         return symptom.layer in self.before or symptom.layer in self.after
 
     def _explains_forward(self, symptom: Violation) -> bool:
@@ -162,16 +149,15 @@ def _consequences(
     observation: Observation, flow: Flow, violations: list[Violation]
 ) -> dict[int, list[Violation]]:
     """Return the roots by identity, each with what it explains in causal order."""
-    events = [_event(observation, v, rank) for rank, v in enumerate(violations)]
     explained: dict[int, list[Violation]] = {}
     stories: list[_Story] = []
-    for event in sorted(events):
+    for event in sorted(_event(observation, v, rank) for rank, v in enumerate(violations)):
         cause = next((story.root for story in stories if story.explains(event)), None)
-        if cause is not None:
-            explained[id(cause.violation)].append(event.violation)
-        else:
-            explained[id(event.violation)] = []
+        if cause is None:
             stories.append(_Story(event, flow))
+            explained[id(event.violation)] = []
+        else:
+            explained[id(cause.violation)].append(event.violation)
     return explained
 
 
@@ -195,78 +181,54 @@ def _with_evidence(violation: Violation, observation: Observation, flow: Flow) -
     if violation.evidence or record is None:
         return violation
     role = violation.role if violation.role in ROLES else "activations"
-    evidence = [Reference(record.name, role, violation.tensor)]
-    if record.name in flow:
-        evidence += _before(record.name, role, observation, flow)
-    return replace(violation, evidence=tuple(evidence))
+    own, names, before = Reference(record.name, role, violation.tensor), tuple[str, ...](), role
+    if record.name in flow and role == "activations":
+        names = flow.producers(record.name, as_it_is=True)
+    elif record.name in flow and role in _BACKWARD_ROLES:
+        names, before = flow.consumers(record.name, as_it_is=True), "gradients"
+    led = [Reference(name, before) for name in names if name in observation.layers][:1]
+    if not led and role == "activations" and record.name in flow:
+        led = [Reference(record.name, "inputs")]
+    return replace(violation, evidence=(own, *led))
 
 
-def _before(layer: str, role: str, observation: Observation, flow: Flow) -> list[Reference]:
-    """Return what a tensor was computed from, as far as it is known."""
-    if role in _BACKWARD_ROLES:
-        names = flow.consumers(layer, as_it_is=True)
-        return [Reference(name, "gradients") for name in names if name in observation.layers][:1]
-    if role != "activations":
-        return []
-    names = flow.producers(layer, as_it_is=True)
-    makers = [Reference(name, "activations") for name in names if name in observation.layers]
-    return makers[:1] or [Reference(layer, "inputs")]
+def why_nothing(observation: Observation, *, gradients: bool) -> Inconclusive | None:
+    """Return why nothing could be judged, or no gradient where they were asked for, if so.
 
-
-def without_numbers(observation: Observation) -> Inconclusive | None:
-    """Return why no layer that ran returned a number, if none did, or the model no tensor."""
+    Gradients are left out by ``backward=False`` and by a ``watch()`` without them. A model that has
+    no parameters has nothing to learn. The loss that a model returns is an output of it, and has a
+    gradient of one.
+    """
     ran = [record for record in called(observation) if "activations" in record.watched]
-    if not ran:
-        return None
-    first = ran[0]
-    is_silent = first.name == "" and first.reason.endswith(", no tensor")
-    if not is_silent and any(
+    numbers = [
         record.status is not Status.UNSUPPORTED
         if record.activations is None
         else record.activations.count > 0
         for record in ran
-    ):
-        return None
-    reason = (
-        f"nothing came of the model ({first.reason}); return what it computes, and consume "
-        "generators, before it is inspected"
-    )
-    if first.activations is not None:
-        reason = "every activation is empty: the batch has no samples; give at least one"
-    elif "meta device" in first.reason:
+    ]
+    is_silent = bool(ran) and ran[0].name == "" and ran[0].reason.endswith(", no tensor")
+    if ran and (is_silent or not any(numbers)):
         reason = (
-            f"no layer that ran returned a number to judge ({first.reason}); move model and batch "
-            "to a device with values, such as the CPU"
+            f"nothing came of the model ({ran[0].reason}); return what it computes, and consume "
+            "generators, before it is inspected"
         )
-    return Inconclusive("observation", first.name, reason)
-
-
-def without_layers(observation: Observation) -> Inconclusive | None:
-    """Return why nothing inside the model could be judged, if nothing could."""
-    if not observation.outputs_only:
-        return None
-    reason = (
-        f"its inputs and outputs alone were judged, and no layer inside: {observation.outputs_only}"
-    )
-    return Inconclusive("observation", "", reason)
-
-
-def without_gradients(observation: Observation) -> Inconclusive | None:
-    """Return why no gradient could be judged, if none could and nobody left them out.
-
-    They are left out by ``backward=False`` and by a ``watch()`` without them. A model that has no
-    parameters has nothing to learn. The loss that a model returns is an output of it, and has a
-    gradient of one.
-    """
-    ran = [r for r in called(observation) if not r.watched.isdisjoint(_BACKWARD_ROLES)]
+        if ran[0].activations is not None:
+            reason = "every activation is empty: the batch has no samples; give at least one"
+        elif "meta device" in ran[0].reason:
+            reason = (
+                f"no layer that ran returned a number to judge ({ran[0].reason}); move model and "
+                "batch to a device with values, such as the CPU"
+            )
+        return Inconclusive("observation", ran[0].name, reason)
+    if only := observation.outputs_only:
+        reason = f"its inputs and outputs alone were judged, and no layer inside: {only}"
+        return Inconclusive("observation", "", reason)
+    back = [r for r in called(observation) if not r.watched.isdisjoint(_BACKWARD_ROLES)]
     reason = observation.no_gradients
-    if (
-        observation.backward
-        and any(map(trainable, ran))
-        and not any(r.parameter_gradients or (r.name and r.gradients is not None) for r in ran)
-    ):
+    seen = any(r.parameter_gradients or (r.name and r.gradients is not None) for r in back)
+    if observation.backward and any(map(trainable, back)) and not seen:
         reason = reason or "the backward pass reached no layer; compute the loss from the output"
-    if not ran or not reason:
+    if not (gradients and back and reason):
         return None
     text = f"no gradient could be judged: {reason}, or say backward=False"
     return Inconclusive("observation", "", text)

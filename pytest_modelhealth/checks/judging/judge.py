@@ -7,15 +7,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from pytest_modelhealth.checks.check import Check, Finding
 from pytest_modelhealth.checks.judging.diagnosis import (
     Unfitted,
     diagnose,
-    without_gradients,
-    without_layers,
-    without_numbers,
+    why_nothing,
 )
 from pytest_modelhealth.errors import LayerNotFoundError, SettingsError, suggest, suggest_layer
 from pytest_modelhealth.report import BrokenCheck, Inconclusive, Judgement, Observation, Violation
@@ -57,19 +55,16 @@ def judge(observation: Observation, settings: Settings) -> Judgement:
             text = f"it raised {type(error).__name__}: {error}".removesuffix(": ")
             broken.append(BrokenCheck(check.name, text, _place(error)))
     unfitted = Unfitted(observation, cast("tuple[Check, ...]", settings.checks))
-    folded = _folded(observation, findings, settings, unfitted)
-    found = [  # a fault is about all layers that show it
+    shown = [  # a fault is about all layers that show it
         f
-        for f in folded
+        for f in _folded(observation, findings, settings, unfitted)
         if not judged.isdisjoint(f.layers if isinstance(f, Violation) else (f.layer,))
     ]
-    judgement = _sort_out(found, settings, unfitted, tuple(broken))
-    nothing = without_numbers(observation) or without_layers(observation)
+    judgement = _sort_out(shown, settings, unfitted, tuple(broken))
     # a check on gradients was to run, and none has said what is missing
     on_gradients = {check.name for check in checks if check.role == "parameter_gradients"}
     is_missed = bool(on_gradients) and on_gradients.isdisjoint(f.check for f in findings)
-    if nothing is None and not judgement.violations and is_missed:
-        nothing = without_gradients(observation)
+    nothing = why_nothing(observation, gradients=is_missed and not judgement.violations)
     if nothing is None:
         return judgement
     return replace(judgement, inconclusive=(nothing, *judgement.inconclusive))
@@ -96,23 +91,24 @@ def _findings(check: Check, observation: Observation, settings: Settings) -> Ite
     if not isinstance(found, Iterable):
         raise _RubbishError(f"run() returned {found!r}: yield findings, or return a list of them")
     for finding in found:
-        if not isinstance(finding, Violation | Inconclusive):
-            raise _RubbishError(
-                f"run() gave {finding!r}, which is no Violation and no Inconclusive"
-            )
-        if finding.check != check.name:
-            raise _RubbishError(f"run() gave a finding of another check, {finding.check!r}")
-        if finding.layer not in observation.layers and finding.layer != "":
-            nearest = suggest(str(finding.layer), observation.layers)
-            raise _RubbishError(
-                f"run() gave a finding in layer {finding.layer!r}, which "
-                f"{observation.model_type} does not have{nearest}"
-            )
-        if isinstance(finding, Violation) and not isinstance(finding.value, int | float):
-            raise _RubbishError(
-                f"run() gave a violation whose value is no number: {finding.value!r}"
-            )
+        if why := _why_rubbish(finding, check, observation):
+            raise _RubbishError(f"run() gave {why}")
         yield finding
+
+
+def _why_rubbish(finding: Any, check: Check, observation: Observation) -> str:
+    if not isinstance(finding, Violation | Inconclusive):
+        return f"{finding!r}, which is no Violation and no Inconclusive"
+    if finding.check != check.name:
+        return f"a finding of another check, {finding.check!r}"
+    if finding.layer not in observation.layers and finding.layer != "":
+        nearest = suggest(str(finding.layer), observation.layers)
+        model = observation.model_type
+        return f"a finding in layer {finding.layer!r}, which {model} does not have{nearest}"
+    value: Any = finding.value if isinstance(finding, Violation) else 0.0
+    if not isinstance(value, int | float):
+        return f"a violation whose value is no number: {value!r}"
+    return ""
 
 
 def _place(error: Exception) -> str:
