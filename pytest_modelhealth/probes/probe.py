@@ -65,11 +65,7 @@ class Probe(Check):
         """What changes something and runs again, ``module:function`` of `intervening`."""
 
     def probe(self, runs: Any) -> Effects:
-        """Change something, run the model again, and return what followed.
-
-        Raises:
-            UntellableError: nothing can be told, or the probe does not apply.
-        """
+        """Change something, run the model again, and return what followed."""
         module, _, function = self.experiment.partition(":")
         package = f"{__name__.rpartition('.')[0]}.intervening"
         effects: Effects = getattr(import_module(f"{package}.{module}"), function)(runs)

@@ -209,6 +209,17 @@ OF_SAMPLES = {
     "fewer tensors": Case("healthy", lambda: Net(finds, fc=nn.Linear(12, 8)), X[:5]),
     "nowhere finite": Case("untold", lambda: Rows(lambda h: h * torch.nan), X, word="no finite"),
     "kept outside of modules": Case("untold", Elsewhere, X, word="outside of its modules"),
+    "weights made of the batch": Case(
+        "untold",
+        lambda: Net(
+            lambda m, x: torch.func.functional_call(
+                m.fc, {"weight": m.fc.weight + x.mean(0), "bias": m.fc.bias}, (x,)
+            ),
+            fc=nn.Linear(12, 3),
+        ),
+        X,
+        word="weights are made of the batch",
+    ),
     "sparse": Case(
         "untold",
         lambda: Net(lambda m, x: m.body(x.to_dense()), body=Rows()),

@@ -18,9 +18,6 @@ from pytest_modelhealth.probes.intervening.differences import Apart, least_apart
 from pytest_modelhealth.probes.intervening.running import Runs
 from pytest_modelhealth.report import LayerRecord, Observation, Parting, Vertex
 
-MEMORY_BUDGET = 1 << 30
-"""Bytes of tensors of a run that are kept in memory; the rest lies in a temporary file."""
-
 
 class Place(NamedTuple):
     """Where two runs part: the first layer that differs, or in whose own code they part."""
@@ -51,7 +48,7 @@ def parting(
             "numbers that no seed sets",
             change.text,
         )
-    with TensorStore(MEMORY_BUDGET) as store:
+    with TensorStore(1 << 30) as store:  # bytes in memory; the rest lies in a temporary file
         visitor = _Visitor(store, change.same)
         _watch(runs, (change.before or runs.batch)(), visitor)
         visitor.start_again()

@@ -111,14 +111,15 @@ def _what_rows_see(runs: Runs) -> Effects:
     seen = effects(
         runs,
         *_overwritten(runs, samples),
-        lacking=f"no output has a row for each of the {count} samples, so that nothing tells them "
-        "apart; return what is computed for each, not only a loss",
+        lacking=f"no output has a row for each of the {count} samples: return what is "
+        "computed for each, not only a loss; if they are along another dimension, say "
+        "batch_dim=",
     )
     text, partings, notes = seen[0].change.text, list[Parting](), tuple[str, ...]()
     seen = _of_samples(runs, samples, [one for one in seen if one.apart.effect > 0.0])
     if seen:
         worst = max(seen, key=lambda one: one.apart)
-        partings = [parting(runs, worst.change, worst.apart, _kind)]
+        partings = [parting(runs, worst.change, worst.apart, partial(_kind, count))]
     alone = runs.forward(selected(runs, samples, torch.arange(1)))
     if alone.error:
         notes = (*notes, f"of one sample alone the model raises {alone.error}")
@@ -184,7 +185,7 @@ def _are_independent(runs: Runs, samples: Samples) -> bool:
         return False
 
 
-def _kind(place: Place | None) -> str:
+def _kind(samples: int, place: Place | None) -> str:
     """Return by what samples see each other: what may be meant so is a kind of its own."""
     if place is None:
         return "values"
@@ -193,6 +194,13 @@ def _kind(place: Place | None) -> str:
         return "choice"
     if record.options.get("track_running_stats") is False:
         return "statistics"
+    if flow is not None and not at.taker and record.options.get("in_features", samples) != samples:
+        functions = {flow.graph.vertices[n].function for n in flow.inside(at.layer)}
+        if len(functions) <= 1:  # a product with each row by itself
+            raise UntellableError(
+                f"{record.label!r} gives another output for equal inputs: its weights are made of "
+                "the batch, as where a model adapts to it"
+            )
     is_moved = at.taker and at.between and set(at.between) <= _MOVES
     if is_moved and flow is not None and set(flow.producers(at.taker)) <= set(flow.inputs):
         return "order"
