@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from pytest_modelhealth.rendering.notation import Column, printable, table
-from pytest_modelhealth.rendering.template import template
+from pytest_modelhealth.rendering.template import environment
+
+_TEMPLATES = environment(Path(__file__).parent / "templates")
 
 
 class Note(NamedTuple):
@@ -75,7 +78,7 @@ class Document:
 
     def html(self) -> str:
         """Return a self-contained ``<div>``; whatever comes from a model is escaped."""
-        html: str = template("document.html").render(
+        html: str = _TEMPLATES.get_template("document.html").render(
             document=self,
             reason=self.headline.removeprefix(f"{self.verdict}: "),
             remarks=[printable(remark) for remark in self.remarks],

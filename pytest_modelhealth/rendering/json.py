@@ -20,9 +20,9 @@ FORMAT_VERSION = 1
 """Raised when a key changes its name or meaning."""
 
 
-def render(report: HealthReport, *, indent: int | None = 1) -> str:
+def render(report: HealthReport) -> str:
     """Return `to_dict` as strict JSON (RFC 8259) in ASCII, ending in a newline."""
-    return json.dumps(to_dict(report), indent=indent, allow_nan=False) + "\n"
+    return json.dumps(to_dict(report), indent=1, allow_nan=False) + "\n"
 
 
 def to_dict(report: HealthReport) -> dict[str, Any]:

@@ -5,13 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
-
-
-@cache
-def template(name: str) -> Template:
-    """Return the file of this name in ``rendering/templates/``."""
-    return environment(Path(__file__).parent / "templates").get_template(name)
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 
 @cache

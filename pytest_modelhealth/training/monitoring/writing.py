@@ -65,23 +65,15 @@ class CsvLines:
     def _check(self, first: str) -> None:
         """Take the columns of a table that is there, if it is one of these layers."""
         header = next(csv.reader([first]), [])
-        if not header:
-            return
-        expected = dict.fromkeys([*COLUMNS, *_cells(self._layers)])
-        missing = [column for column in expected if column not in header]
-        further = [c for c in header if c not in expected and not self._may_be_functional(c)]
-        if missing or further:
-            which = f"lacks {missing[0]!r}" if missing else f"has {further[0]!r}"
+        expected = (*COLUMNS, *_cells(self._layers))
+        if header and (missing := set(expected).difference(header)):
+            lacking = next(column for column in expected if column in missing)
             raise InspectionError(
-                f"{str(self.path)!r} is a table of something else: its header {which}, "
-                f"{len(missing)} columns are missing and {len(further)} unknown. It was written of "
-                "another model, selection or version: give another path, or move it away"
+                f"{str(self.path)!r} is a table of something else: its header lacks {lacking!r}, "
+                f"{len(missing)} columns are missing. It was written of another model, selection "
+                "or version: give another path, or move it away"
             )
-        self._columns = header
-
-    def _may_be_functional(self, column: str) -> bool:
-        layer, colon, statistic = column.rpartition(":")
-        return bool(colon) and statistic in STATISTICS and layer.rpartition(".")[0] in self._layers
+        self._columns = header or None
 
     def close(self) -> None:
         """Close the file."""
