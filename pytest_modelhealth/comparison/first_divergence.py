@@ -134,8 +134,9 @@ class Search:
 
     def _forward(self, first: TensorResult) -> Divergence:
         name, role = first.key.layer, first.key.role
-        if self.b.observation.outputs_only:
-            story = "another output, and no layer inside the candidate can be seen"
+        is_nameless = role == "outputs" and not self.b.names_layers
+        if self.b.observation.outputs_only or is_nameless:
+            story = "another output, and no layer inside the candidate can be told"
             values = (f"{self._label(n)}: {p}" for n, c in self.changed.items() for p in c.phrases)
             cause = next(values, "compare what it was made of to learn which layer parts first")
             return self._made(self._pair_or_stand_in(""), "computation", first, story, cause)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from pytest_modelhealth.alignment.result import Pair
-from pytest_modelhealth.capture.graph_settings import IMPLIED, defaults_of, graph_settings
+from pytest_modelhealth.capture.graph_settings import defaults_of, graph_settings
 from pytest_modelhealth.comparison.trace import Modules, TwoRuns
 from pytest_modelhealth.layers import has_forward, is_quantised
 from pytest_modelhealth.report import MEASURED, LayerRecord
@@ -72,12 +72,10 @@ def _of_graph(
     """
     if ours is not None and not type(ours).forward.__module__.startswith("torch.nn."):
         return
-    before = {**IMPLIED.get(x.activation or x.type_name, {}), **_settings(x, ours)}
+    before = _settings(x, ours)
     if before.get("padding_mode", "zeros") != "zeros":  # another operator pads
         del before["padding"]
     now = _settings(y, theirs)
-    if isinstance(theirs, torch.jit.ScriptModule):  # a script keeps attributes, a trace none
-        now |= {name: getattr(theirs, name) for name in before if hasattr(theirs._c, name)}
     if isinstance(before.get("padding"), str) and not isinstance(now.get("padding"), str):
         ends = vars(ours)["_reversed_padding_repeated_twice"][::-1]
         begin, end = ends[1::2], ends[::2]

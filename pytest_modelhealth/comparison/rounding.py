@@ -215,9 +215,11 @@ def quantisation(runs: TwoRuns, links: Iterable[Link]) -> Quantisation:
     """Return what is known of the steps of a candidate."""
     a, b, store = runs.a, runs.b, runs.store
     weights = dict(_weight_steps(runs))
+    weights |= (unread := dict(_unread_steps(runs, {layer for layer, _ in weights})))
     layers = {layer for layer, _ in weights}
     values: dict[Key, float] = {}
-    inside, seen = set[Key](), set[int]()
+    inside = {key for layer, _ in unread for key in a.of_role[layer, "inputs"]}
+    seen = {a.entries[key].slot for key in inside}
     for link in links:
         key, entry = link.reference, b.entries[link.candidate[0]]
         slot = a.entries[key].slot
@@ -250,6 +252,17 @@ def _weight_steps(runs: TwoRuns) -> Iterator[tuple[tuple[str, str], Tensor]]:
                 rows = folded.abs().clamp_min(1e-12)
                 distance = distance / rows.reshape(-1, *[1] * (distance.ndim - 1))
             yield (ours.name, name), distance
+
+
+def _unread_steps(runs: TwoRuns, read: Container[str]) -> Iterator[tuple[tuple[str, str], Tensor]]:
+    """Yield the steps of the matrices that a runtime may keep quantised under other names."""
+    if runs.b.is_ordered:  # torch runs it, and all is read
+        return
+    for layer, module in runs.modules[0].items():
+        for name, own in module._parameters.items() if layer not in read else ():
+            if own is not None and own.ndim > 1:
+                reach = own.detach().max().clamp_min(0) - own.detach().min().clamp_max(0)
+                yield (layer, name), INSIDE * reach.double()
 
 
 def _step_of_grid(expected: Tensor, found: Tensor) -> float:

@@ -66,6 +66,8 @@ class Trace:
         is_flat: whether the tensors of the output stand in a row, however the model nested them.
         is_ordered: whether tensors of a call come in the order of its arguments and outputs.
         shows_functions: whether functions that a forward calls are seen as layers.
+        rounds: whether its layers compute with quantised numbers.
+        names_layers: whether its layers have the names of the model that it was made of.
     """
 
     observation: Observation
@@ -74,6 +76,8 @@ class Trace:
     is_flat: bool = False
     is_ordered: bool = True
     shows_functions: bool = True
+    rounds: bool = False
+    names_layers: bool = True
 
     @property
     def layers(self) -> Mapping[str, LayerRecord]:
