@@ -213,7 +213,6 @@ def _loss(observation: Observation) -> Violation:
         role="loss",
         cause=f"the loss function{where}: log(0), a division by an empty mask, or labels out of "
         f"range{_reach(root.activations, 'outputs lie')}",
-        independent="outlier" in observation.odd_samples,  # two stories, whichever made the other
     )
 
 

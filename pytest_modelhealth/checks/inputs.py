@@ -50,12 +50,6 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
         cause = "a placeholder, or data that did not load"
         yield INPUTS.fault(root, message, cause=cause)
         return
-    blank = observation.odd_samples.get("blank")
-    if blank is not None:
-        who, place = blank
-        message = f"{who} hold one value throughout, {place.value:.3g} in {place}"
-        cause = "a folder that is empty of content: files that did not load, or placeholders"
-        yield INPUTS.fault(root, message, value=place.value, cause=cause)
     inputs = flow_of(observation).inputs
     for name in inputs:
         given, taker = as_given(observation, name), _first_weights(observation, name)
@@ -101,17 +95,6 @@ def _large(
     around another number than zero.
     """
     root, into = observation.layers[""], f"go into {taker.label!r} as they are"
-    who, place = observation.odd_samples.get("outlier", ("", None))
-    if place is not None and math.isclose(place.value, given.abs_max, rel_tol=1e-6):
-        signed = root.largest.get("inputs", place).value
-        return INPUTS.violation(
-            root,
-            f"{who} are outliers, up to {signed:.4g} in {place}, and {into}",
-            value=given.rms,
-            limit=limit,
-            cause="a broken file, another unit or a placeholder there, and not the scale of the "
-            "data: look at that sample, leave it out or clamp it",
-        )
     ends = (given.min, given.max)
     is_in_bytes = all(map(float.is_integer, ends)) and given.min >= 0.0 and given.max <= _WHITE
     cause = (

@@ -134,8 +134,9 @@ class Search:
 
     def _forward(self, first: TensorResult) -> Divergence:
         name, role = first.key.layer, first.key.role
-        is_nameless = role == "outputs" and not self.b.names_layers
-        if self.b.observation.outputs_only or is_nameless:
+        if self.b.observation.outputs_only or len(self.runs.alignment.to_candidate) == 1 < len(
+            self.b.layers
+        ):
             story = "another output, and no layer inside the candidate can be told"
             values = (f"{self._label(n)}: {p}" for n, c in self.changed.items() for p in c.phrases)
             cause = next(values, "compare what it was made of to learn which layer parts first")
@@ -218,7 +219,8 @@ class Search:
         if self._is_off(name, "inputs"):
             return story
         if self.a.of_role[name, "inputs"]:
-            return f"same input, {story}"
+            linked = any(one.key[:2] == (name, "inputs") for one in self.results)
+            return f"same input, {story}" if linked or self.b.is_ordered else story
         return story if self.of_snapshots else f"no input, {story}"
 
     def _is_off(self, layer: str, role: str) -> bool:

@@ -16,13 +16,12 @@ from torch.utils.data import Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from pytest_modelhealth.capture import Engine, Request
-from pytest_modelhealth.capture.deployed.model import DeployedModel
 from pytest_modelhealth.capture.observing.sample_statistics import Collector
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs, batch_size
 from pytest_modelhealth.capture.step.isolation import exited_whole, values_kept
 from pytest_modelhealth.capture.step.state import Memory, State
-from pytest_modelhealth.data_sets.extremes import Extremes, OddSamples
+from pytest_modelhealth.data_sets.extremes import Extremes
 from pytest_modelhealth.errors import InspectionError, ModelHealthWarning
 from pytest_modelhealth.layers import type_name
 from pytest_modelhealth.probes.conventions import Conventions
@@ -137,8 +136,7 @@ def in_mode(model: Any, training: bool | None) -> Iterator[None]:
     if training is None:
         yield
         return
-    is_module = isinstance(model, nn.Module) and not isinstance(model, DeployedModel)
-    if not is_module or not hasattr(model, "training"):  # exported, or run by another runtime
+    if getattr(model, "training", None) is None:  # exported, or run by another runtime
         raise InspectionError(_ONE_MODE.format(type_name(model)))
     with exited_whole(_put_back(model)):
         try:
@@ -224,7 +222,7 @@ def run_over(
         InspectionError: there was none, or one is not as it must be.
         Exception: whatever loader, model or loss raise, untouched.
     """
-    extremes, odd_samples = Extremes(), OddSamples()
+    extremes = Extremes()
     merged: Observation | None = None
     index, start, ended_by = -1, time.monotonic(), ""
     seconds, most = limits.max_seconds, limits.max_batches
@@ -238,7 +236,6 @@ def run_over(
                 given = find_tensors((arguments.args, arguments.kwargs))
                 samples = batch_size([*given, *find_tensors(target)])
                 extremes.begin(index, samples)
-                odd_samples.see(index, samples, given, target)
                 asked = request(inputs, target)
                 probing = Probing(engine, asked, settings, Conventions()) if index == 0 else None
                 seen = observe(asked, (extremes,))
@@ -256,8 +253,7 @@ def run_over(
     if not ended_by and index + 1 == most:
         ended_by = f"max_batches={most}"
     part = _part(batches, index + 1, ended_by) if ended_by else None
-    merged = replace(extremes.after(merged), part=part)
-    return replace(merged, odd_samples=dict(odd_samples.found()))
+    return replace(extremes.after(merged), part=part)
 
 
 def _part(batches: Any, seen: int, ended_by: str) -> Part | None:

@@ -132,10 +132,6 @@ class Joint:
             mine = replace(
                 own,
                 layers={n: replace(r, **_extremes(group, r)) for n, r in own.layers.items()},
-                odd_samples={
-                    kind: (who, replace(place, rank=group.rank))
-                    for kind, (who, place) in own.odd_samples.items()
-                },
                 flow=None,
             )
             joint = merged(group.gather(mine), over="ranks")
@@ -145,7 +141,6 @@ class Joint:
                 n: replace(r, largest=joint.layers[n].largest, nonfinite=joint.layers[n].nonfinite)
                 for n, r in own.layers.items()
             },
-            odd_samples=joint.odd_samples,
             probes=joint.probes,
             costs=joint.costs,
             stepped=joint.stepped,

@@ -446,10 +446,3 @@ def test_a_loader_that_fails_leaves_no_worker(is_held_out):
         Inspector(mlp(nn.ReLU())).removable(vectors() if is_held_out else loader, **arguments)
     assert caught.value.__traceback__ is not None
     assert not multiprocessing.active_children()
-
-
-def test_the_mode_of_a_script_is_put_back():
-    """It is kept in C++, out of reach of what puts attributes back."""
-    script = torch.jit.script(mlp(nn.ReLU()).train())
-    Inspector(script).removable(vectors())
-    assert all(module.training for module in script.modules())

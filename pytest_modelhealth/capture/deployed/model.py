@@ -191,13 +191,13 @@ class DeployedEngine(Engine):
             InspectionError: a backward pass is demanded, or the batch does not fill the inputs.
             Exception: whatever the runtime raises.
         """
-        model: DeployedModel = request.model
+        model = self.load(request.model)
         program = model.program
         if request.backward:
             raise InspectionError(
                 f"there is no backward pass through a deployed {program.type_name}: leave backward "
                 "out, or inspect the module that it was made of"
             )
-        own = replace(request, backward=False)
+        own = replace(request, model=model, backward=False)
         observation = run_step(own, model, [program.note], model.watched)
         return replace(observation, unlisted=program.unlisted)

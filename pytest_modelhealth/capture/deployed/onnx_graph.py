@@ -79,6 +79,8 @@ def program_of(model: Any, folder: Path | None) -> Program:
         made = [name for _, node in nodes for name in node.output if name]
         used = tuple(name for name in made if readings[name] > taken[name])
         first = nodes[0][1]
+        if not (root or taken):
+            continue  # a constant
         operation = Operation(
             name=re.sub(r"^aten\._?(\w+?)_?(\.\w+)?$", r"\1", target),
             scopes=scopes if root else (Scope((first.name or made[0]).replace(".", "_"), target),),
