@@ -503,10 +503,6 @@ def without_loss() -> Any:
     return Mlp(nn.GELU), _rows()
 
 
-def target_without_loss() -> Any:
-    return Mlp(nn.GELU), _rows(), _labels()
-
-
 class Seeded(Mlp):
     """A buffer of fixed features, which the state_dict has."""
 
@@ -596,7 +592,7 @@ HEALTHY = {
     make.__name__: SuiteCase(make)
     for make in (
         mlp, dropout, cnn, lstm, graph, vae, experts, writer, reader, tied, zero_start,
-        frozen_backbone, autoencoder, two_heads, without_loss, target_without_loss,
+        frozen_backbone, autoencoder, two_heads, without_loss,
         random_features, positions, one_sample, seeded_inside, lazy, half, in_evaluation_mode,
         spectral,
     )

@@ -296,7 +296,7 @@ def test_names_that_are_no_factory(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(
         [
             "*models.nets has no 'fne'; did you mean 'fine'?",
-            "*there is no module 'models.net' in *",
+            "*there is no module 'models.net' in *: name it as import does*",
             "*model is a model itself*write a function that returns*",
             "*BATCH is a Tensor and makes no model*",
             "*importing models.broken raises",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -128,34 +128,34 @@ class Subject:
         return type(self.made.model).__name__
 
     def ran(self, training: bool) -> HealthReport:
-        """Return the inspection of the batch in one of the modes."""
-        mode = "training" if training else "evaluation"
-        made = self.made
-        return self._once(f"the run in {mode} mode", lambda: self._run(made, training))
-
-    def _run(self, made: Made, training: bool) -> HealthReport:
+        """Return the inspection of the batch in one of the modes, with the probes in training."""
+        made, mode = self.made, mode_of(training)
         calibrates = self._calibrates and not training and "test_snapshot" in self.wanted
         probes = [PROBES[t] for t in PROBES if t in self.wanted] if training else []
-        settings = self._settings
-        probes = [name for name in probes if settings.chooses(name)]
-        settings = settings.override({"probes": probes or False}, "the suite")
-        try:
-            return self.inspected(made, training, settings, calibrate=calibrates)
-        except Exception as error:
-            error.add_note(
-                f"raised in {mode_of(training)} mode, where {self.maker} gave {made.described}"
-            )
-            raise
+        chosen = [name for name in probes if self._settings.chooses(name)]
+
+        def run() -> HealthReport:
+            try:
+                return self.inspected(made, training, self._settings, chosen, calibrate=calibrates)
+            except Exception as error:
+                error.add_note(f"raised in {mode} mode, where {self.maker} gave {made.described}")
+                raise
+
+        return self._once(f"the run in {mode} mode", run)
 
     def inspected(
-        self, made: Made, training: bool, settings: Settings, *, calibrate: bool = False
+        self,
+        made: Made,
+        training: bool,
+        settings: Settings,
+        probes: Sequence[str],
+        *,
+        calibrate: bool = False,
     ) -> HealthReport:
-        """Inspect a model in a mode, with the probes that settings ask for."""
-        batch = made.batch
-        says: dict[str, Any] = {}
-        if any(settings.probes(name) for name in PROBES.values()):
-            names = "causal", "batch_dim", "time_dim", "padding"
-            says = {name: getattr(self.suite, name) for name in names}
+        """Inspect a model in a mode, with some probes."""
+        batch, names = made.batch, ("causal", "batch_dim", "time_dim", "padding")
+        says = {name: getattr(self.suite, name) for name in names if probes}
+        settings = settings.override({"probes": list(probes) or False}, "the suite")
         with seeded(self.suite.seed), in_mode(made.model, _mode(made.model, training)):
             inspector = Inspector(made.model, settings=settings, calibrate=calibrate)
             return inspector.run_inspection(
