@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_modelhealth.errors import ModelHealthError, SettingsError
+from pytest_modelhealth.errors import SettingsError
 from pytest_modelhealth.plugin.inspections import INSPECTOR
 from pytest_modelhealth.plugin.options import settings_for
 
@@ -124,10 +124,6 @@ def _mark(item: pytest.Function) -> None:
     reason = suite.skip.get(name) or (_without_snapshots(item) if name == _SNAPSHOT else "")
     if reason:
         item.add_marker(pytest.mark.skip(reason=reason))
-    if name in suite.expected_failures:
-        known = suite.expected_failures[name]
-        # What make() raises fails all the same.
-        item.add_marker(pytest.mark.xfail(reason=known, strict=True, raises=ModelHealthError))
 
 
 def _without_snapshots(item: pytest.Function) -> str:
@@ -160,7 +156,7 @@ def modelhealth_case(
             pytrace=False,
         )
     from pytest_modelhealth.plugin.suite.case import Case, Subject
-    from pytest_modelhealth.plugin.suite.collecting import laid_over, place_of
+    from pytest_modelhealth.plugin.suite.collecting import place_of
     from pytest_modelhealth.plugin.suite.verdicts import VERDICTS, probed
 
     item, suite, test = request.node, request.cls, request.node.originalname
@@ -174,12 +170,12 @@ def modelhealth_case(
                 name,
                 place_of(suite),
                 frozenset(_wanted(item)),
-                laid_over(settings, suite, name, ""),
+                settings,
                 calibrates=any(getattr(item.config.option, one, False) for one in updates),
             )
         )
-    laid = laid_over(settings, suite, name, test)
-    return Case(request, _modelhealth_subject[0], laid, inspector, VERDICTS.get(test, probed))
+    own = settings.override(suite.limits.get(test, {}), f"{name}.limits[{test!r}]")
+    return Case(request, _modelhealth_subject[0], own, inspector, VERDICTS.get(test, probed))
 
 
 def _wanted(item: pytest.Item) -> Iterator[str]:

@@ -416,15 +416,10 @@ class Case:
         self._fixture._inspections.append(made)
 
     def _reworded(self, text: str) -> str:
-        """Return a failure's text with the ways out that a suite has, for those of a test."""
+        """Return a failure's text with the ways out that there are without a file, or a report."""
         if ":" in self.item.nodeid.partition("::")[0]:  # no file
-            limit = r"--modelhealth-set \1=..."
-            waiver = '--modelhealth-set "waive={} {}: ..."'
-        else:
-            limit = f'limits = {{"{self.name}": {{"\\1": ...}}}}'
-            waiver = 'waivers = ["{} {}: ..."]'
-        text = _LIMIT.sub(limit, text)
-        text = _WAIVER.sub(lambda found: waiver.format(found[2] or "*", found[3]), text)
+            text = _LIMIT.sub(r"--modelhealth-set \1=...", text)
+            text = _WAIVER.sub(r'--modelhealth-set "waive=\2 \3: ..."', text)
         return _LOOK.sub("pytest --modelhealth-html=page.html", text)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,6 @@ from pytest_modelhealth.plugin.options import session_settings
 from pytest_modelhealth.plugin.suite.making import model_alone, named
 from pytest_modelhealth.plugin.suite.suite import ATTRIBUTES, ModelHealthSuite, modelhealth_suite
 from pytest_modelhealth.plugin.suite.transformers_models import is_pretrained
-from pytest_modelhealth.settings.setting import parse_waivers
 
 if TYPE_CHECKING:
     from pytest_modelhealth.settings import Settings
@@ -49,68 +48,26 @@ def require_sound(suite: Suite, name: str, settings: Settings) -> None:
             )
     if isinstance(suite.seed, bool) or not isinstance(suite.seed, int):
         raise SettingsError(f"{name}.seed must be a whole number, not {suite.seed!r}")
-    tests = tests_of(suite)
-    for attribute in ("skip", "expected_failures"):
-        for test, reason in _by_test(suite, name, attribute, tests).items():
-            if not isinstance(reason, str) or not reason.strip():
+    tests = [one for one in dir(suite) if one.startswith("test") and callable(getattr(suite, one))]
+    for attribute in ("skip", "limits"):
+        given = getattr(suite, attribute)
+        if not isinstance(given, Mapping):
+            raise SettingsError(
+                f"{name}.{attribute} must be a dictionary by the names of tests, such as "
+                f"{{'test_causal': ...}}, not {given!r}"
+            )
+        for test, value in given.items():
+            if test not in tests:
                 raise SettingsError(
-                    f"{name}.{attribute}[{test!r}]: say the reason in words, not {reason!r}"
+                    f"{name}.{attribute}: there is no test {test!r}{suggest(test, tests)} "
+                    f"Tests: {', '.join(tests)}."
                 )
-    _by_test(suite, name, "limits", tests)
-    for test in tests:
-        laid_over(settings, suite, name, test)
-
-
-def tests_of(suite: Suite) -> list[str]:
-    """Return the names of a suite's tests, those that a subclass adds included."""
-    return [
-        name for name in dir(suite) if name.startswith("test") and callable(getattr(suite, name))
-    ]
-
-
-def _by_test(suite: Suite, name: str, attribute: str, tests: Iterable[str]) -> Mapping[str, Any]:
-    """Return what an attribute says by the names of tests.
-
-    Raises:
-        SettingsError: it is no mapping, or a test is unknown.
-    """
-    given = getattr(suite, attribute)
-    if not isinstance(given, Mapping):
-        raise SettingsError(
-            f"{name}.{attribute} must be a dictionary by the names of tests, such as "
-            f"{{'test_causal': ...}}, not {given!r}"
-        )
-    for test in given:
-        if test not in tests:
-            raise SettingsError(
-                f"{name}.{attribute}: there is no test {test!r}{suggest(test, tests)} "
-                f"Tests: {', '.join(tests)}."
-            )
-    return given
-
-
-def laid_over(settings: Settings, suite: Suite, name: str, test: str) -> Settings:
-    """Return `settings` with those of a suite and of one of its tests laid over them.
-
-    Raises:
-        SettingsError: a name is unknown, or a value has the wrong type or range.
-    """
-    settings = settings.override(suite.settings, f"{name}.settings")
-    if test in suite.limits:
-        settings = settings.override(suite.limits[test], f"{name}.limits[{test!r}]")
-    listed: object = suite.waivers
-    if isinstance(listed, str) or not isinstance(listed, Sequence):
-        raise SettingsError(
-            f"{name}.waivers must be a list of 'LAYERS [CHECK]: REASON', not {listed!r}"
-        )
-    for waiver in suite.waivers:
-        if not isinstance(waiver, str):
-            raise SettingsError(
-                f"{name}.waivers: {waiver!r} is no text: write 'encoder.1 dead_units: a sparse "
-                "code'"
-            )
-        settings = settings.waive(*parse_waivers(waiver, f"{name}.waivers"))
-    return settings
+            if attribute == "limits":
+                settings.override(value, f"{name}.limits[{test!r}]")
+            elif not isinstance(value, str) or not value.strip():
+                raise SettingsError(
+                    f"{name}.skip[{test!r}]: say the reason in words, not {value!r}"
+                )
 
 
 def place_of(suite: Suite) -> tuple[Path, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from pytest_modelhealth.errors import SettingsError, suggest
@@ -40,20 +40,12 @@ class ModelHealthSuite:
     seed: ClassVar[int] = 0
     """Under which `make` is called and everything runs."""
 
-    settings: ClassVar[Mapping[str, object]] = {}
-    """Limits and other settings for all tests: ``{"max_dead_fraction": 0.3}``."""
-
     limits: ClassVar[Mapping[str, Mapping[str, object]]] = {}
-    """Settings for some tests: ``{"test_healthy_in_training": {"max_grad_norm": 10}}``."""
-
-    waivers: ClassVar[Sequence[str]] = ()
-    """What is accepted, each as ``"LAYERS [CHECK]: REASON"``."""
+    """Settings for some tests: ``{"test_healthy_in_training": {"max_grad_norm": 10}}``; those for
+    all tests are the marker ``modelhealth`` on the class."""
 
     skip: ClassVar[Mapping[str, str]] = {}
     """Tests that are not run, each with the reason."""
-
-    expected_failures: ClassVar[Mapping[str, str]] = {}
-    """Tests that are known to fail, each with the reason; one that passes is a failure."""
 
     dtype: ClassVar[Any] = None
     """The dtype that is planned, for `test_headroom`: ``torch.float16``, or its name; ``None`` is
@@ -124,8 +116,8 @@ for _name, _summary in TESTS.items():
     setattr(ModelHealthSuite, _name, _test_of(_name, _summary))
 
 ATTRIBUTES = (
-    "seed", "settings", "limits", "waivers", "skip", "expected_failures", "dtype", "backend",
-    "causal", "batch_dim", "time_dim", "padding", "make_optimizer",
+    "seed", "limits", "skip", "dtype", "backend", "causal", "batch_dim", "time_dim", "padding",
+    "make_optimizer",
 )  # fmt: skip
 """What a subclass may set."""
 
