@@ -89,7 +89,7 @@ def _repeated(root: LayerRecord, observation: Observation) -> Iterator[Violation
 def _large(
     observation: Observation, given: TensorStatistics, taker: LayerRecord, what: str, limit: Limit
 ) -> Violation:
-    """Return that values are large: those of a few samples, or all.
+    """Return that values are large.
 
     What is no image may be so by design: before a normalisation, which takes the scale away, or
     around another number than zero.

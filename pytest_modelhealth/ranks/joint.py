@@ -91,23 +91,13 @@ class Joint:
         assert joint.ranks is not None
         return replace(joint, ranks=replace(joint.ranks, disagreements=found))
 
-    def over_batches(self, run: Callable[[Callable[[bool], bool]], Observation]) -> Observation:
-        """Return what all ranks saw of batches; if one fails between its own, all are told.
-
-        Args:
-            run: runs them, told how to ask after each, on all ranks, whether time is up on some.
-        """
+    def over_batches(self, run: Callable[[], Observation]) -> Observation:
+        """Return what all ranks saw of batches; if one fails between its own, all are told."""
         group = self.group
         group.kept = {}
-
-        def time_is_up(here: bool) -> bool:
-            group.barrier.wait("its next batch")
-            with group.telling("ending its batches"):
-                return any(group.gather(here))
-
         try:
             with group.telling("its batches"):
-                return self.settled(run(time_is_up), over_batches=True)
+                return self.settled(run(), over_batches=True)
         finally:
             group.kept = None
 

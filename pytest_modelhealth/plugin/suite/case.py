@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -59,6 +59,7 @@ class Unjudged(Exception):  # noqa: N818 - no error: the test that it ends is sk
     """A test cannot judge, or has nothing to judge; the text says why."""
 
 
+@dataclass
 class Subject:
     """The model of one suite.
 
@@ -69,24 +70,18 @@ class Subject:
         wanted: the tests of the suite that run.
         settings: those of the whole suite.
         calibrates: whether the noise of a snapshot is to be measured.
+        test: the test that runs.
     """
 
-    def __init__(
-        self,
-        suite: ModelHealthSuite,
-        name: str,
-        place: tuple[Path, int],
-        wanted: frozenset[str],
-        settings: Settings,
-        *,
-        calibrates: bool = False,
-    ) -> None:
-        self.suite, self.name, self.place, self.wanted = suite, name, place, wanted
-        self._settings, self._calibrates = settings, calibrates
-        self._kept: dict[str, Any] = {}
-        self._failed: dict[str, tuple[Exception, str]] = {}
-        self.test = ""
-        """The test that runs."""
+    suite: ModelHealthSuite
+    name: str
+    place: tuple[Path, int]
+    wanted: frozenset[str]
+    settings: Settings
+    calibrates: bool = False
+    test: str = ""
+    _kept: dict[str, Any] = field(default_factory=dict)
+    _failed: dict[str, tuple[Exception, str]] = field(default_factory=dict)
 
     def _once(self, what: str, make: Callable[[], T]) -> T:
         """Return what is made once; what it raises is raised in the test that asked first.
@@ -130,13 +125,13 @@ class Subject:
     def ran(self, training: bool) -> HealthReport:
         """Return the inspection of the batch in one of the modes, with the probes in training."""
         made, mode = self.made, mode_of(training)
-        calibrates = self._calibrates and not training and "test_snapshot" in self.wanted
+        calibrates = self.calibrates and not training and "test_snapshot" in self.wanted
         probes = [PROBES[t] for t in PROBES if t in self.wanted] if training else []
-        chosen = [name for name in probes if self._settings.chooses(name)]
+        chosen = [name for name in probes if self.settings.chooses(name)]
 
         def run() -> HealthReport:
             try:
-                return self.inspected(made, training, self._settings, chosen, calibrate=calibrates)
+                return self.inspected(made, training, self.settings, chosen, calibrate=calibrates)
             except Exception as error:
                 error.add_note(f"raised in {mode} mode, where {self.maker} gave {made.described}")
                 raise
@@ -180,7 +175,7 @@ class Subject:
             observation = replace(seen, stepped=stepped)
             held = {id(p) for group in optimizer.param_groups for p in group["params"]}
             trained = frozenset(n for n, p in model.named_parameters() if id(p) in held)
-            settings = self._settings.override({"probes": ["parameter_effect"]}, "the suite")
+            settings = self.settings.override({"probes": ["parameter_effect"]}, "the suite")
             said = Conventions(batch_dim=self.suite.batch_dim, trained=trained)
             request = Request(model, **made.batch, by_training_step=True)
             return Probing(find_engine(model), request, settings, said).after(observation)
@@ -328,9 +323,7 @@ class Case:
             Unjudged: they leave it out.
         """
         if not self.settings.chooses(check):
-            left = self.settings["skip_checks"] if self.settings["skip_checks"].value else None
-            origin = (left or self.settings["checks"]).origin
-            raise Unjudged(f"the settings leave {check} out ({origin})")
+            raise Unjudged(f"the settings leave {check} out")
 
     def report(
         self,

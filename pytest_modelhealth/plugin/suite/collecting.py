@@ -48,26 +48,33 @@ def require_sound(suite: Suite, name: str, settings: Settings) -> None:
             )
     if isinstance(suite.seed, bool) or not isinstance(suite.seed, int):
         raise SettingsError(f"{name}.seed must be a whole number, not {suite.seed!r}")
+    for test, reason in _by_test(suite, name, "skip"):
+        if not isinstance(reason, str) or not reason.strip():
+            raise SettingsError(f"{name}.skip[{test!r}]: say the reason in words, not {reason!r}")
+    for test, limits in _by_test(suite, name, "limits"):
+        settings.override(limits, f"{name}.limits[{test!r}]")
+
+
+def _by_test(suite: Suite, name: str, attribute: str) -> Iterator[tuple[str, Any]]:
+    """Yield what an attribute says by the names of tests.
+
+    Raises:
+        SettingsError: it is no mapping, or a test is unknown.
+    """
     tests = [one for one in dir(suite) if one.startswith("test") and callable(getattr(suite, one))]
-    for attribute in ("skip", "limits"):
-        given = getattr(suite, attribute)
-        if not isinstance(given, Mapping):
+    given = getattr(suite, attribute)
+    if not isinstance(given, Mapping):
+        raise SettingsError(
+            f"{name}.{attribute} must be a dictionary by the names of tests, such as "
+            f"{{'test_causal': ...}}, not {given!r}"
+        )
+    for test, value in given.items():
+        if test not in tests:
             raise SettingsError(
-                f"{name}.{attribute} must be a dictionary by the names of tests, such as "
-                f"{{'test_causal': ...}}, not {given!r}"
+                f"{name}.{attribute}: there is no test {test!r}{suggest(test, tests)} "
+                f"Tests: {', '.join(tests)}."
             )
-        for test, value in given.items():
-            if test not in tests:
-                raise SettingsError(
-                    f"{name}.{attribute}: there is no test {test!r}{suggest(test, tests)} "
-                    f"Tests: {', '.join(tests)}."
-                )
-            if attribute == "limits":
-                settings.override(value, f"{name}.limits[{test!r}]")
-            elif not isinstance(value, str) or not value.strip():
-                raise SettingsError(
-                    f"{name}.skip[{test!r}]: say the reason in words, not {value!r}"
-                )
+        yield test, value
 
 
 def place_of(suite: Suite) -> tuple[Path, int]:

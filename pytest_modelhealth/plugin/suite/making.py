@@ -181,7 +181,7 @@ def _as_made(make: Any, name: str) -> Made:
     Raises:
         InspectionError: it is no model with a batch; the message says what to write.
     """
-    made = _small(make, name) if is_pretrained(make) else make()
+    made: Any = _small(make, name) if is_pretrained(make) else make()
     model, *rest = made if isinstance(made, tuple) and made else (made,)
     if not isinstance(model, nn.Module) or len(rest) not in (0, 1, 3):
         what = f"a tuple of {len(made)}" if rest else f"a {type(model).__name__}"

@@ -121,9 +121,8 @@ def inputs_used(case: Case) -> None:
     idle = [note for note in record.notes if note.endswith(NO_EFFECT)]
     if idle:
         made = case.subject.trained
-        after = case.subject.inspected(made, False, case.settings, ["input_effect"])
-        after = after.observation.probes["input_effect"]
-        idle = [note for note in after.notes if note in idle]
+        after = case.subject.inspected(made, False, case.settings, ["input_effect"]).observation
+        idle = [note for note in after.probes["input_effect"].notes if note in idle]
         given = Inputs.of(case.subject.made.inputs)
         if len(idle) >= len(find_tensors((given.args, given.kwargs))):  # constant, or not finite
             for training in (True, False):
