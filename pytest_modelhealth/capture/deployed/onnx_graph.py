@@ -11,7 +11,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,15 +62,12 @@ def program_of(model: Any, folder: Path | None) -> Program:
     """Return the program of an ``onnx.ModelProto``, whose external data lies in a folder."""
     graph = model.graph
     outputs = [value.name for value in graph.output]
+    said = [_said(node) for node in graph.node]
+    root = next((one.root for one in said if one.root), "")
+    said = list(_with_owners(graph, said)) if root else said
     parts: dict[Any, list[Any]] = defaultdict(list)  # nodes by the operation that they are part of
-    root = ""
-    for at, node in enumerate(graph.node):
-        names, classes = (_list(_metadata(node).get(key)) for key in (_SCOPES, _CLASSES))
-        is_said = bool(names) and len(names) == len(classes)
-        root = root or (classes[0] if is_said else "")
-        scopes = tuple(map(Scope, names[1:-1], classes[1:-1])) if is_said else None
-        target = classes[-1] if is_said else node.op_type
-        parts[(scopes, names[-1], target) if is_said else (None, at, target)].append((at, node))
+    for at, (node, one) in enumerate(zip(graph.node, said, strict=True)):
+        parts[(one.scopes, one.operation or at, one.target)].append((at, node))
     readings = Counter(name for node in graph.node for name in node.input)
     readings.update(outputs)
     operations = []
@@ -105,6 +102,47 @@ def program_of(model: Any, folder: Path | None) -> Program:
     )
 
 
+class _Said(NamedTuple):
+    """What is known of a node: the layers around it, and the operation that it is a part of."""
+
+    scopes: tuple[Scope, ...] | None
+    operation: str
+    target: str
+    root: str
+
+
+def _said(node: Any) -> _Said:
+    """Return what the exporter wrote down of a node."""
+    names, classes = (_list(_metadata(node).get(key)) for key in (_SCOPES, _CLASSES))
+    if not names or len(names) != len(classes):
+        return _Said(None, "", node.op_type, "")
+    scopes = tuple(map(Scope, names[1:-1], classes[1:-1]))
+    return _Said(scopes, names[-1], classes[-1], classes[0])
+
+
+def _with_owners(graph: Any, said: list[_Said]) -> Iterator[_Said]:
+    """Yield what is said of nodes; those that a quantiser made are of the layer whose weight one
+    reads, and so is what is made of that alone.
+    """
+    known = {scope.path: scope for one in said for scope in one.scopes or ()}
+    stored = {one.name for one in graph.initializer}
+    owners: dict[str, tuple[Scope, ...]] = {}
+    for node, one in zip(graph.node, said, strict=True):
+        names = {name.rpartition(".")[0] for name in node.input if name in stored} - {""}
+        found = {owners[name] for name in node.input if name in owners}
+        if one.scopes is None and node.op_type not in _ROUNDING | {"DynamicQuantizeLinear"}:
+            if len(names) == 1:
+                parts = next(iter(names)).split(".")
+                around = (".".join(parts[:end]) for end in range(1, len(parts)))
+                own = Scope(".".join(parts))
+                scopes = (*(known[path] for path in around if path in known), own)
+                found = {(*scopes[:-1], known.get(own.path, own))}
+            if len(found) == 1:
+                one = one._replace(scopes=found.pop())
+                owners |= dict.fromkeys(node.output, one.scopes or ())
+        yield one
+
+
 def _metadata(proto: Any) -> dict[str, str]:
     """Return what an exporter wrote down of a part of a file."""
     return {entry.key: entry.value for entry in proto.metadata_props}
@@ -133,16 +171,19 @@ def _state(
         return from_array(array)
 
     for name in stored:
-        own = name.removesuffix("_quantized")
+        own = name.removesuffix("_quantized").removesuffix("_Transposed")
         owner = own.rpartition(".")[0]
         if owner not in paths and (owner or not kinds.get(name)):
             continue  # a constant of the graph, or of a layer that is gone
         try:
             if own == name:
                 yield name, read(name)
-            elif f"{own}_scale" in stored and f"{own}_zero_point" in stored:
-                scale, zero = read(f"{own}_scale"), read(f"{own}_zero_point")
+            elif name.endswith("_quantized"):
+                stem, values = name.removesuffix("_quantized"), read(name)
+                scale, zero = read(f"{stem}_scale"), read(f"{stem}_zero_point")
                 if scale.numel() == 1:
-                    yield own, quantised(read(name), scale, int(zero))
-        except (TypeError, RuntimeError):  # torch has no such dtype, or quantises none of it
+                    is_turned = stem.endswith("_Transposed")
+                    values = values.t().contiguous() if is_turned else values
+                    yield own, quantised(values, scale, int(zero))
+        except (KeyError, TypeError, RuntimeError):  # torch has no such dtype, or quantises none
             continue

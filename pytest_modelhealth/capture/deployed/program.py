@@ -201,7 +201,7 @@ class _Calls:
             previous = scope
         for scope, runs in of_scope.items():
             for call in self._told_apart(scope, runs, depth + 1):
-                yield self._call(scope.path, call, depth)
+                yield self._call(scope, call, depth)
                 yield from self.inside(call, scope.path, depth + 1)
 
     def _function(self, at: int, around: str, depth: int, counts: Counter[str]) -> Iterator[Call]:
@@ -234,8 +234,8 @@ class _Calls:
                 size = next(n for n in divisors if whole[:n] * (size // n) == whole)
             yield from (run[at : at + size] for at in range(0, len(run), size))
 
-    def _call(self, path: str, places: list[int], depth: int) -> Call:
-        inside = set(places)
+    def _call(self, scope: Scope, places: list[int], depth: int) -> Call:
+        inside, inputs = set(places), self._taken(places)
         operations = [self._operations[at] for at in places]
         outputs = tuple(
             name
@@ -244,11 +244,16 @@ class _Calls:
             if self._is_used(self._origin(name), inside)
         )
         if any(len(self._scopes(at)) > depth + 1 for at in places):
-            # rounding may stand for an activation that ended a layer with others in it
-            outputs = tuple(self._rounded.get(name, name) for name in outputs)
-        elif not outputs:
+            # rounding may stand for an activation that ended a layer with others in it; where
+            # operations of no known layer read what it gives last, it may go on with these
+            last = operations[-1].outputs
+            readers = (self._operations[at] for name in last for at in self._readers[name])
+            goes_on = any(one.scopes is None and not one.rounds for one in readers)
+            is_ended = not goes_on or any(name in outputs for name in last)
+            outputs = tuple(self._rounded.get(name, name) for name in outputs if is_ended)
+        elif not outputs and (inputs or scope.type_name.startswith("torch.")):
             outputs = operations[-1].outputs  # what reads it lies in no layer that is known
-        return Call(path, depth, places[0], places[-1], self._taken(places), outputs)
+        return Call(scope.path, depth, places[0], places[-1], inputs, outputs)
 
     def _taken(self, places: Sequence[int]) -> tuple[str, ...]:
         """Return what operations take from outside; nothing where that is no layer's output."""
