@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import operator
 import random
@@ -45,7 +44,8 @@ def named(spelled: str, folder: Path) -> Any:
     if str(folder) not in sys.path:  # as `python -m pytest` has it
         sys.path.insert(0, str(folder))
     try:
-        module = importlib.import_module(module_name)
+        __import__(module_name)
+        module = sys.modules[module_name]
     except Exception as error:  # noqa: BLE001 - the user's module
         missing = (error.name if isinstance(error, ModuleNotFoundError) else None) or ""
         if missing and f"{module_name}.".startswith(f"{missing}."):
