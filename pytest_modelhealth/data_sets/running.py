@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from operator import length_hint
 from typing import Any
 
 from torch import Tensor, nn
@@ -91,39 +90,21 @@ def noted(name: str, method: str) -> Iterator[None]:
         raise
 
 
-class _Counted:
-    """An iterator, and what it iterates over, which may know how many there are."""
-
-    def __init__(self, iterator: Iterator[Any], batches: Iterable[Any]) -> None:
-        self._iterator, self._batches = iterator, batches
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._iterator
-
-    def __length_hint__(self) -> int:
-        return length_hint(self._batches)
-
-
 @contextmanager
-def opened(batches: Iterable[Any]) -> Iterator[Iterable[Any]]:
+def opened(batches: Iterable[Any]) -> Iterator[Iterator[Any]]:
     """Give what iterates over batches once, and end it, unless it is the user's own iterator.
 
     An exception keeps the frames of a loader alive, and with them its worker processes.
     """
     iterator = iter(batches)
     try:
-        yield _Counted(iterator, batches)
+        yield iterator
     finally:
-        if iterator is not batches:
-            _end(iterator)
-
-
-def _end(iterator: Iterator[Any]) -> None:
-    if isinstance(iterator, Generator):
-        iterator.close()
-    workers: Any = iterator if isinstance(iterator, _MultiProcessingDataLoaderIter) else None
-    if workers is not None and not workers._persistent_workers:  # those stay for the next iteration
-        workers._shutdown_workers()
+        if iterator is not batches and isinstance(iterator, Generator):
+            iterator.close()
+        workers: Any = iterator if isinstance(iterator, _MultiProcessingDataLoaderIter) else None
+        if workers is not None and not workers._persistent_workers:  # those stay for another run
+            workers._shutdown_workers()
 
 
 @contextmanager
@@ -206,9 +187,9 @@ def run_over(
     extremes = Extremes()
     merged: Observation | None = None
     index = -1
-    with in_mode(model, training), opened(batches) as counted:
+    with in_mode(model, training), opened(batches) as iterator:
         for index, batch in enumerate(
-            track(counted, "inspecting batches", most=max_batches, shown=progress)
+            track(iterator, "inspecting batches", most=max_batches, shown=progress)
         ):
             with noted(f"batch {index}", "run_batches"):
                 inputs, target = pair(batch, f"batch {index}", _LOSS) if has_loss else (batch, None)

@@ -162,6 +162,9 @@ def test_a_written_file_passes_once_it_has_a_batch(pytester: pytest.Pytester) ->
     pytester.makepyfile(zoo=MODELS)
     pytester.syspathinsert()
     assert main(["init", "zoo:Net"]) == 0
+    unwritten = pytester.runpytest("-p", "no:cacheprovider", "test_net_health.py")
+    unwritten.assert_outcomes(failed=1, skipped=12)
+    unwritten.stdout.fnmatch_lines(["TestNet.make() has no batch yet: write it below*"])
     values = iter(("16", "torch.randn(32, 9)", "torch.randint(3, (32,))", "F.cross_entropy"))
     path = pytester.path / "test_net_health.py"
     text = path.read_text(encoding="utf-8")

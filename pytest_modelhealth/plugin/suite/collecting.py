@@ -82,9 +82,6 @@ def place_of(suite: Suite) -> tuple[Path, int]:
     make: Any = inspect.unwrap(getattr(suite, "make", suite))
     for found in (make, type(make), suite):
         try:
-            code = getattr(found, "__code__", None)
-            if code is not None:
-                return Path(code.co_filename), code.co_firstlineno
             return Path(inspect.getfile(found)), inspect.getsourcelines(found)[1]
         except (OSError, TypeError):
             continue

@@ -8,7 +8,7 @@ import random
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,11 +142,8 @@ def made_by(suite: ModelHealthSuite, name: str, seed: int) -> Made:
         InspectionError: it makes something else, needs arguments, or has no batch yet.
         Exception: whatever the user's function raises, untouched.
     """
-    make: Any = suite.make
-    if not is_pretrained(make):
-        _require_written(make, name)
     with seeded(seed):
-        made = _as_made(make, name)
+        made = _as_made(suite.make, name)
         model = made.model
         if any(map(is_lazy, (*model.parameters(), *model.buffers()))):
             inputs, was = Inputs.of(copied_batch(made.inputs)), model.training
@@ -156,32 +153,24 @@ def made_by(suite: ModelHealthSuite, name: str, seed: int) -> Made:
     return made
 
 
-def _require_written(make: Any, name: str) -> None:
-    """Do nothing if what makes a model is written to its end, and needs no arguments."""
-    code: Any = getattr(make, "__code__", None)
-    source = ""
-    if code is not None and Ellipsis in code.co_consts:
-        with suppress(OSError):  # of a session without a file
-            source = inspect.getsource(code)
-    if TODO in source:
-        where = Path(code.co_filename).name
-        raise InspectionError(
-            f"{name} has no batch yet: write it below {TODO!r} in {where}, in place of each ..."
-        )
-    if needed := [p.name for p in required(make)]:
-        raise InspectionError(
-            f"{name} needs arguments ({', '.join(needed)}), and is called without any: give them "
-            "defaults"
-        )
-
-
 def _as_made(make: Any, name: str) -> Made:
     """Return what a function of the user's makes; a model of transformers alone gets a batch.
 
     Raises:
         InspectionError: it is no model with a batch; the message says what to write.
     """
-    made: Any = _small(make, name) if is_pretrained(make) else make()
+    if not is_pretrained(make) and (needed := [p.name for p in required(make)]):
+        raise InspectionError(
+            f"{name} needs arguments ({', '.join(needed)}), and is called without any: give them "
+            "defaults"
+        )
+    unwritten = f"{name} has no batch yet: write it below {TODO!r}, in place of each ..."
+    try:
+        made: Any = _small(make, name) if is_pretrained(make) else make()
+    except TypeError as error:
+        if "ellipsis" in str(error):  # that a model was given in the place of a size
+            raise InspectionError(unwritten) from error
+        raise
     model, *rest = made if isinstance(made, tuple) and made else (made,)
     if not isinstance(model, nn.Module) or len(rest) not in (0, 1, 3):
         what = f"a tuple of {len(made)}" if rest else f"a {type(model).__name__}"
@@ -189,6 +178,8 @@ def _as_made(make: Any, name: str) -> Made:
         raise InspectionError(
             f"{name} returned {what}: return (model, inputs), or (model, inputs, target, loss)"
         )
+    if any(one is ... or (isinstance(one, dict) and ... in one.values()) for one in rest):
+        raise InspectionError(unwritten)
     if not rest and is_pretrained(type(model)):
         try:
             return Made(model, batch_of(model))

@@ -137,12 +137,12 @@ def modelhealth_suite(factory: Callable[[], Any], **attributes: Any) -> type[Mod
             f"modelhealth_suite takes a function that makes a model, not {factory!r}: "
             "modelhealth_suite(make_encoder)"
         )
-    for name in attributes:
-        if name not in ATTRIBUTES:
-            raise SettingsError(
-                f"modelhealth_suite: there is no attribute {name!r}{suggest(name, ATTRIBUTES)} "
-                f"Attributes: {', '.join(ATTRIBUTES)}."
-            )
+    unknown = [name for name in attributes if name not in ATTRIBUTES]
+    if unknown:
+        raise SettingsError(
+            f"modelhealth_suite: there is no attribute {unknown[0]!r}"
+            f"{suggest(unknown[0], ATTRIBUTES)} Attributes: {', '.join(ATTRIBUTES)}."
+        )
     name = getattr(factory, "__name__", type(factory).__name__)
     body = {
         "make": staticmethod(factory),
