@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from pytest_modelhealth.capture import Engine, Request
@@ -44,18 +43,10 @@ def require_batches(
     """
     if not (most is None or (type(most) is int and most >= 0)):
         raise InspectionError(f"max_batches must be a whole number from 0 on, not {most!r}")
-    if isinstance(batches, Dataset) and not isinstance(batches, Iterable):
-        raise InspectionError(
-            f"{name} is a data set of samples ({type(batches).__name__}); "
-            "DataLoader(dataset, batch_size=64) makes batches of them"
-        )
     if isinstance(batches, str | Mapping) or not isinstance(batches, Iterable):
-        described = repr(batches)
-        if isinstance(batches, Mapping):
-            described = f"a mapping of {', '.join(map(repr, list(batches)[:3])) or 'nothing'}"
         raise InspectionError(
-            f"{name} must be batches to iterate over, such as a DataLoader, not "
-            f"{described}; one batch goes into run_inspection"
+            f"{name} must be batches to iterate over, such as DataLoader(dataset, batch_size=64), "
+            f"not a {type(batches).__name__}; one batch goes into run_inspection"
         )
     if isinstance(batches, Tensor):
         shape = "x".join(map(str, batches.shape))

@@ -273,11 +273,15 @@ def test_a_compiled_model():
         ([vectors()[0], vectors()[0][:0]], {}, "there is one batch only"),
         (vectors(), {"held_out": [vectors()[0][:0]]}, "held_out has no batch with samples"),
         (vectors(), {"max_batches": "3"}, "max_batches must be a whole number from 0 on, not '3'"),
-        ({"x": 1}, {}, "batches must be batches to iterate over.*a mapping of 'x'"),
+        ({"x": 1}, {}, "batches must be batches to iterate over.*not a dict"),
         (["one", "two"], {}, "batch 0 is a str without any tensor"),
         (vectors(), {"loss": F.mse_loss}, "batch 0 is a Tensor, not a pair"),
         (vectors(), {"held_out": ["one"]}, "batch 0 of held_out is a str without any tensor"),
-        (TensorDataset(vectors()[0]), {}, "is a data set of samples"),
+        (
+            TensorDataset(vectors()[0]),
+            {},
+            "such as DataLoader.dataset, batch_size=64.*not a TensorDataset",
+        ),
     ],
 )
 def test_batches_that_say_nothing_are_refused(batches, arguments, message):

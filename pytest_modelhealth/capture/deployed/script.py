@@ -100,10 +100,15 @@ class ScriptRuntime(Runtime):
         run = _Run(self._shown)
         begin = [run.name_of(tensor) for tensor in find_tensors(given)]
         clock = torch.zeros((), dtype=torch.int64)
+        try:
+            script = copy.deepcopy(self._script)  # its buffers may be written to
+        except RuntimeError as error:
+            said = str(error).strip().partition("\n")[0]
+            raise InspectionError(f"the script cannot be copied to be looked at: {said}") from error
         with _lock, torch.no_grad(), optimized_execution(False):  # one run after the other
             _runs.append(run)
             try:
-                output = self._function(copy.deepcopy(self._script), *given, clock)
+                output = self._function(script, *given, clock)
             finally:
                 _runs.pop()
         returned = [run.name_of(tensor) for tensor in find_tensors(output)]

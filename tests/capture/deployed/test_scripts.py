@@ -346,6 +346,26 @@ def test_a_script_is_left_as_it_was() -> None:
     assert "modelhealth" not in code
 
 
+def test_an_exception_ends_an_inspection_whole() -> None:
+    """Ctrl-C while the script runs, or in the loss; the next inspection sees what a first does."""
+    script, batch = torch.jit.script(Nested()), x()
+    inspector = Inspector(script)
+    first = inspector.run_inspection(batch).to_dict()["layers"]
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        inspector.run_inspection(batch, loss=interrupted)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inspector._model.runtime, "_function", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            inspector.run_inspection(batch)
+    assert inspector._model._hooks is None
+    assert not inspector._model._forward_hooks
+    assert inspector.run_inspection(batch).to_dict()["layers"] == first
+
+
 def test_a_script_inside_a_model_is_opaque() -> None:
     """Only a script as a whole is read; one inside shows its own inputs and outputs."""
     model = Nested()
