@@ -25,6 +25,7 @@ class SuiteCase:
 
 
 VOCABULARY = 50
+_FLOAT16 = {"limits": {"test_headroom": {"planned_dtype": "float16"}}}
 
 
 def _rows(samples: int = 32, width: int = 12) -> Tensor:
@@ -311,9 +312,7 @@ FAULTS = {
     "future_leak": SuiteCase(future_leak, ("test_causal",)),
     "lost_attribute": SuiteCase(lost_attribute, ("test_state_survives_saving",)),
     "lost_running_mean": SuiteCase(lost_running_mean, ("test_state_survives_saving",)),
-    "overflow_in_float16": SuiteCase(
-        overflow_in_float16, ("test_headroom",), {"dtype": torch.float16}
-    ),
+    "overflow_in_float16": SuiteCase(overflow_in_float16, ("test_headroom",), _FLOAT16),
     "miscompiled": SuiteCase(miscompiled, ("test_compiled_equals_eager",)),
 }
 
@@ -598,7 +597,7 @@ HEALTHY = {
     )
 } | {
     "same_model": SuiteCase(_model_of_one()),
-    "mlp_in_float16": SuiteCase(mlp, (), {"dtype": torch.float16}),
+    "mlp_in_float16": SuiteCase(mlp, (), _FLOAT16),
 }  # fmt: skip
 
 

@@ -146,27 +146,12 @@ def _session(source: str | bytes, what: str) -> Any:
     try:
         return onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"])
     except Exception as error:  # noqa: BLE001 - its errors have no class in common
-        next_move = next(move for said, move in _NEXT_MOVES.items() if re.search(said, str(error)))
         raise InspectionError(
-            f"onnxruntime {onnxruntime.__version__} cannot load {what}: {_reason(error)}; "
-            f"{next_move}"
+            f"onnxruntime {onnxruntime.__version__} cannot load {what}: {_reason(error)}; give the "
+            "path of a whole model, with the files of its weights beside it, of an opset and "
+            "operators that this onnxruntime has, or a session that has them"
         ) from None
 
-
-_NEXT_MOVES = {
-    "Protobuf parsing failed|No graph was found": (
-        "it is no ONNX model, or not all of one: export or copy it again"
-    ),
-    "External data|external|file_size": (
-        "it keeps weights in another file: put that beside the model, and give the model's path"
-    ),
-    "not a registered function/op|No Op registered": (
-        "give an onnxruntime.InferenceSession that has the operator, by "
-        "SessionOptions.register_custom_ops_library, or export the model without it"
-    ),
-    "": "export it with an opset_version that this onnxruntime runs, or install a newer one",
-}
-"""What to do about a model that cannot be loaded, by what onnxruntime says of it."""
 
 _PREFIX = re.compile(r"(\[ONNXRuntimeError\] : \d+ : \w+ : )?(Load model from .*? failed:)?")
 

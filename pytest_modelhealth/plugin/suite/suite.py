@@ -47,10 +47,6 @@ class ModelHealthSuite:
     skip: ClassVar[Mapping[str, str]] = {}
     """Tests that are not run, each with the reason."""
 
-    dtype: ClassVar[Any] = None
-    """The dtype that is planned, for `test_headroom`: ``torch.float16``, or its name; ``None`` is
-    the setting ``planned_dtype``, or else bfloat16."""
-
     backend: ClassVar[str | None] = None
     """What `test_compiled_equals_eager` compiles with; ``None`` is inductor where there is a C++
     compiler, else aot_eager, which is quick and makes no machine code."""
@@ -116,7 +112,7 @@ for _name, _summary in TESTS.items():
     setattr(ModelHealthSuite, _name, _test_of(_name, _summary))
 
 ATTRIBUTES = (
-    "seed", "limits", "skip", "dtype", "backend", "causal", "batch_dim", "time_dim", "padding",
+    "seed", "limits", "skip", "backend", "causal", "batch_dim", "time_dim", "padding",
     "make_optimizer",
 )  # fmt: skip
 """What a subclass may set."""

@@ -143,8 +143,7 @@ def headroom(case: Case) -> None:
     """The planned dtype holds the values that the run in training mode has."""
     case.require_chosen("headroom")
     case.require_numbers()
-    said = case.subject.suite.dtype or case.settings["planned_dtype"].value or "bfloat16"
-    planned = str(said).removeprefix("torch.")
+    planned = str(case.settings["planned_dtype"].value or "bfloat16")
     model = case.subject.made.model
     dtypes = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
     if dtypes == {planned}:
