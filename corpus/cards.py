@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ KINDS = {
     "loop": "a training of some hundred steps: one that goes wrong on the way",
     "refactor": "two models, of which one was made from the other and should compute the same",
     "deployed": "a model, and what was frozen, exported, quantised, pruned or merged from it",
+    "reported": "what people reported in public trackers, rebuilt small; its fix is a control",
     "healthy": "models as they are used, which look like no fault",
 }
 """Each kind of fault; a control is of the kind of fault that it looks like."""
@@ -69,6 +71,7 @@ class Case:
             of what carries no check's name.
         why: one sentence on why it is a fault.
         healthy: makes the subject of a fault as it was before.
+        source: address of the report that it was rebuilt from.
     """
 
     name: str
@@ -82,6 +85,7 @@ class Case:
     by: tuple[str, ...] = ()
     why: str = ""
     healthy: Healthy | None = None
+    source: str = ""
 
     @property
     def is_sick(self) -> bool:
@@ -106,6 +110,7 @@ class Case:
         return any(word in said for word in self.words)
 
 
+Make = Callable[[bool], Any]
 Sabotage = Callable[[Any], object]
 """Puts a fault into a healthy subject."""
 
@@ -146,6 +151,24 @@ class Shelf:
     def control(self, name: str, build: Healthy) -> None:
         """Add a healthy subject."""
         self._add("control", name, build)
+
+    def report(
+        self, source: str, name: str, at: str | Iterable[str], words: str | Iterable[str]
+    ) -> Callable[[Make], Make]:
+        """Add a fault that was reported at an address, and its fix as a control.
+
+        The decorated function makes the one or the other, by its argument ``fixed``.
+        """
+
+        def add(make: Make) -> Make:
+            card = {"at": _some(at), "words": _some(words), "why": inspect.getdoc(make) or ""}
+            healthy = functools.partial(make, True)
+            card |= {"architecture": make.__name__, "healthy": healthy, "source": source}
+            self._add("fault", name, functools.partial(make, False), **card)
+            self._add("control", f"fixed: {name}", healthy, source=source)
+            return make
+
+        return add
 
     def refactor(self, name: str, healthy: Healthy) -> Callable[[Edit], Edit]:
         """Add what the decorated function makes of a model, and what computes the same."""

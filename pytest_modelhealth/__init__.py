@@ -10,7 +10,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.bundles.replaying import replay
     from pytest_modelhealth.capture import Inputs
     from pytest_modelhealth.checks import Check
     from pytest_modelhealth.comparing import compare
@@ -75,7 +74,6 @@ _HOMES = {
     "Violation": "report",
     "compare": "comparing",
     "modelhealth_suite": "plugin.suite.suite",
-    "replay": "bundles.replaying",
 }
 
 __all__ = [
@@ -108,7 +106,6 @@ __all__ = [
     "Violation",
     "compare",
     "modelhealth_suite",
-    "replay",
 ]
 
 

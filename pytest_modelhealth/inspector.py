@@ -338,29 +338,24 @@ class Inspector(NamesItsAttributes):
         batches: Iterable[Any],
         *,
         loss: Loss | None = None,
-        held_out: Iterable[Any] | None = None,
-        max_batches: int | None = None,
         progress: bool | None = None,
     ) -> RemovableUnits:
-        """Find the units that can go: inactive ones, duplicates of others, and those nothing reads.
+        """Find the units that can go: those that no output depends on, and duplicates of others.
 
-        Units are the outputs of linear layers and convolutions. They are found on most of the
-        batches and proven on the rest: with them masked, each output must be the same. The model
-        runs in evaluation mode and is left as it was, bit for bit. The report has what the batches
-        showed that units were found on.
+        Units are the outputs of linear layers and convolutions. One batch in five, the first among
+        them and eight at most, is not used to find them: there each output must be the same with
+        the inactive ones masked. The model runs in evaluation mode and is left as it was, bit for
+        bit. The report has what the other batches showed.
 
         Args:
             batches: with a `loss`, pairs of inputs and target, as a DataLoader of a labelled data
                 set gives; without one, inputs.
-            loss: ``loss(output, target)``. Units that it does not depend on look unread; without
+            loss: ``loss(output, target)``. Units that it does not depend on look inactive; without
                 one, those that no output depends on.
-            held_out: batches for the proof; ``None`` takes the last fifth of `batches`, and one at
-                least.
-            max_batches: stop after so many of `batches`.
             progress: as in `run_batches`.
 
         Raises:
-            InspectionError: there are too few batches, one has no tensors or is no pair although
+            InspectionError: there are fewer than two batches with samples, one is no pair although
                 there is a loss, the model is none whose weights can be masked, or an argument is of
                 a wrong type.
             Exception: whatever the model or the loss raises, with a note on the batch.
@@ -368,14 +363,10 @@ class Inspector(NamesItsAttributes):
         from pytest_modelhealth.removal.search import search
 
         self._require_module("removable masks the weights of a torch.nn.Module")
-        require_batches(batches, "removable", most=max_batches)
-        if held_out is not None:
-            require_batches(held_out, "removable", "held_out")
+        require_batches(batches, "removable")
         self._begin()
         request = Request(self._model, None, loss=loss, selection=self._selection)
-        observation, units = search(
-            self._engine, request, self._observe, batches, held_out, max_batches, progress
-        )
+        observation, units = search(self._engine, request, self._observe, batches, progress)
         return units(self._reported(observation, self._settings), self._model)
 
     @checked_call(default_settings)

@@ -164,7 +164,7 @@ class Check(ABC):
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _RESERVED = {"artifacts", "compiled", "explain", "model", "on_report", "own_checks", "waive"}
-_RESERVED |= {"replay", "replay_from", "replay_limit", "replay_without"}
+_RESERVED |= {"replay", "replay_from"}
 """Names that an option or an argument of `Inspector` has, which is no setting."""
 
 

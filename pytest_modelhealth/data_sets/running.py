@@ -27,15 +27,12 @@ from pytest_modelhealth.report import Observation, Part
 from pytest_modelhealth.settings import Settings
 
 
-def require_batches(
-    batches: object, method: str, name: str = "batches", most: int | None = None
-) -> None:
+def require_batches(batches: object, method: str, most: int | None = None) -> None:
     """Do nothing if these may be batches; warn of rows of a tensor.
 
     Args:
         batches: what was given.
         method: the method it was given to.
-        name: the argument it was given as.
         most: at how many the method stops.
 
     Raises:
@@ -45,7 +42,7 @@ def require_batches(
         raise InspectionError(f"max_batches must be a whole number from 0 on, not {most!r}")
     if isinstance(batches, str | Mapping) or not isinstance(batches, Iterable):
         raise InspectionError(
-            f"{name} must be batches to iterate over, such as DataLoader(dataset, batch_size=64), "
+            "batches must be batches to iterate over, such as DataLoader(dataset, batch_size=64), "
             f"not a {type(batches).__name__}; one batch goes into run_inspection"
         )
     if isinstance(batches, Tensor):

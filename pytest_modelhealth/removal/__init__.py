@@ -1,1 +1,1 @@
-"""Units that can go: found, and proven by masking."""
+"""Units that can go: looked for in what batches show, and proven by masking."""

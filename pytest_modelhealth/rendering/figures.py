@@ -25,11 +25,10 @@ from matplotlib.patheffects import withStroke
 
 from pytest_modelhealth.comparison.comparison import Comparison
 from pytest_modelhealth.errors import InspectionError, LayerNotFoundError, suggest_layer
-from pytest_modelhealth.removal.result import RemovableUnits
 from pytest_modelhealth.rendering.charts import flow as flow_chart
 from pytest_modelhealth.rendering.charts.rows import depth, errors
 from pytest_modelhealth.rendering.charts.svg import LETTER, STYLE
-from pytest_modelhealth.rendering.charts.values import histogram, histograms, units
+from pytest_modelhealth.rendering.charts.values import histogram, histograms
 from pytest_modelhealth.rendering.diagram import NO_FLOW
 from pytest_modelhealth.rendering.evidence import culprit_and_predecessor
 from pytest_modelhealth.rendering.json import plain
@@ -41,7 +40,6 @@ from pytest_modelhealth.rendering.recorded import (
     tensor_data,
     tensors_data,
 )
-from pytest_modelhealth.rendering.removable import line
 from pytest_modelhealth.rendering.summary import label, norm
 from pytest_modelhealth.report import HealthReport, LayerRecord
 from pytest_modelhealth.statistics import TensorStatistics
@@ -175,28 +173,6 @@ def plot_errors(comparison: Comparison) -> Figure:
     verdict = "equivalent" if comparison.equivalent else "not equivalent"
     title = f"{verdict}: {comparison.reference} and {comparison.candidate}"
     return figure_of(errors(plain(comparison_data(comparison)), ""), title)
-
-
-def plot_removable(result: RemovableUnits) -> Figure:
-    """Return a figure with a row for each layer, the first at the top.
-
-    A row stands for all units of a layer, in their order from left to right; those that can go are
-    coloured by why.
-    """
-    if not result.sizes:
-        raise InspectionError(
-            "there is nothing to draw: no linear layer or convolution inside the model ran, but "
-            "those that give its outputs"
-        )
-    rows = []
-    for name, size in result.sizes.items():
-        layer, kinds = result.layers.get(name), {}
-        if layer is not None:
-            duplicates = [unit for unit, _ in layer.duplicates]
-            kinds = {"inactive": layer.inactive, "duplicate": duplicates, "unread": layer.unread}
-        going = 0 if layer is None else len(layer.removable)
-        rows.append((name, size, f"{going:,} of {size:,}", kinds))
-    return figure_of(units(rows), line(result))
 
 
 # Charts in matplotlib

@@ -47,7 +47,6 @@ from pytest_modelhealth.report.parts import (
     Parting,
     Probed,
     ProbeRecord,
-    Replayed,
     Shape,
     Size,
 )
@@ -118,7 +117,6 @@ __all__ = [
     "Probed",
     "Recurrence",
     "Reference",
-    "Replayed",
     "Shape",
     "Size",
     "Status",

@@ -93,8 +93,7 @@ class HealthReport(HasVerdict):
     def observation(self) -> Observation:
         """All that was seen, as data.
 
-        `part` where a run over batches ended before the last one, `replayed` where this is
-        ``run_batches(..., by=...)`` asked for it, `replayed` where this is a replay.
+        `part` where a run over batches ended before the last one.
         """
         return self._observation
 

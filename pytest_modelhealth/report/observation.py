@@ -24,7 +24,6 @@ from pytest_modelhealth.report.parts import (
     Extremes,
     Part,
     Probed,
-    Replayed,
     earliest_of_each,
     largest_of_each,
 )
@@ -585,8 +584,6 @@ class Observation:
             floating output has two values a sample or more.
         costs: what a run takes in arithmetic and memory, of the first batch; ``None`` where that
             was not asked for.
-        replayed: how it compares with the inspection that was saved; ``None`` where it is no
-            replay.
         unlisted: why nothing inside the model could be seen, not even which layers it has; ``""``
             where that could be.
         removable: by layer, the units that can go; ``None`` where nobody asked for them.
@@ -619,7 +616,6 @@ class Observation:
     own_functions: bool = field(default=False, metadata={"merge": "any"})
     sample_deviation: float | None = field(default=None, metadata={"merge": "max"})
     costs: Costs | None = None
-    replayed: Replayed | None = None
     unlisted: str = ""
     removable: Mapping[str, RemovableLayer] | None = None
     part: Part | None = field(default=None, metadata={"merge": "apart"})

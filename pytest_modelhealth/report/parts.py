@@ -1,4 +1,4 @@
-"""What an observation holds beside layers: costs, classes of samples, probes, a replay."""
+"""What an observation holds beside layers: costs, classes of samples, probes."""
 
 from __future__ import annotations
 
@@ -175,22 +175,6 @@ class Definition:
     qualname: str
     path: str
     line: int
-
-
-@dataclass(frozen=True)
-class Replayed:
-    """An inspection was run again from a bundle; plain data.
-
-    Args:
-        bundle: the folder it was read from.
-        same: whether verdict and numbers are those that were saved, bit for bit.
-        differences: what is not, a phrase each, the verdict first; then what else is different
-            here: versions, the machine.
-    """
-
-    bundle: str
-    same: bool
-    differences: tuple[str, ...] = ()
 
 
 class Outcome(StrEnum):

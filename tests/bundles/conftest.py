@@ -1,16 +1,16 @@
-"""Bundles of models of all sorts, saved as the plugin saves them."""
+"""Inspections that are saved and run again, as the plugin does both."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from torch import nn
 
-from pytest_modelhealth.bundles.recording import HookedInspector, Ran, save
+from pytest_modelhealth.bundles.data import read
+from pytest_modelhealth.bundles.inspecting import HookedInspector, Recording, replayed
 from pytest_modelhealth.report import HealthReport
 
 Save = Callable[..., tuple[HealthReport, Path]]
@@ -18,32 +18,31 @@ Save = Callable[..., tuple[HealthReport, Path]]
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Save:
-    """Inspect a model and save that: returns the report and the bundle's folder."""
+    """Inspect a model and save that: returns the report and the file."""
 
-    def make(
-        model: nn.Module,
-        *args: Any,
-        watch: Any = None,
-        batches: bool = False,
-        without: tuple[str, ...] = (),
-        limit: float = 1e9,
-        compiled: Any = "eager",
-        settings: dict[str, Any] | None = None,
-        **options: Any,
-    ) -> tuple[HealthReport, Path]:
-        inspector = HookedInspector(model, compiled=compiled, **(settings or {}))
-        ran = Ran(inspector, "batches" if batches else "batch", options, limit)
-        inspector.hooks = SimpleNamespace(
-            run=lambda _, __, run, args, options: run(*args, **options),
-            before=ran.add,
-            after=lambda _: ran.end(),
-        )
-        if watch is not None:
-            inspector.watch(**watch)
-        run = inspector.run_batches if batches else inspector.run_inspection
-        report = run(*args, **options)
-        folder = tmp_path / "bundle"
-        save(folder, ran, report, None, without)
-        return report, folder
+    def make(model: nn.Module, *args: Any, **options: Any) -> tuple[HealthReport, Path]:
+        path = tmp_path / "bundle.pt"
+
+        def hook(inspector: Any, run: Any, args: Any, options: Any) -> HealthReport:
+            recording = Recording(inspector, args, options)
+            report: HealthReport = run(*args, **options)
+            recording.end()
+            assert recording.is_as_it_was()
+            recording.save(path, report, {"id": "test", "number": 1})
+            return report
+
+        inspector = HookedInspector(model)
+        vars(inspector)["hook"] = hook
+        return inspector.run_inspection(*args, **options), path
 
     return make
+
+
+def again(path: Path, model: Any, *args: Any, **options: Any) -> tuple[HealthReport, str]:
+    """Run it on another model and batch: returns the report, and what is said of it."""
+    inspector = HookedInspector(model)
+    vars(inspector)["hook"] = lambda inspector, run, args, options: replayed(
+        read(path), inspector, run, args, options
+    )
+    report, lines = inspector.run_inspection(*args, **options)
+    return report, "\n".join(lines)

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import io
+import shlex
 import signal
-import subprocess
-import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 
-from pytest_modelhealth.bundles.file import allowed, read
-from pytest_modelhealth.commands import main
+from pytest_modelhealth.bundles.data import read
 
 OPTIONS = ("--modelhealth-replay=out", "-p", "no:cacheprovider")
 
@@ -43,33 +36,19 @@ def test_chance(inspector):
 
 
 def bundles(pytester: pytest.Pytester) -> list[Path]:
-    """Return the folders in the directory; nothing is left beside them."""
+    """Return the files in the directory; nothing is left beside them."""
     return sorted(pytester.path.joinpath("out").iterdir())
 
 
-def number(folder: Path) -> int:
+def number(path: Path) -> int:
     """Return which inspection of its test a bundle is."""
-    return read(folder).content["test"]["number"]
+    return read(path)["test"]["number"]
 
 
-def replayed(pytester: pytest.Pytester, *arguments: object) -> SimpleNamespace:
-    """Run the command in this process, and the test that it starts, too."""
-
-    def run(command: list[str], *, check: bool) -> SimpleNamespace:
-        assert command[:3] == [sys.executable, "-m", "pytest"]
-        return SimpleNamespace(returncode=pytester.runpytest_inprocess(*command[3:]).ret)
-
-    output, errors = io.StringIO(), io.StringIO()
-    given: dict[str, Any] = {"stdout": output, "stderr": errors}
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(contextlib.redirect_stdout(output))
-        stack.enter_context(contextlib.redirect_stderr(errors))
-        stack.enter_context(mock.patch.object(subprocess, "run", run))
-        status = main(["replay", *map(str, arguments)])
-    for name, module in list(sys.modules.items()):  # what --model imported may be another next time
-        if str(getattr(module, "__file__", "")).startswith(str(pytester.path)):
-            del sys.modules[name]
-    return SimpleNamespace(returncode=status, **{k: v.getvalue() for k, v in given.items()})
+def replay(pytester: pytest.Pytester, path: Path, *tests: str) -> pytest.RunResult:
+    """Run tests on a bundle."""
+    options = (f"--modelhealth-replay-from={path}", "-p", "no:cacheprovider")
+    return pytester.runpytest_inprocess(*options, *tests)
 
 
 def test_a_failure_is_saved_and_run_again(nets: pytest.Pytester) -> None:
@@ -77,43 +56,30 @@ def test_a_failure_is_saved_and_run_again(nets: pytest.Pytester) -> None:
     nets.makepyfile(test_it=CHANCE)
     result = nets.runpytest(*OPTIONS)
     result.assert_outcomes(failed=1)
-    (folder,) = bundles(nets)
-    command = f"python -m pytest_modelhealth replay out/{folder.name}"
+    (path,) = bundles(nets)
+    command = f"pytest --modelhealth-replay-from=out/{path.name} test_it.py::test_chance"
     result.stdout.fnmatch_lines(["*- modelhealth: replay -*", f"{command} *MB)"])
     result.stdout.fnmatch_lines([f"modelhealth: 1 failing inspection saved; *: {command}"])
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "failure.txt", "inspection.pt",
-    ]  # fmt: skip
-    assert read(folder).content["test"] == {
-        "id": "test_it.py::test_chance", "number": 2, "place": "test_it.py:15",
-    }  # fmt: skip
-    assert "(finite)" in (folder / "failure.txt").read_text()
+    assert read(path)["test"] == {"id": "test_it.py::test_chance", "number": 2}
 
-    def printed(text: str) -> list[str]:
-        return [line for line in text.splitlines() if line.startswith("loss ")]
+    def printed(result: pytest.RunResult) -> list[str]:
+        return [line for line in result.outlines if line.startswith("loss ")]
 
-    command = command.replace("python", sys.executable, 1).rstrip()
-    whole = nets.run(*command.split())
-    assert whole.ret == 1
-    assert printed(whole.stdout.str()) == printed(result.stdout.str())
-    assert "bit for bit: replayed " in whole.stdout.str()
-    assert bundles(nets) == [folder]
-
-    alone = replayed(nets, f"out/{folder.name}", "--model", "test_it:chance")
-    assert alone.returncode == 2
-    assert "test_it.py:15), which no bundle holds" in alone.stderr
-    moved = folder.rename(nets.mkdir("elsewhere") / "moved")
-    alone = replayed(
-        nets, moved, "--model=test_it:chance", "--loss=torch.nn.functional:cross_entropy"
-    )
-    assert alone.returncode == 1, alone.stderr
-    assert "bit for bit" in alone.stdout
+    moved = path.rename(nets.mkdir("elsewhere") / "moved")
+    again = replay(nets, moved, "test_it.py::test_chance")
+    assert again.ret == 1
+    assert printed(again) == printed(result)
+    again.stdout.fnmatch_lines(["modelhealth: replayed: the same verdict and numbers as then, *"])
+    assert bundles(nets) == []
 
 
 @pytest.mark.slow
 def test_wherever_a_test_inspects(nets: pytest.Pytester) -> None:
-    """In a fixture, a subtest or a directory of its own, under options of the project."""
-    nets.makeini("[pytest]\naddopts = --modelhealth-replay=out -n 2 -m 'not slow'")
+    """In a fixture, a test with an odd name or a directory of its own, under the project's options.
+
+    The commands run as they are printed.
+    """
+    nets.makeini("[pytest]\naddopts = --modelhealth-replay=out -n 2 -p no:cacheprovider")
     nets.makepyfile(
         test_it="""
         import nets, pytest
@@ -130,14 +96,15 @@ def test_wherever_a_test_inspects(nets: pytest.Pytester) -> None:
             inspector(nets.with_nan()).run_inspection(nets.BATCH)
         """
     )
-    result = nets.runpytest_subprocess("-p", "no:cacheprovider")
+    result = nets.runpytest_subprocess()
     result.assert_outcomes(failed=1, errors=1)
-    folders = bundles(nets)
-    assert len(folders) == 2
-    for folder in folders:
-        again = replayed(nets, folder)
-        assert again.returncode == 1, again.stdout
-        assert "bit for bit" in again.stdout
+    commands = [line for line in result.outlines if line.startswith("pytest --modelhealth-replay")]
+    assert len(commands) == len(bundles(nets)) == 2
+    for command in commands:
+        _, *arguments = shlex.split(command.rpartition("   (")[0])
+        again = nets.runpytest_subprocess(*arguments)
+        assert again.ret == 1
+        again.stdout.fnmatch_lines(["modelhealth: replayed: the same *, bit for bit"])
 
 
 def test_a_fault_that_was_mended_passes(nets: pytest.Pytester) -> None:
@@ -155,11 +122,10 @@ def test_a_fault_that_was_mended_passes(nets: pytest.Pytester) -> None:
     """
     nets.makepyfile(test_it=broken)
     nets.runpytest(*OPTIONS).assert_outcomes(failed=1)
-    (folder,) = bundles(nets)
     nets.makepyfile(test_it=broken.replace("torch.log(", "torch.tanh("))
-    again = replayed(nets, folder)
-    assert again.returncode == 0, again.stdout
-    assert "not as then: verdict was unhealthy, is healthy" in again.stdout
+    again = replay(nets, *bundles(nets))
+    assert again.ret == 0
+    again.stdout.fnmatch_lines(["*: replayed, and not as then: verdict was unhealthy, is healthy*"])
 
 
 def test_without_a_failure_nothing_stays(nets: pytest.Pytester) -> None:
@@ -189,38 +155,39 @@ def test_without_a_failure_nothing_stays(nets: pytest.Pytester) -> None:
     assert "replay" not in result.stdout.str().partition("collected")[2]
 
 
-def test_several_failures_of_one_test(nets: pytest.Pytester) -> None:
-    """Each has a folder, that of the error first; another run replaces them, not other files.
+def test_the_inspection_is_saved_that_the_test_failed_by(nets: pytest.Pytester) -> None:
+    """Of several that fail; the first of them where another assertion failed it.
 
-    Of a loop the first three are kept and the latest, on which it ends.
+    Another run replaces the files.
     """
     nets.makepyfile(
         """
         import nets
 
-        def test_a(inspector):
+        def test_1_fails_by_its_second(inspector):
             inspector(nets.with_nan()).run_inspection(nets.BATCH)
             inspector(nets.with_nan()).run_inspection(nets.BATCH[:20]).assert_healthy()
 
-        def test_loop(inspector):
-            for _ in range(9):
+        def test_2_unasked(inspector):
+            for _ in range(3):
+                inspector(nets.with_nan()).run_inspection(nets.BATCH)
+
+        def test_3_by_another_assertion(inspector):
+            assert inspector(nets.healthy()).run_inspection(nets.BATCH)
+            for _ in range(3):
                 report = inspector(nets.with_nan()).run_inspection(nets.BATCH)
-            report.assert_healthy()
+            assert report.healthy
         """
     )
     for _ in range(2):
-        result = nets.runpytest(*OPTIONS, "--modelhealth-artifacts=out")
-        result.assert_outcomes(failed=2)
-        first, second, *loop = bundles(nets)
-        assert second.name == f"{first.name}-2"
-        assert [number(folder) for folder in (first, second)] == [2, 1]
-        assert [number(folder) for folder in loop] == [9, 1, 2, 3]
-        assert (first / "culprit.png").exists()
-    result.stdout.fnmatch_lines(["modelhealth: 6 inspections saved in */out; run it again: *"])
+        result = nets.runpytest(*OPTIONS)
+        result.assert_outcomes(failed=3)
+        assert [number(path) for path in bundles(nets)] == [2, 1, 2]
+    result.stdout.fnmatch_lines(["modelhealth: 3 failing inspections saved; run it again: *"])
 
 
 def test_limits_of_an_assertion_are_saved(nets: pytest.Pytester) -> None:
-    """What fails by them alone is saved when it does, under them."""
+    """What fails by them alone is saved when it does."""
     nets.makepyfile(
         """
         import nets, torch
@@ -232,17 +199,15 @@ def test_limits_of_an_assertion_are_saved(nets: pytest.Pytester) -> None:
         """
     )
     nets.runpytest(*OPTIONS).assert_outcomes(failed=1)
-    (folder,) = bundles(nets)
-    again = replayed(nets, folder, "--model=nets:healthy")
-    assert again.returncode == 1, again.stderr
-    assert "1e-09  argument of assert_healthy" in again.stdout
-    assert "bit for bit" in again.stdout
+    again = replay(nets, *bundles(nets))
+    assert again.ret == 1
+    again.stdout.fnmatch_lines(["*1e-09  argument of assert_healthy*", "*as then, bit for bit"])
 
 
 def test_why_nothing_was_saved(nets: pytest.Pytester) -> None:
     """A bundle of something else than what failed is worse than none.
 
-    A comparison, a training step and a monitor cannot be replayed.
+    A comparison, a training step and a run over batches cannot be replayed.
     """
     nets.makepyfile(
         """
@@ -263,10 +228,8 @@ def test_why_nothing_was_saved(nets: pytest.Pytester) -> None:
         def test_comparison(inspector):
             inspector.compare(nets.healthy(), nets.with_nan(), nets.BATCH).assert_equivalent()
 
-        def test_step(inspector):
-            model = nets.with_nan()
-            optimizer = torch.optim.SGD(model.parameters())
-            inspector(model).run_step(None, optimizer, inputs=nets.BATCH).assert_healthy()
+        def test_batches(inspector):
+            inspector(nets.with_nan()).run_batches([nets.BATCH]).assert_healthy()
         """
     )
     result = nets.runpytest(*OPTIONS)
@@ -275,10 +238,10 @@ def test_why_nothing_was_saved(nets: pytest.Pytester) -> None:
         [
             f"no bundle of this failure: {why} *"
             for why in (
-                "model or batch changed between",
-                "another inspection followed it",
-                "a comparison of two models",
-                "run_step, monitors and removable",
+                "its model or batch was written",
+                "it is of no run_inspection, or another one followed",
+                "it is of no run_inspection, or another one followed",
+                "it is of no run_inspection, or another one followed",
             )
         ]
     )
@@ -325,24 +288,15 @@ def test_a_directory_lost_meanwhile(nets: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["no bundle of this failure: it could not be written: *"])
 
 
-def test_parts_left_out_are_told(nets: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the reason, in the failure; the test gives the replay what it makes itself.
-
-    Started by torchrun, each process writes to folders of its own.
-    """
+def test_each_rank_has_files_of_its_own(
+    nets: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Started by torchrun, the processes write to one directory."""
     nets.makepyfile(UNHEALTHY)
     monkeypatch.setenv("RANK", "3")
-    result = nets.runpytest(*OPTIONS, "--modelhealth-replay-without=weights,inputs", "-k", "1")
-    result.stdout.fnmatch_lines(
-        ["*without weights: left out as *", "*without inputs: left out as *"]
-    )
-    (folder,) = bundles(nets)
-    assert folder.name.endswith("-rank3")
-    assert (folder / "inspection.pt").stat().st_size < 40_000  # random state alone
-    again = replayed(nets, folder)
-    assert again.returncode == 1, again.stderr
-    result = nets.runpytest(*OPTIONS, "--modelhealth-replay-limit=0.0005", "-k", "1")
-    result.stdout.fnmatch_lines(["*without weights: * over its limit of 0 MB *"])
+    nets.runpytest(*OPTIONS, "-k", "1")
+    (path,) = bundles(nets)
+    assert path.stem.endswith("-rank3")
 
 
 def test_ctrl_c_leaves_nothing_behind(nets: pytest.Pytester, ctrl_c: None) -> None:
@@ -364,43 +318,21 @@ def test_ctrl_c_leaves_nothing_behind(nets: pytest.Pytester, ctrl_c: None) -> No
 
 
 def test_what_replays_nothing_is_wrong_use(nets: pytest.Pytester) -> None:
-    """Exit status 2, and the reason: another model, fewer inspections, no test, no bundle."""
+    """Exit status 4, and the reason: another model, fewer inspections, another test."""
     nets.makepyfile(test_it=CHANCE)
     nets.runpytest(*OPTIONS)
-    (folder,) = bundles(nets)
+    (path,) = bundles(nets)
 
-    def refused(*arguments: object) -> str:
-        done = replayed(nets, *arguments)
-        assert done.returncode == 2, done.stdout
-        assert "Traceback" not in done.stderr
-        return done.stdout + done.stderr
+    def refused(told: str) -> None:
+        result = replay(nets, path)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        assert told in result.stdout.str()
 
     nets.makepyfile(test_it=CHANCE.replace("inspector(nets.healthy())", "inspector.settings #"))
-    assert "of inspection 2 of its test, which made 1" in refused(folder)
+    refused("nothing was replayed of inspection 2 of test_it.py::test_chance, which began 1 here")
     nets.makepyfile(
         test_it=CHANCE.replace("Linear(4, 8)", "Linear(4, 9)").replace("(8, 2)", "(9, 2)")
     )
-    assert "is of another model" in refused(folder)
-    nets.path.joinpath("test_it.py").unlink()
-    assert "is not here: start this in the project's folder" in refused(folder)
-    assert "no bundle can be read at none" in refused("none")
-    assert "MODULE:NAME" in refused(folder, "--model=nets")
-    assert "no attribute 'nothing'" in refused(folder, "--model=nets:nothing")
-
-
-def test_a_bundle_brings_no_code(nets: pytest.Pytester) -> None:
-    """An id that leads out of the project, or to a test inside the bundle, is refused."""
-    nets.makepyfile(test_it=CHANCE)
-    nets.runpytest(*OPTIONS)
-    (folder,) = bundles(nets)
-    (folder / "test_evil.py").write_text("open('executed', 'w')\ndef test_e(inspector): ...")
-    with torch.serialization.safe_globals(allowed()):
-        content = torch.load(folder / "inspection.pt", weights_only=True)
-    inside = f"out/{folder.name}/test_evil.py::test_e"
-    for nodeid in ("-p evil::x", "../test_it.py::x", "/tmp/test_it.py::x", inside):
-        content["test"]["id"] = nodeid
-        torch.save(content, folder / "inspection.pt")
-        done = replayed(nets, folder)
-        assert done.returncode == 2
-        assert "is no id of a test" in done.stderr or "is not here" in done.stderr
-        assert not nets.path.joinpath("executed").exists()
+    refused("is of another model, Sequential: '0.weight' was 8x4 float32, is 9x4 float32")
+    nets.makepyfile(test_it=CHANCE.replace("test_chance", "test_other"))
+    refused("nothing was replayed of inspection 2 of test_it.py::test_chance, which began 0 here")

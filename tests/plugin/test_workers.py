@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_modelhealth.bundles.file import read
+from pytest_modelhealth.bundles.data import read
 from tests.plugin.test_failing_run import SUITE as EVERY_OUTCOME
 from tests.plugin.test_junit import properties, results
 from tests.plugin.test_markers import STALE, WAIVED
@@ -123,7 +123,7 @@ def told(folder: Path, lines: list[str]) -> dict[str, object]:
             for name in ("artifacts", "bundles")
             for path in (out / name).rglob("*")
         ),
-        "bundles": sorted(str(read(one).content["test"]) for one in (out / "bundles").iterdir()),
+        "bundles": sorted(str(read(one)["test"]) for one in (out / "bundles").iterdir()),
         "failures": sorted(
             (title, re.sub(r"^\[gw\d\] .*\n| at 0x\w+|\d\.\d MB", "", body, flags=re.MULTILINE))
             for title, body in blocks

@@ -224,22 +224,15 @@ class Recorder:
 
     def add_input(self, layer: Layer, tensor: Tensor) -> Given:
         """Take one tensor that `layer` was called with."""
-        entry = self._add(layer, "inputs", tensor)
-        if entry is not None and not layer.name:  # those of others were activations before
-            for collector in self._collectors:
-                collector.see("", "inputs", tensor, entry, None)
+        entry = self._add(layer, "inputs", tensor, None)
         return tensor, version(tensor), entry
 
     def add_output(self, layer: Layer, tensor: Tensor, unit_dimension: int | None) -> Entry | None:
         """Take one tensor that `layer` returned; return what was found, if it was read."""
-        entry = self._add(layer, "activations", tensor, unit_dimension)
-        if entry is not None:
-            for collector in self._collectors:
-                collector.see(layer.name, "activations", tensor, entry, unit_dimension)
-        return entry
+        return self._add(layer, "activations", tensor, unit_dimension)
 
     def _add(
-        self, layer: Layer, role: str, tensor: Tensor, unit_dimension: int | None = None
+        self, layer: Layer, role: str, tensor: Tensor, unit_dimension: int | None
     ) -> Entry | None:
         entry = None
         if role in layer.roles:
@@ -254,6 +247,10 @@ class Recorder:
                     _place(layer, role, layer.placements.get("inputs"))
         if self._visitor is not None:
             self._visitor.see(layer.name, role, "", tensor)
+        # inputs of other layers were activations before
+        if self._collectors and entry is not None and (role != "inputs" or not layer.name):
+            for collector in self._collectors:
+                collector.see(layer.name, role, tensor, entry, unit_dimension)
         return entry
 
     def add_gradient(
@@ -412,7 +409,10 @@ _MOST_ENTRIES = 256
 
 
 def _append(layer: Layer, role: str, entry: Entry) -> None:
-    entries = layer.seen.setdefault(role, [])
+    entries = layer.seen.get(role)
+    if entries is None:
+        layer.seen[role] = [entry]
+        return
     entries.append(entry)
     if len(entries) > _MOST_ENTRIES and (merged := merged_entries(entries)):
         entries[:] = [Entry.of(merged)]

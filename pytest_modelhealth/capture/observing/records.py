@@ -49,11 +49,6 @@ def _definition(kind: type) -> Definition:
     return Definition(kind.__module__, kind.__qualname__, path or "", 0)
 
 
-def in_order(layers: Iterable[Layer]) -> list[Layer]:
-    """Return layers in execution order, those never called last."""
-    return sorted(layers, key=lambda lyr: math.inf if lyr.entered is None else lyr.entered)
-
-
 def layer_records(
     layers: Iterable[Layer], *, backward: bool, functions: FunctionalLayers | None = None
 ) -> LayerRecords:
@@ -61,7 +56,8 @@ def layer_records(
 
     `functions` saw which parameters functions were given, where those are seen.
     """
-    by_name = {layer.name: layer for layer in in_order(layers)}
+    in_order = sorted(layers, key=lambda lyr: math.inf if lyr.entered is None else lyr.entered)
+    by_name = {layer.name: layer for layer in in_order}
     reasons = _reasons_why_not_called(list(by_name.values()), functions)
     places: dict[type, tuple[Definition, ...]] = {}
 

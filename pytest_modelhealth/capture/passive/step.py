@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.optim import Optimizer
 
-from pytest_modelhealth.capture.observing.layer import Held, Layer
+from pytest_modelhealth.capture.observing.layer import Held
 from pytest_modelhealth.capture.observing.recorder import Recorder
-from pytest_modelhealth.capture.observing.records import in_order, layer_records
+from pytest_modelhealth.capture.observing.records import layer_records
 from pytest_modelhealth.capture.observing.tensors import (
     NO_SCALE,
     KnownTensors,
@@ -51,7 +51,6 @@ class WatchedStep:
 
     Args:
         observation: all of it, as of an inspection; there is no flow, and of the loss the value.
-        layers: every layer by name, in execution order, those never called last.
         updates: what an optimizer changed, by layer and own name of the parameter; of one that no
             optimizer touched there is nothing.
         rates: the largest learning rate that optimizers stepped parameters of a layer with.
@@ -63,7 +62,6 @@ class WatchedStep:
     """
 
     observation: Observation
-    layers: dict[str, Layer]
     updates: dict[tuple[str, str], TensorStatistics]
     rates: dict[str, float]
     passes: int
@@ -252,15 +250,13 @@ class PassiveStep(OptimizerSteps):
             layer, name, _ = self._held[number]
             layer.own.setdefault("parameter_gradients", {})[name] = entry
         recorder.note_modules()
-        layers = in_order(recorder.layers.values())
-        records = layer_records(layers, backward=self._hooks.saw_backward)
+        records = layer_records(recorder.layers.values(), backward=self._hooks.saw_backward)
         recorder.let_go()
         recorder.loss_calls.settle()
         observation = self._observation(records, loss)
         updates = [(self._held[number], entry) for number, entry in self._updates.items()]
         return WatchedStep(
             observation,
-            {layer.name: layer for layer in layers},
             {(layer.name, name): entry.statistics for (layer, name, _), entry in updates},
             self._rates,
             self.passes,

@@ -1,16 +1,14 @@
-"""Failing inspections as bundles under ``--modelhealth-replay DIR``, and a run on one of them.
+"""A test's failing inspection as a file under ``--modelhealth-replay DIR``, and a run on one.
 
-A bundle is written to a folder apart as soon as an inspection fails, while what it ran on is still
-there, and gets its place where the test fails; of a test that passes after all, nothing stays.
+It is written as soon as an inspection fails, while what it ran on is still there, and gets its name
+where the test fails; of a test that passes after all, nothing stays.
 """
 
 from __future__ import annotations
 
-import argparse
-import math
 import os
 import shlex
-import shutil
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,225 +16,129 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_modelhealth.errors import InspectionError, ModelHealthError
-from pytest_modelhealth.plugin.inspections import INSPECTOR, MAKER, is_report, left_on_reports
+from pytest_modelhealth.plugin.inspections import MAKER, is_report, left_on_reports
 from pytest_modelhealth.plugin.output_files import folder_name, rank_suffix, warn_once, writable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Mapping
 
-    from pytest_modelhealth.bundles.file import Bundle, Saved
-    from pytest_modelhealth.bundles.recording import Ran
-    from pytest_modelhealth.capture import Request
+    from pytest_modelhealth.bundles.inspecting import Recording, Run
     from pytest_modelhealth.inspector import Inspector
     from pytest_modelhealth.report import HealthReport
 
-    Run = Callable[..., HealthReport]
-
 OPTION = "--modelhealth-replay"
 _FROM = f"{OPTION}-from"
-_PARTS = ("weights", "inputs")
-_DEFAULT_LIMIT = 1024.0
-_MEGABYTE = 1_000_000
-_SHOWN = 3
-MOST = 4
-"""How many bundles of one test are kept."""
 _WARNED = pytest.StashKey[bool]()
 _NUMBERS = count(1)
 
 
-class Keeper:
-    """Keeps what the failing inspections of one test were made of.
+class _Recorder:
+    """Saves the first failing inspection of one test, or else the one that it failed by."""
 
-    Args:
-        item: the test.
-        directory: where bundles go.
-        limit: the most bytes of tensors in one.
-        without: parts to leave out.
-    """
-
-    def __init__(
-        self, item: pytest.Item, directory: Path, limit: float, without: list[str]
-    ) -> None:
-        self._item, self._directory = item, directory
-        self._limit, self._without = limit, without
-        self._staged: list[tuple[HealthReport, Saved]] = []  # bundles that wait for the test's end
-        self._latest: tuple[HealthReport, Ran, dict[str, Any]] | None = None
-        self._reasons: dict[int, str] = {}  # by the observation's id, why it is not saved
+    def __init__(self, item: pytest.Item, directory: Path) -> None:
+        self._item = item
+        self._path = directory / f".unfinished-{os.getpid()}-{next(_NUMBERS)}"
+        self._place = directory / f"{folder_name(item.nodeid)}{rank_suffix()}.pt"
         self._inspections = 0
-        self._ran: Ran | None = None  # what runs now
-        self._placed = 0
+        self._latest: tuple[HealthReport, Recording] | None = None
+        self._saved: HealthReport | None = None
+        self._lacks: list[str] = []
+        self._reason = ""  # why none was saved, when it was tried last
 
-    def run(self, inspector: Inspector, of: str, run: Run, args: Any, options: Any) -> HealthReport:
-        """Run an inspection, and take down what it is made of."""
-        from pytest_modelhealth.bundles.recording import Ran
+    def run(
+        self, inspector: Inspector, run: Run, args: tuple[Any, ...], options: dict[str, Any]
+    ) -> HealthReport:
+        """Run an inspection, and save it if it is the first that fails."""
+        from pytest_modelhealth.bundles.inspecting import Recording, judged_apart
 
         self._inspections += 1
-        self._ran = Ran(inspector, of, options, self._limit)
-        try:
-            return run(*args, **options)
-        finally:
-            self._ran = None
+        recording = Recording(inspector, args, options)
+        report = run(*args, **options)
+        recording.end()
+        self._latest = report, recording
+        if self._saved is None and judged_apart(report)._failure() is not None:
+            self._save()
+        return report
 
-    def before(self, request: Request) -> None:
-        """Take down what is about to run."""
-        if self._ran is not None:
-            self._ran.add(request)
-
-    def after(self, report: HealthReport) -> None:
-        """Save a failing inspection; whatever happens, the test's own result stands."""
-        self._latest, ran, why = None, self._ran, ""
-        if ran is None:
-            why = "run_step, monitors and removable run more than an inspection"
-        elif ran.too_large:
-            why = f"its batches are over the limit of {self._limit / 1e6:,.0f} MB ({OPTION}-limit)"
-        else:
-            ran.end()
-            fixture = self._item.stash.get(INSPECTOR, None)
-            place = "" if fixture is None else "{0.path.name}:{0.line}".format(fixture.made[-1])
-            test = {"id": self._item.nodeid, "number": self._inspections, "place": place}
-            self._latest = report, ran, test
-            self._stage(report, unless_healthy=True)
-        if why:
-            self._reasons[id(report.observation)] = why
-
-    def place(self, error: BaseException) -> tuple[list[Saved], str]:
-        """Return the bundles of a test that failed, now in their places.
-
-        Args:
-            error: what failed it.
-
-        Returns:
-            The bundles, that of `error` first, and why there is none of `error`, a phrase.
-        """
-        judged = error.report if isinstance(error, ModelHealthError) else None
-        why = ""
-        if judged is not None and not is_report(judged):
-            why = "a comparison of two models is not saved; replay runs one model again"
-        elif judged is not None:
-            self._save_judged(judged)
-            seen = judged.observation
-            self._staged.sort(key=lambda staged: staged[0].observation is not seen)
-            if all(report.observation is not seen for report, _ in self._staged):
-                earlier = "another inspection followed it before its limits were named"
-                why = self._reasons.get(id(seen), earlier)
-        kept = []
-        try:
-            while self._staged:
-                saved = self._staged[0][1]
-                kept.append(saved._replace(folder=self._move(saved.folder)))
-                self._staged.pop(0)
-        except OSError as lost:
-            why = self._lost(lost)
-        return kept, why
-
-    def discard(self) -> None:
-        """Remove what waits for no failure any more, and let model and batches go."""
-        while self._staged:
-            self._drop(self._staged[-1])
-        self._latest = None
-
-    def _drop(self, staged: tuple[HealthReport, Saved]) -> None:
-        self._staged.remove(staged)
-        shutil.rmtree(staged[1].folder, ignore_errors=True)
-
-    def _stage(self, report: HealthReport, *, unless_healthy: bool = False) -> None:
-        """Write a bundle of the latest inspection to a folder apart.
-
-        The random state is that of then: it was taken down before the run.
-        """
-        from pytest_modelhealth.bundles.recording import save
-        from pytest_modelhealth.checks.judging import judge
-        from pytest_modelhealth.report import HealthReport
+    def _save(self) -> None:
+        """Save the latest inspection; whatever happens, the test's own result stands."""
+        from pytest_modelhealth.bundles.inspecting import not_in
 
         assert self._latest is not None
-        _, ran, test = self._latest
-        seen = report.observation
+        report, recording = self._latest
+        if not recording.is_as_it_was():
+            self._reason = "its model or batch was written to"
+            return
+        test = {"id": self._item.nodeid, "number": self._inspections}
         try:
-            # judged by itself, so that looking at it leaves no trace on the user's
-            own = HealthReport(
-                seen, report._settings, judge, report._noise, renderer=report._renderer
-            )
-            if unless_healthy and own._failure() is None:
-                return
-            if len(self._staged) >= MOST:
-                # the first of a test are kept, and the latest, which is the one that ends a loop
-                others = f"{MOST} other failing inspections of this test are saved"
-                self._reasons[id(self._staged[-1][0].observation)] = others
-                self._drop(self._staged[-1])
-            folder = self._directory / f".unfinished-{os.getpid()}-{next(_NUMBERS)}"
-            self._staged.append((report, save(folder, ran, own, test, self._without)))
-        except Exception as error:  # noqa: BLE001 - an odd model must not fail for being saved
-            self._reasons[id(seen)] = self._lost(error)
+            self._lacks = not_in(recording.save(self._path, report, test))
+        except Exception as error:  # noqa: BLE001 - a disk that is full, or an odd model
+            self._lost(error)
+            self.discard()
+        else:
+            self._saved = report
 
-    def _save_judged(self, judged: HealthReport) -> None:
-        """Save the latest inspection under the limits that failed it, if that is not done yet.
+    def place(self, error: BaseException) -> tuple[Path | None, list[str], str]:
+        """Name the file of a test that failed.
 
-        `assert_healthy` may have had limits of its own.
+        Returns:
+            The file, if there is one, what is not in it, and why there is none of `error`.
         """
-        seen = judged.observation
-        if self._latest is None or self._latest[0].observation is not seen:
-            return
-        same = [staged for staged in self._staged if staged[0].observation is seen]
-        if any(report._settings == judged._settings for report, _ in same):
-            return
-        if not self._latest[1].is_as_it_was():
-            reason = "model or batch changed between the inspection and its assert_healthy(...)"
-            self._reasons[id(seen)] = reason
-            return
-        for staged in same:
-            self._drop(staged)
-        self._stage(judged)
+        if isinstance(error, ModelHealthError) and error.report is not None:
+            self._require(error.report)
+        if self._saved is None:
+            return None, [], self._reason
+        try:
+            self._path.replace(self._place)
+        except OSError as lost:
+            self._lost(lost)
+            return None, [], self._reason
+        self._saved = None
+        return self._place, self._lacks, ""
 
-    def _move(self, folder: Path) -> Path:
-        """Move a bundle's files to their place; an earlier bundle there is replaced."""
-        self._placed += 1
-        name = folder_name(self._item.nodeid) + rank_suffix()
-        place = self._directory / (name + (f"-{self._placed}" if self._placed > 1 else ""))
-        place.mkdir(exist_ok=True)  # which other destinations may share
-        for file in folder.iterdir():
-            file.replace(place / file.name)
-        folder.rmdir()
-        return place
+    def _require(self, judged: HealthReport) -> None:
+        """Have what failed saved, and nothing else.
 
-    def _lost(self, error: Exception) -> str:
-        """Warn that a bundle could not be written, and return why."""
+        It may be another one than the first, or have failed by limits of its `assert_healthy`.
+        """
+        seen = judged.observation if is_report(judged) else None
+        if self._saved is not None and self._saved.observation is seen:
+            return
+        self.discard()
+        latest = self._latest
+        if latest is not None and latest[0].observation is seen:
+            self._save()
+        elif not self._reason:
+            self._reason = "it is of no run_inspection, or another one followed it"
+
+    def discard(self) -> None:
+        """Remove the file that waits for no failure any more."""
+        with suppress(OSError):  # its directory is gone
+            self._path.unlink(missing_ok=True)
+        self._saved = None
+
+    def _lost(self, error: Exception) -> None:
+        """Warn that a file could not be written."""
         kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
-        why = f"it could not be written: {kind}{error}"
-        warn_once(self._item, _WARNED, f"{OPTION}: a failing inspection is not saved, {why}")
-        return why
+        self._reason = f"it could not be written: {kind}{error}"
+        text = f"{OPTION}: a failing inspection is not saved, {self._reason}"
+        warn_once(self._item, _WARNED, text)
 
 
-def _maker(hooks: Keeper | _Replay) -> Callable[..., Inspector]:
-    """Return what makes inspectors whose inspections `hooks` makes."""
+_RECORDER = pytest.StashKey[_Recorder]()
+
+
+def _maker(hook: Callable[..., HealthReport]) -> Callable[..., Inspector]:
+    """Return what makes inspectors whose inspections a function makes."""
 
     def make(*args: Any, **options: Any) -> Inspector:
-        from pytest_modelhealth.bundles.recording import HookedInspector  # which brings torch
+        from pytest_modelhealth.bundles.inspecting import HookedInspector  # which brings torch
 
-        made = HookedInspector(*args, **options)
-        made.hooks = hooks
-        return made
+        inspector = HookedInspector(*args, **options)
+        vars(inspector)["hook"] = hook
+        return inspector
 
     return make
-
-
-_KEEPER = pytest.StashKey[Keeper]()
-
-
-def _megabytes(given: str) -> float:
-    limit = float(given)
-    if not (limit > 0 and math.isfinite(limit)):
-        what = f"must be a number of megabytes above 0, not {limit:g}"
-        raise pytest.UsageError(f"{OPTION}-limit: {what}")
-    return limit
-
-
-def _parts(given: str) -> list[str]:
-    parts = [part.strip() for part in given.split(",") if part.strip()]
-    for part in parts:
-        if part not in _PARTS:
-            what = f"no such part {part!r}; there are {' and '.join(_PARTS)}"
-            raise pytest.UsageError(f"{OPTION}-without: {what}")
-    return parts
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -246,26 +148,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         OPTION,
         metavar="DIR",
         default=None,
-        help="save each failing inspection to DIR, a folder a test: batch, model state, random "
-        "state, settings, report; python -m pytest_modelhealth replay runs one again",
+        help="save each failing inspection to DIR, a file each: batch, model state, random state",
     )
     group.addoption(
-        f"{OPTION}-limit",
-        metavar="MB",
-        type=_megabytes,
-        default=None,  # a value would have every run load the settings
-        help="the most megabytes of tensors in one of them: over it the weights are left out, then "
-        f"the inputs (default: {_DEFAULT_LIMIT:g})",
-    )
-    group.addoption(
-        f"{OPTION}-without",
-        metavar="weights|inputs",
-        action="extend",
-        type=_parts,
+        _FROM,
+        metavar="FILE",
         default=None,
-        help="what to leave out of them: weights, inputs or both",
+        help="run the test that made this file of --modelhealth-replay on what is in it",
     )
-    group.addoption(_FROM, default=None, help=argparse.SUPPRESS)  # the command ``replay`` sets it
 
 
 def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
@@ -276,54 +166,49 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the directory now, so that a long run does not end without its bundles.
+    """Make the directory, or read the file, before any test runs.
 
     Raises:
-        pytest.UsageError: it cannot be made or written to, or the bundle to run cannot be read.
+        pytest.UsageError: it cannot be made or written to, or the file cannot be read.
     """
     if (path := config.getoption(_FROM)) is not None:
-        from pytest_modelhealth.bundles.file import read
+        from pytest_modelhealth.bundles.data import read
 
         try:
-            bundle = read(path)
+            replay = _Replay(read(path))
         except InspectionError as error:
             raise pytest.UsageError(str(error)) from None
-        config.pluginmanager.register(_Replay(bundle), "modelhealth.replay_outcome")
-    given = config.getoption(OPTION)
-    if given is None:
-        return
-    config.option.modelhealth_replay = str(writable(config, OPTION, given))
+        config.pluginmanager.register(replay, "modelhealth.replay_outcome")
+    elif (given := config.getoption(OPTION)) is not None:
+        config.option.modelhealth_replay = str(writable(config, OPTION, given))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Have the inspectors of this test keep what fails."""
+    """Have the inspectors of this test save what fails."""
     directory = item.config.getoption(OPTION)
     if directory is not None and item.config.getoption(_FROM) is None:
-        limit = (item.config.getoption(f"{OPTION}-limit") or _DEFAULT_LIMIT) * _MEGABYTE
-        without = item.config.getoption(f"{OPTION}-without") or []
-        keeper = Keeper(item, Path(directory), limit, without)
-        item.stash[_KEEPER] = keeper
-        item.stash[MAKER] = _maker(keeper)
+        item.stash[_RECORDER] = _Recorder(item, Path(directory))
+        item.stash[MAKER] = _maker(item.stash[_RECORDER].run)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[Any]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Place the bundles of a test that failed and say how to run them; remove those of others."""
+    """Say of a test that failed how to run its inspections again; remove those of others."""
     report = yield
-    keeper = item.stash.get(_KEEPER, None)
-    if keeper is None:
+    recorder = item.stash.get(_RECORDER, None)
+    if recorder is None:
         return report
     if report.failed and call.excinfo is not None:
         try:
-            _place(keeper, report, call.excinfo.value, item.config.invocation_params.dir)
+            _say(recorder, call.excinfo.value, item, report)
         except Exception as error:  # noqa: BLE001 - a failing test must never be lost to its bundle
             text = f"no bundle: {type(error).__name__}: {error}"
             report.sections.append(("modelhealth: replay", text))
     if call.when == "teardown":
-        keeper.discard()
+        recorder.discard()
     return report
 
 
@@ -333,100 +218,77 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     try:
         return (yield)
     finally:
-        if _KEEPER in item.stash:
-            item.stash[_KEEPER].discard()
-            del item.stash[_KEEPER]
+        if _RECORDER in item.stash:
+            item.stash[_RECORDER].discard()
+            del item.stash[_RECORDER], item.stash[MAKER]  # which hold model and batch
 
 
-def _place(keeper: Keeper, report: pytest.TestReport, error: BaseException, here: Path) -> None:
-    """Say of each bundle the command that runs it again, and what it lacks."""
+def _say(
+    recorder: _Recorder, error: BaseException, item: pytest.Item, report: pytest.TestReport
+) -> None:
+    """Say in a failure how to run its inspection again, and what its bundle lacks."""
     from pytest_modelhealth.rendering.notation import printable, shorten
 
-    kept, why = keeper.place(error)
-    lines = [f"no bundle of this failure: {why}"] if why else []
-    for bundle in kept:
-        lines.append(f"{_command(bundle.folder, here)}   ({bundle.bytes / _MEGABYTE:,.1f} MB)")
-        lines += [f"  without {part}: {why}" for part, why in bundle.left_out.items()]
-        missing = [m for m in bundle.missing if m.reason not in bundle.left_out.values()]
-        lines += [f"  not in it: {shorten(printable(str(m)), 110)}" for m in missing[:_SHOWN]]
-        if len(missing) > _SHOWN:
-            lines.append(f"  not in it: {len(missing) - _SHOWN:,} more")
+    path, lacks, reason = recorder.place(error)
+    if path is None:
+        lines = [f"no bundle of this failure: {reason}"] if reason else []
+    else:
+        here = item.config.invocation_params.dir
+        test = os.path.relpath(item.path, here) + "".join(item.nodeid.partition("::")[1:])
+        shown = path.relative_to(here) if path.is_relative_to(here) else path
+        command = shlex.join(["pytest", f"{_FROM}={shown}", test])
+        report.modelhealth_replay = [command]  # type: ignore[attr-defined]
+        lines = [f"{command}   ({path.stat().st_size / 1e6:,.1f} MB)"]
+        lines += [f"  not in it: {shorten(printable(one), 110)}" for one in lacks]
     if lines:
         report.sections.append(("modelhealth: replay", "\n".join(lines)))
-    if kept:
-        told = [str(bundle.folder) for bundle in kept]
-        report.modelhealth_replay = told  # type: ignore[attr-defined]
 
 
-def _command(folder: Path, here: Path) -> str:
-    shown = folder.relative_to(here) if folder.is_relative_to(here) else folder
-    return f"python -m pytest_modelhealth replay {shlex.quote(str(shown))}"
-
-
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    """Say where the bundles are, and how to run the first."""
-    folders = left_on_reports(terminalreporter, "modelhealth_replay")
-    if folders:
-        count = "1 failing inspection" if len(folders) == 1 else f"{len(folders)} inspections"
-        command = _command(Path(folders[0]), config.invocation_params.dir)
-        where = "" if len(folders) == 1 else f" in {config.getoption(OPTION)}"
-        terminalreporter.write_line(f"modelhealth: {count} saved{where}; run it again: {command}")
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many inspections were saved, and how to run the first again."""
+    commands = left_on_reports(terminalreporter, "modelhealth_replay")
+    if commands:
+        saved = f"{len(commands)} failing inspection{'s' * (len(commands) > 1)} saved"
+        terminalreporter.write_line(f"modelhealth: {saved}; run it again: {commands[0]}")
 
 
 class _Replay:
-    """Has one inspection of the test be the bundle's; an end without it is wrong use."""
+    """Has one inspection of a test run on a bundle; an end without it is wrong use."""
 
-    def __init__(self, bundle: Bundle) -> None:
-        self._bundle = bundle
+    def __init__(self, bundle: Mapping[str, Any]) -> None:
+        self._bundle, self._test = bundle, bundle["test"]
         self._inspections = 0
-        self._told: list[str] | None = None
+        self._lines: list[str] = []
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        self._inspections = 0
-        item.stash[MAKER] = _maker(self)
+        if item.nodeid == self._test["id"]:
+            self._inspections = 0
+            item.stash[MAKER] = _maker(self.run)
 
-    def run(self, inspector: Inspector, of: str, run: Run, args: Any, options: Any) -> HealthReport:
-        """Return the bundle's report, made with the test's own functions and what it lacks."""
-        from pytest_modelhealth.bundles.replaying import replayed
+    def run(
+        self, inspector: Inspector, run: Run, args: tuple[Any, ...], options: dict[str, Any]
+    ) -> HealthReport:
+        """Return what an inspection shows; the one of the bundle runs on what is in that."""
+        from pytest_modelhealth.bundles.inspecting import replayed
 
         self._inspections += 1
-        test = self._bundle.content["test"]
-        if test is None or self._inspections != test["number"]:
+        if self._inspections != self._test["number"]:
             return run(*args, **options)
-        inspector._begin()
-        batch = dict(zip(("inputs", "target"), args, strict=False)) if of == "batch" else {}
-        given = {
-            name: value
-            for name, value in (batch | options).items()
-            if name in ("loss", "backward") or self._bundle.lacks(name)
-        }
-        model, settings = inspector._model, inspector._settings
-        report, self._told = replayed(self._bundle, model, settings, given)
-        inspector._note_report(report)
+        report, self._lines = replayed(self._bundle, inspector, run, args, options)
         return report
 
-    def before(self, _: object) -> None:
-        """Do nothing: a replay is not saved again."""
-
-    after = before
-
-    @pytest.hookimpl(tryfirst=True)
+    @pytest.hookimpl(trylast=True)  # syrupy adds to what stands there
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if self._told is None:
+        if not self._lines:
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        for line in self._told or [self._why_not()]:
-            terminalreporter.write_line(f"modelhealth: {line}")
+        from pytest_modelhealth.rendering.notation import printable
 
-    def _why_not(self) -> str:
-        test = self._bundle.content["test"]
-        if test is None or not self._inspections or self._inspections >= test["number"]:
-            return "the inspection of the bundle was not replayed; what stopped it stands above"
-        return (
-            f"nothing was replayed: the bundle is of inspection {test['number']} of its test, "
-            f"which made {self._inspections}"
+        not_run = (
+            f"nothing was replayed of inspection {self._test['number']} of {self._test['id']}, "
+            f"which began {self._inspections} here"
         )
+        for line in self._lines or [not_run]:
+            terminalreporter.write_line(f"modelhealth: {printable(line)}")

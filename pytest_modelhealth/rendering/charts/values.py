@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
@@ -141,37 +140,6 @@ def histograms(named: Sequence[tuple[str, Mapping[str, Any]]], left_out: str) ->
 
 
 _NAMES, _NUMBERS, _ROW = 190, 150, 24
-
-
-def units(layers: Sequence[tuple[str, int, str, Mapping[str, Sequence[int]]]]) -> Markup:
-    """Return a row a layer, a place for each of its units, coloured by why they can go.
-
-    Args:
-        layers: name, how many units there are, what stands at the right, and indices by why.
-    """
-    right = svg.WIDTH - _NAMES - _NUMBERS
-    parts = []
-    for row, (name, count, told, kinds) in enumerate(layers):
-        y = row * _ROW
-        parts.append(svg.write(_NAMES - 8, y + 14, svg.fitted(name or "the model", 26), "end name"))
-        parts.append(svg.write(_NAMES + right + 10, y + 14, told, "quiet"))
-        bars = [(0, count, "unit")]
-        for kind, indices in kinds.items():  # neighbours are one bar
-            for _, run in groupby(enumerate(indices), lambda pair: pair[1] - pair[0]):
-                first, *others = (unit for _, unit in run)
-                bars.append((first, 1 + len(others), f"unit {kind}"))
-        for first, length, class_ in bars:
-            shape = {"x": _NAMES + first / count * right, "y": y + 2, "height": _ROW - 6}
-            # a unit of thousands would be too narrow to be seen
-            shape["width"] = max(length / count * right, 1)
-            parts.append(svg.tag("rect", **shape, class_=class_))
-    x, y = float(_NAMES), len(layers) * _ROW + 10
-    for kind in ("inactive", "duplicate", "unread", "stays"):
-        parts.append(svg.tag("rect", x=x, y=y, width=14, height=9, class_=f"unit {kind}"))
-        parts.append(svg.write(x + 18, y + 9, kind, "quiet small"))
-        x += 36 + len(kind) * svg.LETTER
-    size = svg.WIDTH, len(layers) * _ROW + 26
-    return svg.chart("units", size, f"units of {plural(len(layers), 'layer')}", "".join(parts))
 
 
 def _axis(filled: Sequence[tuple[int, int, int]], zeros: int, right: float) -> _Axis:

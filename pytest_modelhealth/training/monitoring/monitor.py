@@ -22,7 +22,7 @@ from pytest_modelhealth.errors import (
     NamesItsAttributes,
 )
 from pytest_modelhealth.layers import Selection, ensure_match, named_modules
-from pytest_modelhealth.report import HealthReport, Observation, Verdict, Violation
+from pytest_modelhealth.report import HealthReport, Observation, Status, Verdict, Violation
 from pytest_modelhealth.report.verdict import Renderer
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.training.bridges import callback_of
@@ -288,9 +288,9 @@ class TrainingMonitor(NamesItsAttributes):
         """Warn if nothing was seen of the model, and refuse patterns without a layer."""
         if seen.passes:
             modules = {named.name: named.module for named in named_modules(self._model)}
-            named = [(name, modules.get(name)) for name in seen.layers]
+            named = [(name, modules.get(name)) for name in seen.observation.layers]
             ensure_match(self._selection.rules, named, self._model)
-        elif not any(layer.opaque for layer in seen.layers.values()):
+        elif not any(layer.status is Status.OPAQUE for layer in seen.observation.layers.values()):
             why = (
                 "does the loop train this very object, with gradients on, before step_end()? The "
                 "replay of a CUDA graph calls no hooks"

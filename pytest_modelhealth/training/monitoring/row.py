@@ -10,10 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pytest_modelhealth.capture.observing.layer import Layer
-from pytest_modelhealth.capture.observing.recorder import merged_entries
 from pytest_modelhealth.capture.passive.step import WatchedStep
 from pytest_modelhealth.errors import LayerNotFoundError, UnknownNameError, suggest, suggest_layer
+from pytest_modelhealth.report import LayerRecord
 from pytest_modelhealth.statistics import TensorStatistics
 
 
@@ -99,44 +98,38 @@ _WORDS = {
 }
 
 
-_Tensors = Mapping[tuple[Layer, str], TensorStatistics | None]
-"""What was seen by layer and role, merged over the tensors of its calls."""
-
-
-def _origin_of(layers: Sequence[Layer], tensors: _Tensors, loss: float | None) -> Origin | None:
+def _origin_of(layers: Sequence[LayerRecord], loss: float | None) -> Origin | None:
     """Return where the first value of a step came from that is no number, if there is one."""
     # in the order in which they returned: one that holds others comes after these
     called = sorted((lyr for lyr in layers if lyr.completed), key=lambda lyr: lyr.completed or 0)
-    bad = [layer for layer in called if _is_bad(tensors[layer, "activations"])]
+    bad = [layer for layer in called if _is_bad(layer.activations)]
     if bad:
         # the first layer that was given numbers
-        makers = [layer for layer in bad if not _is_bad(tensors[layer, "inputs"])]
+        makers = [layer for layer in bad if not _is_bad(layer.inputs)]
         first = (makers or bad)[0]
-        if name := _first_bad(first, "parameters"):
+        if name := _first_bad(first.parameters):
             return Origin(first.name, "parameters", name, first.label)
         return Origin(first.name, "activations" if makers else "inputs", label=first.label)
     if loss is not None and not math.isfinite(loss):
         return Origin("", "loss")
     for layer in reversed(called):
-        gradients = tensors[layer, "gradients"]
-        if gradients is not None and gradients.nonfinite_count:
+        if layer.gradients is not None and layer.gradients.nonfinite_count:
             return Origin(layer.name, "gradients", label=layer.label)
     for role in ("parameter_gradients", "parameters"):
         for layer in layers:
-            if name := _first_bad(layer, role):
+            if name := _first_bad(getattr(layer, role)):
                 return Origin(layer.name, role, name, layer.label)
     return None
 
 
-def _is_bad(statistics: TensorStatistics | None) -> bool:
+def _is_bad(seen: TensorStatistics | None) -> bool:
     """Whether there is a NaN or positive infinity; masks are made of the negative one."""
-    return statistics is not None and statistics.nan_count + statistics.positive_inf_count > 0
+    return seen is not None and seen.nan_count + seen.positive_inf_count > 0
 
 
-def _first_bad(layer: Layer, role: str) -> str:
-    """Return the name of a layer's first parameter that is not finite, ``""`` if all are."""
-    held = layer.own.get(role, {}).items()
-    return next((name for name, entry in held if entry.statistics.nonfinite_count), "")
+def _first_bad(held: Mapping[str, TensorStatistics]) -> str:
+    """Return the name of the first tensor that is not finite, ``""`` if all are."""
+    return next((name for name, seen in held.items() if seen.nonfinite_count), "")
 
 
 Reals = npt.NDArray[np.float64]
@@ -283,34 +276,26 @@ def row_of(
         seen: what was seen of it.
         histograms: whether those of its tensors are among them.
     """
-    layers = [layer for layer in seen.layers.values() if layer.roles]
-    tensors: _Tensors = {
-        (layer, role): merged_entries(layer.seen.get(role, ()))
-        for layer in layers
-        for role in ("inputs", "activations", "gradients")
-    }
+    layers = [layer for layer in seen.observation.layers.values() if layer.watched]
     rows = []
     weights: dict[tuple[str, str], TensorStatistics] = {}  # that an optimizer changed
-    gradients: list[TensorStatistics] = []
     for layer in layers:
-        own, own_gradients = _held(layer, "parameters"), _held(layer, "parameter_gradients")
-        gradients += own_gradients.values()
         changed = {
             (layer.name, name): held
-            for name, held in own.items()
+            for name, held in layer.parameters.items()
             if (layer.name, name) in seen.updates
         }
         weights |= changed
         change = _joined([seen.updates[key] for key in changed])
         rows.append(
             (
-                *_activations(tensors[layer, "activations"]),
-                *_gradients(tensors[layer, "gradients"]),
-                *_together(own.values()),
-                *_together(own_gradients.values()),
+                *_activations(layer.activations),
+                *_gradients(layer.gradients),
+                *_together(layer.parameters.values()),
+                *_together(layer.parameter_gradients.values()),
                 change,
                 _ratio(change, changed.values()),
-                *_evidence(layer, tensors, seen),
+                *_evidence(layer, seen),
             )
         )
     table = np.array(rows, dtype=np.float64).reshape(len(rows), len(STATISTICS)).T
@@ -318,7 +303,7 @@ def row_of(
     return StepRow(
         step=step,
         loss=seen.observation.loss,
-        gradient_norm=_joined(gradients),
+        gradient_norm=_joined([g for lyr in layers for g in lyr.parameter_gradients.values()]),
         update_ratio=_ratio(_joined(changes.values()), weights.values()),
         layers=tuple(layer.name for layer in layers),
         types=tuple(layer.type_name for layer in layers),
@@ -327,20 +312,16 @@ def row_of(
             ".".join(filter(None, key)): _ratio(_joined([change]), [weights[key]])
             for key, change in changes.items()
         },
-        origin=_origin_of(layers, tensors, seen.observation.loss),
+        origin=_origin_of(layers, seen.observation.loss),
         passes=seen.passes,
         optimizer_steps=seen.optimizer_steps,
         histograms={
             role: np.array(
-                [binned(tensors[layer, role]) for layer in layers], dtype=np.float16
+                [binned(getattr(layer, role)) for layer in layers], dtype=np.float16
             ).reshape(len(layers), BINS)
             for role in (BINNED if histograms else ())
         },
     )
-
-
-def _held(layer: Layer, role: str) -> dict[str, TensorStatistics]:
-    return {name: entry.statistics for name, entry in layer.own.get(role, {}).items()}
 
 
 def _activations(seen: TensorStatistics | None) -> tuple[float, ...]:
@@ -374,22 +355,17 @@ def _ratio(change: float, before: Iterable[TensorStatistics]) -> float:
     return change / size if size else math.nan
 
 
-def _evidence(layer: Layer, tensors: _Tensors, seen: WatchedStep) -> tuple[float, ...]:
-    given, made = tensors[layer, "inputs"], tensors[layer, "activations"]
+def _evidence(layer: LayerRecord, seen: WatchedStep) -> tuple[float, ...]:
+    given, made, parameters = layer.inputs, layer.activations, layer.parameters
     units = None if made is None else made.units
-    parameters = layer.own.get("parameters", {})
-    running = layer.own.get("buffers", {}).get("running_var")
-    variance = running.statistics.mean if running and running.statistics.finite_count else math.nan
-    matrices = {
-        name: entry.statistics
-        for name, entry in parameters.items()
-        if len(entry.statistics.shape) > 1
-    }
+    running = layer.buffers.get("running_var")
+    variance = running.mean if running and running.finite_count else math.nan
+    matrices = {name: held for name, held in parameters.items() if len(held.shape) > 1}
     changed = [name for name in matrices if (layer.name, name) in seen.updates]
     change = math.hypot(*(seen.updates[layer.name, name].norm for name in changed))
     before = math.hypot(*(matrices[name].norm for name in changed))
-    size = math.hypot(*(entry.statistics.norm for entry in parameters.values()))
-    count = sum(entry.statistics.finite_count for entry in parameters.values())
+    size = math.hypot(*(held.norm for held in parameters.values()))
+    count = sum(held.finite_count for held in parameters.values())
     frozen = sum(name in layer.frozen for name in parameters)
     return (
         math.nan if given is None else given.std,
@@ -406,7 +382,7 @@ def _evidence(layer: Layer, tensors: _Tensors, seen: WatchedStep) -> tuple[float
     )
 
 
-def _saturation(layer: Layer, made: TensorStatistics | None) -> float:
+def _saturation(layer: LayerRecord, made: TensorStatistics | None) -> float:
     """Return how near to its ends a bounded activation is: 1 where all values are 0, 1 or -1."""
     if made is None or not made.finite_count or made.nonfinite_count:
         return math.nan
