@@ -5,7 +5,6 @@ Nothing of it is loaded before a test file imports the class, or the option name
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from pytest_modelhealth.plugin.suite.case import Case, Subject
 
 _OPTION = "--modelhealth-model"
-_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _SNAPSHOT = "test_snapshot"
 
 
@@ -40,22 +38,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Look at the names, and leave files alone where none was asked for.
-
-    Raises:
-        pytest.UsageError: a name is not one, or stands twice.
-    """
+    """Leave files alone where models are named and no file is asked for."""
     given: list[str] = config.getoption(_OPTION) or []
-    for name in given:
-        if not _NAME.fullmatch(name):
-            raise pytest.UsageError(
-                f"{_OPTION}={name}: name a module and what in it makes the model, such as "
-                "package.module:make"
-            )
-        if given.count(name) > 1:
-            raise pytest.UsageError(
-                f"{_OPTION}={name} stands {given.count(name)} times: once is enough"
-            )
     if given and config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args, config.args_source = [], pytest.Config.ArgsSource.ARGS
 
@@ -75,7 +59,7 @@ def pytest_make_collect_report(
             *report.result,
             *(
                 SuiteWithoutFile.from_parent(collector, path=where / name, name=name, nodeid=name)
-                for name in given
+                for name in dict.fromkeys(given)
             ),
         ]
     return report

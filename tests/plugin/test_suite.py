@@ -291,12 +291,8 @@ def test_names_that_are_no_factory(pytester: pytest.Pytester) -> None:
             "        model = Leaky()",
         ]
     )
-    twice = "--modelhealth-model=models.nets:fine"
-    for wrong, message in (
-        (["--modelhealth-model=models.nets"], "*name a module and what in it makes the model*"),
-        ([twice, twice], f"*{twice} stands 2 times*"),
-    ):
-        pytester.runpytest(*wrong).stderr.fnmatch_lines([message])
+    nameless = pytester.runpytest("--modelhealth-model=models.nets")
+    nameless.stdout.fnmatch_lines(["*name a module and what in it makes the model*"])
 
 
 @pytest.mark.parametrize(
