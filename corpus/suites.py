@@ -25,6 +25,7 @@ class SuiteCase:
 
 
 VOCABULARY = 50
+_FLOAT16 = {"limits": {"test_headroom": {"planned_dtype": "float16"}}}
 
 
 def _rows(samples: int = 32, width: int = 12) -> Tensor:
@@ -311,9 +312,7 @@ FAULTS = {
     "future_leak": SuiteCase(future_leak, ("test_causal",)),
     "lost_attribute": SuiteCase(lost_attribute, ("test_state_survives_saving",)),
     "lost_running_mean": SuiteCase(lost_running_mean, ("test_state_survives_saving",)),
-    "overflow_in_float16": SuiteCase(
-        overflow_in_float16, ("test_headroom",), {"dtype": torch.float16}
-    ),
+    "overflow_in_float16": SuiteCase(overflow_in_float16, ("test_headroom",), _FLOAT16),
     "miscompiled": SuiteCase(miscompiled, ("test_compiled_equals_eager",)),
 }
 
@@ -503,10 +502,6 @@ def without_loss() -> Any:
     return Mlp(nn.GELU), _rows()
 
 
-def target_without_loss() -> Any:
-    return Mlp(nn.GELU), _rows(), _labels()
-
-
 class Seeded(Mlp):
     """A buffer of fixed features, which the state_dict has."""
 
@@ -596,13 +591,13 @@ HEALTHY = {
     make.__name__: SuiteCase(make)
     for make in (
         mlp, dropout, cnn, lstm, graph, vae, experts, writer, reader, tied, zero_start,
-        frozen_backbone, autoencoder, two_heads, without_loss, target_without_loss,
+        frozen_backbone, autoencoder, two_heads, without_loss,
         random_features, positions, one_sample, seeded_inside, lazy, half, in_evaluation_mode,
         spectral,
     )
 } | {
     "same_model": SuiteCase(_model_of_one()),
-    "mlp_in_float16": SuiteCase(mlp, (), {"dtype": torch.float16}),
+    "mlp_in_float16": SuiteCase(mlp, (), _FLOAT16),
 }  # fmt: skip
 
 

@@ -99,7 +99,7 @@ def compare(
         a = run(ours, request, store)
         b = run(theirs, request, store, placement(theirs, inputs))
         notes = list(_notes_on_runs(ours, theirs, a, b))
-        is_blind = bool(b.observation.outputs_only)
+        is_blind = bool(b.observation.outputs_only) or not b.names_layers
         alignment = with_calls(align(a.layers, b.layers, is_blind=is_blind), a, b)
         alignment = with_folds(alignment, a, b, store)
         runs = TwoRuns(a, b, alignment, (ours.modules, theirs.modules), store)

@@ -18,7 +18,6 @@ from pytest_modelhealth.capture.step.company import may_have_company
 from pytest_modelhealth.checks import Check, with_own_checks
 from pytest_modelhealth.checks.judging import judge
 from pytest_modelhealth.data_sets.running import (
-    Limits,
     require_batches,
     run_over,
 )
@@ -287,7 +286,6 @@ class Inspector(NamesItsAttributes):
         scaler: GradScaler | None = None,
         training: bool | None = None,
         max_batches: int | None = None,
-        max_seconds: float | None = None,
         progress: bool | None = None,
     ) -> HealthReport:
         """Run several batches, such as a whole data set, and report on their merged statistics.
@@ -312,10 +310,8 @@ class Inspector(NamesItsAttributes):
             scaler: as in `run_inspection`.
             training: ``True`` runs the model in training mode, ``False`` in evaluation mode, and
                 each module has its own mode again afterwards; ``None`` takes the model as it is.
-            max_batches: stop after so many.
-            max_seconds: stop after the batch that passes these, on several ranks after the batch in
-                which one of them does. ``report.observation.part`` says how many batches of how
-                many were seen, and so does the verdict.
+            max_batches: stop after so many. ``report.observation.part`` says how many batches of
+                how many were seen, and so does the verdict.
             progress: whether tqdm, where it is installed, shows how far it is: ``True`` does at
                 once, ``False`` never, ``None`` after two seconds; on a terminal only.
 
@@ -324,14 +320,13 @@ class Inspector(NamesItsAttributes):
                 an argument is of a wrong type.
             Exception: whatever the batches, the model or the loss raise, with a note on the batch.
         """
-        require_batches(batches, "run_batches")
+        require_batches(batches, "run_batches", most=max_batches)
         self._begin()
-        limits = Limits(training, max_batches, max_seconds, progress)
-
         request = partial(self._request, loss=loss, backward=backward, scaler=scaler)
         run = partial(
-            run_over, batches, self._engine, self._model, self._settings, limits,
+            run_over, batches, self._engine, self._model, self._settings,
             loss is not None, request, self._observe,
+            training=training, max_batches=max_batches, progress=progress,
         )  # fmt: skip
         company = self._company()
         observation = run() if company is None else company.over_batches(run)

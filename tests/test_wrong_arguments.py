@@ -195,8 +195,8 @@ def test_a_wrong_loss_is_refused(arguments: dict[str, Any], message: str) -> Non
             {"loss": F.mse_loss},
             r"not a pair.*run_inspection\(inputs, target=\.\.\., loss=",
         ),
-        ({"input": BATCH}, {}, "not a mapping of 'input'; one batch goes into run_inspection"),
-        (TensorDataset(BATCH), {}, r"a data set of samples.*DataLoader\(dataset, batch_size=64\)"),
+        ({"input": BATCH}, {}, "not a dict; one batch goes into run_inspection"),
+        (TensorDataset(BATCH), {}, r"DataLoader\(dataset, batch_size=64\), not a TensorDataset"),
     ],
 )
 def test_wrong_batches_are_refused(batches: Any, arguments: Any, message: str) -> None:

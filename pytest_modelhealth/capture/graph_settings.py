@@ -13,16 +13,6 @@ from torch import fx, nn
 
 Settings = Mapping[str, Any]
 
-IMPLIED: Mapping[str, Settings] = {
-    "hardsigmoid": {"alpha": 1 / 6, "beta": 0.5},
-    "relu6": {"min_val": 0.0, "max_val": 6.0},
-    "selu": {"alpha": 1.6732632423543772, "gamma": 1.0507009873554805},
-    "Linear": {"transA": 0},
-    "LSTM": {"activations": ("Sigmoid", "Tanh", "Tanh"), "input_forget": 0},
-    "GRU": {"activations": ("Sigmoid", "Tanh"), "linear_before_reset": 1},
-}
-"""What an operator of ONNX can be set to, and torch's layers always are, by kind of layer."""
-
 
 _PLUMBING = frozenset(
     {"add", "div", "mean", "mul", "pow", "rsub", "sub", "sum"}
@@ -34,10 +24,6 @@ _PLUMBING = frozenset(
 
 def graph_settings(module: nn.Module) -> dict[str, Any] | None:
     """Return the settings of a layer that its graph says; ``None`` where its own code runs."""
-    if isinstance(module, torch.jit.ScriptModule):  # a script has settings as attributes
-        script: Any = module
-        has_forward = "forward" in script._c._method_names()
-        return merged(map(_of_script, script.graph.nodes() if has_forward else ()))
     if "_settings" in vars(module):  # of a deployed model
         return vars(module)["_settings"]  # type: ignore[no-any-return]
     graph: Any = vars(module).get("graph")
@@ -91,17 +77,3 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return bool(value) and all(map(_is_plain, value))
     return isinstance(value, bool | int | float | str)
-
-
-def _of_script(node: Any) -> dict[str, Any]:
-    schema = node.schema()
-    if schema.startswith("("):  # an operation of the language
-        return {}
-    return of_call(torch._C.parse_schema(schema), [_constant(one) for one in node.inputs()], {})
-
-
-def _constant(value: Any) -> Any:
-    node = value.node()
-    if node.kind() == "prim::ListConstruct":
-        return [_constant(one) for one in node.inputs()]
-    return node.output().toIValue() if node.kind() == "prim::Constant" else None

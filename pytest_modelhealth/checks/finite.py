@@ -174,7 +174,6 @@ def _loss(observation: Observation) -> Violation:
         role="loss",
         cause=f"the loss function{f' ({named(risky)})' if risky else ''}: log(0), a division by "
         f"an empty mask, or labels out of range{_reach(root.activations, 'outputs lie')}",
-        independent="outlier" in observation.odd_samples,  # two stories, whichever made the other
     )
 
 

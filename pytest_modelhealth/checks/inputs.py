@@ -48,12 +48,6 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
         cause = "a placeholder, or data that did not load"
         yield INPUTS.fault(root, message, cause=cause)
         return
-    blank = observation.odd_samples.get("blank")
-    if blank is not None:
-        who, place = blank
-        message = f"{who} hold one value throughout, {place.value:.3g} in {place}"
-        cause = "a folder that is empty of content: files that did not load, or placeholders"
-        yield INPUTS.fault(root, message, value=place.value, cause=cause)
     inputs = flow_of(observation).inputs
     for name in inputs:
         given, taker = as_given(observation, name), _first_weights(observation, name)
@@ -105,7 +99,6 @@ def _values(
     is_table = len(given.shape) == 2 and not is_white and abs(mean) >= _CENTRED * std
     value, broken, is_mild = std, ALWAYS, False
     message = f"{what}, in [{low:.4g}, {high:.4g}] with a root mean square of {given.rms:.3g},"
-    who, place = observation.odd_samples.get("outlier", ("", None))
     if given.rms > limit.value * (_TABLE_FACTOR if is_table else 1.0):
         value, broken = given.rms, limit
         cause = (
@@ -113,14 +106,7 @@ def _values(
             "of the first layer grow with them; bring them to mean 0 and variance 1"
         )
         ends = all(map(float.is_integer, (low, high)))
-        if place is not None and math.isclose(place.value, given.abs_max, rel_tol=1e-6):
-            signed = root.largest.get("inputs", place).value
-            message = f"{who} are outliers, up to {signed:.4g} in {place}, and"
-            cause = (
-                "a broken file, another unit or a placeholder there, and not the scale of the "
-                "data: look at that sample, leave it out or clamp it"
-            )
-        elif is_white or (is_image and ends and low >= 0.0 and high <= _WHITE):
+        if is_white or (is_image and ends and low >= 0.0 and high <= _WHITE):
             cause = "raw images, 0 to 255: divide by 255 and normalise"
         elif (
             not is_image

@@ -10,16 +10,35 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
-import textwrap
 import typing
 from pathlib import Path
 from typing import Any
 
 from pytest_modelhealth.errors import InspectionError
 
-_WIDTH = 80
 _OWN_LOSS = ("labels", "label", "targets", "target", "return_loss")
-_LOCAL = ("model", "inputs", "target", "loss", "config", "torch", "F")
+_ALONE = '''"""Is {path} healthy? pytest --modelhealth-explain says what is checked."""
+
+from pytest_modelhealth import modelhealth_suite
+
+from {module} import {path}
+
+# a small model of its config, and a batch of its sizes; a function of yours may take its place
+Test{path} = modelhealth_suite({path})
+'''
+_HEAD = '''"""Is {path} healthy? pytest --modelhealth-explain says what is checked."""
+
+import torch
+import torch.nn.functional as F
+from pytest_modelhealth import ModelHealthSuite
+
+from {module} import {imported}
+
+
+class Test{name}(ModelHealthSuite):
+    def make(self):
+        # {todo}, some 32 samples, in place of each ... below
+'''
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,55 +71,57 @@ def run(arguments: argparse.Namespace) -> int:
         file = (Path("tests") if Path("tests").is_dir() else Path()) / f"test_{words}_health.py"
     _write(file, text)
     line = text.partition(TODO)[0].count("\n") + 1
-    print(f"written: {file}\nfill in: {file}:{line} ({TODO})\nrun:     python -m pytest {file}")  # noqa: T201
+    fill_in = f"fill in: {file}:{line} ({TODO})\n" if TODO in text else ""
+    print(f"written: {file}\n{fill_in}run:     python -m pytest {file}")  # noqa: T201
     return 0
 
 
 def _template(thing: Any, module: str, path: str) -> str:
-    """Return the text of the test file, laid out as ``ruff format`` has it."""
+    """Return the text of the test file."""
     from pytest_modelhealth.plugin.suite.making import TODO, arguments_of, parameters_of
     from pytest_modelhealth.plugin.suite.transformers_models import is_pretrained
 
+    if is_pretrained(thing) and path.isidentifier():
+        return _ALONE.format(path=path, module=module)
     model_class = _model_class(thing, f"{module}:{path}")
     forward = parameters_of(getattr(model_class, "forward", None))[1:]
-    batch, has_own_loss = _inputs(forward)
+    needed = [p for p in forward if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
+    needed = [p for p in needed if p.kind is not p.VAR_KEYWORD] or forward[:1]
+    labels = [p for p in forward if p.name in _OWN_LOSS and p.default is None]
+    needed += [p for p in labels if p not in needed]
+    if len(needed) < 2:
+        batch = "..."
+    elif any(p.kind is p.POSITIONAL_ONLY for p in needed):
+        batch = f"({', '.join('...' for _ in needed)})"
+    else:
+        batch = "{" + ", ".join(f'"{p.name}": ...' for p in needed) + "}"
+    # a function may be called as one of our own names is
     first, _, rest = path.partition(".")
-    alias = f"make_{first}" if first in _LOCAL else first
-    imported = first if alias == first else f"{first} as {alias}"
+    alias = f"make_{first}" if first in ("model", "inputs", "target", "loss") else first
     called = f"{alias}.{rest}" if rest else alias
-    body = [f"# {TODO}, some 32 samples, in place of each ... below"]
-    if is_pretrained(thing):
-        config, arguments = thing.config_class, ["config"]
-        imported = f"{config.__name__}, {imported}"
-        module = "transformers" if module.partition(".")[0] == "transformers" else module
-        body.append(_broken(f"config = {config.__name__}(", _small_config(config), ")"))
+    lines = [
+        *_comment(called, parameters_of(thing)),
+        f"model = {called}({arguments_of(thing)})",
+        *_comment("forward", forward),
+        f"inputs = {batch}",
+    ]
+    if labels:
+        lines += ["return model, inputs"]
     else:
-        arguments = arguments_of(thing)
-        body += _comment(called, parameters_of(thing))
-    body.append(_broken(f"model = {called}(", arguments, ")"))
-    body += _comment("forward", forward)
-    body.append(batch)
-    if has_own_loss:
-        body.append("return model, inputs")
-    else:
-        body += [
+        lines += [
             "# no target (None): a loss of the output alone; no loss: the model's own",
             "target = ...",
             "loss = ...",
             "return model, inputs, target, loss",
         ]
-    imports = [f"from {module} import {imported}"]
-    ours = "from pytest_modelhealth import ModelHealthSuite"
-    functional = [] if has_own_loss else ["import torch.nn.functional as F"]
-    name = "".join(f"{word[:1].upper()}{word[1:]}" for word in re.split(r"[._]", path))
-    lines = [
-        f'"""Is {path} healthy? pytest --modelhealth-explain says what is checked."""',
-        *("", "import torch", *functional, ours, "", *imports, "", ""),
-        f"class Test{name}(ModelHealthSuite):",
-        "    def make(self):",
-        *(textwrap.indent(line, " " * 8) for line in body),
-    ]
-    return "\n".join(lines) + "\n"
+    head = _HEAD.format(
+        path=path,
+        module=module,
+        imported=first if alias == first else f"{first} as {alias}",
+        name="".join(f"{word[:1].upper()}{word[1:]}" for word in re.split(r"[._]", path)),
+        todo=TODO,
+    )
+    return head + "".join(f"        {line}\n" for line in lines)
 
 
 def _model_class(thing: Any, spelled: str) -> Any:
@@ -126,47 +147,14 @@ def _model_class(thing: Any, spelled: str) -> Any:
     return made if isinstance(made, type) and issubclass(made, nn.Module) else None
 
 
-def _inputs(forward: list[inspect.Parameter]) -> tuple[str, bool]:
-    """Return the statement of the batch, and whether the model computes its own loss of it."""
-    from pytest_modelhealth.plugin.suite.making import required
-
-    needed = required(forward) or forward[:1]
-    labels = [p for p in forward if p.name in _OWN_LOSS and p.default is None]
-    needed += [p for p in labels if p not in needed]
-    if any(p.kind is p.POSITIONAL_ONLY for p in needed[1:]):
-        return f"inputs = ({', '.join(['...'] * len(needed))})", bool(labels)
-    if len(needed) < 2 and not any(p.kind is p.KEYWORD_ONLY for p in needed):
-        return "inputs = ...", bool(labels)
-    return _broken("inputs = {", [f'"{p.name}": ...' for p in needed], "}"), bool(labels)
-
-
-def _small_config(config: Any) -> list[str]:
-    from pytest_modelhealth.plugin.suite.transformers_models import small_sizes
-
-    arguments = []
-    for name, size in small_sizes(config()).items():
-        inner = [f'"{k}": {v!r}' for k, v in size.items()] if isinstance(size, dict) else []
-        arguments.append(f"{name}={_broken('{', inner, '}', 40) if inner else repr(size)}")
-    return arguments
-
-
 def _comment(called: str, parameters: list[inspect.Parameter]) -> list[str]:
-    """Return a signature as lines of comment, where there is something to give."""
+    """Return a signature as a comment, where there is something to give."""
     listed = [
         re.sub(r"^(\w+: )'(.*?)'(?= = |$)", r"\1\2", str(p))  # an annotation that is a string
         for p in parameters
         if p.kind is not p.VAR_KEYWORD
     ]
-    text = f"{called}({', '.join(listed)})" if listed else ""
-    return textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="#     ")
-
-
-def _broken(opening: str, items: list[str], closing: str, width: int = _WIDTH) -> str:
-    """Return items in one line, or a line each where that is wider than `width`."""
-    line = f"{opening}{', '.join(items)}{closing}"
-    if len(line) <= width and "\n" not in line:
-        return line
-    return "\n".join([opening, *(textwrap.indent(f"{item},", "    ") for item in items), closing])
+    return [f"# {called}({', '.join(listed)})"] if listed else []
 
 
 def _write(file: Path, text: str) -> None:

@@ -117,8 +117,9 @@ class Search:
 
     def _forward(self, first: TensorResult) -> Divergence:
         name, role = first.key.layer, first.key.role
-        if self.b.observation.outputs_only:
-            story = "another output, and no layer inside the candidate can be seen"
+        is_one = len(self.runs.alignment.to_candidate) == 1 < len(self.b.layers)
+        if self.b.observation.outputs_only or is_one:
+            story = "another output, and no layer inside the candidate can be told"
             values = (f"{self._label(n)}: {p}" for n, c in self.changed.items() for p in c.phrases)
             cause = next(values, "compare what it was made of to learn which layer parts first")
             return self._made(self._pair_or_stand_in(""), "computation", first, story, cause)
@@ -185,7 +186,8 @@ class Search:
         if self._is_off(name, "inputs"):
             return story
         if self.a.of_role[name, "inputs"]:
-            return f"same input, {story}"
+            is_linked = any(one.key[:2] == (name, "inputs") for one in self.results)
+            return f"same input, {story}" if is_linked or self.b.in_torch else story
         return story if self.of_snapshots else f"no input, {story}"
 
     def _between(self, first: TensorResult, around: str, seen: str) -> Divergence:

@@ -23,7 +23,6 @@ from pytest_modelhealth.alignment.result import (
     order,
 )
 from pytest_modelhealth.capture.observing.tensors import TensorStore
-from pytest_modelhealth.capture.onnx_graphs.operators import is_rounding
 from pytest_modelhealth.comparison.measures import gap
 from pytest_modelhealth.comparison.trace import Trace
 from pytest_modelhealth.report import Flow, LayerRecord, Status
@@ -204,8 +203,7 @@ def _out_of_sight(alignment: Alignment, a: Trace, b: Trace) -> Iterator[tuple[st
     outside as a ReLU does.
     """
     kinds = {kind(y) for y in b.layers.values() if y.status is Status.UNSUPPORTED}
-    flow = b.observation.flow
-    if flow is not None and any(map(is_rounding, {v.name for v in flow.graph.vertices})):
+    if b.rounds:
         kinds |= {"relu", "relu6", "hardtanh"}
     for pair in alignment.pairs:
         if pair.reference is not None and pair.candidate is None and pair.reason is None:

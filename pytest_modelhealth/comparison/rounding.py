@@ -23,6 +23,9 @@ from pytest_modelhealth.tolerance import TF32, epsilon_of, perturbed_batch
 Steps = Mapping[tuple[str, str], Tensor]
 """Of weights, by the names of the layer and of the parameter, the distance between two values."""
 
+INSIDE = 2.0**-7
+"""The step of weights that cannot be read, by their range: some processors use 7 bits of 8."""
+
 EIGHT_BITS = 2.0**-5
 """What stands for the machine epsilon of tensors in eight bits, of which some processors use seven:
 half a step of a range of eight deviations, by the root mean square."""
@@ -148,4 +151,10 @@ def quantised_weights(runs: TwoRuns) -> Steps:
                 rows = sizes[0] / sizes[1].clamp_min(1e-12)
                 distance = distance / rows.clamp_min(1e-12).reshape(-1, *[1] * (own.ndim - 1))
             weights[ours.name, name] = distance
+    # torch runs all of others, and their steps are read; a runtime may keep some under other names
+    for layer, reference in runs.modules[0].items() if not runs.b.in_torch else ():
+        for name, kept in reference._parameters.items():
+            if kept is not None and kept.ndim > 1 and (layer, name) not in weights:
+                reach = kept.detach().max().clamp_min(0) - kept.detach().min().clamp_max(0)
+                weights[layer, name] = (INSIDE * reach.double()).expand(kept.shape)
     return weights

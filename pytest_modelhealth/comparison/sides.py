@@ -56,7 +56,8 @@ class Side:
     @property
     def quantised(self) -> bool:
         """Whether layers of it compute with quantised numbers, or keep quantised weights."""
-        return any(
+        model: Any = self.model
+        return (not self.engine.runs_in_torch and model.program.rounds) or any(
             is_quantised_module(module)
             or any(p is not None and is_quantised(p) for p in own_parameters(module).values())
             for module in self.modules.values()
@@ -168,6 +169,9 @@ def run(
         keeper.output,
         engine.flat_outputs,
         shows_functions=engine.shows_functions,
+        in_torch=engine.runs_in_torch,
+        rounds=side.quantised,
+        names_layers=engine.runs_in_torch or side.model.program.names_layers,
     )
 
 

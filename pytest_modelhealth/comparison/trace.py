@@ -63,6 +63,9 @@ class Trace:
         output: how the output is built, for people: ``"tuple(tensor 4x3, tensor 4)"``.
         is_flat: whether the tensors of the output stand in a row, however the model nested them.
         shows_functions: whether functions that a forward calls are seen as layers.
+        in_torch: whether torch computed it.
+        rounds: whether its layers compute with quantised numbers.
+        names_layers: whether its layers have the names of the model that it was made of.
     """
 
     observation: Observation
@@ -70,6 +73,9 @@ class Trace:
     output: str
     is_flat: bool = False
     shows_functions: bool = True
+    in_torch: bool = True
+    rounds: bool = False
+    names_layers: bool = True
 
     @property
     def layers(self) -> Mapping[str, LayerRecord]:

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import math
-import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from operator import length_hint
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from pytest_modelhealth.capture import Engine, Request
-from pytest_modelhealth.capture.deployed.model import DeployedModel
 from pytest_modelhealth.capture.observing.sample_statistics import Collector
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs, batch_size
 from pytest_modelhealth.capture.step.isolation import exited_whole, values_kept
 from pytest_modelhealth.capture.step.state import Memory, State
-from pytest_modelhealth.data_sets.extremes import Extremes, OddSamples
+from pytest_modelhealth.data_sets.extremes import Extremes
 from pytest_modelhealth.errors import InspectionError, ModelHealthWarning
 from pytest_modelhealth.layers import type_name
 from pytest_modelhealth.probes.conventions import Conventions
@@ -32,29 +27,23 @@ from pytest_modelhealth.report import Observation, Part
 from pytest_modelhealth.settings import Settings
 
 
-def require_batches(batches: object, method: str, name: str = "batches") -> None:
+def require_batches(batches: object, method: str, most: int | None = None) -> None:
     """Do nothing if these may be batches; warn of rows of a tensor.
 
     Args:
         batches: what was given.
         method: the method it was given to.
-        name: the argument it was given as.
+        most: at how many the method stops.
 
     Raises:
         InspectionError: they are none; the message says what makes some.
     """
-    if isinstance(batches, Dataset) and not isinstance(batches, Iterable):
-        raise InspectionError(
-            f"{name} is a data set of samples ({type(batches).__name__}); "
-            "DataLoader(dataset, batch_size=64) makes batches of them"
-        )
+    if not (most is None or (type(most) is int and most >= 0)):
+        raise InspectionError(f"max_batches must be a whole number from 0 on, not {most!r}")
     if isinstance(batches, str | Mapping) or not isinstance(batches, Iterable):
-        described = repr(batches)
-        if isinstance(batches, Mapping):
-            described = f"a mapping of {', '.join(map(repr, list(batches)[:3])) or 'nothing'}"
         raise InspectionError(
-            f"{name} must be batches to iterate over, such as a DataLoader, not "
-            f"{described}; one batch goes into run_inspection"
+            "batches must be batches to iterate over, such as DataLoader(dataset, batch_size=64), "
+            f"not a {type(batches).__name__}; one batch goes into run_inspection"
         )
     if isinstance(batches, Tensor):
         shape = "x".join(map(str, batches.shape))
@@ -89,39 +78,21 @@ def noted(name: str, method: str) -> Iterator[None]:
         raise
 
 
-class _Counted:
-    """An iterator, and what it iterates over, which may know how many there are."""
-
-    def __init__(self, iterator: Iterator[Any], batches: Iterable[Any]) -> None:
-        self._iterator, self._batches = iterator, batches
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._iterator
-
-    def __length_hint__(self) -> int:
-        return length_hint(self._batches)
-
-
 @contextmanager
-def opened(batches: Iterable[Any]) -> Iterator[Iterable[Any]]:
+def opened(batches: Iterable[Any]) -> Iterator[Iterator[Any]]:
     """Give what iterates over batches once, and end it, unless it is the user's own iterator.
 
     An exception keeps the frames of a loader alive, and with them its worker processes.
     """
     iterator = iter(batches)
     try:
-        yield _Counted(iterator, batches)
+        yield iterator
     finally:
-        if iterator is not batches:
-            _end(iterator)
-
-
-def _end(iterator: Iterator[Any]) -> None:
-    if isinstance(iterator, Generator):
-        iterator.close()
-    workers: Any = iterator if isinstance(iterator, _MultiProcessingDataLoaderIter) else None
-    if workers is not None and not workers._persistent_workers:  # those stay for the next iteration
-        workers._shutdown_workers()
+        if iterator is not batches and isinstance(iterator, Generator):
+            iterator.close()
+        workers: Any = iterator if isinstance(iterator, _MultiProcessingDataLoaderIter) else None
+        if workers is not None and not workers._persistent_workers:  # those stay for another run
+            workers._shutdown_workers()
 
 
 @contextmanager
@@ -137,8 +108,7 @@ def in_mode(model: Any, training: bool | None) -> Iterator[None]:
     if training is None:
         yield
         return
-    is_module = isinstance(model, nn.Module) and not isinstance(model, DeployedModel)
-    if not is_module or not hasattr(model, "training"):  # exported, or run by another runtime
+    if getattr(model, "training", None) is None:  # exported, or run by another runtime
         raise InspectionError(_ONE_MODE.format(type_name(model)))
     with exited_whole(_put_back(model)):
         try:
@@ -173,39 +143,18 @@ def _has_own_train(module: nn.Module) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What ends a run, in which mode it is and what it shows; as in `Inspector.run_batches`.
-
-    Raises:
-        InspectionError: one is of a wrong type.
-    """
-
-    training: bool | None = None
-    max_batches: int | None = None
-    max_seconds: float | None = None
-    progress: bool | None = None
-
-    def __post_init__(self) -> None:
-        most, seconds = self.max_batches, self.max_seconds
-        if not (most is None or (type(most) is int and most >= 0)):
-            raise InspectionError(f"max_batches must be a whole number from 0 on, not {most!r}")
-        if not (seconds is None or (type(seconds) in (int, float) and 0 <= seconds < math.inf)):
-            raise InspectionError(
-                f"max_seconds must be a number of seconds from 0 on, or None, not {seconds!r}"
-            )
-
-
 def run_over(
     batches: Any,
     engine: Engine,
     model: Any,
     settings: Settings,
-    limits: Limits,
     has_loss: bool,
     request: Callable[[Any, Any], Request],
     observe: Callable[[Request, tuple[Collector, ...]], Observation],
-    time_is_up: Callable[[bool], bool] = bool,
+    *,
+    training: bool | None = None,
+    max_batches: int | None = None,
+    progress: bool | None = None,
 ) -> Observation:
     """Run a model over batches, and return what was seen of all.
 
@@ -214,59 +163,50 @@ def run_over(
         engine: runs the model.
         model: the model.
         settings: the limits in force.
-        limits: what was asked for.
         has_loss: whether a loss needs a target.
         request: makes what is asked of the engine, of inputs and target of a batch.
         observe: runs it.
-        time_is_up: returns whether it is for all ranks that run together, of whether it is here.
+        training, max_batches, progress: as in `Inspector.run_batches`.
 
     Raises:
         InspectionError: there was none, or one is not as it must be.
         Exception: whatever loader, model or loss raise, untouched.
     """
-    extremes, odd_samples = Extremes(), OddSamples()
+    extremes = Extremes()
     merged: Observation | None = None
-    index, start, ended_by = -1, time.monotonic(), ""
-    seconds, most = limits.max_seconds, limits.max_batches
-    with in_mode(model, limits.training), opened(batches) as counted:
+    index = -1
+    with in_mode(model, training), opened(batches) as iterator:
         for index, batch in enumerate(
-            track(counted, "inspecting batches", most=most, shown=limits.progress)
+            track(iterator, "inspecting batches", most=max_batches, shown=progress)
         ):
             with noted(f"batch {index}", "run_batches"):
                 inputs, target = pair(batch, f"batch {index}", _LOSS) if has_loss else (batch, None)
                 arguments = Inputs.of(inputs)
                 given = find_tensors((arguments.args, arguments.kwargs))
-                samples = batch_size([*given, *find_tensors(target)])
-                extremes.begin(index, samples)
-                odd_samples.see(index, samples, given, target)
+                extremes.begin(index, batch_size([*given, *find_tensors(target)]))
                 asked = request(inputs, target)
                 probing = Probing(engine, asked, settings, Conventions()) if index == 0 else None
                 seen = observe(asked, (extremes,))
                 extremes.end()
                 seen = seen if probing is None else probing.after(seen)
             merged = seen if merged is None else merged.merge(seen)
-            if seconds is not None and time_is_up(time.monotonic() - start >= seconds):
-                ended_by = f"max_seconds={seconds}"
-                break
     if merged is None:
         raise InspectionError(
             "there was no batch to run: batches is empty, an iterator that is used up, or a "
             "loader with drop_last of fewer samples than a batch; or max_batches=0"
         )
-    if not ended_by and index + 1 == most:
-        ended_by = f"max_batches={most}"
-    part = _part(batches, index + 1, ended_by) if ended_by else None
-    merged = replace(extremes.after(merged), part=part)
-    return replace(merged, odd_samples=dict(odd_samples.found()))
+    part = _part(batches, index + 1) if index + 1 == max_batches else None
+    return replace(extremes.after(merged), part=part)
 
 
-def _part(batches: Any, seen: int, ended_by: str) -> Part | None:
+def _part(batches: Any, seen: int) -> Part | None:
     """Return which part of the batches was seen; ``None`` where it was all of them."""
     try:  # an iterator that was begun does not say how many there are
         whole = None if isinstance(batches, Iterator) else len(batches)
     except Exception:  # noqa: BLE001 - a loader of the user's
         whole = None
-    return None if whole is not None and whole <= seen else Part(seen, whole, ended_by)
+    is_all = whole is not None and whole <= seen
+    return None if is_all else Part(seen, whole, f"max_batches={seen}")
 
 
 _LOSS = (

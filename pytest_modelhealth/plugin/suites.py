@@ -5,13 +5,12 @@ Nothing of it is loaded before a test file imports the class, or the option name
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_modelhealth.errors import ModelHealthError, SettingsError
+from pytest_modelhealth.errors import SettingsError
 from pytest_modelhealth.plugin.inspections import INSPECTOR
 from pytest_modelhealth.plugin.options import settings_for
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from pytest_modelhealth.plugin.suite.case import Case, Subject
 
 _OPTION = "--modelhealth-model"
-_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _SNAPSHOT = "test_snapshot"
 
 
@@ -40,22 +38,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Look at the names, and leave files alone where none was asked for.
-
-    Raises:
-        pytest.UsageError: a name is not one, or stands twice.
-    """
+    """Leave files alone where models are named and no file is asked for."""
     given: list[str] = config.getoption(_OPTION) or []
-    for name in given:
-        if not _NAME.fullmatch(name):
-            raise pytest.UsageError(
-                f"{_OPTION}={name}: name a module and what in it makes the model, such as "
-                "package.module:make"
-            )
-        if given.count(name) > 1:
-            raise pytest.UsageError(
-                f"{_OPTION}={name} stands {given.count(name)} times: once is enough"
-            )
     if given and config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args, config.args_source = [], pytest.Config.ArgsSource.ARGS
 
@@ -75,7 +59,7 @@ def pytest_make_collect_report(
             *report.result,
             *(
                 SuiteWithoutFile.from_parent(collector, path=where / name, name=name, nodeid=name)
-                for name in given
+                for name in dict.fromkeys(given)
             ),
         ]
     return report
@@ -124,10 +108,6 @@ def _mark(item: pytest.Function) -> None:
     reason = suite.skip.get(name) or (_without_snapshots(item) if name == _SNAPSHOT else "")
     if reason:
         item.add_marker(pytest.mark.skip(reason=reason))
-    if name in suite.expected_failures:
-        known = suite.expected_failures[name]
-        # What make() raises fails all the same.
-        item.add_marker(pytest.mark.xfail(reason=known, strict=True, raises=ModelHealthError))
 
 
 def _without_snapshots(item: pytest.Function) -> str:
@@ -160,7 +140,7 @@ def modelhealth_case(
             pytrace=False,
         )
     from pytest_modelhealth.plugin.suite.case import Case, Subject
-    from pytest_modelhealth.plugin.suite.collecting import laid_over, place_of
+    from pytest_modelhealth.plugin.suite.collecting import place_of
     from pytest_modelhealth.plugin.suite.verdicts import VERDICTS, probed
 
     item, suite, test = request.node, request.cls, request.node.originalname
@@ -174,12 +154,12 @@ def modelhealth_case(
                 name,
                 place_of(suite),
                 frozenset(_wanted(item)),
-                laid_over(settings, suite, name, ""),
+                settings,
                 calibrates=any(getattr(item.config.option, one, False) for one in updates),
             )
         )
-    laid = laid_over(settings, suite, name, test)
-    return Case(request, _modelhealth_subject[0], laid, inspector, VERDICTS.get(test, probed))
+    own = settings.override(suite.limits.get(test, {}), f"{name}.limits[{test!r}]")
+    return Case(request, _modelhealth_subject[0], own, inspector, VERDICTS.get(test, probed))
 
 
 def _wanted(item: pytest.Item) -> Iterator[str]:

@@ -105,19 +105,10 @@ class Joint:
             seen = self._gather(evidence.seen(own))
             return disagreements(evidence, seen, assembled(self._place, seen))
 
-    def over_batches(self, run: Callable[[Callable[[bool], bool]], Observation]) -> Observation:
-        """Return what all ranks saw of batches; if one fails between its own, all are told.
-
-        Args:
-            run: runs them, told how to ask after each, on all ranks, whether time is up on some.
-        """
-
-        def time_is_up(here: bool) -> bool:
-            self._barrier.wait("its next batch")
-            return any(self._gather(here))
-
+    def over_batches(self, run: Callable[[], Observation]) -> Observation:
+        """Return what all ranks saw of batches; if one fails between its own, all are told."""
         with self._telling("its batches"):
-            return self.settled(run(time_is_up), over_batches=True)
+            return self.settled(run(), over_batches=True)
 
     def settled(self, own: Observation, over_batches: bool = False) -> Observation:
         """Return what all ranks end with: what each measured by itself is that of the first rank.
@@ -141,7 +132,7 @@ class Joint:
         for name, record in own.layers.items():
             of_all = joint.layers[name]
             layers[name] = replace(record, largest=of_all.largest, nonfinite=of_all.nonfinite)
-        later = ("odd_samples", "probes", "costs", "stepped")
+        later = ("probes", "costs", "stepped")
         return replace(own, layers=layers, **{name: getattr(joint, name) for name in later})
 
     def _of_rank(self, own: Observation) -> Observation:
@@ -158,8 +149,7 @@ class Joint:
             name: replace(r, largest=placed(r.largest), nonfinite=placed(r.nonfinite))
             for name, r in own.layers.items()
         }
-        odd = {k: (who, replace(at, rank=self._rank)) for k, (who, at) in own.odd_samples.items()}
-        return replace(own, layers=layers, odd_samples=odd, flow=None)
+        return replace(own, layers=layers, flow=None)
 
     def _open(self) -> None:
         """Make the process group of these ranks; all do so at once, while all is well."""

@@ -21,7 +21,6 @@ from pytest_modelhealth.report.merging import Merge, mean_of, merged
 from pytest_modelhealth.report.parts import (
     Costs,
     Definition,
-    Extreme,
     Extremes,
     Part,
     Probed,
@@ -545,16 +544,6 @@ def _loss_calls_of_ranks(values: list[tuple[LossCall, ...]], of: Merge) -> tuple
     return tuple(merged(calls, of.over) for calls in each)
 
 
-def _first_odd(
-    values: list[Mapping[str, tuple[str, Extreme]]], of: Merge
-) -> dict[str, tuple[str, Extreme]]:
-    return {
-        kind: (who, place.moved(start))
-        for one, start in reversed([*zip(values, of.starts, strict=True)])
-        for kind, (who, place) in one.items()
-    }
-
-
 @dataclass(frozen=True)
 class Observation:
     """What one run, or several merged ones, saw of a model; made by `capture`.
@@ -592,9 +581,6 @@ class Observation:
             where that could be.
         removable: by layer, the units that can go; ``None`` where nobody asked for them.
         part: that a run over batches ended before the last one; ``None`` where all were run.
-        odd_samples: samples of a run over batches that stand out: by kind, ``blank`` where all of
-            a class or a batch hold one value throughout, ``outlier`` where few are far larger than
-            the rest, who they are, in words, and where the first or the largest stood.
         ranks: how it was put together from several ranks; ``None`` where it is of one process.
     """
 
@@ -626,9 +612,6 @@ class Observation:
     unlisted: str = ""
     removable: Mapping[str, RemovableLayer] | None = None
     part: Part | None = field(default=None, metadata={"merge": "apart"})
-    odd_samples: Mapping[str, tuple[str, Extreme]] = field(
-        default_factory=dict, metadata={"merge": _first_odd}
-    )
     ranks: Ranks | None = field(default=None, metadata={"merge": "record"})
 
     @property

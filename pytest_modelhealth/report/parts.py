@@ -146,7 +146,7 @@ class Part:
     Args:
         batches: how many were seen.
         of: how many there are; ``None`` where the batches do not say.
-        ended_by: what ended it: ``"max_seconds=5"``, ``"max_batches=10"``.
+        ended_by: what ended it: ``"max_batches=10"``.
     """
 
     batches: int
@@ -154,7 +154,7 @@ class Part:
     ended_by: str
 
     def __str__(self) -> str:
-        """Return ``"12 of 57 batches (max_seconds=5 ended the run)"``."""
+        """Return ``"12 of 57 batches (max_batches=12 ended the run)"``."""
         seen = f"{self.batches:,} of {self.of:,}" if self.of is not None else f"{self.batches:,}"
         noun = "batch" if (self.batches if self.of is None else self.of) == 1 else "batches"
         return f"{seen} {noun} ({self.ended_by} ended the run)"

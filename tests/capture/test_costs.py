@@ -339,7 +339,7 @@ def test_what_cannot_be_measured_says_so() -> None:
     script = Inspector(torch.jit.script(model)).summary(batch)
     assert script.totals["parameters"] == 20
     assert script.totals["multiply_adds"] is None
-    assert "the costs of a script are not measured" in str(script)
+    assert "the costs of a deployed model are not measured" in str(script)
     compiled = torch.compile(model, backend="eager")
     report = Inspector(compiled, compiled="observe").run_inspection(batch, costs=True)
     assert "the costs of compiled code are not measured" in str(report.summary())

@@ -86,9 +86,8 @@ def test_a_quantised_transformer_is_equivalent_layer_by_layer(
             one.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(one) * 1.5, one.name))
     found = compare(model, wrong, batch)
     assert not found.equivalent
-    assert found.first_divergence.layer.rpartition(".")[2] in ("gate_proj", "up_proj", "c_fc"), (
-        found
-    )
+    # a product whose weight lost its name is no layer any more, and what reads it shows the fault
+    assert found.first_divergence.layer.rpartition(".")[2] in ("silu", "gate_proj", "c_fc"), found
 
 
 def _scale_of_the_widest_product(program: Any) -> str:

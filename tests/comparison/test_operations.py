@@ -60,7 +60,10 @@ def twins(wrong):
     [
         (
             "lost",
-            "1: every layer before is right, its output is not: the sum of `1`'s input and a product is gone",
+            (
+                "1: every layer before is right, its output is not: "
+                "the sum of `1`'s input and a product is gone"
+            ),
         ),
         ("unmasked", "is not: `masked_fill` of `1.left` and `1.mask` is gone"),
         ("rooted", "`abs` of `masked_fill` is new (test_operations.py:"),

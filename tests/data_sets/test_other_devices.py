@@ -31,7 +31,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 
 def test_places_are_those_of_the_cpu(device: str) -> None:
-    """Batch and sample of the largest and of the first NaN; their index stays there."""
+    """The batch of the largest and of the first NaN; sample and index stay there."""
     planted = data()
     planted[7][2] = 1e4
     planted[3][5, 1] = float("nan")
@@ -41,12 +41,10 @@ def test_places_are_those_of_the_cpu(device: str) -> None:
     truth = [net[0](batch.to(device)).detach().double().cpu() for batch in planted]
     finite = [torch.where(t.isfinite(), t, 0.0).abs().max().item() for t in truth]
     found = report["0"].largest["activations"]
-    assert (found.batch, found.sample, found.index) == (7, 2, None)
+    assert (found.batch, found.sample, found.index) == (7, None, None)
     assert abs(found.value) == pytest.approx(max(finite))
-    assert (report["0"].nonfinite["activations"].batch, report[""].nonfinite["inputs"].sample) == (
-        3,
-        5,
-    )
+    assert report["0"].nonfinite["activations"].batch == 3
+    assert report[""].nonfinite["inputs"].batch == 3
 
 
 def test_gradients_under_a_loss_scale_have_the_values_without(device: str) -> None:
@@ -58,5 +56,5 @@ def test_gradients_under_a_loss_scale_have_the_values_without(device: str) -> No
     scaled = Inspector(net).run_batches(pairs, loss=F.cross_entropy, scaler=scaler)
     for name in ("0", "2"):
         found, truth = (r[name].largest["gradients"] for r in (scaled, plain))
-        assert (found.batch, found.sample) == (truth.batch, truth.sample)
+        assert found.batch == truth.batch
         assert found.value == pytest.approx(truth.value, rel=1e-5)

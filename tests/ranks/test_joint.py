@@ -7,7 +7,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
 from typing import Any
 
 import numpy as np
@@ -170,18 +169,6 @@ def interrupted(model: nn.Module, x: Tensor, y: Tensor) -> str:
     return ""
 
 
-def timed(model: nn.Module, batches: list[Any]) -> tuple[bool, Any, int, int]:
-    """Return where a run ends of which rank 1 alone is late."""
-
-    def slow() -> Any:
-        for one in [*batches, *batches]:
-            yield one
-            time.sleep(0.2 * dist.get_rank())
-
-    seen = Inspector(model).run_batches(slow(), loss=loss, max_seconds=0.3).observation
-    return seen.batches < 4, seen.part, seen.batches, seen.samples
-
-
 def rough() -> dict[str, Any]:
     """Return what this rank is told where ranks do not do the same."""
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -231,10 +218,6 @@ def rough() -> dict[str, Any]:
     found["alone"] = inspected_by_all(model, x, y, ranks=False).ranks
     many = [share(batch(samples), rank, size) for samples in (8, 4)]
     found["many"] = pickle.dumps(Inspector(model).run_batches(many, loss=loss).observation)
-    found["timed"] = timed(model, many)
-    inputs, targets = batch(8)
-    blank = [(inputs, targets), (torch.zeros_like(inputs) if rank else inputs, targets)]
-    found["blank"] = Inspector(model).run_batches(blank, loss=loss).observation.odd_samples
     found["grads"] = all(p.grad is None for p in model.parameters())
     dist.destroy_process_group()
     found["destroyed"] = inspected_by_all(model, x, y)
@@ -263,11 +246,6 @@ def test_ranks_that_do_not_do_the_same_are_told_so() -> None:
     assert first["nan"] == second["nan"]
     assert first["nan"][0] == (1,)
     assert first["first nan"] == (0, 0, 0)
-    assert first["timed"] == second["timed"]
-    assert first["timed"][0]
-    assert first["timed"][1].ended_by == "max_seconds=0.3"
-    assert first["blank"] == second["blank"]
-    assert (first["blank"]["blank"][1].rank, first["blank"]["blank"][1].batch) == (1, 1)
     assert first["alone"] is None
     assert first["grads"]
     assert second["grads"]

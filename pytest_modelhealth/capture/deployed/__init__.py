@@ -1,6 +1,10 @@
-"""Models that another runtime runs, as named tensors.
+"""Models that left Python, as named tensors: exported, scripted, ONNX.
 
 A kind of model reads its graph into a `Program`, which says which operation of which layer makes
 which value, and is a `Runtime`, which runs a batch and gives the values by name. `DeployedModel`
-writes them down, layer by layer, as a run of modules would have shown them.
+shows them, layer by layer.
 """
+
+from pytest_modelhealth.capture.deployed import exported, flat_graph, onnx, script
+
+__all__ = ["exported", "flat_graph", "onnx", "script"]

@@ -1,57 +1,30 @@
-"""What a runtime runs: operations, and which of them make up one call of a layer.
-
-A program lists them in one flat row, with the layers around each.
-"""
+"""What a runtime runs, as named values, and which of them are one call of a layer."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
-from itertools import groupby, takewhile
-from typing import Any, NamedTuple, TypeVar
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-import networkx as nx
-import torch
 from torch import Tensor
-from torch.nn import functional
 
 from pytest_modelhealth.capture.step.batch import Inputs
+from pytest_modelhealth.layers import FUNCTIONAL_LAYERS
+
+_FUNCTIONS = frozenset(FUNCTIONAL_LAYERS.values())
+_GIVEN = -1
+"""The place of an operation that made what the batch gives: there is none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """An operation of a runtime, where there is no function of torch for it: ``"Gather"``."""
-
-    __name__: str
-
-
-@cache
-def operator(name: str) -> Any:
-    """Return the operator of a name: the same one each time."""
-    return Operator(name)
-
-
-_CALLED_BY_METHOD = frozenset({"sigmoid", "tanh"})
-"""Functions of `torch.nn.functional` that only call the method of the tensor."""
-
-
-def activation_called(name: str) -> Callable[..., Any] | None:
-    """Return the function of torch that is the activation of a name, if there is one."""
-    return getattr(torch if name in _CALLED_BY_METHOD else functional, name, None)
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(NamedTuple):
     """A layer around operations.
 
     Args:
         path: its fully qualified name.
-        type_name: qualified name of its class, such as ``torch.nn.modules.conv.Conv2d``; ``""``
-            where it is not known.
-        call: tells calls of it apart which follow one another.
+        type_name: qualified name of its class; ``""`` where it is not known.
+        call: tells calls apart where the runtime does.
     """
 
     path: str
@@ -60,62 +33,71 @@ class Scope:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class Operation:
     """One operation.
 
     Args:
-        scopes: the layers around it, outermost first; the model itself is left out.
-        function: the function of torch that it computes, or an `Operator` where that is not known.
+        name: what it computes, as torch calls it where that is known: ``"gelu"``.
+        scopes: the layers around it, outermost first, without the model; ``None`` where nothing
+            says which they are.
         inputs: names of the values that it takes.
         outputs: names of the values that it makes.
+        rounds: whether what it makes is what it takes, rounded.
         source: ``path:line`` of the user's code that it comes from, ``""`` where that is not known.
         settings: what it is called with besides tensors, by torch's names for it.
     """
 
-    scopes: tuple[Scope, ...]
-    function: Any
+    name: str
+    scopes: tuple[Scope, ...] | None
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    rounds: bool = False
     source: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Program:
-    """The operations of a model in an order in which they can be run.
+    """What is known of a model before it runs.
 
     Args:
         type_name: qualified name of the model's class, or what the model is.
-        nodes: the operations.
-        inputs: names of the values that the batch gives.
-        outputs: names of the values that the model returns.
+        operations: the operations that it may run.
+        layers: the classes of further layers, by their names.
         parameters: the parameters that can be read, by their fully qualified names.
         buffers: the buffers that can be read, likewise.
-        training: layers that run in training mode.
-        notes: what a reader should know of how it is seen.
+        rounds: whether it computes with quantised numbers.
+        names_layers: whether its layers have the names of the model that it was made of.
+        unlisted: why nothing inside it can be seen, ``""`` where it can.
+        note: what a reader should know of how it is seen.
     """
 
     type_name: str
-    nodes: tuple[Node, ...]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    operations: Sequence[Operation] = ()
+    layers: Mapping[str, str] = field(default_factory=dict)
     parameters: Mapping[str, Tensor] = field(default_factory=dict)
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
-    training: frozenset[str] = frozenset()
-    notes: tuple[str, ...] = ()
+    rounds: bool = False
+    names_layers: bool = True
+    unlisted: str = ""
+    note: str = ""
 
 
 class Ran(NamedTuple):
     """What became of a batch.
 
     Args:
-        program: what ran: all of the program, but for operations on a condition.
-        values: the values by name, as far as they are tensors, those of the batch too. None shares
-            memory with another that is written to later.
+        operations: what ran, in order.
+        inputs: names of the values that the batch gave.
+        outputs: names of the values that were returned.
+        values: the values by name, as far as they are tensors. None shares memory with another that
+            is written to later.
         output: what the model returned.
     """
 
-    program: Program
+    operations: Sequence[Operation]
+    inputs: Sequence[str]
+    outputs: Sequence[str]
     values: Mapping[str, Tensor]
     output: Any
 
@@ -138,195 +120,152 @@ class Runtime(ABC):
         """
 
 
-_T = TypeVar("_T")
-_Names = Callable[[_T], Iterable[str]]
-
-
-def neighbours(
-    operations: Sequence[_T],
-    inputs: _Names[_T],
-    outputs: _Names[_T],
-    is_known: Callable[[_T], bool],
-) -> list[tuple[list[_T], list[_T]]]:
-    """Return for each operation the nearest known ones before and behind it, past all others."""
-
-    def one_side(ordered: Sequence[_T], near: _Names[_T], far: _Names[_T]) -> list[list[_T]]:
-        of_value: dict[str, list[_T]] = defaultdict(list)
-        found = []
-        for one in ordered:
-            around = {id(other): other for name in near(one) for other in of_value[name]}
-            for name in far(one):
-                of_value[name] += [one] if is_known(one) else around.values()
-            found.append(list(around.values()))
-        return found
-
-    before = one_side(operations, inputs, outputs)
-    behind = one_side(operations[::-1], outputs, inputs)[::-1]
-    return list(zip(before, behind, strict=True))
-
-
-def common_scopes(scopes: Sequence[tuple[Scope, ...]]) -> tuple[Scope, ...]:
-    """Return the layers that are around all of several operations."""
-    levels = zip(*scopes, strict=False)
-    return tuple(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels))
-
-
-_RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
-"""Names of functions that return what a layer returns, used or not."""
-
-WHY_MIXED = "the runtime runs its operations mixed with those of other layers"
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call of a layer.
+class Call(NamedTuple):
+    """One call of a layer, or of a function that counts as one.
 
     Args:
-        scope: the layer.
-        steps: the operations and calls that it makes, in order.
-        inputs: names of the values that come in from outside.
+        layer: name of the layer, or of that which calls the function.
+        depth: how many layers are around it.
+        first: place of its first operation.
+        last: place of its last operation.
+        inputs: names of the values that come in from outside; none where that is not known.
         outputs: names of the values that are used outside.
+        function: what the function computes, ``""`` for a layer.
+        number: how many calls of the function the same call of the layer made before.
     """
 
-    scope: Scope
-    steps: tuple[Step, ...]
+    layer: str
+    depth: int
+    first: int
+    last: int
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-
-    @property
-    def source(self) -> str:
-        """The line of the first operation that it makes itself; ``""`` where there is none."""
-        return next((step.source for step in self.steps if isinstance(step, Node)), "")
+    function: str = ""
+    number: int = 0
 
 
-Step = Node | Call
+def calls_of(ran: Ran) -> list[Call]:
+    """Return the calls of layers that a run made."""
+    calls = _Calls(ran)
+    return list(calls.inside(calls.placed, "", 0))
 
 
-def in_order(groups: Sequence[Sequence[Any]], places: Sequence[int]) -> list[Sequence[Any]] | None:
-    """Return groups of operations in an order in which they can run, as near as can be to a given.
+class _Calls:
+    """Which operations are one call of a layer.
 
-    Args:
-        groups: operations that run together, each with the names of its `inputs` and `outputs`.
-        places: where each group stands.
-
-    Returns:
-        ``None`` where two of them need each other.
-    """
-    maker = {name: at for at, group in enumerate(groups) for one in group for name in one.outputs}
-    needs = nx.DiGraph()
-    needs.add_nodes_from(range(len(groups)))
-    for at, group in enumerate(groups):
-        made = {maker[name] for one in group for name in one.inputs if name in maker} - {at}
-        needs.add_edges_from((other, at) for other in made)
-    try:
-        return [groups[at] for at in nx.lexicographical_topological_sort(needs, places.__getitem__)]
-    except nx.NetworkXUnfeasible:
-        return None
-
-
-def call_of(program: Program) -> tuple[Call, dict[str, str]]:
-    """Return the call of a model, and the layers whose calls cannot be told, and why."""
-    nesting = _Nesting(program)
-    steps = nesting.steps(program.nodes, 0)
-    root = Call(Scope("", program.type_name), steps, program.inputs, program.outputs)
-    return root, nesting.mixed
-
-
-_Group = Sequence[Node]
-"""One operation, or all operations of one call of a layer."""
-
-
-class _Nesting:
-    """Puts the operations of a program into calls.
-
-    Args:
-        program: the program.
+    A value that was rounded stands for what it was before. What computes with constants alone is
+    left out, as are operations that no layer is known of, which optimisers put in: what they give
+    is not known to be what a layer takes in the model that was deployed.
     """
 
-    def __init__(self, program: Program) -> None:
-        self.mixed: dict[str, str] = {}
-        self._computed = {
-            *program.inputs,
-            *(name for node in program.nodes for name in node.outputs),
-        }
-        self._returned = frozenset(program.outputs)
-        self._makers = {name: node for node in program.nodes for name in node.outputs}
-        self._readers: dict[str, list[Node]] = defaultdict(list)
-        for node in program.nodes:
-            for name in node.inputs:
-                self._readers[name].append(node)
+    def __init__(self, ran: Ran) -> None:
+        self._operations = ran.operations
+        self._makers: dict[str, int] = dict.fromkeys(ran.inputs, _GIVEN)
+        self._before: dict[str, str] = {}  # what each value was before it was rounded
+        self._rounded: dict[str, str] = {}  # and what it became
+        self._readers: dict[str, list[int]] = defaultdict(list)
+        self.placed: list[int] = []
+        for at, one in enumerate(ran.operations):
+            taken = [name for name in one.inputs if name in self._makers]
+            if not taken and (one.scopes is None or one.rounds):
+                continue
+            if one.scopes is not None:
+                self.placed.append(at)
+            for name in taken:
+                self._readers[self._origin(name)].append(at)
+            if one.rounds:
+                self._before[one.outputs[0]] = self._origin(taken[0])
+                self._rounded[self._origin(taken[0])] = one.outputs[0]
+            self._makers |= dict.fromkeys(one.outputs, at)
+        self._returned = set(map(self._origin, ran.outputs))
 
-    def steps(self, nodes: _Group, depth: int) -> tuple[Step, ...]:
-        """Return the steps of a layer that has `depth` others around it."""
-        return tuple(
-            self._call(group, depth) if _scope(group[0], depth) else group[0]
-            for group in self._groups(nodes, depth)
-        )
+    def _origin(self, name: str) -> str:
+        return self._before.get(name, name)
 
-    def _call(self, nodes: _Group, depth: int) -> Call:
-        made = [name for node in nodes for name in node.outputs]
-        inside = set(made)
-        known = self._computed - inside
-        taken = dict.fromkeys(name for node in nodes for name in node.inputs)
-        inputs = tuple(name for name in taken if name in known)
-        given = tuple(name for name in made if self._is_used(name, inside))
-        if not given and inputs:  # without either it is what was left of a call
-            given = nodes[-1].outputs
-        return Call(nodes[0].scopes[depth], self.steps(nodes, depth + 1), inputs, given)
+    def _scopes(self, at: int) -> tuple[Scope, ...]:
+        return self._operations[at].scopes or ()
 
-    def _is_used(self, name: str, inside: set[str]) -> bool:
-        """Whether a value is used outside, or came with one that is out of a recurrent layer."""
-        node = self._makers[name]
-        together = node.outputs if node.function.__name__ in _RECURRENT else (name,)
-        return any(
-            one in self._returned
-            or any(inside.isdisjoint(reader.outputs) for reader in self._readers[one])
-            for one in together
-        )
+    def inside(self, places: Sequence[int], around: str, depth: int) -> Iterator[Call]:
+        """Yield the calls that one call of a layer makes, which has `depth` others around it."""
+        of_scope: dict[Scope, list[list[int]]] = {}
+        counts = Counter[str]()
+        previous = None
+        for at in places:
+            scope = self._scopes(at)[depth] if len(self._scopes(at)) > depth else None
+            if scope is None:
+                yield from self._function(at, around, depth, counts)
+            elif scope == previous:
+                of_scope[scope][-1].append(at)
+            else:
+                of_scope.setdefault(scope, []).append([at])
+            previous = scope
+        for scope, runs in of_scope.items():
+            for call in self._told_apart(scope, runs, depth + 1):
+                yield self._call(scope, call, depth)
+                yield from self.inside(call, scope.path, depth + 1)
 
-    def _groups(self, nodes: _Group, depth: int) -> list[_Group]:
-        """Return the operations call by call.
+    def _function(self, at: int, around: str, depth: int, counts: Counter[str]) -> Iterator[Call]:
+        one = self._operations[at]
+        scopes = self._scopes(at)
+        if one.name in _FUNCTIONS and not (scopes and scopes[-1].type_name.startswith("torch.")):
+            inputs = self._taken([at])
+            yield Call(around, depth, at, at, inputs, one.outputs, one.name, counts[one.name])
+            counts[one.name] += 1
 
-        Equal runs of one layer's operations, with others in between, are several calls of it.
-        Unequal ones are one call, if all of it can run together.
+    def _told_apart(
+        self, scope: Scope, runs: Sequence[list[int]], depth: int
+    ) -> Iterator[list[int]]:
+        """Yield the operations of each call.
+
+        Equal runs of a layer's operations with others in between are several calls, unequal ones
+        are one that was interrupted. A run that repeats itself is several calls, but where the code
+        of the user's own layer may do one thing twice.
         """
-        runs = _runs(nodes, depth)
-        of_scope: dict[Scope, list[_Group]] = defaultdict(list)
+
+        def written(run: list[int]) -> list[tuple[object, ...]]:
+            return [(self._scopes(at)[depth:], self._operations[at].name) for at in run]
+
+        if len({tuple(written(run)) for run in runs}) > 1:
+            runs = [[at for run in runs for at in run]]
         for run in runs:
-            if (scope := _scope(run[0], depth)) is not None:
-                of_scope[scope].append(run)
-        torn = {
-            scope
-            for scope, parts in of_scope.items()
-            if len({tuple(node.function for node in part) for part in parts}) > 1
-        }
-        if not torn:
-            return runs
-        whole = [[node for part in of_scope[scope] for node in part] for scope in torn]
-        rest = [run for run in runs if _scope(run[0], depth) not in torn]
-        places = {id(node): at for at, node in enumerate(nodes)}
-        groups = [*rest, *whole]
-        ordered = in_order(groups, [places[id(group[0])] for group in groups])
-        if ordered is not None:
-            return ordered
-        self.mixed |= {scope.path: WHY_MIXED for scope in torn}
-        return self._groups([_without(torn, node, depth) for node in nodes], depth)
+            whole, size = written(run), len(run)
+            if scope.type_name.startswith("torch.") or all(below for below, _ in whole):
+                divisors = (n for n in range(1, size + 1) if size % n == 0)
+                size = next(n for n in divisors if whole[:n] * (size // n) == whole)
+            yield from (run[at : at + size] for at in range(0, len(run), size))
 
+    def _call(self, scope: Scope, places: list[int], depth: int) -> Call:
+        inside, inputs = set(places), self._taken(places)
+        operations = [self._operations[at] for at in places]
+        outputs = tuple(
+            name
+            for one in operations
+            for name in one.outputs
+            if self._is_used(self._origin(name), inside)
+        )
+        if any(len(self._scopes(at)) > depth + 1 for at in places):
+            # rounding may stand for an activation that ended a layer with others in it; where
+            # operations of no known layer read what it gives last, it may go on with these
+            last = operations[-1].outputs
+            readers = (self._operations[at] for name in last for at in self._readers[name])
+            goes_on = any(one.scopes is None and not one.rounds for one in readers)
+            is_ended = not goes_on or any(name in outputs for name in last)
+            outputs = tuple(self._rounded.get(name, name) for name in outputs if is_ended)
+        elif not outputs and (inputs or scope.type_name.startswith("torch.")):
+            outputs = operations[-1].outputs  # what reads it lies in no layer that is known
+        return Call(scope.path, depth, places[0], places[-1], inputs, outputs)
 
-def _runs(nodes: _Group, depth: int) -> list[_Group]:
-    """Return what stands together of one layer, and each operation of none by itself."""
-    found: list[_Group] = []
-    for scope, group in groupby(nodes, lambda node: _scope(node, depth)):
-        run = list(group)
-        found += [run] if scope else [[node] for node in run]
-    return found
+    def _taken(self, places: Sequence[int]) -> tuple[str, ...]:
+        """Return what operations take from outside; nothing where that is no layer's output."""
+        made = {name for at in places for name in self._operations[at].outputs}
+        names = dict.fromkeys(name for at in places for name in self._operations[at].inputs)
+        taken = [n for n in names if n in self._makers and self._origin(n) not in made]
+        makers = [self._makers[self._origin(name)] for name in taken]
+        is_known = all(at == _GIVEN or self._operations[at].scopes is not None for at in makers)
+        return tuple(taken) if is_known else ()
 
-
-def _scope(node: Node, depth: int) -> Scope | None:
-    return node.scopes[depth] if len(node.scopes) > depth else None
-
-
-def _without(scopes: set[Scope], node: Node, depth: int) -> Node:
-    if _scope(node, depth) not in scopes:
-        return node
-    return replace(node, scopes=(*node.scopes[:depth], *node.scopes[depth + 1 :]))
+    def _is_used(self, name: str, inside: set[int]) -> bool:
+        return name in self._returned or any(
+            at not in inside and self._operations[at].scopes is not None
+            for at in self._readers[name]
+        )

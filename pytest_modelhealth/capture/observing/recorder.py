@@ -98,7 +98,9 @@ class Recorder:
             if known is None:
                 kind = original_class(module)
                 known = type_name(module), kind, activation_of(kind)
-                if kind is type(module):  # else modules of one class may stand for several
+                if kind is type(module) and "_ty" not in vars(
+                    module
+                ):  # else one stands for several
                     classes[kind] = known
             layer = Layer(name, known[0], selection.roles(name, module), module, known[1], aliases)
             layer.activation = known[2]

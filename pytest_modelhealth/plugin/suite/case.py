@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -57,6 +57,7 @@ class Unjudged(Exception):  # noqa: N818 - no error: the test that it ends is sk
     """A test cannot judge, or has nothing to judge; the text says why."""
 
 
+@dataclass
 class Subject:
     """The model of one suite.
 
@@ -67,24 +68,18 @@ class Subject:
         wanted: the tests of the suite that run.
         settings: those of the whole suite.
         calibrates: whether the noise of a snapshot is to be measured.
+        test: the test that runs.
     """
 
-    def __init__(
-        self,
-        suite: ModelHealthSuite,
-        name: str,
-        place: tuple[Path, int],
-        wanted: frozenset[str],
-        settings: Settings,
-        *,
-        calibrates: bool = False,
-    ) -> None:
-        self.suite, self.name, self.place, self.wanted = suite, name, place, wanted
-        self._settings, self._calibrates = settings, calibrates
-        self._kept: dict[str, Any] = {}
-        self._failed: dict[str, tuple[Exception, str]] = {}
-        self.test = ""
-        """The test that runs."""
+    suite: ModelHealthSuite
+    name: str
+    place: tuple[Path, int]
+    wanted: frozenset[str]
+    settings: Settings
+    calibrates: bool = False
+    test: str = ""
+    _kept: dict[str, Any] = field(default_factory=dict)
+    _failed: dict[str, tuple[Exception, str]] = field(default_factory=dict)
 
     def _once(self, what: str, make: Callable[[], T]) -> T:
         """Return what is made once; what it raises is raised in the test that asked first.
@@ -126,34 +121,34 @@ class Subject:
         return type(self.made.model).__name__
 
     def ran(self, training: bool) -> HealthReport:
-        """Return the inspection of the batch in one of the modes."""
-        mode = "training" if training else "evaluation"
-        made = self.made
-        return self._once(f"the run in {mode} mode", lambda: self._run(made, training))
-
-    def _run(self, made: Made, training: bool) -> HealthReport:
-        calibrates = self._calibrates and not training and "test_snapshot" in self.wanted
+        """Return the inspection of the batch in one of the modes, with the probes in training."""
+        made, mode = self.made, mode_of(training)
+        calibrates = self.calibrates and not training and "test_snapshot" in self.wanted
         probes = [PROBES[t] for t in PROBES if t in self.wanted] if training else []
-        settings = self._settings
-        probes = [name for name in probes if settings.chooses(name)]
-        settings = settings.override({"probes": probes or False}, "the suite")
-        try:
-            return self.inspected(made, training, settings, calibrate=calibrates)
-        except Exception as error:
-            error.add_note(
-                f"raised in {mode_of(training)} mode, where {self.maker} gave {made.described}"
-            )
-            raise
+        chosen = [name for name in probes if self.settings.chooses(name)]
+
+        def run() -> HealthReport:
+            try:
+                return self.inspected(made, training, self.settings, chosen, calibrate=calibrates)
+            except Exception as error:
+                error.add_note(f"raised in {mode} mode, where {self.maker} gave {made.described}")
+                raise
+
+        return self._once(f"the run in {mode} mode", run)
 
     def inspected(
-        self, made: Made, training: bool, settings: Settings, *, calibrate: bool = False
+        self,
+        made: Made,
+        training: bool,
+        settings: Settings,
+        probes: Sequence[str],
+        *,
+        calibrate: bool = False,
     ) -> HealthReport:
-        """Inspect a model in a mode, with the probes that settings ask for."""
-        batch = made.batch
-        says: dict[str, Any] = {}
-        if any(settings.probes(name) for name in PROBES.values()):
-            names = "causal", "batch_dim", "time_dim", "padding"
-            says = {name: getattr(self.suite, name) for name in names}
+        """Inspect a model in a mode, with some probes."""
+        batch, names = made.batch, ("causal", "batch_dim", "time_dim", "padding")
+        says = {name: getattr(self.suite, name) for name in names if probes}
+        settings = settings.override({"probes": list(probes) or False}, "the suite")
         with seeded(self.suite.seed), in_mode(made.model, _mode(made.model, training)):
             inspector = Inspector(made.model, settings=settings, calibrate=calibrate)
             return inspector.run_inspection(
@@ -320,9 +315,7 @@ class Case:
             Unjudged: they leave it out.
         """
         if not self.settings.chooses(check):
-            left = self.settings["skip_checks"] if self.settings["skip_checks"].value else None
-            origin = (left or self.settings["checks"]).origin
-            raise Unjudged(f"the settings leave {check} out ({origin})")
+            raise Unjudged(f"the settings leave {check} out")
 
     def report(
         self,
@@ -408,15 +401,10 @@ class Case:
         self._fixture._inspections.append(made)
 
     def _reworded(self, text: str) -> str:
-        """Return a failure's text with the ways out that a suite has, for those of a test."""
+        """Return a failure's text with the ways out that there are without a file, or a report."""
         if ":" in self.item.nodeid.partition("::")[0]:  # no file
-            limit = r"--modelhealth-set \1=..."
-            waiver = '--modelhealth-set "waive={} {}: ..."'
-        else:
-            limit = f'limits = {{"{self.name}": {{"\\1": ...}}}}'
-            waiver = 'waivers = ["{} {}: ..."]'
-        text = _LIMIT.sub(limit, text)
-        text = _WAIVER.sub(lambda found: waiver.format(found[2] or "*", found[3]), text)
+            text = _LIMIT.sub(r"--modelhealth-set \1=...", text)
+            text = _WAIVER.sub(r'--modelhealth-set "waive=\2 \3: ..."', text)
         return _LOOK.sub("pytest --modelhealth-html=page.html", text)
 
 

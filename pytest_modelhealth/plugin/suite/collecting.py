@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,6 @@ from pytest_modelhealth.plugin.options import session_settings
 from pytest_modelhealth.plugin.suite.making import model_alone, named
 from pytest_modelhealth.plugin.suite.suite import ATTRIBUTES, ModelHealthSuite, modelhealth_suite
 from pytest_modelhealth.plugin.suite.transformers_models import is_pretrained
-from pytest_modelhealth.settings.setting import parse_waivers
 
 if TYPE_CHECKING:
     from pytest_modelhealth.settings import Settings
@@ -49,68 +48,33 @@ def require_sound(suite: Suite, name: str, settings: Settings) -> None:
             )
     if isinstance(suite.seed, bool) or not isinstance(suite.seed, int):
         raise SettingsError(f"{name}.seed must be a whole number, not {suite.seed!r}")
-    tests = tests_of(suite)
-    for attribute in ("skip", "expected_failures"):
-        for test, reason in _by_test(suite, name, attribute, tests).items():
-            if not isinstance(reason, str) or not reason.strip():
-                raise SettingsError(
-                    f"{name}.{attribute}[{test!r}]: say the reason in words, not {reason!r}"
-                )
-    _by_test(suite, name, "limits", tests)
-    for test in tests:
-        laid_over(settings, suite, name, test)
+    for test, reason in _by_test(suite, name, "skip"):
+        if not isinstance(reason, str) or not reason.strip():
+            raise SettingsError(f"{name}.skip[{test!r}]: say the reason in words, not {reason!r}")
+    for test, limits in _by_test(suite, name, "limits"):
+        settings.override(limits, f"{name}.limits[{test!r}]")
 
 
-def tests_of(suite: Suite) -> list[str]:
-    """Return the names of a suite's tests, those that a subclass adds included."""
-    return [
-        name for name in dir(suite) if name.startswith("test") and callable(getattr(suite, name))
-    ]
-
-
-def _by_test(suite: Suite, name: str, attribute: str, tests: Iterable[str]) -> Mapping[str, Any]:
-    """Return what an attribute says by the names of tests.
+def _by_test(suite: Suite, name: str, attribute: str) -> Iterator[tuple[str, Any]]:
+    """Yield what an attribute says by the names of tests.
 
     Raises:
         SettingsError: it is no mapping, or a test is unknown.
     """
+    tests = [one for one in dir(suite) if one.startswith("test") and callable(getattr(suite, one))]
     given = getattr(suite, attribute)
     if not isinstance(given, Mapping):
         raise SettingsError(
             f"{name}.{attribute} must be a dictionary by the names of tests, such as "
             f"{{'test_causal': ...}}, not {given!r}"
         )
-    for test in given:
+    for test, value in given.items():
         if test not in tests:
             raise SettingsError(
                 f"{name}.{attribute}: there is no test {test!r}{suggest(test, tests)} "
                 f"Tests: {', '.join(tests)}."
             )
-    return given
-
-
-def laid_over(settings: Settings, suite: Suite, name: str, test: str) -> Settings:
-    """Return `settings` with those of a suite and of one of its tests laid over them.
-
-    Raises:
-        SettingsError: a name is unknown, or a value has the wrong type or range.
-    """
-    settings = settings.override(suite.settings, f"{name}.settings")
-    if test in suite.limits:
-        settings = settings.override(suite.limits[test], f"{name}.limits[{test!r}]")
-    listed: object = suite.waivers
-    if isinstance(listed, str) or not isinstance(listed, Sequence):
-        raise SettingsError(
-            f"{name}.waivers must be a list of 'LAYERS [CHECK]: REASON', not {listed!r}"
-        )
-    for waiver in suite.waivers:
-        if not isinstance(waiver, str):
-            raise SettingsError(
-                f"{name}.waivers: {waiver!r} is no text: write 'encoder.1 dead_units: a sparse "
-                "code'"
-            )
-        settings = settings.waive(*parse_waivers(waiver, f"{name}.waivers"))
-    return settings
+        yield test, value
 
 
 def place_of(suite: Suite) -> tuple[Path, int]:
@@ -118,9 +82,6 @@ def place_of(suite: Suite) -> tuple[Path, int]:
     make: Any = inspect.unwrap(getattr(suite, "make", suite))
     for found in (make, type(make), suite):
         try:
-            code = getattr(found, "__code__", None)
-            if code is not None:
-                return Path(code.co_filename), code.co_firstlineno
             return Path(inspect.getfile(found)), inspect.getsourcelines(found)[1]
         except (OSError, TypeError):
             continue

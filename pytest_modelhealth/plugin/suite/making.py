@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import inspect
 import operator
-import pkgutil
 import random
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs, copied_batch
 from pytest_modelhealth.capture.step.isolation import random_numbers_kept
-from pytest_modelhealth.capture.step.loss import compute_loss
 from pytest_modelhealth.errors import InspectionError, SettingsError, suggest
 from pytest_modelhealth.plugin.suite.suite import ModelHealthSuite
 from pytest_modelhealth.plugin.suite.transformers_models import batch_of, is_pretrained, small_model
 from pytest_modelhealth.rendering.notation import abbreviate
+
+TODO = "TODO: a batch of yours"
+"""Stands in a file that ``python -m pytest_modelhealth init`` wrote until it has a batch."""
 
 
 def named(spelled: str, folder: Path) -> Any:
@@ -42,7 +43,18 @@ def named(spelled: str, folder: Path) -> Any:
         )
     if str(folder) not in sys.path:  # as `python -m pytest` has it
         sys.path.insert(0, str(folder))
-    module = _imported(module_name, folder)
+    try:
+        __import__(module_name)
+        module = sys.modules[module_name]
+    except Exception as error:  # noqa: BLE001 - the user's module
+        missing = (error.name if isinstance(error, ModuleNotFoundError) else None) or ""
+        if missing and f"{module_name}.".startswith(f"{missing}."):
+            raise SettingsError(
+                f"there is no module {missing!r} in {folder} or on sys.path: name it as import "
+                "does, in the folder that your tests run in"
+            ) from None
+        shown = [one for one in traceback.format_exception(error)[1:] if "importlib" not in one]
+        raise SettingsError(f"importing {module_name} raises\n{''.join(shown[1:])}") from None
     try:
         return operator.attrgetter(attribute)(module)
     except AttributeError:
@@ -50,26 +62,6 @@ def named(spelled: str, folder: Path) -> Any:
         raise SettingsError(
             f"{module_name} has no {attribute!r}{suggest(attribute, known)}"
         ) from None
-
-
-def _imported(name: str, folder: Path) -> Any:
-    try:
-        __import__(name)
-        return sys.modules[name]
-    except Exception as error:  # noqa: BLE001 - the user's module
-        missing = (error.name if isinstance(error, ModuleNotFoundError) else None) or ""
-        if not missing or not f"{name}.".startswith(f"{missing}."):
-            frames = traceback.format_exc().rstrip().splitlines()
-            own = next((n for n, line in enumerate(frames) if "<frozen importlib" in line), 0)
-            shown = [line for line in frames[own:] if "<frozen importlib" not in line]
-            raise SettingsError("\n".join([f"importing {name} raises", *shown])) from None
-    package, _, last = missing.rpartition(".")
-    paths = getattr(sys.modules[package], "__path__", []) if package else [str(folder)]
-    near = suggest(last, [module.name for module in pkgutil.iter_modules(paths)])
-    raise SettingsError(
-        f"there is no module {missing!r} in {folder} or on sys.path{near} Name it as import does, "
-        "in the folder that your tests run in"
-    )
 
 
 def parameters_of(thing: Any) -> list[inspect.Parameter]:
@@ -80,26 +72,17 @@ def parameters_of(thing: Any) -> list[inspect.Parameter]:
         return []
 
 
-def required(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
-    """Return the parameters that must be given."""
+def required(thing: Any) -> list[inspect.Parameter]:
+    """Return what a class or function must be called with."""
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p for p in parameters if p.default is p.empty and p.kind not in several]
+    return [p for p in parameters_of(thing) if p.default is p.empty and p.kind not in several]
 
 
-def arguments_of(thing: Any) -> list[str]:
+def arguments_of(thing: Any) -> str:
     """Return the arguments that a call needs, with ``...`` for each value: ``width=...``."""
-    needed = required(parameters_of(thing))
-    return ["..." if p.kind is p.POSITIONAL_ONLY else f"{p.name}=..." for p in needed]
-
-
-_SHAPES = (
-    "(model, inputs), (model, inputs, loss), (model, inputs, target), or "
-    "(model, inputs, target, loss)"
-)
-TODO = "TODO: a batch of yours"
-"""Stands in a file that ``python -m pytest_modelhealth init`` wrote until it has a batch."""
-
-_WRITE = "write def make(): return Encoder(), torch.randn(16, 8), labels, F.cross_entropy"
+    return ", ".join(
+        "..." if p.kind is p.POSITIONAL_ONLY else f"{p.name}=..." for p in required(thing)
+    )
 
 
 @dataclass(frozen=True)
@@ -159,15 +142,8 @@ def made_by(suite: ModelHealthSuite, name: str, seed: int) -> Made:
         InspectionError: it makes something else, needs arguments, or has no batch yet.
         Exception: whatever the user's function raises, untouched.
     """
-    make: Any = suite.make
-    if not is_pretrained(make):
-        _require_callable(make, name)
     with seeded(seed):
-        if is_pretrained(make):
-            with _explained(name, make):
-                made = _as_made(small_model(make), name)
-        else:
-            made = _as_made(make(), name)
+        made = _as_made(suite.make, name)
         model = made.model
         if any(map(is_lazy, (*model.parameters(), *model.buffers()))):
             inputs, was = Inputs.of(copied_batch(made.inputs)), model.training
@@ -177,78 +153,58 @@ def made_by(suite: ModelHealthSuite, name: str, seed: int) -> Made:
     return made
 
 
-def _require_callable(make: Callable[..., Any], name: str) -> None:
-    """Do nothing if what makes a model is written to its end, and needs no arguments."""
-    code: Any = getattr(make, "__code__", None)
-    source = ""
-    if code is not None and Ellipsis in code.co_consts:
-        with suppress(OSError):  # of a session without a file
-            source = inspect.getsource(code)
-    if TODO in source:
-        where = Path(code.co_filename).name
-        raise InspectionError(
-            f"{name} has no batch yet: write it below {TODO!r} in {where}, in place of each ..."
-        )
-    needed = [p.name for p in required(parameters_of(make))]
-    if needed:
-        raise InspectionError(
-            f"{name} needs arguments ({', '.join(needed)}), and is called without any: give them "
-            f"defaults, or {_WRITE}"
-        )
-
-
-def _as_made(made: Any, name: str) -> Made:
-    """Return what a function of the user's made; a model of transformers alone gets a batch.
+def _as_made(make: Any, name: str) -> Made:
+    """Return what a function of the user's makes; a model of transformers alone gets a batch.
 
     Raises:
         InspectionError: it is no model with a batch; the message says what to write.
     """
-    model, *rest = made if isinstance(made, tuple) and made else (made,)
-    if not isinstance(model, nn.Module) or len(rest) > 3:
-        begins = "a tuple that begins with " if model is not made else ""
-        what = f"a tuple of {len(made)}" if len(rest) > 3 else f"{begins}{_described(model)}"
-        raise InspectionError(f"{name} returned {what}: return {_SHAPES}")
-    if not rest:
-        if not is_pretrained(type(model)):
-            raise InspectionError(model_alone(name, type(model)))
-        with _explained(name, type(model)):
-            return Made(model, batch_of(model))
-    inputs, *rest = rest
-    if len(rest) == 2:
-        target, loss = rest
-        if not (loss is None or _is_loss(loss)):
-            raise InspectionError(
-                f"{name} returned {_described(loss)} as the loss, which is the last of "
-                "(model, inputs, target, loss): give a function loss(output, target)"
-            )
-    else:
-        is_loss = bool(rest) and _is_loss(rest[0])
-        target = None if is_loss or not rest else rest[0]
-        loss = rest[0] if is_loss else None
-    if target is not None and loss is None:
-        loss = without_target
-    return Made(model, inputs, target, loss)
-
-
-def _is_loss(value: Any) -> bool:
-    if isinstance(value, Mapping):  # a loss for each task
-        return bool(value) and all(map(_is_loss, value.values()))
-    return callable(value) and not isinstance(value, Tensor)
-
-
-def without_target(output: Any, target: Any) -> Any:
-    """Return the loss of an output where a target is given and no loss: the model's own."""
-    loss = compute_loss(output, None, None)
-    return torch.zeros(()) if loss is None else loss
-
-
-@contextmanager
-def _explained(name: str, kind: type[nn.Module]) -> Iterator[None]:
-    """Say what to write where no small model of transformers can be made, or no batch for it."""
+    if not is_pretrained(make) and (needed := [p.name for p in required(make)]):
+        raise InspectionError(
+            f"{name} needs arguments ({', '.join(needed)}), and is called without any: give them "
+            "defaults"
+        )
+    unwritten = f"{name} has no batch yet: write it below {TODO!r}, in place of each ..."
     try:
-        yield
-    except InspectionError:
+        made: Any = _small(make, name) if is_pretrained(make) else make()
+    except TypeError as error:
+        if "ellipsis" in str(error):  # that a model was given in the place of a size
+            raise InspectionError(unwritten) from error
         raise
+    model, *rest = made if isinstance(made, tuple) and made else (made,)
+    if not isinstance(model, nn.Module) or len(rest) not in (0, 1, 3):
+        what = f"a tuple of {len(made)}" if rest else f"a {type(model).__name__}"
+        what = "None" if made is None else what
+        raise InspectionError(
+            f"{name} returned {what}: return (model, inputs), or (model, inputs, target, loss)"
+        )
+    if any(one is ... or (isinstance(one, dict) and ... in one.values()) for one in rest):
+        raise InspectionError(unwritten)
+    if not rest and is_pretrained(type(model)):
+        try:
+            return Made(model, batch_of(model))
+        except Exception as error:
+            raise InspectionError(model_alone(name, type(model), error)) from error
+    if not rest:
+        raise InspectionError(model_alone(name, type(model)))
+    target, loss = rest[1:] or (None, None)
+    losses = list(loss.values()) if isinstance(loss, Mapping) else [loss]  # one for each task
+    if loss is not None and (not losses or not all(map(callable, losses))):
+        raise InspectionError(
+            f"{name} returned something of type {type(loss).__name__} as the loss, which is the "
+            "last of (model, inputs, target, loss): give a function loss(output, target)"
+        )
+    return Made(model, rest[0], None if loss is None else target, loss)
+
+
+def _small(kind: type[nn.Module], name: str) -> nn.Module:
+    """Return a small model of a class of transformers.
+
+    Raises:
+        InspectionError: none can be made.
+    """
+    try:
+        return small_model(kind)
     except Exception as error:
         raise InspectionError(model_alone(name, kind, error)) from error
 
@@ -269,12 +225,6 @@ def model_alone(name: str, kind: type[nn.Module], error: Exception | None = None
         f"{name} makes a model alone, and no batch to run it on{why}: return "
         "(model, inputs), or (model, inputs, target, loss), such as\n"
         "    def make():\n"
-        f"        model = {kind.__name__}({', '.join(arguments_of(kind))})\n"
+        f"        model = {kind.__name__}({arguments_of(kind)})\n"
         "        return model, torch.randn(16, 8), torch.randint(3, (16,)), F.cross_entropy"
     )
-
-
-def _described(value: Any) -> str:
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    return "None" if value is None else f"something of type {type(value).__name__}"

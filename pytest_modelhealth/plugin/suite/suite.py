@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from pytest_modelhealth.errors import SettingsError, suggest
@@ -40,24 +40,12 @@ class ModelHealthSuite:
     seed: ClassVar[int] = 0
     """Under which `make` is called and everything runs."""
 
-    settings: ClassVar[Mapping[str, object]] = {}
-    """Limits and other settings for all tests: ``{"max_dead_fraction": 0.3}``."""
-
     limits: ClassVar[Mapping[str, Mapping[str, object]]] = {}
-    """Settings for some tests: ``{"test_healthy_in_training": {"max_grad_norm": 10}}``."""
-
-    waivers: ClassVar[Sequence[str]] = ()
-    """What is accepted, each as ``"LAYERS [CHECK]: REASON"``."""
+    """Settings for some tests: ``{"test_healthy_in_training": {"max_grad_norm": 10}}``; those for
+    all tests are the marker ``modelhealth`` on the class."""
 
     skip: ClassVar[Mapping[str, str]] = {}
     """Tests that are not run, each with the reason."""
-
-    expected_failures: ClassVar[Mapping[str, str]] = {}
-    """Tests that are known to fail, each with the reason; one that passes is a failure."""
-
-    dtype: ClassVar[Any] = None
-    """The dtype that is planned, for `test_headroom`: ``torch.float16``, or its name; ``None`` is
-    the setting ``planned_dtype``, or else bfloat16."""
 
     backend: ClassVar[str | None] = None
     """What `test_compiled_equals_eager` compiles with; ``None`` is inductor where there is a C++
@@ -92,65 +80,40 @@ class ModelHealthSuite:
 
         return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
 
-    def test_healthy_in_training(self, modelhealth_case: _Case) -> None:
-        """One batch forward and backward in training mode breaks no invariant."""
+
+TESTS = {
+    "test_healthy_in_training": "One batch forward and backward in training mode breaks no rule.",
+    "test_healthy_in_evaluation": "The same in evaluation mode, but for what fails in training.",
+    "test_every_parameter_learns": "Every parameter gets a gradient, is trained, and moves.",
+    "test_deterministic": "In evaluation mode the same batch gives the same output.",
+    "test_samples_independent": "No sample has an effect on the output of another one.",
+    "test_inputs_used": "Every input has an effect, at the start or after a few steps.",
+    "test_padding_ignored": "What stands in padding has no effect.",
+    "test_causal": "No output of a model that predicts the next step depends on later steps.",
+    "test_training_step": "A step descends the loss, on all of the batch, and can be called again.",
+    "test_state_survives_saving": "A new model that loads the saved state gives the same outputs.",
+    "test_headroom": "The planned dtype holds the values of the model.",
+    "test_compiled_equals_eager": "What `torch.compile` makes of the model computes the same.",
+    "test_snapshot": "The statistics of every layer are those that were recorded.",
+}
+"""The tests of a suite, in their order; `verdicts` has what each runs, by its name."""
+
+
+def _test_of(name: str, summary: str) -> Callable[..., None]:
+    def test(self: ModelHealthSuite, modelhealth_case: _Case) -> None:
         modelhealth_case.judge()
 
-    def test_healthy_in_evaluation(self, modelhealth_case: _Case) -> None:
-        """The same in evaluation mode; what is so in training, too, fails there."""
-        modelhealth_case.judge()
-
-    def test_every_parameter_learns(self, modelhealth_case: _Case) -> None:
-        """Every trainable parameter gets a gradient, is in the optimizer, and moves."""
-        modelhealth_case.judge()
-
-    def test_deterministic(self, modelhealth_case: _Case) -> None:
-        """In evaluation mode the same batch gives the same output."""
-        modelhealth_case.judge()
-
-    def test_samples_independent(self, modelhealth_case: _Case) -> None:
-        """No sample has an effect on the output of another one."""
-        modelhealth_case.judge()
-
-    def test_inputs_used(self, modelhealth_case: _Case) -> None:
-        """Every input has an effect on the output, at the start or after a few steps."""
-        modelhealth_case.judge()
-
-    def test_padding_ignored(self, modelhealth_case: _Case) -> None:
-        """What stands in padding has no effect."""
-        modelhealth_case.judge()
-
-    def test_causal(self, modelhealth_case: _Case) -> None:
-        """No output of a model that predicts the next step depends on later steps."""
-        modelhealth_case.judge()
-
-    def test_training_step(self, modelhealth_case: _Case) -> None:
-        """A training step descends the loss, on all of the batch, and can be called again."""
-        modelhealth_case.judge()
-
-    def test_state_survives_saving(self, modelhealth_case: _Case) -> None:
-        """A new model that loads the saved state gives the same outputs, bit for bit."""
-        modelhealth_case.judge()
-
-    def test_headroom(self, modelhealth_case: _Case) -> None:
-        """The planned dtype holds the values of the model."""
-        modelhealth_case.judge()
-
-    def test_compiled_equals_eager(self, modelhealth_case: _Case) -> None:
-        """What `torch.compile` makes of the model computes the same."""
-        modelhealth_case.judge()
-
-    def test_snapshot(self, modelhealth_case: _Case) -> None:
-        """The statistics of every layer are those that were recorded."""
-        modelhealth_case.judge()
+    test.__name__, test.__doc__ = name, summary
+    test.__qualname__ = f"ModelHealthSuite.{name}"
+    return test
 
 
-TESTS = tuple(name for name in vars(ModelHealthSuite) if name.startswith("test_"))
-"""The names of the tests, in their order."""
+for _name, _summary in TESTS.items():
+    setattr(ModelHealthSuite, _name, _test_of(_name, _summary))
 
 ATTRIBUTES = (
-    "seed", "settings", "limits", "waivers", "skip", "expected_failures", "dtype", "backend",
-    "causal", "batch_dim", "time_dim", "padding", "make_optimizer",
+    "seed", "limits", "skip", "backend", "causal", "batch_dim", "time_dim", "padding",
+    "make_optimizer",
 )  # fmt: skip
 """What a subclass may set."""
 
@@ -170,12 +133,12 @@ def modelhealth_suite(factory: Callable[[], Any], **attributes: Any) -> type[Mod
             f"modelhealth_suite takes a function that makes a model, not {factory!r}: "
             "modelhealth_suite(make_encoder)"
         )
-    for name in attributes:
-        if name not in ATTRIBUTES:
-            raise SettingsError(
-                f"modelhealth_suite: there is no attribute {name!r}{suggest(name, ATTRIBUTES)} "
-                f"Attributes: {', '.join(ATTRIBUTES)}."
-            )
+    unknown = [name for name in attributes if name not in ATTRIBUTES]
+    if unknown:
+        raise SettingsError(
+            f"modelhealth_suite: there is no attribute {unknown[0]!r}"
+            f"{suggest(unknown[0], ATTRIBUTES)} Attributes: {', '.join(ATTRIBUTES)}."
+        )
     name = getattr(factory, "__name__", type(factory).__name__)
     body = {
         "make": staticmethod(factory),

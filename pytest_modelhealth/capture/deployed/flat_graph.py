@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, ClassVar
@@ -11,16 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from pytest_modelhealth.capture.deployed.model import DeployedEngine
-from pytest_modelhealth.capture.deployed.program import (
-    Node,
-    Program,
-    Ran,
-    Runtime,
-    Scope,
-    common_scopes,
-    neighbours,
-    operator,
-)
+from pytest_modelhealth.capture.deployed.program import Operation, Program, Ran, Runtime, Scope
 from pytest_modelhealth.capture.graph_settings import of_node
 from pytest_modelhealth.capture.observing.operators import source_line
 from pytest_modelhealth.capture.step.batch import Inputs
@@ -61,32 +52,28 @@ class GraphRuntime(Runtime):
     @cached_property
     def program(self) -> Program:
         """What it runs."""
-        flowing = [node for node in self._nodes if node not in self._constant]
-        scopes = _scopes(flowing)
-        parameters, buffers = self._state(flowing, scopes)
         stacks = ((node.meta.get("nn_module_stack") or {}).values() for node in self._nodes)
         roots = (_class_name(kind) for stack in stacks for path, kind in stack if not path)
+        parameters, buffers = self._state()
         return Program(
             type_name=next(roots, "torch.fx.GraphModule"),
-            nodes=tuple(
-                Node(
-                    scopes=scopes[node],
-                    function=_function(node),
+            operations=[
+                Operation(
+                    name=_function(node),
+                    scopes=_scopes(node),
                     inputs=tuple(n.name for n in node.all_input_nodes if n not in self._constant),
                     outputs=(node.name,),
+                    rounds=_is_quantising(node),
                     source=source_line(node.meta.get("stack_trace")),
                     settings=of_node(node),
                 )
-                for node in flowing
-                if node.op == "call_function"
-            ),
-            inputs=tuple(node.name for node in flowing if node.op == "placeholder"),
-            outputs=tuple(
-                n.name for node in flowing if node.op == "output" for n in node.all_input_nodes
-            ),
+                for node in self._nodes
+                if node.op == "call_function" and node not in self._constant
+            ],
             parameters=parameters,
             buffers=buffers,
-            notes=(_NOTES[self.quantises],),
+            rounds=self.quantises,
+            note=_NOTES[self.quantises],
         )
 
     def run(self, inputs: Inputs) -> Ran:
@@ -97,27 +84,32 @@ class GraphRuntime(Runtime):
         given = sorted(inputs.kwargs, key=lambda name: order.index(name) if name in order else 0)
         with unseen(), _buffers_put_back(self._module):  # of the functions that it calls
             output = watched.run(*inputs.args, *(inputs.kwargs[name] for name in given))
-        return Ran(self.program, watched.values, output)
+        return Ran(
+            operations=self.program.operations,
+            inputs=[node.name for node in self._nodes if node.op == "placeholder"],
+            outputs=[n.name for n in self._nodes[-1].all_input_nodes],
+            values=watched.values,
+            output=output,
+        )
 
-    def _state(
-        self, nodes: list[fx.Node], scopes: Mapping[fx.Node, tuple[Scope, ...]]
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the parameters and buffers of layers: what their operations take that is given.
 
         A parameter that was quantised has lost its name: it takes that of the operation's argument.
         """
         watched = _Watched(self._module)
         found: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
-        for node in nodes:
-            path = scopes[node][-1].path if scopes.get(node) else ""
-            for argument, given in _arguments(node):
+        for node in self._nodes:
+            scopes = _scopes(node)
+            path = scopes[-1].path if scopes else ""
+            for argument, given in _arguments(node) if path and node not in self._constant else ():
                 if given not in self._constant:
                     continue
                 with unseen():
                     watched.evaluate(given)
-                own = str(given.target).removeprefix(f"{path}." if path else "")
+                own = str(given.target).removeprefix(f"{path}.")
                 name = own if given.op == "get_attr" and "." not in own else argument
-                if path and given.name in watched.values:
+                if given.name in watched.values:
                     is_buffer = name.startswith("running_")
                     found[is_buffer].setdefault(f"{path}.{name}", watched.values[given.name])
         return found
@@ -135,9 +127,9 @@ def _buffers_put_back(module: fx.GraphModule) -> Iterator[None]:
                 buffer.copy_(value)
 
 
-def _function(node: fx.Node) -> Any:
-    is_torchs = isinstance(node.target, torch._ops.OpOverload)
-    return node.target if is_torchs else operator(getattr(node.target, "__name__", node.name))
+def _function(node: fx.Node) -> str:
+    name = str(getattr(node.target, "__name__", node.name))
+    return name.partition(".")[0].strip("_")
 
 
 class _Watched(fx.Interpreter):
@@ -198,28 +190,16 @@ def _arguments(node: fx.Node) -> Iterator[tuple[str, fx.Node]]:
             yield argument.name, value
 
 
-def _scopes(nodes: list[fx.Node]) -> dict[fx.Node, tuple[Scope, ...]]:
-    """Return the layers around each node, outermost first.
-
-    What quantisation put in lies in the innermost layer around what it stands between.
-    """
-    said: dict[fx.Node, tuple[Scope, ...]]
-    said = {node: () for node in nodes if node.op in ("placeholder", "output")}
-    said |= {
-        node: tuple(Scope(path, _class_name(kind)) for path, kind in stack.values() if path)
-        for node in nodes
-        if (stack := node.meta.get("nn_module_stack"))
-    }
-    around = neighbours(
-        nodes,
-        lambda node: map(str, node.all_input_nodes),
-        lambda node: [str(node)],
-        said.__contains__,
+def _scopes(node: fx.Node) -> tuple[Scope, ...] | None:
+    """Return the layers around a node; ``None`` for what quantisation put in."""
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return None
+    return tuple(
+        Scope(path, _class_name(kind), int(key.rpartition("@")[2] if "@" in key else 0))
+        for key, (path, kind) in stack.items()
+        if path
     )
-    return {
-        node: said.get(node, common_scopes([said[one] for one in (*before, *behind)]))
-        for node, (before, behind) in zip(nodes, around, strict=True)
-    }
 
 
 def _class_name(kind: Any) -> str:
@@ -228,12 +208,6 @@ def _class_name(kind: Any) -> str:
 
 class FlatGraphEngine(DeployedEngine):
     """What `ExportedProgram.module()` and `convert_pt2e` return: no hook would fire inside."""
-
-    precedence = 2
-    why_not_measured: ClassVar[str] = (
-        "the costs of a flat graph are not measured, as no module runs in it; the ExportedProgram "
-        "that it is of has them"
-    )
 
     runtime_class: ClassVar[type[Any]] = GraphRuntime
 

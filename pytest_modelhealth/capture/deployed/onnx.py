@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,17 +16,12 @@ import torch
 from torch import Tensor
 
 from pytest_modelhealth.capture.deployed.model import DeployedEngine
+from pytest_modelhealth.capture.deployed.onnx_graph import from_array, program_of
 from pytest_modelhealth.capture.deployed.program import Program, Ran, Runtime
 from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.capture.onnx_graphs.reading import program_of
-from pytest_modelhealth.capture.onnx_graphs.weights import from_array
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.errors import InspectionError
 
-_NOTE = (
-    "layers are seen in a run of onnxruntime that gives out each value, the outputs in one that "
-    "may fuse operations"
-)
 _WITHOUT_GRAPH = (
     "an ONNX model without its graph: inputs and outputs alone are seen; give the file or the "
     "onnx.ModelProto, with onnx installed, to see its layers"
@@ -72,13 +66,9 @@ class OnnxRuntime(Runtime):
     @cached_property
     def program(self) -> Program:
         """What it runs."""
-        if self._proto is not None:
-            return replace(program_of(self._proto, self._folder), notes=(_NOTE,))
-        inputs, outputs = (
-            tuple(value.name for value in values)
-            for values in (self._plain.get_inputs(), self._plain.get_outputs())
-        )
-        return Program("ONNX", (), inputs, outputs, notes=(_WITHOUT_GRAPH,))
+        if self._proto is None:
+            return Program("ONNX", unlisted=_WITHOUT_GRAPH)
+        return program_of(self._proto, self._folder)
 
     @cached_property
     def _whole(self) -> Any:
@@ -112,8 +102,13 @@ class OnnxRuntime(Runtime):
             ) from None
         every = _run(self._whole, arrays) if self._proto is not None else {}
         output = tuple(outputs.values())
-        values = given | every | outputs
-        return Ran(self.program, values, output[0] if len(output) == 1 else output)
+        return Ran(
+            operations=self.program.operations,
+            inputs=tuple(given),
+            outputs=tuple(outputs),
+            values=given | every | outputs,
+            output=output[0] if len(output) == 1 else output,
+        )
 
     def _named(self, inputs: Inputs) -> dict[str, Tensor]:
         """Return the tensors of a batch by the names of the inputs that they fill.
@@ -151,27 +146,12 @@ def _session(source: str | bytes, what: str) -> Any:
     try:
         return onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"])
     except Exception as error:  # noqa: BLE001 - its errors have no class in common
-        next_move = next(move for said, move in _NEXT_MOVES.items() if re.search(said, str(error)))
         raise InspectionError(
-            f"onnxruntime {onnxruntime.__version__} cannot load {what}: {_reason(error)}; "
-            f"{next_move}"
+            f"onnxruntime {onnxruntime.__version__} cannot load {what}: {_reason(error)}; give the "
+            "path of a whole model, with the files of its weights beside it, of an opset and "
+            "operators that this onnxruntime has, or a session that has them"
         ) from None
 
-
-_NEXT_MOVES = {
-    "Protobuf parsing failed|No graph was found": (
-        "it is no ONNX model, or not all of one: export or copy it again"
-    ),
-    "External data|external|file_size": (
-        "it keeps weights in another file: put that beside the model, and give the model's path"
-    ),
-    "not a registered function/op|No Op registered": (
-        "give an onnxruntime.InferenceSession that has the operator, by "
-        "SessionOptions.register_custom_ops_library, or export the model without it"
-    ),
-    "": "export it with an opset_version that this onnxruntime runs, or install a newer one",
-}
-"""What to do about a model that cannot be loaded, by what onnxruntime says of it."""
 
 _PREFIX = re.compile(r"(\[ONNXRuntimeError\] : \d+ : \w+ : )?(Load model from .*? failed:)?")
 
@@ -205,13 +185,8 @@ _KINDS = {
 class OnnxEngine(DeployedEngine):
     """ONNX files, models and sessions: each value of the graph is seen, as no gradient is."""
 
-    precedence = 1
     files: ClassVar[str] = "ONNX files (*.onnx)"
     flat_outputs: ClassVar[bool] = True
-    why_not_measured: ClassVar[str] = (
-        "the costs of an ONNX model are not measured, as no operation of torch runs; the module "
-        "that it was exported from has them"
-    )
     runtime_class: ClassVar[type[Any]] = OnnxRuntime
 
     def reads(self, model: Any) -> bool:

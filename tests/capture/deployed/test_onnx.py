@@ -93,7 +93,8 @@ def node_of(proto: Any, operator: str, number: int = 0) -> Any:
 def test_each_layer_has_the_statistics_of_the_eager_model(model, x, path, old):
     """What hooks see of the eager model, in float64, is what is seen of both files.
 
-    A batch norm is folded into the convolution before it, whose own output exists no longer.
+    A batch norm is folded into the convolution before it, whose own output exists no longer. A file
+    of the exporter that writes no metadata has its nodes by their own names.
     """
     calls: dict[str, list[np.ndarray]] = {}
     for name, module in model.named_modules():
@@ -109,32 +110,26 @@ def test_each_layer_has_the_statistics_of_the_eager_model(model, x, path, old):
     for module in model.modules():
         module._forward_hooks.clear()
     expected = {name: np.concatenate([o.ravel() for o in outs]) for name, outs in calls.items()}
-    for file in (path, old):
-        report = Inspector(file).run_inspection(x)
-        seen = {name for name, layer in report.layers.items() if not layer.functional}
-        assert seen - {"blocks.0.bn", "blocks.1.bn"} >= set(expected) - {
-            f"blocks.{n}.{own}" for n in range(2) for own in ("conv", "bn")
-        }
-        for name in seen & set(expected):
-            folded = file is old and name.endswith("conv")
-            values = expected[name.replace("conv", "bn") if folded else name]
-            statistics = report[name].activations
-            assert statistics.count == values.size, (file, name)
-            assert statistics.mean == pytest.approx(values.mean(), rel=1e-4, abs=1e-6)
-            assert statistics.std == pytest.approx(values.std(), rel=1e-4)
-            assert statistics.max == pytest.approx(values.max(), rel=1e-4)
-        assert report["mix"].calls == 2
-        assert report["blocks.0.relu"].functional
-        assert all(layer.status is Status.OBSERVED for layer in report.layers.values())
-        assert report.healthy, str(report)
     report = Inspector(path).run_inspection(x)
+    seen = {name for name, layer in report.layers.items() if not layer.functional}
+    assert seen == {*expected, ""} - {f"blocks.{n}.conv" for n in range(2)}
+    for name in seen & set(expected):
+        values, statistics = expected[name], report[name].activations
+        assert statistics.count == values.size, name
+        assert statistics.mean == pytest.approx(values.mean(), rel=1e-4, abs=1e-6)
+        assert statistics.std == pytest.approx(values.std(), rel=1e-4)
+        assert statistics.max == pytest.approx(values.max(), rel=1e-4)
+    assert report["mix"].calls == 2
+    assert report["blocks.0.relu"].functional
+    assert all(layer.status is Status.OBSERVED for layer in report.layers.values())
+    assert report.healthy, str(report)
     assert report["mix"].source.startswith(__file__)
     assert report["fc"].type_name == "Linear"
     assert set(report["fc"].parameters) == {"weight", "bias"}
     assert set(report[""].parameters) == {"scale"}
-    assert report.flow.producers("act") == ("mix",)
-    assert report.flow.producers("blocks.0.relu") == ("blocks.0.bn",)
-    assert report.flow.consumers("stem") == ("blocks.0.bn", "blocks.1.bn", "fc")
+    report = Inspector(old).run_inspection(x)
+    assert report["/fc/Gemm"].activations.mean == pytest.approx(expected["fc"].mean(), rel=1e-4)
+    assert report.healthy, str(report)
 
 
 def test_what_the_session_holds_is_looked_at_and_not_changed(model, x, path):
@@ -196,14 +191,6 @@ def test_a_folded_convolution_is_no_remark(model, x, path):
     assert [note for note in comparison.notes if "onnxruntime" not in note] == []
 
 
-def test_the_way_to_onnxruntime_is_no_code_of_the_model(path, x):
-    """Its operations were named as what became of the user's code."""
-    flow = Inspector(path).run_inspection(x).flow
-    functions = {operation.name for operation in flow.own_operations("")}
-    assert functions
-    assert not functions & {"detach", "cpu", "numpy"}
-
-
 def test_a_loaded_model_runs_where_it_came_from(path, x):
     """A replay and a copy inspect the stand-ins, and see the functional layers as well."""
     first = Inspector(path)
@@ -232,63 +219,24 @@ def test_a_deployed_model_gets_a_verdict(path, x):
     assert ("norm", "finite") in found
 
 
-def test_a_graph_without_metadata_has_the_layers_that_its_weights_name(path, x):
-    """Without such names, each node that has weights is a layer, by its own name."""
-    proto = proto_of(path)
-    for number, node in enumerate(proto.graph.node):
-        del node.metadata_props[:]
-        node.name = f"{node.op_type}_{number}"
-    del proto.graph.value_info[:]
-    report = Inspector(proto).run_inspection(x)
-    assert {"stem", "blocks.0.conv", "fc", "relu"} <= set(report.layers)
-    plain = {one.name: f"w{number}" for number, one in enumerate(proto.graph.initializer)}
-    for one in proto.graph.initializer:
-        one.name = plain[one.name]
-    for node in proto.graph.node:
-        node.input[:] = [plain.get(name, name) for name in node.input]
-    report = Inspector(proto).run_inspection(x)
-    assert {"Conv_0", "relu"} <= set(report.layers)
-    assert report["Conv_0"].type_name == "Conv2d"
-
-
-def without_names(proto: Any) -> Any:
-    """Return a model without what says which layer a node is of, as optimisers of graphs do."""
-    for node in proto.graph.node:
-        del node.metadata_props[:]
-        node.name = ""
-    del proto.graph.value_info[:]
-    return proto
-
-
-class Rectified(nn.Module):
-    """Activations between layers, behind a residual sum and before an output."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc1, self.relu1 = nn.Linear(6, 8), nn.ReLU()
-        self.fc2, self.relu2 = nn.Linear(8, 8), nn.ReLU()
-        self.fc3, self.fc4, self.fc5 = nn.Linear(8, 8), nn.Linear(8, 3), nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        first = self.relu1(self.fc1(x))
-        second = F.relu6(self.fc3(self.relu2(self.fc2(first) + first)))
-        return self.fc4(second), F.tanh(self.fc5(second))
-
-
 @pytest.mark.parametrize("is_new", [True, False])
-def test_a_graph_without_metadata_is_equivalent_where_nothing_is_wrong(tmp_path, is_new):
-    """An activation is no part of the layer that reads it; with other weights a layer is named."""
-    torch.manual_seed(0)
-    model, x, file = Rectified().eval(), torch.randn(16, 6), tmp_path / "model.onnx"
-    torch.onnx.export(model, (x,), file, dynamo=is_new)
-    proto = without_names(proto_of(file))
-    comparison = compare(model, proto, x)
-    assert comparison.equivalent, str(comparison)
-    assert {name for name, _ in comparison.layers if name} >= {"fc1", "fc2", "fc3", "fc4", "fc5"}
-    bias = next(one for one in proto.graph.initializer if one.name == "fc3.bias")
+def test_a_graph_without_metadata_is_compared_by_its_outputs(model, x, path, old, is_new):
+    """Each node is shown by its own name, and which layer it is of nobody says."""
+    proto = proto_of(path if is_new else old)
+    for node in proto.graph.node:
+        del node.metadata_props[:]
+    report = Inspector(proto).run_inspection(x)
+    assert "shown by its own name" in str(report)
+    assert any(layer.type_name == "Gelu" for layer in report)
+    right = compare(model, proto, x)
+    assert right.equivalent, str(right)
+    assert [pair for pair, layer in right.layers.items() if layer.tensors] in ([], [("", "")])
+    bias = next(one for one in proto.graph.initializer if one.name == "fc.bias")
     values = onnx.numpy_helper.to_array(bias) + np.float32(0.1)
     bias.CopyFrom(onnx.numpy_helper.from_array(values, bias.name))
-    assert compare(model, proto, x).first_divergence.layer == "fc3"
+    wrong = compare(model, proto, x)
+    assert wrong.first_divergence.layer == ""
+    assert "no layer inside the candidate can be told" in wrong.first_divergence.story
 
 
 def test_weights_in_eight_bits_are_compared_by_their_own_steps(model, x, path, tmp_path):
@@ -300,8 +248,7 @@ def test_weights_in_eight_bits_are_compared_by_their_own_steps(model, x, path, t
     quantize_dynamic(path, file, reduce_range=True)
     proto = proto_of(file)
     report = Inspector(proto).run_inspection(x)
-    assert {"mix", "act", "norm", "silu"} <= set(report.layers)
-    assert report["mix"].parameters["weight"].shape == (12, 12)
+    assert {"blocks.1", "act", "norm", "silu"} <= set(report.layers)
     comparison = compare(model, proto, x)
     assert comparison.equivalent, str(comparison)
     scale = next(one for one in proto.graph.initializer if one.name.endswith("_scale"))
@@ -373,12 +320,12 @@ def bad(what: str, path: Path, tmp_path: Path) -> Any:
     ("what", "words"),
     [
         ("missing", "there is no ONNX file"),
-        ("nonsense", "cannot load .*bad.onnx.*it is no ONNX model"),
-        ("cut", "it is no ONNX model, or not all of one"),
-        ("alone", "model.onnx.data.*it keeps weights in another file: put that beside the model"),
-        ("not loaded", "model.onnx.data.*give the model's path"),
-        ("operator", "Own.*register_custom_ops_library"),
-        ("opset", "Opset 99 .*export it with an opset_version"),
+        ("nonsense", "cannot load .*bad.onnx.*the path of a whole model"),
+        ("cut", "cannot load .*the path of a whole model"),
+        ("alone", "model.onnx.data.*the files of its weights beside it"),
+        ("not loaded", "model.onnx.data.*give the path"),
+        ("operator", "Own.*or a session that has them"),
+        ("opset", "Opset 99 .*an opset and operators that this onnxruntime has"),
     ],
 )
 def test_a_model_that_cannot_be_loaded_is_refused(path, tmp_path, what, words):

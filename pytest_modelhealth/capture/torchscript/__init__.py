@@ -1,1 +1,0 @@
-"""The graphs of TorchScript."""
