@@ -113,20 +113,6 @@ def test_a_scale_of_eight_bits_is_one_of_the_layer_that_it_scales(tmp_path, x, p
     assert wrong.first_divergence.layer in ("2", "4"), wrong
 
 
-@pytest.mark.parametrize("kind", ["exported", "flat"])
-def test_an_exported_program_says_its_settings_too(kind):
-    """Its modules have no attributes; the operators in its graph have arguments."""
-    model, wrong = between(nn.LayerNorm(16)), between(nn.LayerNorm(16, eps=0.1))
-    wrong.load_state_dict(model.state_dict())
-
-    def deployed(one: nn.Module) -> Any:
-        program = torch.export.export(one, (X,))
-        return program.module() if kind == "flat" else program
-
-    assert compare(model, deployed(model), X).equivalent
-    assert cause_of(compare(model, deployed(wrong), X)) == "eps is 0.1, was 1e-05"
-
-
 def test_what_was_not_read_is_not_said(tmp_path):
     """No untouched settings, no changed code, no blank type: nothing of an own module is known."""
     model, wrong = nn.Sequential(Own(), nn.Linear(32, 4)), nn.Sequential(Own(2.0), nn.Linear(32, 4))
@@ -159,7 +145,7 @@ def test_nobody_removed_a_function_that_cannot_be_seen():
     assert wrong.first_divergence.label == "Mapped", wrong
     for word in ("removed", "called"):
         assert word not in str(wrong), wrong
-    assert "inside a torch.func transform" in cause_of(wrong)
+    assert cause_of(wrong) == "axis is 1, was None"
 
     model = Averaged()
     trace = torch.jit.trace(model, (SERIES,))

@@ -258,7 +258,7 @@ def errors(comparison: Mapping[str, Any], anchor: str) -> Markup:
         label += " (\N{MINUS SIGN})" * (layer["candidate"] is None)
         is_first = name in first
         finding += f"; first divergence at {label}" * is_first
-        rows.append(Row(name, label, is_first, layer["diverged"]))
+        rows.append(Row(name, label, is_first))
     notes = list(filter(None, [_part(layers, every)]))
     if any(None in (layer["reference"], layer["candidate"]) for layer in layers):
         notes.append("(+) only in the candidate, (\N{MINUS SIGN}) only in the reference")
