@@ -335,7 +335,7 @@ def _steering(observation: Observation) -> Collection[str]:
         if is_fused or (record.activation == "softmax" and _weighs(number, flow)):
             places = range(len(vertex.operands))
             scores += [(number, p) for p in places if not (is_fused and p == _VALUES)]
-    return flow.stopped(scores).names.keys() if scores else ()
+    return flow.only_through(scores) if scores else ()
 
 
 def _weighs(softmax: int, flow: Flow) -> bool:

@@ -10,6 +10,7 @@ from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import at, completed
 from pytest_modelhealth.report import Flow, LossCall, Observation, Vertex, Violation
+from pytest_modelhealth.report.flow import PRODUCTS
 from pytest_modelhealth.report.flow.inferred import NOTE
 from pytest_modelhealth.settings import Settings
 
@@ -41,18 +42,15 @@ def weightless_terms(observation: Observation) -> Iterator[Violation]:
     if observation.loss == 0.0 and observation.loss_path and observation.loss_path.switched_off:
         return
     lines: dict[str, str] = {}
-    for factor in flow.factors(zeros):
-        number, position = factor.edge
-        vertex, (kind, by) = vertices[number], factor.by[0]
-        is_weight = by == "0" or kind == "buffer"  # zeros that are made, as a mask, may be others
-        if not (factor.is_zero and is_weight and vertex.call == _OUTSIDE):
+    for number, vertex in enumerate(vertices):
+        if vertex.function not in PRODUCTS or vertex.call != _OUTSIDE:
             continue
-        if not vertex.passes_gradient(position):
-            continue
-        if _is_of_the_output(flow, vertex.operands[position]) and flow.graph.loss in flow.after(
-            number
-        ):
-            lines.setdefault(vertex.line, by)
+        origins = [{vertices[one].name for one in flow.origins(o)} for o in vertex.operands]
+        weights = [names for names in origins if names and names <= {"0", *zeros}]
+        terms = (o for place, o in enumerate(vertex.operands) if vertex.passes_gradient(place))
+        is_term = bool(weights) and any(_is_of_the_output(flow, term) for term in terms)
+        if is_term and flow.graph.loss in flow.after(number):
+            lines.setdefault(vertex.line, min(weights[0]))
     for line, by in lines.items():
         by = by if by == "0" else f"{by!r}, which is zero throughout"
         yield LOSS.fault(

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 
 from pytest_modelhealth.checks.catalogue import CHECKS
-from pytest_modelhealth.checks.designs import LOOK_UPS
 from pytest_modelhealth.checks.facts import at
 from pytest_modelhealth.checks.paths import as_given, is_floating
 from pytest_modelhealth.checks.recurrences import lost_states
@@ -135,6 +134,7 @@ _COARSE = frozenset(
 )
 """Operations that make kinds of ids, of which a batch may well hold one only."""
 _FILLING = frozenset({"where", "masked_fill"})
+_LOOK_UPS = frozenset({"embedding", "embedding_bag", "index", "index_select", "getitem", "gather"})
 _FEWEST_IDS = 8
 _FEWEST_ROWS = 4
 _DO_NOT_COUNT = (
@@ -258,7 +258,13 @@ def _has_positions(flow: Flow, table: str, constants: set[str]) -> bool:
 def _constant_rows(observation: Observation, flow: Flow) -> Iterator[Violation]:
     """Yield the parameters of which a function is asked for one row by a constant."""
     for vertex in flow.graph.vertices:
-        if vertex.function not in LOOK_UPS or len(vertex.operands) != 2:
+        if (
+            vertex.function
+            not in frozenset(
+                {"embedding", "embedding_bag", "index", "index_select", "getitem", "gather"}
+            )
+            or len(vertex.operands) != 2
+        ):
             continue
         table, made = (_made_of(flow, operand) for operand in vertex.operands)
         if {one.kind for one in table} != {"parameter"} or not made:

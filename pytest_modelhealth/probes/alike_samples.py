@@ -16,15 +16,12 @@ from pytest_modelhealth.checks.facts import (
 )
 from pytest_modelhealth.checks.gradient_scale import contracting_chains
 from pytest_modelhealth.checks.paths import factors, nearest
+from pytest_modelhealth.checks.zero_gradients import STEPS
 from pytest_modelhealth.probes.probe import Evidence, Probe
 from pytest_modelhealth.settings import Limit, Settings, Share
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import LayerRecord, Observation, Parting, Violation
-
-
-STEPS = 3
-"""Steps of training that are tried."""
 
 
 class AlikeSamples(Probe):

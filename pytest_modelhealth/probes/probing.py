@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+from pytest_modelhealth.checks.zero_gradients import TRIAL, call_for_steps
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.probes.conventions import (
     Conventions,
+    Found,
     NotApplicableError,
     UntellableError,
 )
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.running import Runs
     from pytest_modelhealth.report import Observation, ProbeRecord
     from pytest_modelhealth.settings import Settings
+
+MISSING_GRADIENTS = "missing_gradients"
+"""The check that asks for steps of training where it saw a gradient of zero."""
 
 
 class Probing:
@@ -38,6 +44,7 @@ class Probing:
         probes = cast("tuple[Probe, ...]", settings.checks)
         self._probes = [probe for probe in probes if probe.is_probe]
         self._asked = {probe.name: settings.probes(probe.name) for probe in self._probes}
+        self._may_train = bool(settings["probes"].value) and settings.chooses(MISSING_GRADIENTS)
         self._engine, self._conventions, self._settings = engine, conventions, settings
         self._request = request
         if any(self._asked.values()):
@@ -49,14 +56,17 @@ class Probing:
     def after(self, observation: Observation) -> Observation:
         """Return what the inspection saw, with what the probes find."""
         chosen = [probe for probe in self._probes if self._runs(probe, observation)]
-        if not chosen:
+        has_trial = self._may_train and call_for_steps(observation)
+        if not (chosen or has_trial):
             return observation
         from pytest_modelhealth.probes.intervening.running import Runs
         from pytest_modelhealth.report import Probed
 
         with self._engine.called(self._request) as request:
             runs = Runs(self._engine, request, observation, self._settings, self._conventions)
-            records = [_timed(probe, runs) for probe in track(chosen, "probing")]
+            tried = [(probe.name, probe.probe) for probe in chosen]
+            tried += [(TRIAL, _what_stays_zero)] if has_trial else []
+            records = [_timed(name, probe, runs) for name, probe in track(tried, "probing")]
         probed = Probed(tuple(records), runs.base_forwards, runs.base_seconds)
         return replace(observation, probes=probed)
 
@@ -67,26 +77,32 @@ class Probing:
         return bool(asked)
 
 
-def _timed(probe: Probe, runs: Runs) -> ProbeRecord:
+def _what_stays_zero(runs: Runs) -> Found:
+    from pytest_modelhealth.probes.intervening.moving_parameters import what_stays_zero
+
+    return what_stays_zero(runs)
+
+
+def _timed(name: str, probe: Callable[[Runs], Found], runs: Runs) -> ProbeRecord:
     """Return what a probe finds, with what it took beside the runs that all share."""
     runs.count.clear()
     base, start = runs.base_seconds, time.perf_counter()
-    record = _record(probe, runs)
+    record = _record(name, probe, runs)
     seconds = time.perf_counter() - start - (runs.base_seconds - base)
     forwards, backwards = runs.count["forwards"], runs.count["backwards"]
     return replace(record, forwards=forwards, backwards=backwards, seconds=seconds)
 
 
-def _record(probe: Probe, runs: Runs) -> ProbeRecord:
+def _record(name: str, probe: Callable[[Runs], Found], runs: Runs) -> ProbeRecord:
     from pytest_modelhealth.probes.intervening.running import said
     from pytest_modelhealth.report import Outcome, ProbeRecord
 
     reason, outcome = runs.why_not, Outcome.NOT_TOLD
     try:
         if not reason:
-            found = probe.probe(runs)
+            found = probe(runs)
             return ProbeRecord(
-                probe.name,
+                name,
                 changed=found.changed,
                 partings=tuple(found.partings),
                 notes=found.notes,
@@ -94,9 +110,9 @@ def _record(probe: Probe, runs: Runs) -> ProbeRecord:
     except UntellableError as end:
         if isinstance(end, NotApplicableError):
             outcome = Outcome.NOT_APPLICABLE
-        return ProbeRecord(probe.name, outcome, str(end), end.changed, notes=end.notes)
+        return ProbeRecord(name, outcome, str(end), end.changed, notes=end.notes)
     except InspectionError as error:  # another thread inspects this model by now
         reason = str(error)
     except Exception as error:  # noqa: BLE001 - ours, as in a hook: the inspection stands
         reason = f"an error in pytest-modelhealth: {said(error)}"
-    return ProbeRecord(probe.name, outcome, reason)
+    return ProbeRecord(name, outcome, reason)

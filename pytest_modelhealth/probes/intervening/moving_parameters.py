@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -17,8 +18,15 @@ from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.capture.step.isolation import gradients_set_aside
 from pytest_modelhealth.capture.step.state import graph_leaves
 from pytest_modelhealth.checks.facts import flow_of
+from pytest_modelhealth.checks.zero_gradients import (
+    COLUMNS,
+    STEPS,
+    ZERO,
+    zero_parameters,
+    zero_slices,
+)
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.probes.alike_samples import STEPS, alike_outputs
+from pytest_modelhealth.probes.alike_samples import alike_outputs
 from pytest_modelhealth.probes.conventions import Found, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.running import Runs, said
 from pytest_modelhealth.probes.parameter_effect import Lacking, without_gradient
@@ -155,22 +163,9 @@ def what_training_parts(runs: Runs) -> Found:
     """
     if alike_outputs(runs.observation, runs.settings) is None:
         raise NotApplicableError("the samples of its outputs are not alike")
-    batches = [runs.batch() for _ in range(STEPS + 1)]
     samples = runs.observation.samples // max(runs.observation.batches, 1)
-    deviations = []
-    with runs.kept([(batch.args, batch.kwargs) for batch in batches]):
-        try:
-            wanted = [p for p in runs.model.parameters() if p.requires_grad]
-            optimizer = torch.optim.Adam(wanted, lr=_RATE)
-            for batch in batches:
-                output = runs.output(batch)
-                deviations.append(_deviation(find_tensors(output), samples))
-                if len(deviations) <= STEPS:
-                    _step(runs, output, optimizer)
-        except Exception as error:  # the user's, of weights that we changed
-            raise UntellableError(
-                f"{STEPS} training steps cannot be tried: {said(error)}"
-            ) from error
+    with closing(_trained(runs)) as outputs:
+        deviations = [_deviation(find_tensors(output), samples) for output in outputs]
     before, after, changed = deviations[0], deviations[-1], f"{STEPS} steps of Adam"
     if after >= _HEALED * before:
         return Found(
@@ -179,7 +174,63 @@ def what_training_parts(runs: Runs) -> Found:
     return Found(changed, [Parting("alike", before, before=before, after=after)])
 
 
-def _step(runs: Runs, output: Any, optimizer: torch.optim.Optimizer) -> None:
+def what_stays_zero(runs: Runs) -> Found:
+    """Train for three steps of Adam, put it back, and return whose gradient was zero at each.
+
+    Raises:
+        UntellableError: it cannot be trained.
+    """
+    zero = dict.fromkeys(zero_parameters(runs.observation))
+    slices = {(r.name, name): (kind, set(i)) for r, name, kind, i in zero_slices(runs.observation)}
+    parameters = dict(runs.model.named_parameters(remove_duplicate=False))
+    with closing(_trained(runs)) as outputs:
+        for _ in outputs:
+            gradients = {name: parameter.grad for name, parameter in parameters.items()}
+            zero = {n: None for n in zero if (grad := gradients[n]) is None or not grad.any()}
+            for (layer, name), (kind, idle) in list(slices.items()):
+                gradient = gradients[f"{layer}.{name}".removeprefix(".")]
+                if gradient is not None:
+                    rows = gradient.transpose(0, 1) if kind == COLUMNS else gradient
+                    idle.difference_update(rows.flatten(1).any(1).nonzero().flatten().tolist())
+                if not idle:
+                    del slices[layer, name]
+            if not zero and not slices:
+                break
+    partings = [Parting(ZERO, 0.0, names=tuple(zero))] if zero else []
+    for (layer, name), (kind, idle) in slices.items():
+        size = parameters[f"{layer}.{name}".removeprefix(".")].shape[kind == COLUMNS]
+        is_range = max(idle) - min(idle) + 1 == len(idle)
+        detail = f"{len(idle)} of the {size} {kind}"
+        detail += f" ({min(idle)} to {max(idle)})" if is_range else ""
+        partings.append(Parting(kind, len(idle) / size, layer, tensor=name, detail=detail))
+    return Found(f"{STEPS} steps of Adam", partings)
+
+
+def _trained(runs: Runs) -> Generator[Any]:
+    """Yield the output of a run and of one after each of three steps of Adam; then put all back.
+
+    Its gradients lie with the parameters meanwhile.
+
+    Raises:
+        UntellableError: it cannot be trained.
+    """
+    batches = [runs.batch() for _ in range(STEPS + 1)]
+    with runs.kept([(batch.args, batch.kwargs) for batch in batches]):
+        try:
+            wanted = [p for p in runs.model.parameters() if p.requires_grad]
+            optimizer = torch.optim.Adam(wanted, lr=_RATE)
+            for batch in batches:
+                output = runs.output(batch)
+                _take_gradients(runs, output, optimizer)
+                yield output
+                optimizer.step()
+        except Exception as error:  # the user's, of weights that we changed
+            raise UntellableError(
+                f"{STEPS} training steps cannot be tried: {said(error)}"
+            ) from error
+
+
+def _take_gradients(runs: Runs, output: Any, optimizer: torch.optim.Optimizer) -> None:
     loss = runs.loss_of(output, runs.request.target)
     if loss is None or not loss.requires_grad:
         raise ValueError("the loss has no gradient")
@@ -189,7 +240,6 @@ def _step(runs: Runs, output: Any, optimizer: torch.optim.Optimizer) -> None:
     with gradients_set_aside(others):  # those of the loss itself among them
         loss.backward()
     runs.count["backwards"] += 1
-    optimizer.step()
 
 
 def _deviation(outputs: list[Tensor], samples: int) -> float:

@@ -6,7 +6,7 @@ buffer, a constant. Every question is a sweep over the vertices, so its cost is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import cached_property
 from typing import TypeVar
 
@@ -20,18 +20,16 @@ from pytest_modelhealth.report.flow.graph import (
     Cut,
     Edge,
     Ending,
-    Factor,
     Gate,
     Graph,
     Kind,
     Operation,
     Step,
-    Stopped,
     Vertex,
 )
 from pytest_modelhealth.report.flow.index import Index, walk
 from pytest_modelhealth.report.flow.recurrence import Recurrence, cut_recurrences
-from pytest_modelhealth.report.flow.stops import endings, factors, stopped
+from pytest_modelhealth.report.flow.stops import endings
 
 T = TypeVar("T")
 
@@ -342,33 +340,25 @@ class Flow:
                 todo.extend((taker, vertex) for taker in index.takers[vertex])
         return tuple(gates)
 
-    def factors(self, zeros: Collection[str], parts: Collection[str] = ()) -> tuple[Factor, ...]:
-        """Return where a factor of zero keeps gradients back, or one whose value is not known.
-
-        Views of zeros are zeros, and so is what they are multiplied with.
+    def only_through(self, edges: Collection[Edge]) -> frozenset[str]:
+        """Return the layers and sources that have ways for gradients, and none but through these.
 
         Args:
-            zeros: the layers and sources whose values are all zero; of those that did not run
-                nothing is said.
-            parts: those of whose values some are zero: a part of them may be zero throughout.
+            edges: operations, each with the position of the operand that it takes there.
         """
-        return factors(self._indexed, zeros, parts)
+        index = self._indexed
+        if index.graph.loss is None:
+            return frozenset()
+        by_gradient = index.next_to("gradient", back=True)
 
-    def stopped(self, stops: Iterable[Edge], alive: Iterable[str] = ()) -> Stopped:
-        """Return what has a way for gradients, and none but through one of `stops`.
+        def past(number: int) -> Iterator[int]:
+            vertex = index.graph.vertices[number]
+            for place, operand in enumerate(vertex.operands):
+                if vertex.passes_gradient(place) and (number, place) not in edges:
+                    yield operand
 
-        Args:
-            stops: operands of operations to which no gradient goes back; where a layer has ways
-                through several, the first of them is given.
-            alive: layers at which gradients are known to arrive, as at the loss.
-        """
-        return stopped(self._indexed, stops, alive)
-
-    def cut_at(self, edge: Edge) -> Cut:
-        """Return what takes an operand, where, and between which layers."""
-        vertex, position = edge
-        operand = self.graph.vertices[vertex].operands[position]
-        return self._indexed.cut(vertex, operand, self._indexed.backward({operand}))
+        reached, free = walk([index.graph.loss], by_gradient), walk([index.graph.loss], past)
+        return index.names_of(reached) - index.names_of(free)
 
     def last_of(self, *layers: str, by: By = "value") -> tuple[str, ...]:
         """Return those of `layers` that feed no other of them; of a loop, the last to run."""
