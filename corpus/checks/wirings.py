@@ -65,7 +65,7 @@ class Model(nn.Module):
 
     def __init__(self, run: Run, **parts: nn.Module | Tensor) -> None:
         super().__init__()
-        self.token = nn.Embedding(ROWS, WIDTH)
+        self.token = nn.Embedding(ROWS, WIDTH).requires_grad_(False)
         for name, part in parts.items():
             if isinstance(part, nn.Module | nn.Parameter):
                 setattr(self, name, part)
