@@ -291,14 +291,6 @@ def each_rest_dropped(rest: Tensor, stages: Any) -> Tensor:
     return total
 
 
-def last_forecast(rest: Tensor, stages: Any) -> Tensor:
-    """Overwrite each forecast by the next."""
-    for stage in stages:
-        backcast, forecast = stage(rest)
-        rest = rest - backcast
-    return forecast
-
-
 class Unrolled(nn.Module):
     """N-BEATS in one loop, that calls both layers of a stage in one line."""
 

@@ -74,7 +74,6 @@ from corpus.checks.wirings import (
     not_added,
     of_a_kind,
     one_convolution,
-    one_head_of_all,
     one_input_twice,
     one_norm_of_a_list,
     one_row,
@@ -116,11 +115,6 @@ from corpus.checks.wirings import (
 )
 
 CHECK = "wiring"
-
-
-def hand_gates() -> dict[str, nn.Module]:
-    """Return the layers of a recurrence by hand."""
-    return {name: nn.Linear(2 * WIDTH, WIDTH) for name in ("gate", "new")}
 
 
 # ---- faults -------------------------------------------------------------------------------------

@@ -409,17 +409,6 @@ class Decay(nn.Module):
         return state
 
 
-class FirstOfSeveral(nn.Module):
-    """Stacks what several layers make of the batch, and takes the first."""
-
-    def __init__(self):
-        super().__init__()
-        self.parts, self.head = nn.ModuleList(nn.Linear(16, 16) for _ in range(4)), nn.Linear(16, 4)
-
-    def forward(self, x):
-        return self.head(torch.stack([part(x) for part in self.parts], 1)[:, 0])
-
-
 class Block(nn.Module):
     """Two layers beside a stream, which a backward of zeros cuts off."""
 

@@ -131,11 +131,11 @@ def zero_gradients(observation: Observation) -> Iterator[Finding]:
         place = next(((v.function, v.line) for v in _steps(way) if v.line), name)
         stories[place].append((name, way))
     for story in stories.values():
-        last = [name for name, _ in story]
+        ends = [name for name, _ in story]
         culprit, way = max(story, key=lambda one: completed(records[one[0]]))
-        before = flow.feeding(*last, by="gradient").union(last, idle) & names.keys()
+        before = flow.feeding(*ends, by="gradient").union(ends, idle) & names.keys()
         affected = {records[name].name for name in before} - {records[culprit].name}
-        own = [full for name in last if records[name] is records[culprit] for full in names[name]]
+        own = [full for name in ends if records[name] is records[culprit] for full in names[name]]
         tensors = [full.rpartition(".")[2] for full in own]
         yield _finding(records[culprit], tensors, way, affected, observation)
 

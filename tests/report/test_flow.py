@@ -181,23 +181,6 @@ def test_a_cell_may_cut_its_own_state(keeps: bool) -> None:
     assert all(cut.operation == "detach" for one in found for cut in one.cuts)
 
 
-def test_a_block_without_its_residual_is_told_from_its_siblings() -> None:
-    """Siblings are of one class and called by the same layer."""
-    flow = flow_of(Net(residual=False), torch.randn(16, 4))
-    blocks = ("blocks.2", *flow.siblings("blocks.2"))
-    assert sorted(blocks) == [f"blocks.{number}" for number in range(5)]
-    assert [name for name in blocks if not flow.residual(name)] == ["blocks.2"]
-
-
-def test_a_residual_around_a_layer_is_its_callers(right: Flow) -> None:
-    """The block adds its input to what its second layer returns; nobody adds one to the block."""
-    assert right.residual("blocks.1.fc2", around=True)
-    assert not right.residual("blocks.1.fc2")
-    assert not right.residual("blocks.1", around=True)
-    without = flow_of(Net(residual=False), torch.randn(16, 4))
-    assert not without.residual("blocks.2.fc2", around=True)
-
-
 def test_vertices_are_asked_for_by_number(right: Flow) -> None:
     """What lies inside a layer, what comes of a vertex, what it is made of up to the next layer."""
     vertices = right.graph.vertices

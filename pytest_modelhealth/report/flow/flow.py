@@ -280,19 +280,6 @@ class Flow:
         """
         return tuple(self._indexed.own_operations(layer))
 
-    def residual(self, layer: str, *, around: bool = False) -> bool:
-        """Whether each call of `layer` adds its own input to what the layers inside make of it.
-
-        Args:
-            layer: name of a layer.
-            around: ask of the layer's caller instead: whether what each call returns is added,
-                past layers of one input, to something that its input is made of.
-        """
-        index = self._indexed
-        calls = [index.graph.calls[number] for number in index.calls_of(layer)]
-        adds = index.is_added_to_its_input if around else index.adds_its_input
-        return bool(calls) and all(map(adds, calls))
-
     def inside(self, layer: str) -> frozenset[int]:
         """Return the numbers of the vertices that calls of `layer` made, or layers inside it."""
         return frozenset(self._indexed.inside(layer))
