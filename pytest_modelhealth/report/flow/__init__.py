@@ -24,7 +24,6 @@ from pytest_modelhealth.report.flow.graph import (
     Graph,
     Kind,
     Operation,
-    Step,
     Vertex,
     near,
 )
@@ -55,7 +54,6 @@ __all__ = [
     "Kind",
     "Operation",
     "Recurrence",
-    "Step",
     "Vertex",
     "near",
 ]

@@ -14,7 +14,6 @@ from pytest_modelhealth.report.flow.graph import (
     AS_IT_IS,
     LOSS,
     PRODUCTS,
-    SOURCES,
     By,
     Call,
     Cut,
@@ -24,7 +23,6 @@ from pytest_modelhealth.report.flow.graph import (
     Graph,
     Kind,
     Operation,
-    Step,
     Vertex,
 )
 from pytest_modelhealth.report.flow.index import Index, walk
@@ -108,7 +106,14 @@ class Flow:
         """
         if as_it_is:
             return tuple(dict.fromkeys(self._indexed.given_as_it_is(layer)))
-        return tuple(dict.fromkeys(step.source for step in self.steps_into(layer)))
+        index, homes = self._indexed, self._indexed.homes
+        inside, vertices = index.inside(layer), self.graph.vertices
+        start = {n for n in inside if index.is_end(layer) and homes[n] is not None}
+        given = (operand for n in inside - start for operand in vertices[n].operands)
+        start.update(operand for operand in given if operand not in inside)
+        met = walk(start, lambda n: vertices[n].operands if homes[n] is None else ())
+        names = (homes[number] for number in sorted(met))
+        return tuple(dict.fromkeys(name for name in names if name not in (None, layer)))
 
     def consumers(
         self, layer: str, *, as_it_is: bool = False, shifted: bool = False
@@ -141,10 +146,6 @@ class Flow:
         """Return ``path:line`` of the user's code that first called `layer`; ``""`` if unknown."""
         numbers = self._indexed.calls_of(layer)
         return self.graph.calls[numbers[0]].line if numbers else ""
-
-    def steps_into(self, layer: str) -> tuple[Step, ...]:
-        """Return the ways into `layer` from what feeds it, with the operations on them."""
-        return tuple(dict.fromkeys(_steps(self._indexed, layer)))
 
     def operations(self, source: str, *targets: str) -> tuple[Vertex, ...]:
         """Return the operations on the ways from `source` to `targets` with no layer in between.
@@ -370,40 +371,6 @@ class Flow:
         if index.graph.loss is not None:
             lines.append(f"{LOSS} <- {index.expression(index.graph.loss, ())}")
         return "\n".join(lines)
-
-
-def _steps(index: Index, layer: str) -> Iterator[Step]:
-    """Yield the ways into a layer, each operation being met once with and once without."""
-    inside = index.inside(layer)
-    met: set[tuple[int, bool]] = set()
-    todo: list[tuple[int, tuple[str, ...], bool, str]] = []
-    for number in sorted(inside, reverse=True):
-        vertex = index.graph.vertices[number]
-        if vertex.kind in SOURCES or (index.is_end(layer) and index.homes[number]):
-            todo.append((number, (), True, vertex.line))
-            continue
-        own = (vertex.name,) if index.homes[number] is None else ()
-        for position, operand in enumerate(vertex.operands):
-            if operand not in inside:
-                todo.append((operand, own, vertex.passes_gradient(position), vertex.line))
-    while todo:
-        number, operations, is_open, line = todo.pop()
-        if (number, is_open) in met:
-            continue
-        met.add((number, is_open))
-        vertex, home = index.graph.vertices[number], index.homes[number]
-        if home is None:
-            name = vertex.name if len(operations) < _LONGEST else "..."
-            way = (name, *operations[-_LONGEST:])
-            for position, operand in reversed(list(enumerate(vertex.operands))):
-                passes = is_open and vertex.passes_gradient(position)
-                todo.append((operand, way, passes, line or vertex.line))
-        elif home != layer:
-            yield Step(home, layer, operations, is_open and vertex.live, line)
-
-
-_LONGEST = 24
-"""Operations that a step names, those next to its target: a residual stream has one a block."""
 
 
 def _rebuilt(graph: Graph) -> Flow:

@@ -114,27 +114,6 @@ class Graph:
 
 
 @dataclass(frozen=True)
-class Step:
-    """A way from one layer or source to another with no third layer on it.
-
-    Args:
-        source, target: names.
-        operations: the operations on the way, in order.
-        differentiable: whether a gradient goes back along it.
-        line: ``path:line`` of the last operation on it that has one, else of the target's call.
-    """
-
-    source: str
-    target: str
-    operations: tuple[str, ...] = ()
-    differentiable: bool = True
-    line: str = ""
-
-    def __str__(self) -> str:
-        return " -> ".join((self.source, *self.operations, self.target))
-
-
-@dataclass(frozen=True)
 class Cut:
     """An operation by which values pass and gradients do not.
 

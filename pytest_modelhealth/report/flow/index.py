@@ -129,11 +129,6 @@ class Index:
             found[call.layer] += call.outputs
         return self._by_source | found
 
-    def origin(self, name: str) -> tuple[Kind, str]:
-        """Return a layer or a source with its kind."""
-        is_layer = name in self._by_layer
-        return Kind.CALL if is_layer else self.graph.vertices[self.values[name][0]].kind, name
-
     @cached_property
     def of_one_kind(self) -> dict[tuple[str, int], list[str]]:
         """The layers by their class and the call that calls them, in order."""
