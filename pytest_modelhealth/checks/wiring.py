@@ -172,14 +172,11 @@ _FEWEST_BLOCKS = 4
 
 def _odd_blocks(observation: Observation, flow: Flow, modules: _Modules) -> Iterator[Violation]:
     """Yield blocks in the middle of a list that run other operations or layers than all others."""
-    calls = flow.graph.calls
     done: set[str] = set()
-    for call in calls:
-        alike = next(
-            (there for there, _ in reversed([*members(call.layer, observation.layers)])), []
-        )
-        if call.layer not in alike or not done.isdisjoint(alike):
+    for name in dict.fromkeys(call.layer for call in flow.graph.calls):
+        if name in done or not name.rpartition(".")[2].isdigit():
             continue
+        *_, (alike, _) = members(name, observation.layers)
         done.update(alike)
         ran = [flow.calls(name) if name in flow else () for name in alike]
         if len(alike) < _FEWEST_BLOCKS or {len(c) for c in ran} != {1}:
