@@ -239,11 +239,6 @@ ROUTES = frozenset(
     {"argmax", "bincount", "eq", "multinomial", "nonzero", "one_hot", "sort", "topk"}
 )
 """Operations by which values of the run say which members of a list run, or count."""
-SCALED = frozenset(
-    {"batch_norm", "convolution", "cudnn_batch_norm", "fused_rms_norm", "group_norm", "layer_norm"}
-    | {"native_batch_norm", "native_group_norm", "native_layer_norm"}
-)
-"""Operations whose first two operands are multiplied with each other; the others are added."""
 
 
 def near(text: str) -> str:
