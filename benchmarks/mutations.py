@@ -222,8 +222,8 @@ MUTATIONS = [
     ),
     Mutation(
         "layers that stand in for their siblings pass",
-        "yield from _stand_ins(observation, flow, groups)",
-        "yield from ()",
+        "stand_ins = list(_stand_ins(observation, flow, modules))",
+        "stand_ins: list[Violation] = []",
         "tests/checks/test_tables.py tests/checks/test_wiring.py",
     ),
     # ---- judging and settings

@@ -407,10 +407,10 @@ FAULTS = {
             "detach before a function": lambda h: F.relu(h.detach()),
         }.items()
     },
-    "an online net without gradients": (lambda: squares(OnlineOff()), "fail", "student.2"),
+    "an online net without gradients": (lambda: squares(OnlineOff()), "warn", "student.2"),
     "a layer in mid-net without gradients": (lambda: squares(KeysOff()), "fail", "keys.2"),
-    "a trunk that is detached": (lambda: squares(Trunk()), "fail", "trunk.2"),
-    "blocks that are cut": (lambda: squares(Blocks()), "fail", "blocks.0.2"),
+    "a trunk that is detached": (lambda: squares(Trunk()), "warn", "trunk.2", "freeze"),
+    "blocks that are cut": (lambda: squares(Blocks()), "warn", "blocks.0.2"),
     "a generator's step": (lambda: squares(GeneratorStep()), "fail", "g.2"),
     "a branch that is cut": (Branches, "fail", "side"),
     "an output that is dropped": (
@@ -422,6 +422,9 @@ FAULTS = {
         lambda: nn.Sequential(nn.Linear(16, 8), Frozen(8, 2)), "fail", "1", "(weight)"
     ),
     "a copy of other weights": (other_copy, "warn", "slow"),
+    "a slow copy": (SlowCopy, "warn", "slow", "freeze 'slow'"),
+    "a slow copy of norms": (TunedByTeacher, "warn", "slow.norm", "freeze 'slow'"),
+    "a part of an output that nobody reads": (Earlier, "warn", "tower.last", "in vain"),
     **{
         f"a parameter read by {name}": (lambda read=read: offset(read), "fail", "0", "reads")
         for name, read in {
@@ -432,18 +435,16 @@ FAULTS = {
         }.items()
     },
     "skips in the middle left out": (lambda: Skips(2), "fail", "skip.1"),
-    "a block of a stack": (EqualBlocks, "fail", "blocks.3"),
+    "a block of a stack": (EqualBlocks, "warn", "blocks.3", "freeze"),
     "a term that the loss misses": (
         lambda: Logged(misses=True), "fail", "other", "the loss leaves it out", "a term is missing"
     ),
 }  # fmt: skip
 HEALTHY = {
     "rows that a batch never names": lambda: (Tied(), torch.randint(0, 5, (8, 16))),
-    "a part of an output that nobody reads": Earlier,
     "a part that returns nothing": lambda: summed(0, nn.Linear(16, 8)),
     "a part that returns nothing, without a gate": lambda: summed(0, nn.Identity()),
     "a parameter for other occasions": Masked,
-    "a slow copy": SlowCopy,
     **{
         f"a parameter {name}": lambda read=read: offset(read)
         for name, read in {
@@ -455,6 +456,5 @@ HEALTHY = {
         }.items()
     },
     "the end of a stack": lambda: Skips(0),
-    "a slow copy of norms": TunedByTeacher,
     "both terms of a loss": lambda: Logged(misses=False),
 }  # fmt: skip

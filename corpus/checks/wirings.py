@@ -65,7 +65,7 @@ class Model(nn.Module):
 
     def __init__(self, run: Run, **parts: nn.Module | Tensor) -> None:
         super().__init__()
-        self.token = nn.Embedding(ROWS, WIDTH)
+        self.token = nn.Embedding(ROWS, WIDTH).requires_grad_(False)
         for name, part in parts.items():
             if isinstance(part, nn.Module | nn.Parameter):
                 setattr(self, name, part)
@@ -125,45 +125,18 @@ def first_block_for_all(model: Any, x: Tensor) -> Tensor:
     return x
 
 
-def last_block_twice(model: Any, x: Tensor) -> Tensor:
-    for number in (0, 1, 2, 2):
-        x = model.blocks[number](x)
-    return x
-
-
 def one_norm_of_a_list(model: Any, x: Tensor) -> Tensor:
     for layer in model.layers:
         x = x + layer(model.norms[0](x))
     return x
 
 
-def one_head_of_all(model: Any, x: Tensor) -> Tensor:
-    return torch.stack([model.heads[0](x) for _ in model.heads]).mean(0)
-
-
 def first_of_both_twice(model: Any, x: Tensor) -> Tensor:
     return torch.minimum(model.left(x), model.left(x))
 
 
-def one_of_a_list_in_two_places(model: Any, x: Tensor) -> Tensor:
-    for layer in model.layers:
-        x = model.norms[0](x + layer(x))
-        x = model.norms[0](F.gelu(x))
-    return x
-
-
-def norm_of_the_place_before(model: Any, x: Tensor) -> Tensor:
-    for number, layer in enumerate(model.layers):
-        x = x + layer(model.norms[max(number - 1, 0)](x))
-    return x
-
-
 def one_tower(model: Any, x: Tensor, other: Tensor) -> Tensor:
     return model.left(x) * model.left(other)
-
-
-def tower_by_name(model: Any, x: Tensor, other: Tensor) -> Tensor:
-    return model.towers["left"](x) * model.towers["left"](other)
 
 
 def one_convolution(model: Any, x: Tensor) -> Tensor:
@@ -172,13 +145,6 @@ def one_convolution(model: Any, x: Tensor) -> Tensor:
 
 def encoder_decodes(model: Any, x: Tensor) -> Tensor:
     return model.encoder(model.encoder(x))
-
-
-def residual_but_once(model: Any, x: Tensor) -> Tensor:
-    for number, layer in enumerate(model.layers):
-        branch = F.gelu(layer(model.norms[number](x)))
-        x = branch if number == 2 else x + branch
-    return x
 
 
 def same_position(model: Any, x: Tensor) -> Tensor:
@@ -197,14 +163,6 @@ def position_of_one_row(model: Any, x: Tensor) -> Tensor:
 
 def positions_times_zero(model: Any, x: Tensor) -> Tensor:
     return x + model.position(torch.arange(x.shape[1]) * 0)
-
-
-def row_of_a_table(model: Any, x: Tensor) -> Tensor:
-    return x + model.table[torch.zeros(x.shape[1], dtype=torch.long)]
-
-
-def functional_look_up(model: Any, x: Tensor) -> Tensor:
-    return x + F.embedding(torch.zeros_like(x[..., 0], dtype=torch.long), model.table)
 
 
 def ignores_others(model: Any, x: Tensor, *_: Tensor) -> Tensor:
@@ -338,11 +296,6 @@ def not_added(block: Any, x: Tensor) -> Tensor:
     return torch.sigmoid(block.gate(x)) * block.fc(block.norm(x))
 
 
-def added_to(past: Callable[[Tensor], Any]) -> Run:
-    """Return code that adds something made of the input in place of it."""
-    return lambda block, x: not_added(block, x) + past(x)
-
-
 def scaled(block: Any, x: Tensor) -> Tensor:
     return gated(block, x * 3.0)
 
@@ -373,15 +326,6 @@ def joined_to_itself(model: Any, x: Tensor) -> Tensor:
     one = model.one(x)
     model.other(x)
     return model.join(torch.cat([one, one], -1))
-
-
-def computed_and_joined_twice(model: Any, x: Tensor) -> Tensor:
-    return model.join(torch.cat([model.one(x), model.one(x)], -1)) + model.other(x)
-
-
-def joined_activations(model: Any, x: Tensor) -> Tensor:
-    h = model.one(x) + model.other(x)
-    return model.join(torch.cat([torch.relu(h), torch.relu(h)], -1))
 
 
 def both_states(model: Any, x: Tensor) -> Tensor:

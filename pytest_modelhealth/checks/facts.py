@@ -7,7 +7,7 @@ are false.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_modelhealth.report import Flow, LayerRecord, Observation
@@ -89,6 +89,21 @@ def is_in_an_empty_part(record: LayerRecord, observation: Observation) -> bool:
     """
     modules = (observation.layers.get(name) for name in enclosing(record.name))
     return any(r is not None and r.entered is not None and gives_nothing(r) for r in modules)
+
+
+def members(layer: str, layers: Mapping[str, LayerRecord]) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield the members of each list that a layer lies in, the outermost list first.
+
+    With them comes what stands in the layer's place in each that has it, both in order:
+    ``["blocks.0", "blocks.1"]`` and ``["blocks.0.norm", "blocks.1.norm"]``.
+    """
+    parts = layer.split(".")
+    for place in (place for place, part in enumerate(parts) if part.isdigit()):
+        found: dict[str, str] = {}
+        while (member := ".".join([*parts[:place], str(len(found))])) in layers:
+            found[member] = ".".join([member, *parts[place + 1 :]])
+        there = {member: name for member, name in found.items() if name in layers}
+        yield list(there), list(there.values())
 
 
 def innermost(records: Iterable[LayerRecord]) -> list[LayerRecord]:

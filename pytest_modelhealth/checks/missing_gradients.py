@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import NamedTuple
 
 from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.check import Finding
-from pytest_modelhealth.checks.designs import design, dropped, idle_rows, is_meant, waiting_factors
-from pytest_modelhealth.checks.facts import at, completed, flow_of, learns, place, trainable
+from pytest_modelhealth.checks.facts import (
+    at,
+    called,
+    completed,
+    flow_of,
+    is_in_an_empty_part,
+    learns,
+    members,
+    place,
+    trainable,
+)
 from pytest_modelhealth.checks.loss import is_switched_off
 from pytest_modelhealth.checks.recurrences import recurrent_gradients
-from pytest_modelhealth.checks.zero_gradients import zero_gradients
+from pytest_modelhealth.checks.zero_gradients import idle_rows, zero_gradients
 from pytest_modelhealth.report import Cut, Flow, LayerRecord, Observation, Violation
 from pytest_modelhealth.report.flow import UNSEEN, Recurrence, near
 from pytest_modelhealth.settings import Settings
-from pytest_modelhealth.settings.setting import is_inside
+from pytest_modelhealth.settings.setting import ancestors, is_inside, parent
 
 MISSING_GRADIENTS = CHECKS["missing_gradients"]
 UNREGISTERED_PARAMETERS = CHECKS["unregistered_parameters"]
@@ -66,7 +76,7 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     """Yield where the graph is cut, or where the gradient becomes exactly zero."""
     if not observation.backward:
         return
-    stories = _stories(observation)
+    stories = list(_stories(observation))
     root = observation.layers.get("")
     has_loss = observation.loss_path is not None or bool(observation.loss_calls)
     in_evaluation = root is not None and root.options.get("training") is False
@@ -82,14 +92,11 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     for story in stories:
         yield _violation(story, observation)
     yield from detached_states(observation)
-    is_finite = math.isfinite(observation.loss or 0.0)
-    if not stories and is_finite and not is_switched_off(observation):
+    if math.isfinite(observation.loss or 0.0) and not is_switched_off(observation):
         yield from zero_gradients(observation)
-    if is_finite and observation.loss != 0.0 and not is_switched_off(observation):
-        yield from recurrent_gradients(observation)
-        yield from idle_rows(observation, settings)
-        if not stories:
-            yield from waiting_factors(observation)
+        if observation.loss != 0.0:
+            yield from recurrent_gradients(observation)
+            yield from idle_rows(observation, settings)
 
 
 class _Lost(NamedTuple):
@@ -114,33 +121,35 @@ class _Story(NamedTuple):
     lost: list[_Lost]
 
 
-def _stories(observation: Observation) -> list[_Story]:
-    """Return what is lost, by where it ends, in the order of completion."""
+def _stories(observation: Observation) -> Iterator[_Story]:
+    """Yield what is lost, by where it ends, in the order of completion."""
     lost = {one.name: one for one in _lost(observation)}
     if not lost:
-        return []
+        return
     flow = flow_of(observation)
     stories = {name: _Story(one, None, [one]) for name, one in lost.items() if name not in flow}
     for name, ending in flow.endings(lost).items():
         story = stories.setdefault(ending.last, _Story(lost[ending.last], ending.cut, []))
         story.lost.append(lost[name])
-    by_code: dict[tuple[str, ...], _Story] = {}
-    codes: dict[Cut, tuple[str, ...]] = {}
-    code: tuple[str, ...]
-    in_order = sorted(stories.values(), key=lambda story: completed(story.culprit.record))
-    for story in reversed(in_order):
+    by_code: dict[object, _Story] = {}
+    codes: dict[Cut, object] = {}
+    last_first = sorted(stories.values(), key=lambda one: -completed(one.culprit.record))
+    for story in last_first:
         record, name, is_used = story.culprit
-        lost_with_it = [one.record for one in story.lost]
-        if not is_meant(record, name, lost_with_it, is_used, observation, flow):
-            cut, own_name = story.cut, record.name.rpartition(".")[2]
-            is_of_a_line = name in flow and (record.grad_off or not is_used)
-            code = ((flow.line(name) if is_of_a_line else "") or name,)
-            if cut is not None:  # in every block it is one, and so is a line that drops two
-                if cut.line:
-                    code = (cut.operation, cut.line, "" if own_name.isdigit() else own_name)
-                code = codes.setdefault(cut, code)
-            by_code.setdefault(code, story).lost.extend(story.lost)
-    return list(reversed(by_code.values()))
+        if is_in_an_empty_part(record, observation):
+            continue
+        if not is_used and name in flow and _ends_a_list(name, observation, flow):
+            continue
+        code: object = name
+        own_name = record.name.rpartition(".")[2]
+        if story.cut is not None:  # in every block it is one, and so is a line that drops two
+            is_numbered = own_name.isdigit() or not story.cut.line
+            code = (story.cut.operation, story.cut.line, "" if is_numbered else own_name)
+            code = codes.setdefault(story.cut, code)
+        elif name in flow and (record.grad_off or not is_used):
+            code = (flow.line(name) or name, "" if own_name.isdigit() else own_name)
+        by_code.setdefault(code, story).lost.extend(story.lost)
+    yield from reversed(by_code.values())
 
 
 def _lost(observation: Observation) -> Iterator[_Lost]:
@@ -187,25 +196,83 @@ def _violation(story: _Story, observation: Observation) -> Violation:
     own = {one.name.rpartition(".")[2] for one in story.lost if one.record is record}
     names = [name for name in _lacking(record) if name in own] or _lacking(record)
     lost = {one.record.name for one in story.lost} - {record.name}
-    meant = design(record, observation, flow) if is_used else None
-    if not is_used and name in flow:
-        meant = dropped(name, observation, flow)
     why, cause = _why(story, flow)
-    # of what was inferred alone, another output may have been taken
     is_sure = flow.is_exact or story.cut is not None or name not in flow or bool(flow.line(name))
-    if not is_sure:
-        takers = (observation.layers.get(taker) for taker in flow.consumers(name, as_it_is=True))
-        learning = any(r is not None and r.parameter_gradients for r in takers)
-        is_sure = record.status == "no_grad_path" or learning
+    if not is_used and name in flow:
+        after = _later_of_its_list(name, observation, flow)
+        if after:
+            why = f"what it returns is not used, and that of {after!r} after it is"
+            cause = f"overwritten in a loop, or only the last of several is read: {_JOIN}"
+        else:  # what is returned beside others, somebody else may read
+            is_sure &= not any(is_inside(name, layer) for layer in flow.reach(name) & flow.used)
+    elif is_used and (part := _whole_part(story, observation, flow)):
+        is_sure = False
+        why = f"{why}; freeze {part!r} by requires_grad_(False) if it is not to learn"
+        cause = (
+            f"all of {part!r} is cut off, as a teacher, a frozen encoder, a slow copy or the other "
+            "half of a GAN is; if it should learn, take away what cuts"
+        )
     message = f"no gradient reaches its trainable parameters ({', '.join(names)})"
     return MISSING_GRADIENTS.fault(
         record,
-        f"{message}: {why if meant is None else meant.settles}",
+        f"{message}: {why}",
         value=float(len(names)),
-        cause=cause if meant is None else meant.cause,
+        cause=cause,
         affected=[name for name in observation.layers if name in lost],
         independent=True,
-        severity="fail" if meant is None and is_sure else "warn",
+        severity="fail" if is_sure else "warn",
+    )
+
+
+def _whole_part(story: _Story, observation: Observation, flow: Flow) -> str:
+    """Return the outermost module around a layer in which nothing learns, if it may be meant so.
+
+    A stop is written behind it, it takes only what the model was given, and it holds layers or runs
+    under ``no_grad``: the same graph is a bug in one model and right in the next.
+    """
+    record, layers = story.culprit.record, observation.layers
+    is_written = record.grad_off or (story.cut is not None and story.cut.operation in _DETACHES)
+    learning = [r.name for r in layers.values() if learns(r)]
+    if not (record.name and learning and is_written) or record.read_in_vain:
+        return ""
+    part = record.name
+    while (name := parent(part)) and not any(is_inside(n, name) or n == name for n in learning):
+        part = name
+    inside = [r.name for r in called(observation) if r.name == part or is_inside(r.name, part)]
+    own_cut = part in layers and layers[part].status == "no_grad_path" and not record.grad_off
+    before = [layers[name] for name in flow.feeding(*inside) if name in layers]
+    if own_cut or not (record.grad_off or len(inside) > 1):
+        return ""
+    is_fed = any(trainable(r) and not r.grad_off for r in before)
+    return "" if is_fed and not _has_a_twin(part, layers) else part
+
+
+def _has_a_twin(part: str, layers: Mapping[str, LayerRecord]) -> bool:
+    """Whether a module beside it holds the very same parameters: one of the two is a slow copy."""
+    values: dict[str, dict[str, object]] = defaultdict(dict)
+    inside = [r for r in layers.values() if parent(part) in ancestors(r.name)]
+    for record in inside:
+        head, _, rest = record.name.removeprefix(parent(part)).removeprefix(".").partition(".")
+        for name, seen in record.parameters.items():
+            values[head][f"{rest}.{name}"] = (seen.shape, seen.min, seen.max, seen.mean)
+    own = values.pop(part.rpartition(".")[2], None)
+    return own in values.values()
+
+
+def _later_of_its_list(name: str, observation: Observation, flow: Flow) -> str:
+    """Return a later member of its list whose result is used, as in a loop that forgets."""
+    for _, alike in members(name, observation.layers):
+        later = alike[alike.index(name) + 1 :] if name in alike else []
+        if used := [other for other in later if other in flow.used]:
+            return used[-1]
+    return ""
+
+
+def _ends_a_list(name: str, observation: Observation, flow: Flow) -> bool:
+    """Whether nothing of the last member of a list is used, while what those before it gave is."""
+    return any(
+        alike[-1:] == [name] and around[-1] not in flow.used and not flow.used.isdisjoint(alike)
+        for around, alike in members(name, observation.layers)
     )
 
 
@@ -262,6 +329,7 @@ _VAIN = (
     "overwritten or not used any more, or the graph is cut where its values leave it: .item(), "
     ".tolist(), .numpy(), torch.tensor(...)"
 )
+_JOIN = "join them all, or leave it out before the last"
 _LEARN = "if it should learn, take away what cuts; if not, freeze it by requires_grad_(False)"
 _NONE = "the graph is cut in a backward: that of an autograd.Function after it returns None"
 

@@ -2,50 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 
 from pytest_modelhealth.checks.catalogue import CHECKS
-from pytest_modelhealth.checks.designs import LOOK_UPS
-from pytest_modelhealth.checks.facts import at
+from pytest_modelhealth.checks.facts import at, members, trainable
 from pytest_modelhealth.checks.paths import as_given, is_floating
 from pytest_modelhealth.checks.recurrences import lost_states
-from pytest_modelhealth.checks.siblings import (
-    Siblings,
-    StandIn,
-    standing_in,
-    without_residual,
-)
 from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
-from pytest_modelhealth.report.flow import AS_IT_IS, FILLED, Vertex
+from pytest_modelhealth.report.flow import AS_IT_IS, ROUTES, Call, Vertex
 from pytest_modelhealth.report.flow.inferred import NOTE
 from pytest_modelhealth.settings import Settings
-from pytest_modelhealth.settings.setting import is_inside, parent
+from pytest_modelhealth.settings.setting import ancestors, parent
 from pytest_modelhealth.statistics import TensorStatistics
 
 WIRING = CHECKS["wiring"]
-
-
-_SUM = "add"
-_DOUBLED = {
-    "add": (
-        "adds a value to itself",
-        "a residual that adds the branch in place of the input; to double it, multiply by 2",
-    ),
-    "cat": ("joins a value to itself", "a copied line: one of the two should be another value"),
-    "stack": ("stacks a value on itself", "a copied line: one of the two should be another value"),
-    "where": (
-        "chooses by `where` between a value and the same value",
-        "a mask that hides nothing: one side should be another value",
-    ),
-}
-"""Operations that are nothing to do with one value twice: what to say, and why it may be."""
-_SAME_AGAIN = ("upsample", "relu", "gelu", "silu", "tanh", "sigmoid")
-"""What the same values come of again: its options change the shape alone, if it has any."""
-_PURE = frozenset({"mul", "rsub", "sub", "add", "neg", "eq", "ne", "lt", "gt", "le", "ge"}) | {
-    "bitwise_not", "invert", "logical_not", "bool", "long", "int", "type", "cpu", "cuda", "div",
-}  # fmt: skip
-"""Operations that change nothing but what they return, where they have one operand."""
+_LISTS = frozenset({"ModuleDict", "ModuleList", "Sequential"})
+_SHOWN = 3
 
 
 def findings(observation: Observation, settings: Settings) -> Iterator[Violation]:
@@ -53,90 +26,204 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Violation
     flow = observation.flow
     if flow is None or NOTE in flow.notes or not flow.graph.calls:
         return
-    groups = Siblings(observation, flow)
-    yield from _stand_ins(observation, flow, groups)
+    modules = _Modules(observation, flow)
+    stand_ins = list(_stand_ins(observation, flow, modules))
+    yield from stand_ins
+    known = {name for one in stand_ins for name in one.affected}
+    yield from _never_called(observation, flow, modules, known)
     yield from _one_row(observation, flow)
     yield from lost_states(observation, flow)
     if flow.is_exact:
         if flow.graph.outputs:
-            yield from _unread(observation, flow, groups)
-        doubled = list(_doubled(observation, flow))
-        yield from doubled
-        known = [name for violation in doubled for name in violation.layers]
-        yield from _residuals(observation, flow, groups, known)
+            yield from _unread(observation, flow, modules)
+        yield from _doubled(observation, flow)
+        yield from _odd_blocks(observation, flow, modules)
 
 
-# ---- a layer in the place of another ------------------------------------------------------------
+# ---- layers that never run ----------------------------------------------------------------------
 
 
-def _stand_ins(observation: Observation, flow: Flow, groups: Siblings) -> Iterator[Violation]:
-    stories: dict[str, list[StandIn]] = {}
-    for one in standing_in(observation, flow, groups):
-        calls = flow.calls(one.layer)
-        same = [call for call in calls if call.parent == calls[0].parent]
-        line = same[1].line if len(same) > 1 else calls[0].line  # the first may be the right one
-        stories.setdefault(line, []).append(one)
-    for line, found in stories.items():
-        layer, never, times, _ = found[0]
-        is_sure = any(one.is_sure for one in found)
-        so_are = f" ({len(found) - 1} more like it)" if len(found) > 1 else ""
+class _Modules(dict[str, list[LayerRecord]]):
+    """By the name of each module, itself and those in it, by name."""
+
+    def __init__(self, observation: Observation, flow: Flow) -> None:
+        super().__init__()
+        self._flow, layers = flow, observation.layers.values()
+        self._tied = {full for record in layers for full in record.tied.values()}
+        for record in sorted(layers, key=lambda record: record.name):
+            for name in () if record.functional else (record.name, *ancestors(record.name)):
+                self.setdefault(name, []).append(record)
+
+    def ran(self, layer: str) -> bool:
+        """Whether a module or one inside it was called, or its parameters were read without it."""
+        return any(
+            record.entered is not None
+            or record.status in ("opaque", "parameters_read")
+            or any(
+                name in record.tied or full in self._tied or full in self._flow
+                for name in record.parameters
+                if (full := f"{record.name}.{name}")
+            )
+            for record in self[layer]
+        )
+
+    def trainable(self, layer: str) -> int:
+        """Return how many numbers a module has to train."""
+        return sum(s.count for record in self[layer] for s in trainable(record).values())
+
+    def form(self, layer: str) -> tuple[object, ...]:
+        """Return what tells whether two modules are alike: classes and shapes."""
+        return tuple(
+            (record.type_name, *((name, s.shape) for name, s in record.parameters.items()))
+            for record in self[layer]
+        )
+
+
+def _stand_ins(observation: Observation, flow: Flow, modules: _Modules) -> Iterator[Violation]:
+    """Yield layers called in the place of siblings of their class and shapes that never run.
+
+    In each call of the module around them as many calls are made as there are siblings. Lists
+    choose their members: there one layer is asked the same twice, or it is all of a loop.
+    """
+    stories: dict[str, list[tuple[str, int, list[str]]]] = {}
+    groups: dict[tuple[str, object], list[str]] = defaultdict(list)
+    for record in observation.layers.values():
+        if not record.functional:
+            groups[parent(record.name), modules.form(record.name)].append(record.name)
+    for (holder, _), names in groups.items():
+        called = [name for name in names if name in flow]
+        never = [name for name in names if not modules.ran(name)]
+        callers: dict[int, list[Call]] = defaultdict(list)
+        for call in (call for name in called for call in flow.calls(name)):
+            callers[call.parent].append(call)
+        is_split = bool(called and never) and len(called) + len(never) == len(names)
+        if not is_split or any(len(calls) != len(names) for calls in callers.values()):
+            continue
+        calls = callers[min(callers)]
+        layer, times = Counter(call.layer for call in calls).most_common(1)[0]
+        again = [call for call in calls if call.layer == layer]
+        around = observation.layers[holder]
+        is_listed = around.entered is None or around.type_name in _LISTS
+        is_loop = len(called) == 1 and times > 2 and len({call.line for call in again}) == 1
+        after = flow.after(*again[0].outputs)
+        if all(not after.isdisjoint(call.inputs) for call in again[1:]):
+            is_loop &= around.type_name != "ModuleDict"  # what is chosen by name in each block
+        else:
+            origins = [flow.origins(*call.inputs) for call in again]
+            is_loop &= origins[0] not in origins[1:]  # experts are given parts of one tensor
+        is_same = len({call.inputs for call in again}) == 1 and all(
+            vertex.live or vertex.kind == "input"  # parts of what has no graph look alike
+            for vertex in (flow.graph.vertices[number] for number in again[0].inputs)
+        )
+        learns = bool(modules.trainable(never[0]))
+        if learns and (not is_listed or is_loop or is_same):
+            stories.setdefault(again[1].line, []).append((layer, times, never))
+    for line, ((layer, times, never), *others) in stories.items():
+        more = f" ({len(others)} more like it)" if others else ""
         yield WIRING.fault(
             observation.layers[layer],
             f"it is called {times} times{at(line)}, and {_listed(never)} of the same class and "
-            f"shape never{so_are}",
+            f"shape never{more}",
             value=float(times),
             cause=f"{layer!r} is called in the place of its siblings, which learn nothing: the "
-            "wrong index in a loop, or a copied line"
-            + ("" if is_sure else "; chosen so on purpose they look the same"),
-            affected=(*never, *(name for one in found[1:] for name in (one.layer, *one.never))),
-            severity="fail" if is_sure else "warn",
+            "wrong index in a loop, or a copied line",
+            affected=(*never, *(name for other, _, names in others for name in (other, *names))),
         )
 
 
-# ---- a residual that siblings have --------------------------------------------------------------
-
-
-def _residuals(
-    observation: Observation, flow: Flow, groups: Siblings, known: Collection[str]
+def _never_called(
+    observation: Observation, flow: Flow, modules: _Modules, known: set[str]
 ) -> Iterator[Violation]:
-    found = list(without_residual(observation, flow, groups))
-    names, told = {layer for layer, _, _ in found}, list(known)
-    for layer, inner, siblings in found:
-        culprit = parent(layer) if inner else layer  # whose own code it is
-        if any(culprit == o or is_inside(culprit, o) or is_inside(o, culprit) for o in told):
+    """Yield the outermost modules that never run, and whose parameters nothing reads.
+
+    A list chooses its members; where the flow shows a choice, what lies in them may be chosen too.
+    """
+    is_routed = any(vertex.function in ROUTES for vertex in flow.graph.vertices)
+    told, passed = dict[str, int](), set(known)
+    for record in observation.layers.values():
+        name = record.name
+        if record.status != "not_called" or not name or modules.ran(name):
             continue
-        if layer in flow and not names.isdisjoint(flow.consumers(layer)):
-            continue  # the last layer of a branch stands for it
-        told.append(culprit)
-        past = (
-            f"in it no residual goes past {inner.rpartition('.')[2]!r}"
-            if inner
-            else ("no residual goes past it")
+        is_inside = not passed.isdisjoint((name, *ancestors(name)))
+        is_chosen = observation.layers[parent(name)].type_name in _LISTS
+        is_chosen |= is_routed and any(members(name, observation.layers))
+        count = modules.trainable(name)
+        if count and not is_inside and not is_chosen:
+            told[name] = count
+        passed.add(name)
+    if told:
+        first, *others = told
+        yield WIRING.fault(
+            observation.layers[first],
+            f"{_listed([*told])} {'are' if others else 'is'} never called, and nothing reads the "
+            f"{sum(told.values()):,} parameters",
+            value=float(len(told)),
+            cause="left out of the forward, or for other batches: if so, freeze what is not to "
+            "learn",
+            affected=others,
+            severity="warn",
         )
-        yield WIRING.violation(
-            observation.layers[culprit],
-            f"it differs from its {siblings} siblings, which agree: {past}, nothing that it is "
-            f"made of is added to what comes of it{at(flow.line(layer) if layer in flow else '')}",
-            value=float(siblings),
-            cause="left out by a condition or a copied line, or something else is added in its "
-            "place; or meant so: nothing that was seen tells",
+
+
+# ---- a block that does otherwise than its siblings ----------------------------------------------
+
+_FEWEST_BLOCKS = 4
+
+
+def _odd_blocks(observation: Observation, flow: Flow, modules: _Modules) -> Iterator[Violation]:
+    """Yield blocks in the middle of a list that run other operations or layers than all others."""
+    done: set[str] = set()
+    for name in dict.fromkeys(call.layer for call in flow.graph.calls):
+        if name in done or not name.rpartition(".")[2].isdigit():
+            continue
+        *_, (alike, _) = members(name, observation.layers)
+        done.update(alike)
+        ran = [flow.calls(name) if name in flow else () for name in alike]
+        if len(alike) < _FEWEST_BLOCKS or {len(c) for c in ran} != {1}:
+            continue
+        kinds = {(modules.form(name), *_sizes(observation.layers[name])) for name in alike}
+        if len(kinds) > 1 or any(set(one.outputs) <= set(one.inputs) for (one,) in ran):
+            continue  # one that returns what it is given is skipped for a step
+        made = [_made_in(name, flow) for name in alike]
+        (usual, times), *_ = Counter(frozenset(one.items()) for one in made).most_common()
+        odd = [n for n, one in enumerate(made) if one.items() != dict(usual).items()]
+        if times != len(alike) - 1 or odd[0] in (0, len(alike) - 1):
+            continue
+        layer, here = alike[odd[0]], made[odd[0]]
+        lacks, more = Counter(dict(usual)) - here, here - Counter(dict(usual))
+        what = [f"lacks {', '.join(f'`{n}`' for n in lacks)}"] if lacks else []
+        what += [f"runs {', '.join(f'`{n}`' for n in more)} besides"] if more else []
+        yield WIRING.fault(
+            observation.layers[layer],
+            f"it {' and '.join(what)}{at(flow.line(layer))}, unlike its {times} siblings",
+            value=float(times),
+            cause="a residual, a norm or a mask left out by a condition or a copied line; or meant "
+            "so: nothing that was seen tells",
             independent=True,
             severity="warn",
         )
 
 
+def _sizes(record: LayerRecord) -> list[tuple[int, ...] | None]:
+    return [None if seen is None else seen.shape for seen in (record.inputs, record.activations)]
+
+
+def _made_in(layer: str, flow: Flow) -> Counter[str]:
+    """Return the layers and operations that a module runs, by their own name in it."""
+    vertices = (flow.graph.vertices[number] for number in flow.inside(layer))
+    return Counter(
+        v.name.removeprefix(f"{layer}.") if v.kind == "call" else v.function
+        for v in vertices
+        if v.function not in AS_IT_IS
+    )
+
+
 # ---- tables asked for one row -------------------------------------------------------------------
 
-
 _COMPARISONS = frozenset({"eq", "ne", "lt", "gt", "le", "ge", "isin", "bool", "logical_not"})
-_COARSE = frozenset(
-    {"and", "bitwise_and", "bitwise_right_shift", "bucketize", "div", "floor_divide", "floordiv"}
-    | {"fmod", "mod", "remainder", "rshift", "truediv", "rrshift", "true_divide"}
-)
-"""Operations that make kinds of ids, of which a batch may well hold one only."""
+_COARSE = frozenset({"and", "bucketize", "div", "floor_divide", "floordiv", "remainder", "rshift"})
 _FILLING = frozenset({"where", "masked_fill"})
 _FEWEST_IDS = 8
-_FEWEST_ROWS = 4
 _DO_NOT_COUNT = (
     "positions that do not count, so that every token gets the same row: "
     "torch.arange(length) counts"
@@ -149,7 +236,7 @@ def _one_row(observation: Observation, flow: Flow) -> Iterator[Violation]:
     They are constants, where nothing else tells positions, or were computed from ids in the batch
     that differ. Of ids that it was given `inputs` tells.
     """
-    sources, constants = {}, set[str]()
+    constant: dict[str, list[Vertex]] = {}
     for record in observation.layers.values():
         rows, given = record.options.get("num_embeddings"), record.inputs
         if record.name not in flow or not isinstance(rows, int) or given is None:
@@ -158,70 +245,66 @@ def _one_row(observation: Observation, flow: Flow) -> Iterator[Violation]:
             continue
         made = _made_of(flow, *(n for c in flow.calls(record.name) for n in c.inputs))
         kinds = {one.kind for one in made}
+        # indices for each sample are kinds of it, a table of fewer rows has kinds of tokens
+        length = 0 if given.shape in ((), (observation.samples,)) else given.shape[-1]
         if made and kinds <= {"constant", "buffer"}:
-            # indices for each sample are kinds of it, a table of fewer rows has kinds of tokens
-            length = 0 if given.shape in ((), (observation.samples,)) else given.shape[-1]
             if rows >= length > 1:
-                sources[record.name] = made
+                constant[record.name] = made
         elif flow.is_exact and kinds <= {"input", "constant", "buffer"}:
             yield from _computed(observation, flow, record, made)
-    constants.update(sources, (one.name for made in sources.values() for one in made))
     # another table that no batch asks for several rows may be the one that tells positions
     counts = any(
-        _differs(r.inputs) and flow.feeding(r.name).isdisjoint(flow.inputs)
-        for r in observation.layers.values()
-        if "num_embeddings" in r.options and r.name in flow and sources
+        "num_embeddings" in r.options
+        and r.name in flow
+        and _differs(r.inputs)
+        and flow.feeding(r.name).isdisjoint(flow.inputs)
+        for r in (observation.layers.values() if constant else ())
     )
-    for layer, made in sources.items():
-        if not _has_positions(flow, layer, constants):
+    known = {*constant, *(one.name for made in constant.values() for one in made)}
+    for layer, made in constant.items():
+        if not _has_positions(flow, layer, known):
             why = f": they come from `{made[0].name}`{at(made[0].line)}, not from the batch"
             is_sure = made[0].kind == "constant" and not counts
             yield _all_indices(observation.layers[layer], why, _DO_NOT_COUNT, is_sure=is_sure)
-    yield from _constant_rows(observation, flow)
 
 
 def _computed(
     observation: Observation, flow: Flow, record: LayerRecord, made: list[Vertex]
 ) -> Iterator[Violation]:
-    """Yield that ids, all equal, were computed from some that differ.
-
-    They have the shape of ids in the batch, or are positions: without a batch dimension, of a table
-    that is as long as the sequence.
-    """
+    """Yield that ids, all equal, were computed from some that differ."""
     given, rows = record.inputs, record.options["num_embeddings"]
     assert given is not None
     assert isinstance(rows, int)
-    differing = {n: w for n in flow.inputs if _differs(w := as_given(observation, n)) and w}
-    of_tokens = {w.shape for w in differing.values() if not is_floating(w)}
-    shape = given.shape
-    are_tokens = len(shape) > 1 and shape[-1] > 1
-    if shape not in of_tokens:
-        are_tokens = rows == shape[-1] and len(shape) == 1 + (shape[0] == 1 < len(shape))
+    batch = {name: as_given(observation, name) for name in flow.inputs}
+    differing = {name: seen for name, seen in batch.items() if seen and _differs(seen)}
     source = next((o.name for o in made if o.kind == "input" and o.name in differing), None)
-    if source is None or not are_tokens or min(rows, given.count) < _FEWEST_IDS:
+    tokens = {seen.shape for seen in differing.values() if not is_floating(seen)}
+    shape = given.shape
+    are_positions = rows == given.count == shape[-1]
+    are_tokens = shape in tokens and len(shape) > 1 and shape[-1] > 1
+    if source is None or not (are_tokens or are_positions) or min(rows, given.count) < _FEWEST_IDS:
         return
     operations = flow.operations(source, record.name)
     functions = dict.fromkeys(one.function for one in operations)
-    if not functions.keys() - AS_IT_IS - {"long", "int"}:
-        return
-    line = ([one.line for one in operations if one.line] or [""])[-1]
-    may_be_meant = not _FILLING.isdisjoint(functions)
-    if not _COMPARISONS.isdisjoint(functions):
-        may_be_meant |= rows < shape[-1]
-    elif not _COARSE.isdisjoint(functions):  # kinds, beside the ids themselves
-        may_be_meant |= any(
-            "num_embeddings" in r.options and source in flow.feeding(r.name)
-            for r in observation.layers.values()
-            if r.name in flow and _differs(r.inputs)
+    if functions.keys() - AS_IT_IS - {"long", "int"}:
+        may_be_meant = not _FILLING.isdisjoint(functions)
+        if not _COMPARISONS.isdisjoint(functions):
+            may_be_meant |= rows < shape[-1]
+        elif not _COARSE.isdisjoint(functions):  # kinds, beside the ids themselves
+            may_be_meant |= any(
+                "num_embeddings" in r.options and source in flow.feeding(r.name)
+                for r in observation.layers.values()
+                if r.name in flow and _differs(r.inputs)
+            )
+        line = ([one.line for one in operations if one.line] or [""])[-1]
+        yield _all_indices(
+            record,
+            f", and {source!r}, which they are computed from, differs{at(line)}",
+            f"ids or positions are destroyed on the way from {source!r} "
+            f"({', '.join(f'`{name}`' for name in functions)}), so that every token gets the same "
+            f"row{'; one kind for all may be meant, too' if may_be_meant else ''}",
+            is_sure=not may_be_meant,
         )
-    yield _all_indices(
-        record,
-        f", and {source!r}, which they are computed from, differs{at(line)}",
-        f"ids or positions are destroyed on the way from {source!r} "
-        f"({', '.join(f'`{name}`' for name in functions)}), so that every token gets the same row"
-        + ("; one kind for all may be meant, too" if may_be_meant else ""),
-        is_sure=not may_be_meant,
-    )
 
 
 def _all_indices(record: LayerRecord, why: str, cause: str, *, is_sure: bool) -> Violation:
@@ -249,41 +332,20 @@ def _made_of(flow: Flow, *numbers: int) -> list[Vertex]:
 def _has_positions(flow: Flow, table: str, constants: set[str]) -> bool:
     """Whether what a table gives out meets values, before the next layer, that no batch made."""
     following = [name for name in flow.consumers(table) if name in flow]
-    if not following:
-        return False
-    beside = set(flow.producers(following[0])) - {table} - constants
+    beside = set(flow.producers(following[0])) - {table} - constants if following else ()
     return any({name, *flow.feeding(name)}.isdisjoint(flow.inputs) for name in beside)
-
-
-def _constant_rows(observation: Observation, flow: Flow) -> Iterator[Violation]:
-    """Yield the parameters of which a function is asked for one row by a constant."""
-    for vertex in flow.graph.vertices:
-        if vertex.function not in LOOK_UPS or len(vertex.operands) != 2:
-            continue
-        table, made = (_made_of(flow, operand) for operand in vertex.operands)
-        if {one.kind for one in table} != {"parameter"} or not made:
-            continue
-        if any(one.name not in FILLED or one.kind != "constant" for one in made):
-            continue
-        layer, _, own = table[0].name.rpartition(".")
-        rows = observation.layers[layer].parameters[own].shape[0]
-        beside = {table[0].name, *(one.name for one in made)}
-        if rows >= _FEWEST_ROWS and not _has_positions(flow, table[0].name, beside):
-            yield WIRING.fault(
-                observation.layers[layer],
-                f"{own!r} is asked for one of its {rows} rows only: the indices come from "
-                f"`{made[0].name}`{at(made[0].line)}, not from the batch",
-                cause=f"{_DO_NOT_COUNT}; a row for all may be meant, too",
-                role="parameters",
-                tensor=own,
-                severity="warn",
-            )
 
 
 # ---- inputs that nothing reads ------------------------------------------------------------------
 
+_PURE = AS_IT_IS | frozenset(
+    {"add", "bitwise_not", "bool", "cpu", "cuda", "div", "eq", "ge", "gt", "int", "invert", "le"}
+    | {"logical_not", "long", "lt", "mul", "ne", "neg", "rsub", "sub", "type"}
+)
+"""Operations that change nothing but what they return."""
 
-def _unread(observation: Observation, flow: Flow, groups: Siblings) -> Iterator[Violation]:
+
+def _unread(observation: Observation, flow: Flow, modules: _Modules) -> Iterator[Violation]:
     vertices, root = flow.graph.vertices, observation.layers[""]
     given = [number for number, vertex in enumerate(vertices) if vertex.kind == "input"]
     unread = [number for number in given if _is_ignored(flow, number)]
@@ -294,28 +356,25 @@ def _unread(observation: Observation, flow: Flow, groups: Siblings) -> Iterator[
     count, where = len(names or inner), " inside an object" if inner else ""
     is_, it = ("are", "them") if count > 1 else ("is", "it")
     message = f"{_listed(names or inner)} {is_} given{where} and nothing reads {it}"
-    towers, value = None if inner else next(_towers_on_one(flow, groups), None), float(count)
-    if not inner and len(unread) == len(given):
+    towers, is_all = None if inner else _towers_on_one(flow, modules), len(unread) == len(given)
+    record, severity = root, "fail"
+    if not inner and is_all:
         message += ": the output is the same whatever the batch"
         cause = "the model computes from its own tensors alone"
-        yield WIRING.fault(root, message, value=value, role="inputs", cause=cause)
     elif towers is not None:
         first, second, source = towers
         again = "again" if first == second else f"as {first!r} is"
-        yield WIRING.fault(
-            observation.layers[second],
-            f"it is given {source!r}{at(flow.calls(second)[-1].line)}, {again}, and {message}",
-            value=value,
-            role="inputs",
-            cause="two towers are fed the same: a copied line with the wrong argument",
-            independent=True,
-        )
+        record = observation.layers[second]
+        message = f"it is given {source!r}{at(flow.calls(second)[-1].line)}, {again}, and {message}"
+        cause = "two towers are fed the same: a copied line with the wrong argument"
     else:
+        severity = "warn"
         cause = "an argument or key that is not passed on, that this model has no use for, or that "
         cause += "only others read, as a loss or a metric: leave it out of the batch"
-        yield WIRING.violation(
-            root, message, value=value, role="inputs", cause=cause, severity="warn"
-        )
+    yield WIRING.fault(
+        record, message, value=float(count), role="inputs", cause=cause, severity=severity,
+        independent=record is not root,
+    )  # fmt: skip
 
 
 def _unread_inside(observation: Observation, flow: Flow) -> list[str]:
@@ -339,33 +398,43 @@ def _unread_inside(observation: Observation, flow: Flow) -> list[str]:
 def _is_ignored(flow: Flow, number: int) -> bool:
     """Whether nothing comes of a vertex but other forms of it, which nothing takes."""
     after, graph = flow.after(number), flow.graph
-    if not after.isdisjoint({*graph.outputs, graph.loss}):
-        return False
     made = [graph.vertices[n] for n in after - {number}]
-    pure = all(v.kind == "operation" and v.function in AS_IT_IS | _PURE for v in made)
-    return pure and all(after.issuperset(v.operands) for v in made)
+    return after.isdisjoint({*graph.outputs, graph.loss}) and all(
+        v.kind == "operation" and v.function in _PURE and after.issuperset(v.operands) for v in made
+    )
 
 
-def _towers_on_one(flow: Flow, groups: Siblings) -> Iterator[tuple[str, str, str]]:
-    """Yield what is called with the same input twice: one layer, or two alike that hold others."""
-    vertices = flow.graph.vertices
-    inputs = frozenset(flow.inputs)
-    seen: set[tuple[int, str, tuple[int, ...]]] = set()
+def _towers_on_one(flow: Flow, modules: _Modules) -> tuple[str, str, str] | None:
+    """Return two towers, or one twice, that are called with the same input, and that input."""
+    vertices, first = flow.graph.vertices, dict[object, str]()
     for call in flow.graph.calls:
-        this = (call.parent, call.layer, call.inputs)
-        is_given = bool(call.inputs) and vertices[call.inputs[0]].kind == "input"
-        if is_given and this in seen and groups.has_parameters(call.layer):
-            yield call.layer, call.layer, vertices[call.inputs[0]].name
-        seen.add(this)
-    for group in groups.alike:
-        names = [name for name in group if name in flow]
-        given = [flow.producers(name, as_it_is=True) for name in names]
-        is_pair = len(names) == 2 and len(groups.below[names[0]]) > 1
-        if is_pair and given[0] == given[1] and len(given[0]) == 1 and given[0][0] in inputs:
-            yield names[0], names[1], given[0][0]
+        given = [vertices[number] for number in call.inputs]
+        below = modules.get(call.layer, [])
+        if not any(one.kind == "input" for one in given) or not any(r.parameters for r in below):
+            continue
+        forms = modules.form(call.layer) if len(below) > 1 else ()
+        for key in (call.layer, forms) if forms else (call.layer,):
+            other = first.setdefault((call.parent, key, call.inputs), call.layer)
+            if call is not flow.calls(other)[0]:
+                return other, call.layer, next(one.name for one in given if one.kind == "input")
+    return None
 
 
 # ---- a value joined with itself -----------------------------------------------------------------
+
+_DOUBLED = {
+    "add": (
+        "adds a value to itself",
+        "a residual that adds the branch in place of the input; to double it, multiply by 2",
+    ),
+    "cat": ("joins a value to itself", "a copied line: one of the two should be another value"),
+    "stack": ("stacks a value on itself", "a copied line: one of the two should be another value"),
+    "where": (
+        "chooses by `where` between a value and the same value",
+        "a mask that hides nothing: one side should be another value",
+    ),
+}
+"""Operations that are nothing to do with one value twice: what to say, and why it may be."""
 
 
 def _doubled(observation: Observation, flow: Flow) -> Iterator[Violation]:
@@ -377,19 +446,15 @@ def _doubled(observation: Observation, flow: Flow) -> Iterator[Violation]:
         for number in call.outputs
     }
     lines: dict[tuple[str, str], list[str]] = {}
-    for number, vertex in enumerate(graph.vertices):
+    for vertex in graph.vertices:
         layer = graph.calls[vertex.call].layer if vertex.call >= 0 else None
         if vertex.function not in _DOUBLED or not vertex.live or layer is None:
             continue
-        values = Counter(_value(observation, flow, operand) for operand in vertex.operands)
-        if 2 not in values.values() or not unsure.isdisjoint(vertex.operands):
-            continue
-        made = _made_of(flow, number)
-        if vertex.function == _SUM or any(one.kind == "call" for one in made):
+        if 2 in Counter(vertex.operands).values() and unsure.isdisjoint(vertex.operands):
             lines.setdefault((vertex.function, vertex.line), []).append(layer)
     for (function, line), layers in lines.items():
         does, cause = _DOUBLED[function]
-        yield WIRING.violation(
+        yield WIRING.fault(
             observation.layers[layers[0]],
             f"it {does}{at(line)}",
             value=float(len(layers)),
@@ -397,43 +462,8 @@ def _doubled(observation: Observation, flow: Flow) -> Iterator[Violation]:
             affected=dict.fromkeys(layers[1:]),
             severity="warn",
         )
-    outputs = [n for n in dict.fromkeys(graph.outputs) if graph.vertices[n].live]
-    values = Counter(_value(observation, flow, number) for number in outputs)
-    for (name, *_), times in values.items():
-        record = observation.layers.get(str(name))
-        if times > 1 and record is not None and not record.functional:
-            line = flow.calls(record.name)[-1].line
-            yield WIRING.violation(
-                record,
-                f"it is called {times} times with the same{at(line)}, and all of it is returned",
-                value=float(times),
-                cause="two that should differ, and are one layer: a copied line, or one object "
-                "under two names",
-                severity="warn",
-            )
-
-
-def _value(
-    observation: Observation, flow: Flow, number: int
-) -> tuple[str, tuple[int, ...]] | tuple[int]:
-    """Return what is the same for what is computed twice: what makes it, and of what."""
-    vertex = flow.graph.vertices[number]
-    record = observation.layers.get(vertex.name) if vertex.kind == "call" else None
-    if record is not None and not record.functional:
-        is_noise = "Drop" in record.type_name or "RReLU" in record.type_name
-        is_random = is_noise or bool(record.options.get("dropout"))
-        return (number,) if is_random else (vertex.name, vertex.operands)
-    function = vertex.function if record is None else record.type_name
-    is_plain = vertex.kind in ("call", "operation") and function.startswith(_SAME_AGAIN)
-    return (function, vertex.operands) if is_plain else (number,)
-
-
-# ---- words --------------------------------------------------------------------------------------
 
 
 def _listed(names: list[str]) -> str:
     shown = ", ".join(map(repr, names[:_SHOWN]))
     return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-
-
-_SHOWN = 3

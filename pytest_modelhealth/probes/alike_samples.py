@@ -14,6 +14,7 @@ from pytest_modelhealth.checks.facts import (
     units_of,
 )
 from pytest_modelhealth.checks.paths import factors, nearest
+from pytest_modelhealth.checks.zero_gradients import STEPS
 from pytest_modelhealth.probes.probe import Probe
 from pytest_modelhealth.settings import Limit, Settings, Share
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from pytest_modelhealth.report import LayerRecord, Observation, Parting, Violation
 
 
-STEPS = 3
-"""Steps of training that are tried."""
 _FAR = 10.0
 
 

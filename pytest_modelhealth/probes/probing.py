@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+from pytest_modelhealth.checks.zero_gradients import TRIAL, call_for_steps
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.probes.conventions import Conventions, NotApplicableError, UntellableError
+from pytest_modelhealth.probes.conventions import (
+    Conventions,
+    Effects,
+    NotApplicableError,
+    UntellableError,
+)
 from pytest_modelhealth.probes.probe import Probe
 from pytest_modelhealth.progress import track
 
@@ -17,6 +23,10 @@ if TYPE_CHECKING:
     from pytest_modelhealth.probes.intervening.running import Runs
     from pytest_modelhealth.report import Observation, Parting, ProbeRecord
     from pytest_modelhealth.settings import Settings
+
+
+MISSING_GRADIENTS = "missing_gradients"
+"""The check that asks for steps of training where it saw a gradient of zero."""
 
 
 class Probing:
@@ -28,6 +38,7 @@ class Probing:
         probes = cast("tuple[Probe, ...]", settings.checks)
         self._probes = [probe for probe in probes if probe.is_probe]
         self._asked = {probe.name: settings.probes(probe.name) for probe in self._probes}
+        self._may_train = bool(settings["probes"].value) and settings.chooses(MISSING_GRADIENTS)
         self._engine, self._conventions, self._settings = engine, conventions, settings
         self._request = request
         if any(self._asked.values()):
@@ -39,14 +50,17 @@ class Probing:
     def after(self, observation: Observation) -> Observation:
         """Return what the inspection saw, with what the probes find."""
         chosen = [probe for probe in self._probes if self._runs(probe, observation)]
-        if not chosen:
+        has_trial = self._may_train and call_for_steps(observation)
+        if not (chosen or has_trial):
             return observation
         from pytest_modelhealth.probes.intervening.running import Runs
         from pytest_modelhealth.report import Probed
 
         with self._engine.called(self._request) as request:
             runs = Runs(self._engine, request, observation, self._settings, self._conventions)
-            records = [_timed(probe, runs) for probe in track(chosen, "probing")]
+            tried = [(probe.name, probe.probe) for probe in chosen]
+            tried += [(TRIAL, _what_stays_zero)] if has_trial else []
+            records = [_timed(name, probe, runs) for name, probe in track(tried, "probing")]
         probed = Probed(tuple(records), runs.base_forwards, runs.base_seconds)
         return replace(observation, probes=probed)
 
@@ -57,7 +71,13 @@ class Probing:
         return bool(asked)
 
 
-def _timed(probe: Probe, runs: Runs) -> ProbeRecord:
+def _what_stays_zero(runs: Runs) -> Effects:
+    from pytest_modelhealth.probes.intervening.alike import what_stays_zero
+
+    return what_stays_zero(runs)
+
+
+def _timed(name: str, probe: Callable[[Runs], Effects], runs: Runs) -> ProbeRecord:
     """Return the record of a probe, with what it took beside the runs that all share."""
     from pytest_modelhealth.probes.intervening.running import said
     from pytest_modelhealth.report import Outcome, ProbeRecord
@@ -68,7 +88,7 @@ def _timed(probe: Probe, runs: Runs) -> ProbeRecord:
     partings: Sequence[Parting] = ()
     try:
         if not reason:
-            changed, partings, notes = probe.probe(runs)
+            changed, partings, notes = probe(runs)
             outcome = Outcome.JUDGED
     except UntellableError as end:
         if isinstance(end, NotApplicableError):
@@ -79,7 +99,7 @@ def _timed(probe: Probe, runs: Runs) -> ProbeRecord:
     except Exception as error:  # noqa: BLE001 - ours, as in a hook: the inspection stands
         reason = f"an error in pytest-modelhealth: {said(error)}"
     return ProbeRecord(
-        probe.name,
+        name,
         outcome,
         reason,
         changed,

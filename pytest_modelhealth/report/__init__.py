@@ -12,7 +12,6 @@ from pytest_modelhealth.report.flow import (
     Graph,
     Kind,
     Recurrence,
-    Step,
     Vertex,
 )
 from pytest_modelhealth.report.health_report import HealthReport
@@ -120,7 +119,6 @@ __all__ = [
     "Shape",
     "Size",
     "Status",
-    "Step",
     "Stepped",
     "SteppedOptimizer",
     "SteppedParameter",

@@ -145,10 +145,9 @@ def test_gradients_made_in_another_thread_are_marked(monkeypatch: pytest.MonkeyP
     assert "grad" not in shown
     monkeypatch.setattr(recorder, "_is_elsewhere", lambda tensor: True)
     flow = flow_of(Forces())
-    (step, other) = flow.steps_into("c")
-    assert (step.source, other.source) == ("b", "input 0")
-    assert step.operations == ("sum", "grad")
-    assert step.differentiable
+    assert set(flow.producers("c")) == {"b", "input 0"}
+    assert [one.name for one in flow.operations("b", "c")] == ["sum", "grad"]
+    assert "c" in flow.reach("b", by="gradient")
 
 
 DEEP = """

@@ -37,9 +37,8 @@ def test_a_flow_that_was_inferred_accuses_no_head(batch: Tensor, inspect: Inspec
     """Autograd still says what no output depends on."""
     for cuts, layers in ((False, []), (True, ["trunk.2"])):
         report = inspect(Auxiliary(cuts=cuts), batch, loss=lambda out: out[0].square().mean())
-        assert [violation.layer for violation in report.violations] == layers
+        assert [warning.layer for warning in report.warnings] == layers
         observation = replace(report.observation, flow=None)
-        violations = judge(observation, report._settings).violations
-        assert [violation.layer for violation in violations] == layers
+        assert [warning.layer for warning in judge(observation, report._settings).warned] == layers
     inferred = replace(inspect(Reading(Part(), 0), batch).observation, flow=None)
     assert judge(inferred, report._settings).violations == ()

@@ -8,12 +8,12 @@ from torch import nn
 
 def told(report):
     """What the check says of rows of zeros."""
-    return [v for v in report.violations if "zero and get a gradient" in v.message]
+    return [v for v in report.violations if "are zero, get a gradient" in v.message]
 
 
 def undecided(report):
     """The layers of whose rows it says nothing certain."""
-    return [i.layer for i in report.inconclusive if "zero and get a gradient" in i.reason]
+    return [i.layer for i in report.inconclusive if "are zero, get a gradient" in i.reason]
 
 
 class Attention(nn.Module):
@@ -81,10 +81,10 @@ def test_queries_and_keys_of_zero_wait_for_each_other(inspect):
         "missing_gradients", "attention", "in_proj_weight",
     )  # fmt: skip
     assert found.message == (
-        "32 of the 48 rows of its in_proj_weight are zero and get a gradient of exactly zero "
-        "(those of queries and keys)"
+        "32 of the 48 rows (0 to 31) of its in_proj_weight are zero, get a gradient of exactly "
+        "zero, and still do after 3 steps of training"
     )
-    assert "multiplied by something" in found.cause
+    assert "multiplied by zeros" in found.cause
     assert found.value == pytest.approx(32 / 48)
 
 
@@ -102,15 +102,14 @@ def test_rows_of_a_linear_layer_are_found(inspect):
     nn.init.zeros_(model.qkv.bias)
     (found,) = told(judged(inspect, model))
     assert found.layer == "qkv"
-    assert "64 of the 96 rows of its weight" in found.message
-    assert "(0 to 63)" in found.message
+    assert "64 of the 96 rows (0 to 63) of its weight" in found.message
 
 
 def test_dead_filters_are_told_by_the_activation_behind_them(inspect):
     """A filter of zeros below zero never passes a ReLU."""
     (found,) = told(judged(inspect, zeroed(Filters(), "first.weight", 6)))
     assert found.layer == "first"
-    assert "they are dead from the start" in found.cause
+    assert "dead from the start" in found.cause
 
 
 @pytest.mark.parametrize("rows", [1, 3], ids=["one", "three"])
@@ -157,7 +156,6 @@ def test_columns_are_found_as_rows_are(inspect):
 
     (found,) = [v for v in told(judged(inspect, Waiting())) if v.layer == "middle"]
     assert "8 of the 32 columns" in found.message
-    assert "these units" in found.cause
 
 
 def test_columns_of_data_that_are_zero_in_this_batch_wait_for_nothing(inspect):

@@ -41,7 +41,7 @@ def test_rows_and_the_layer_that_takes_them_are_zero(batch, target, inspect):
         model.down.weight[4:] = 0.0
     report = inspect(model, batch, target, loss=F.cross_entropy)
     assert told(report) == ["b"]
-    assert "the rows of 'down'" in report.violations[0].cause
+    assert "still is after 3 steps of training" in report.violations[0].message
 
 
 def test_one_factor_of_zero_is_a_start(batch, target, inspect):
@@ -62,13 +62,4 @@ def test_rows_that_something_else_takes_may_begin(batch, target, inspect):
     del model.a
     with torch.no_grad():
         model.down.weight[4:] = 0.0
-    assert told(inspect(model, batch, target, loss=F.cross_entropy)) == []
-
-
-def test_trained_models_are_left_alone(batch, target, inspect):
-    """They may have been pruned."""
-    model = LowRank()
-    with torch.no_grad():
-        model.down.weight[4:] = 0.0
-        model.base.bias += 1.0
     assert told(inspect(model, batch, target, loss=F.cross_entropy)) == []

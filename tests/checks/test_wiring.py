@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from corpus.checks.wiring import HEALTHY
-from corpus.checks.wirings import WIDTH, features
 
 
 def findings(report):
@@ -19,21 +18,6 @@ def test_weights_that_a_function_uses_are_used_without_gradients_too(inspect):
     """The flow has them by name where no gradient tells."""
     model, batch = HEALTHY["weights used by a function"]()
     assert findings(inspect(model, batch, backward=False)) == []
-
-
-def test_block_chosen_by_name_twice_in_a_row(inspect):
-    """Blocks by name may be called between others; one right after itself takes another's place."""
-
-    class ByName(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleDict({name: nn.Linear(WIDTH, WIDTH) for name in "abc"})
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.blocks["b"](self.blocks["b"](self.blocks["a"](x)))
-
-    found = findings(inspect(ByName(), (features(),)))
-    assert [violation.layer for violation in found] == ["blocks.b"]
 
 
 class TakesKeys(nn.Module):

@@ -8,7 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from corpus.checks.zero_gradients import DRAWS, GATES, Branch, MaybeLeftOut, Weighted
+from corpus.checks.zero_gradients import (
+    DRAWS,
+    GATES,
+    Branch,
+    MaybeLeftOut,
+    Weighted,
+    zero_linear,
+)
 from pytest_modelhealth.checks.judging.judge import judge
 from pytest_modelhealth.checks.zero_gradients import zero_gradients
 from pytest_modelhealth.report.flow.index import Index
@@ -38,16 +45,37 @@ def test_gate_is_no_fault_where_no_product_is_seen(kind, batch, inspect):
 
 def test_layer_that_passes_nothing_on_is_found_where_no_operation_is_seen(batch, inspect):
     """No gate is there to explain it."""
-    (violation,) = unseen(inspect(Branch(lambda m, h: h.round()), batch))
-    assert violation.layer == "branch"
+    observation = replace(inspect(Branch(lambda m, h: h.round()), batch).observation, flow=None)
+    assert [w.layer for w in judge(observation, default_settings()).warned] == ["branch"]
 
 
-@pytest.mark.parametrize("is_routed", [True, False])
-def test_expert_under_a_mask_of_zeros_is_no_fault(is_routed, batch, inspect):
+def test_expert_that_nothing_was_routed_to_is_no_fault(batch, inspect):
     """Experts side by side take the same, and others learn."""
-    report = inspect(Weighted(is_routed), batch)
+    report = inspect(Weighted(is_routed=True), batch)
     assert report["experts.7.2"].parameter_gradients["weight"].abs_max == 0.0
-    assert told(report) == [] == unseen(report)
+    assert told(report) == []
+    assert report.warnings == ()
+
+
+def test_steps_of_training_are_undone_and_said(batch, inspect):
+    """They run where a gradient of zero was seen, and nothing of them is left."""
+    model = Branch(lambda m, h: m.last(h), last=zero_linear(16, 16))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = torch.get_rng_state()
+    report = inspect(model, batch)
+    assert report.healthy
+    assert report.observation.probes["zero_gradients"].forwards == 2
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_without_further_runs_a_zero_is_warned_of(batch, inspect):
+    """Where no steps may be run, a gate that opens and one that does not look the same."""
+    model = Branch(lambda m, h: m.last(h), last=zero_linear(16, 16))
+    report = inspect(model, batch, probes=False)
+    assert [(w.check, w.layer) for w in report.warnings] == [("missing_gradients", "branch")]
+    assert "was not tried" in report.warnings[0].message
 
 
 def test_flat_loss_is_found(mlp, batch, inspect, only):
@@ -77,11 +105,9 @@ def test_branch_that_stochastic_depth_dropped_is_warned_of(kind, is_module, insp
     report = inspect(MaybeLeftOut(DRAWS[kind], is_module), torch.randn(8, 16))
     assert report.healthy, report
     assert [(v.check, v.layer) for v in report.warnings] == [("missing_gradients", "branch.3")]
-    assert "drawn at random" in report.warnings[0].cause
-    (many,) = inspect(MaybeLeftOut(DRAWS[kind], is_module), torch.randn(64, 16)).violations
-    assert (many.check, many.layer) == (
-        ("normalization", "drop") if is_module else ("missing_gradients", "branch.3")
-    )
+    assert "this batch alone" in report.warnings[0].cause
+    many = inspect(MaybeLeftOut(DRAWS[kind], is_module), torch.randn(64, 16))
+    assert [(v.check, v.layer) for v in many.violations] == [("normalization", "drop")] * is_module
 
 
 def test_deep_model_is_judged_in_linear_time(monkeypatch, inspect):

@@ -181,23 +181,6 @@ def test_a_cell_may_cut_its_own_state(keeps: bool) -> None:
     assert all(cut.operation == "detach" for one in found for cut in one.cuts)
 
 
-def test_a_block_without_its_residual_is_told_from_its_siblings() -> None:
-    """Siblings are of one class and called by the same layer."""
-    flow = flow_of(Net(residual=False), torch.randn(16, 4))
-    blocks = ("blocks.2", *flow.siblings("blocks.2"))
-    assert sorted(blocks) == [f"blocks.{number}" for number in range(5)]
-    assert [name for name in blocks if not flow.residual(name)] == ["blocks.2"]
-
-
-def test_a_residual_around_a_layer_is_its_callers(right: Flow) -> None:
-    """The block adds its input to what its second layer returns; nobody adds one to the block."""
-    assert right.residual("blocks.1.fc2", around=True)
-    assert not right.residual("blocks.1.fc2")
-    assert not right.residual("blocks.1", around=True)
-    without = flow_of(Net(residual=False), torch.randn(16, 4))
-    assert not without.residual("blocks.2.fc2", around=True)
-
-
 def test_vertices_are_asked_for_by_number(right: Flow) -> None:
     """What lies inside a layer, what comes of a vertex, what it is made of up to the next layer."""
     vertices = right.graph.vertices
@@ -439,55 +422,24 @@ def test_a_flow_is_data(right: Flow) -> None:
     assert repr(right).endswith("exact>")
 
 
-class Closed(nn.Module):
-    """A gate of zero by a chunk of what a layer makes, and one whose value nothing shows."""
+def test_what_has_no_way_but_one() -> None:
+    """A layer beside it with another way is not among them."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.inner, self.outer = (nn.Linear(4, 4) for _ in range(3))
-        self.gates, self.head = nn.Linear(4, 8), nn.Linear(4, 2)
-        nn.init.zeros_(self.gates.weight)
-        nn.init.zeros_(self.gates.bias)
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.inner, self.head = (nn.Linear(4, 4) for _ in range(3))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        closed, open_ = self.gates(x).chunk(2, dim=-1)
-        return self.head(x + closed * self.inner(x) + (1 + open_) * self.outer(x))
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            return self.head(x + torch.tanh(x) * self.inner(x))
 
-
-@pytest.fixture(scope="module")
-def closed() -> Flow:
-    """The flow of it."""
-    return flow_of(Closed(), torch.randn(16, 4))
-
-
-def test_factors_of_zero_are_followed_through_views(closed: Flow) -> None:
-    """What is made of zeros by more than a view or a product is not known."""
-    found = {
-        (closed.cut_at(factor.edge).source, factor.by, factor.is_zero)
-        for factor in closed.factors(["gates"])
-    }
-    assert found == {
-        ("inner", ((Kind.CALL, "gates"),), True),
-        ("outer", ((Kind.CALL, "gates"),), False),
-    }
-    assert not any(factor.is_zero for factor in closed.factors([]))
-    assert {f.is_zero for f in closed.factors([], parts=["gates"])} == {True, False}
-
-
-def test_what_is_stopped_has_no_way_past(closed: Flow) -> None:
-    """A layer beside it with another way is not, nor one that is known to be reached."""
-    (stop,) = (factor.edge for factor in closed.factors(["gates"]) if factor.is_zero)
-    stopped = closed.stopped([stop])
-    assert stopped.names == {"inner": stop}
-    assert closed.stopped([stop], alive=["inner"]).names == {}
-    assert closed.stopped([]).names == {}
-    cut = closed.cut_at(stop)
-    assert (cut.operation, cut.source, cut.target) == ("mul", "inner", "head")
-    assert (
-        "closed * self.inner"
-        in Path(__file__).read_text().splitlines()[int(cut.line.rpartition(":")[2]) - 1]
-    )
+    flow = flow_of(Gated(), torch.randn(16, 4))
+    (product,) = (n for n, v in enumerate(flow.graph.vertices) if v.function == "mul")
+    edges = [(product, place) for place in (0, 1)]
+    assert {"inner", "inner.weight"} & flow.only_through(edges) == {"inner"}
+    assert "stem" not in flow.only_through(edges)
+    assert flow.only_through([]) == frozenset()
 
 
 def test_the_last_of_some_layers_feed_no_other_of_them(right: Flow, cut: Flow) -> None:

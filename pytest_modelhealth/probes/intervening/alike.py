@@ -1,8 +1,11 @@
-"""Steps of training for a model whose samples are alike, and what they part."""
+"""Steps of training, undone: whether they part alike samples, and what stays at zero."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Generator
+from contextlib import closing
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +13,14 @@ from torch import Tensor
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.isolation import gradients_set_aside
 from pytest_modelhealth.capture.step.state import graph_leaves
-from pytest_modelhealth.probes.alike_samples import STEPS, alike_outputs
+from pytest_modelhealth.checks.zero_gradients import (
+    COLUMNS,
+    STEPS,
+    ZERO,
+    zero_parameters,
+    zero_slices,
+)
+from pytest_modelhealth.probes.alike_samples import alike_outputs
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.running import Runs, said
 from pytest_modelhealth.report import Parting
@@ -25,18 +35,63 @@ def what_training_parts(runs: Runs) -> Effects:
     """Train a model whose samples are alike for three steps of Adam, and put it back."""
     if alike_outputs(runs.observation, runs.settings) is None:
         raise NotApplicableError("the samples of its outputs are not alike")
-    batches = [runs.batch() for _ in range(STEPS + 1)]
     samples = runs.observation.samples // max(runs.observation.batches, 1)
-    deviations = []
+    with closing(_trained(runs)) as outputs:
+        deviations = [_deviation(find_tensors(output), samples) for output in outputs]
+    before, after, changed = deviations[0], deviations[-1], f"{STEPS} steps of Adam"
+    if after >= _HEALED * before:
+        note = f"{changed} part the samples, from {before:.2g} to {after:.2g}"
+        return Effects(changed, notes=(note,))
+    return Effects(changed, [Parting("alike", before, before=before, after=after)])
+
+
+def what_stays_zero(runs: Runs) -> Effects:
+    """Train for three steps of Adam, put it back, and return whose gradient was zero at each.
+
+    Raises:
+        UntellableError: it cannot be trained.
+    """
+    zero = dict.fromkeys(zero_parameters(runs.observation))
+    slices = {(r.name, name): (kind, set(i)) for r, name, kind, i in zero_slices(runs.observation)}
+    parameters = dict(runs.model.named_parameters(remove_duplicate=False))
+    with closing(_trained(runs)) as outputs:
+        for _ in outputs:
+            gradients = {name: parameter.grad for name, parameter in parameters.items()}
+            zero = {n: None for n in zero if (grad := gradients[n]) is None or not grad.any()}
+            for (layer, name), (kind, idle) in list(slices.items()):
+                gradient = gradients[f"{layer}.{name}".removeprefix(".")]
+                if gradient is not None:
+                    rows = gradient.transpose(0, 1) if kind == COLUMNS else gradient
+                    idle.difference_update(rows.flatten(1).any(1).nonzero().flatten().tolist())
+                if not idle:
+                    del slices[layer, name]
+            if not zero and not slices:
+                break
+    partings = [Parting(ZERO, 0.0, names=tuple(zero))] if zero else []
+    for (layer, name), (kind, idle) in slices.items():
+        size = parameters[f"{layer}.{name}".removeprefix(".")].shape[kind == COLUMNS]
+        is_range = max(idle) - min(idle) + 1 == len(idle)
+        detail = f"{len(idle)} of the {size} {kind}"
+        detail += f" ({min(idle)} to {max(idle)})" if is_range else ""
+        partings.append(Parting(kind, len(idle) / size, layer, tensor=name, detail=detail))
+    return Effects(f"{STEPS} steps of Adam", partings)
+
+
+def _trained(runs: Runs) -> Generator[Any]:
+    """Yield the output of a run and of one after each of three steps of Adam; then put all back.
+
+    Its gradients lie with the parameters meanwhile.
+
+    Raises:
+        UntellableError: it cannot be trained.
+    """
+    batches = [runs.batch() for _ in range(STEPS + 1)]
     with runs.kept([(batch.args, batch.kwargs) for batch in batches]):
         try:
             wanted = [p for p in runs.model.parameters() if p.requires_grad]
             optimizer, learns = torch.optim.Adam(wanted, lr=_RATE), set(map(id, wanted))
             for batch in batches:
                 output = runs.output(batch)
-                deviations.append(_deviation(find_tensors(output), samples))
-                if len(deviations) > STEPS:
-                    break
                 loss = runs.loss_of(output, runs.request.target)
                 if loss is None or not loss.requires_grad:
                     raise ValueError("the loss has no gradient")
@@ -45,16 +100,12 @@ def what_training_parts(runs: Runs) -> Effects:
                 with gradients_set_aside([leaf for leaf in leaves if id(leaf) not in learns]):
                     loss.backward()  # through parameters of the loss itself, too
                 runs.count["backwards"] += 1
+                yield output
                 optimizer.step()
         except Exception as error:  # the user's, of weights that we changed
             raise UntellableError(
                 f"{STEPS} training steps cannot be tried: {said(error)}"
             ) from error
-    before, after, changed = deviations[0], deviations[-1], f"{STEPS} steps of Adam"
-    if after >= _HEALED * before:
-        note = f"{changed} part the samples, from {before:.2g} to {after:.2g}"
-        return Effects(changed, notes=(note,))
-    return Effects(changed, [Parting("alike", before, before=before, after=after)])
 
 
 def _deviation(outputs: list[Tensor], samples: int) -> float:

@@ -6,7 +6,7 @@ buffer, a constant. Every question is a sweep over the vertices, so its cost is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import cached_property
 from typing import TypeVar
 
@@ -14,24 +14,20 @@ from pytest_modelhealth.report.flow.graph import (
     AS_IT_IS,
     LOSS,
     PRODUCTS,
-    SOURCES,
     By,
     Call,
     Cut,
     Edge,
     Ending,
-    Factor,
     Gate,
     Graph,
     Kind,
     Operation,
-    Step,
-    Stopped,
     Vertex,
 )
 from pytest_modelhealth.report.flow.index import Index, walk
 from pytest_modelhealth.report.flow.recurrence import Recurrence, cut_recurrences
-from pytest_modelhealth.report.flow.stops import endings, factors, stopped
+from pytest_modelhealth.report.flow.stops import endings
 
 T = TypeVar("T")
 
@@ -110,7 +106,14 @@ class Flow:
         """
         if as_it_is:
             return tuple(dict.fromkeys(self._indexed.given_as_it_is(layer)))
-        return tuple(dict.fromkeys(step.source for step in self.steps_into(layer)))
+        index, homes = self._indexed, self._indexed.homes
+        inside, vertices = index.inside(layer), self.graph.vertices
+        start = {n for n in inside if index.is_end(layer) and homes[n] is not None}
+        given = (operand for n in inside - start for operand in vertices[n].operands)
+        start.update(operand for operand in given if operand not in inside)
+        met = walk(start, lambda n: vertices[n].operands if homes[n] is None else ())
+        names = (homes[number] for number in sorted(met))
+        return tuple(dict.fromkeys(name for name in names if name not in (None, layer)))
 
     def consumers(
         self, layer: str, *, as_it_is: bool = False, shifted: bool = False
@@ -143,10 +146,6 @@ class Flow:
         """Return ``path:line`` of the user's code that first called `layer`; ``""`` if unknown."""
         numbers = self._indexed.calls_of(layer)
         return self.graph.calls[numbers[0]].line if numbers else ""
-
-    def steps_into(self, layer: str) -> tuple[Step, ...]:
-        """Return the ways into `layer` from what feeds it, with the operations on them."""
-        return tuple(dict.fromkeys(_steps(self._indexed, layer)))
 
     def operations(self, source: str, *targets: str) -> tuple[Vertex, ...]:
         """Return the operations on the ways from `source` to `targets` with no layer in between.
@@ -282,19 +281,6 @@ class Flow:
         """
         return tuple(self._indexed.own_operations(layer))
 
-    def residual(self, layer: str, *, around: bool = False) -> bool:
-        """Whether each call of `layer` adds its own input to what the layers inside make of it.
-
-        Args:
-            layer: name of a layer.
-            around: ask of the layer's caller instead: whether what each call returns is added,
-                past layers of one input, to something that its input is made of.
-        """
-        index = self._indexed
-        calls = [index.graph.calls[number] for number in index.calls_of(layer)]
-        adds = index.is_added_to_its_input if around else index.adds_its_input
-        return bool(calls) and all(map(adds, calls))
-
     def inside(self, layer: str) -> frozenset[int]:
         """Return the numbers of the vertices that calls of `layer` made, or layers inside it."""
         return frozenset(self._indexed.inside(layer))
@@ -342,33 +328,25 @@ class Flow:
                 todo.extend((taker, vertex) for taker in index.takers[vertex])
         return tuple(gates)
 
-    def factors(self, zeros: Collection[str], parts: Collection[str] = ()) -> tuple[Factor, ...]:
-        """Return where a factor of zero keeps gradients back, or one whose value is not known.
-
-        Views of zeros are zeros, and so is what they are multiplied with.
+    def only_through(self, edges: Collection[Edge]) -> frozenset[str]:
+        """Return the layers and sources that have ways for gradients, and none but through these.
 
         Args:
-            zeros: the layers and sources whose values are all zero; of those that did not run
-                nothing is said.
-            parts: those of whose values some are zero: a part of them may be zero throughout.
+            edges: operations, each with the position of the operand that it takes there.
         """
-        return factors(self._indexed, zeros, parts)
+        index = self._indexed
+        if index.graph.loss is None:
+            return frozenset()
+        by_gradient = index.next_to("gradient", back=True)
 
-    def stopped(self, stops: Iterable[Edge], alive: Iterable[str] = ()) -> Stopped:
-        """Return what has a way for gradients, and none but through one of `stops`.
+        def past(number: int) -> Iterator[int]:
+            vertex = index.graph.vertices[number]
+            for place, operand in enumerate(vertex.operands):
+                if vertex.passes_gradient(place) and (number, place) not in edges:
+                    yield operand
 
-        Args:
-            stops: operands of operations to which no gradient goes back; where a layer has ways
-                through several, the first of them is given.
-            alive: layers at which gradients are known to arrive, as at the loss.
-        """
-        return stopped(self._indexed, stops, alive)
-
-    def cut_at(self, edge: Edge) -> Cut:
-        """Return what takes an operand, where, and between which layers."""
-        vertex, position = edge
-        operand = self.graph.vertices[vertex].operands[position]
-        return self._indexed.cut(vertex, operand, self._indexed.backward({operand}))
+        reached, free = walk([index.graph.loss], by_gradient), walk([index.graph.loss], past)
+        return index.names_of(reached) - index.names_of(free)
 
     def last_of(self, *layers: str, by: By = "value") -> tuple[str, ...]:
         """Return those of `layers` that feed no other of them; of a loop, the last to run."""
@@ -393,40 +371,6 @@ class Flow:
         if index.graph.loss is not None:
             lines.append(f"{LOSS} <- {index.expression(index.graph.loss, ())}")
         return "\n".join(lines)
-
-
-def _steps(index: Index, layer: str) -> Iterator[Step]:
-    """Yield the ways into a layer, each operation being met once with and once without."""
-    inside = index.inside(layer)
-    met: set[tuple[int, bool]] = set()
-    todo: list[tuple[int, tuple[str, ...], bool, str]] = []
-    for number in sorted(inside, reverse=True):
-        vertex = index.graph.vertices[number]
-        if vertex.kind in SOURCES or (index.is_end(layer) and index.homes[number]):
-            todo.append((number, (), True, vertex.line))
-            continue
-        own = (vertex.name,) if index.homes[number] is None else ()
-        for position, operand in enumerate(vertex.operands):
-            if operand not in inside:
-                todo.append((operand, own, vertex.passes_gradient(position), vertex.line))
-    while todo:
-        number, operations, is_open, line = todo.pop()
-        if (number, is_open) in met:
-            continue
-        met.add((number, is_open))
-        vertex, home = index.graph.vertices[number], index.homes[number]
-        if home is None:
-            name = vertex.name if len(operations) < _LONGEST else "..."
-            way = (name, *operations[-_LONGEST:])
-            for position, operand in reversed(list(enumerate(vertex.operands))):
-                passes = is_open and vertex.passes_gradient(position)
-                todo.append((operand, way, passes, line or vertex.line))
-        elif home != layer:
-            yield Step(home, layer, operations, is_open and vertex.live, line)
-
-
-_LONGEST = 24
-"""Operations that a step names, those next to its target: a residual stream has one a block."""
 
 
 def _rebuilt(graph: Graph) -> Flow:

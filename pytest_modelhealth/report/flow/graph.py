@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -115,27 +114,6 @@ class Graph:
 
 
 @dataclass(frozen=True)
-class Step:
-    """A way from one layer or source to another with no third layer on it.
-
-    Args:
-        source, target: names.
-        operations: the operations on the way, in order.
-        differentiable: whether a gradient goes back along it.
-        line: ``path:line`` of the last operation on it that has one, else of the target's call.
-    """
-
-    source: str
-    target: str
-    operations: tuple[str, ...] = ()
-    differentiable: bool = True
-    line: str = ""
-
-    def __str__(self) -> str:
-        return " -> ".join((self.source, *self.operations, self.target))
-
-
-@dataclass(frozen=True)
 class Cut:
     """An operation by which values pass and gradients do not.
 
@@ -213,35 +191,6 @@ Edge = tuple[int, int]
 """An operation's vertex, and the position of the operand that it takes there."""
 
 
-@dataclass(frozen=True)
-class Factor:
-    """A multiplication that keeps gradients from an operand: another operand is zero, or may be.
-
-    Args:
-        edge: the multiplication and the operand.
-        by: the layers and sources that the zeros come of, with their kinds; of what is not known,
-            the last layer or source that it was made of.
-        is_zero: whether it is known to be zero.
-    """
-
-    edge: Edge
-    by: tuple[tuple[Kind, str], ...]
-    is_zero: bool
-
-
-@dataclass(frozen=True)
-class Stopped:
-    """What has no way but through one of some edges, with the first of them, in their order.
-
-    Args:
-        names: by the name of a layer or a source.
-        vertices: by vertex.
-    """
-
-    names: Mapping[str, Edge]
-    vertices: Mapping[int, Edge]
-
-
 WHOLE = frozenset(
     {"alias", "bfloat16", "clone", "contiguous", "data", "detach", "double", "flatten", "float"}
     | {"half", "movedim", "mt", "permute", "reshape", "reshape_alias", "squeeze", "swapaxes", "t"}
@@ -275,11 +224,21 @@ MATRIX_PRODUCTS = frozenset(
     | {"linear", "matmul", "mm", "mv", "outer", "tensordot"}
 )
 """Products of which several values are summed; of those that add to something, it comes first."""
-SCALED = frozenset(
-    {"batch_norm", "convolution", "cudnn_batch_norm", "fused_rms_norm", "group_norm", "layer_norm"}
-    | {"native_batch_norm", "native_group_norm", "native_layer_norm"}
+STEPWISE = frozenset(
+    {"bernoulli", "ceil", "clamp", "clamp_max", "clamp_min", "fix", "floor", "heaviside", "round"}
+    | {"sgn", "sign", "trunc"}
 )
-"""Operations whose first two operands are multiplied with each other; the others are added."""
+"""Operations of autograd whose gradient is zero everywhere, or beyond a bound."""
+CHOICES = frozenset(
+    {"argmax", "gather", "getitem", "index", "index_select", "masked_fill", "masked_scatter"}
+    | {"masked_select", "max", "min", "nonzero", "one_hot", "scatter", "scatter_add", "select"}
+    | {"slice", "sort", "split", "split_with_sizes", "topk", "unbind", "where"}
+)
+"""Operations that take some of several values, by a mask, an index or their size."""
+ROUTES = frozenset(
+    {"argmax", "bincount", "eq", "multinomial", "nonzero", "one_hot", "sort", "topk"}
+)
+"""Operations by which values of the run say which members of a list run, or count."""
 
 
 def near(text: str) -> str:

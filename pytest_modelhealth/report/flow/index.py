@@ -129,11 +129,6 @@ class Index:
             found[call.layer] += call.outputs
         return self._by_source | found
 
-    def origin(self, name: str) -> tuple[Kind, str]:
-        """Return a layer or a source with its kind."""
-        is_layer = name in self._by_layer
-        return Kind.CALL if is_layer else self.graph.vertices[self.values[name][0]].kind, name
-
     @cached_property
     def of_one_kind(self) -> dict[tuple[str, int], list[str]]:
         """The layers by their class and the call that calls them, in order."""
@@ -356,60 +351,6 @@ class Index:
                 fixed.append(is_made or vertex.kind is Kind.BUFFER)
         return fixed
 
-    def adds_its_input(self, call: Call) -> bool:
-        """Whether a call returns a sum of its own input and something else."""
-        given = set(call.inputs)
-
-        def onward(number: int) -> Sequence[int]:
-            vertex = self.graph.vertices[number]
-            # a norm may end the block, and sums may follow sums
-            is_passed = vertex.kind is Kind.CALL or vertex.function in AS_IT_IS | SUMS
-            return vertex.operands if is_passed and number not in given else ()
-
-        for number in walk(call.outputs, onward) - given:
-            vertex = self.graph.vertices[number]
-            if vertex.function in SUMS and vertex.kind is Kind.OPERATION:
-                ways = [bool(self.as_it_is(operand) & given) for operand in vertex.operands]
-                if any(ways) and not all(ways):
-                    return True
-        return False
-
-    def is_added_to_its_input(self, call: Call) -> bool:
-        """Whether a call's caller adds what it returns to something that its input is made of.
-
-        The way to the sum is followed while nothing else takes what is on it.
-        """
-        way = {*call.outputs}
-        todo = [*way]
-        while todo and len(way) < _BRANCH:
-            takers = self.takers[todo.pop()]
-            if len(takers) != 1:
-                continue
-            (taker,) = takers
-            vertex = self.graph.vertices[taker]
-            others = {o for o in vertex.operands if o not in way and not self.is_fixed[o]}
-            if vertex.function in SUMS and others:
-                by_caller = vertex.call == call.parent
-                return by_caller and any(self._leads(other, call) for other in others)
-            if vertex.function in AS_IT_IS | PRODUCTS or not others:
-                way.add(taker)
-                todo.append(taker)
-        return False
-
-    def _leads(self, number: int, call: Call) -> bool:
-        """Whether a call is given values of a vertex, by way of what its caller computes."""
-        vertices = self.graph.vertices
-        if vertices[number].kind in _OWN:
-            return False
-        last = self.graph.calls[call.parent].last if call.parent >= 0 else len(self.graph.calls)
-        end = max(call.inputs, default=-1)
-
-        def onward(number: int) -> list[int]:
-            takers = self.takers[number]
-            return [t for t in takers if t <= end and call.parent <= vertices[t].call <= last]
-
-        return not walk([number], onward).isdisjoint(call.inputs)
-
     def origins(self, vertices: Iterable[int], others: Collection[int] = ()) -> set[int]:
         """Return the vertices of layers and sources, or `others`, that these are made of."""
 
@@ -533,8 +474,5 @@ class Index:
 
 
 _DEEPEST = 6
-_OWN = frozenset({Kind.PARAMETER, Kind.BUFFER, Kind.CONSTANT})
 _FIXED = FILLED | {"arange", "as_tensor", "eye", "linspace", "scalar_tensor", "tensor"}
 """What constants are called that are not drawn at random."""
-_BRANCH = 24
-"""Vertices after a layer among which the sum of its branch with what went past it is looked for."""
