@@ -85,7 +85,7 @@ class Evidence:
         if self._shares:
             given = find_tensors((request.inputs, request.target))
             if sum(map(_bits, given)) >= _ENOUGH_BITS:
-                self._batch = combined(fingerprint(_local(tensor)) for tensor in given)
+                self._batch = combined(fingerprint(_part(tensor)[1]) for tensor in given)
             self._random = _generator(self.wrapped)
         self._averaged = [_averaged_by(ddp) for ddp in ddps]
         self._ignored = {
@@ -212,13 +212,9 @@ def _bits(tensor: Tensor) -> float:
     """Return how much a tensor tells, at most: values times the logarithm of how many differ."""
     if tensor.is_meta or not tensor.numel():
         return 0.0
-    flat = _local(tensor).detach().reshape(-1)
+    flat = _part(tensor)[1].detach().reshape(-1)
     kinds = len(flat[:: max(1, len(flat) // _LOOKED_AT)].unique())
     return len(flat) * math.log2(kinds)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _generator(wrapped: Wrapped) -> int:
