@@ -74,7 +74,7 @@ def _lead(ranks: list[Rank]) -> Rank:
 
 def _gravity(rank: Rank) -> int:
     if rank.problems or rank.crashed:
-        return 7 if rank.problems else 6
+        return 6
     if rank.failure and not str(rank.failure["longrepr"]).startswith("[XPASS(strict)]"):
         return 4 if _is_echo(rank.failure) else 5
     if rank.code is None:
