@@ -20,7 +20,7 @@ def findings(check: Listed, observation: Observation, settings: Settings) -> Ite
         limit = ALWAYS
         if check.settings:
             limit = settings.limit(check.settings[0].name, one.layer)
-            sign = -1 if check.name in _LEAST else 1
+            sign = -1 if check.name == "synced_norm" else 1  # less than the limit fails
             if not sign * one.value > sign * limit.value:
                 continue
         made = check.violation(
@@ -36,9 +36,6 @@ def findings(check: Listed, observation: Observation, settings: Settings) -> Ite
         )
         yield replace(made, between_ranks=True)
 
-
-_LEAST = frozenset({"synced_norm"})
-"""Where less than the limit is a violation."""
 
 _CAUSES: Mapping[str, str] = {
     "same_weights": "another seed, a checkpoint or a write on some ranks alone, after the wrapper "

@@ -8,7 +8,6 @@ import zlib
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -85,7 +84,7 @@ class Evidence:
         if self._shares:
             given = find_tensors((request.inputs, request.target))
             if sum(map(_bits, given)) >= _ENOUGH_BITS:
-                self._batch = combined(fingerprint(_local(tensor)) for tensor in given)
+                self._batch = combined(fingerprint(_part(tensor)[1]) for tensor in given)
             self._random = _generator(self.wrapped)
         self._averaged = [_averaged_by(ddp) for ddp in ddps]
         self._ignored = {
@@ -105,11 +104,11 @@ class Evidence:
                 held = {leaf.key for leaf in leaves if id(leaf.tensor) in inside}
                 awaited = {leaf.key for leaf in leaves if id(leaf.tensor) in averaged}
                 self.waiting.append((held, awaited))
-        self._called = {number for number, ddp in enumerate(ddps) if ddp is request.model}
+        called = self._called = {n for n, ddp in enumerate(ddps) if ddp is request.model}
         hooks: list[Any] = []
         self.close = weakref.finalize(self, lambda: [hook.remove() for hook in hooks])
         for number, ddp in enumerate(ddps):
-            hooks.append(ddp.register_forward_pre_hook(partial(_note, self._called, number)))
+            hooks.append(ddp.register_forward_pre_hook(lambda *_, n=number: called.add(n)))
 
     def seen(self, own: Observation) -> Seen:
         """Return what this rank tells the others.
@@ -117,10 +116,12 @@ class Evidence:
         Args:
             own: what it saw.
         """
-        after = {
-            (r.name, n): of_statistics(b) for r in own.layers.values() for n, b in r.buffers.items()
+        buffers = {name: record.buffers for name, record in own.layers.items()}
+        written = {
+            (layer, role, name)
+            for (layer, role, name), before in self._before.items()
+            if of_statistics(buffers.get(layer, {}).get(name)) != before
         }
-        written = {key for key, before in self._before.items() if after.get(key[::2]) != before}
         frozen = {leaf.key for leaf in self.wrapped.parameters if not leaf.tensor.requires_grad}
         awaited = {name for _, names in self.waiting for name in names}
         unused = {name for name in awaited if name in frozen or _is_unused(name, own)}
@@ -204,21 +205,13 @@ def _averaged_by(ddp: DistributedDataParallel) -> set[int]:
     return {id(p) for bucket in buckets for p in bucket.parameters()}
 
 
-def _note(called: set[int], number: int, *_: object) -> None:
-    called.add(number)
-
-
 def _bits(tensor: Tensor) -> float:
     """Return how much a tensor tells, at most: values times the logarithm of how many differ."""
     if tensor.is_meta or not tensor.numel():
         return 0.0
-    flat = _local(tensor).detach().reshape(-1)
+    flat = _part(tensor)[1].detach().reshape(-1)
     kinds = len(flat[:: max(1, len(flat) // _LOOKED_AT)].unique())
     return len(flat) * math.log2(kinds)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _generator(wrapped: Wrapped) -> int:

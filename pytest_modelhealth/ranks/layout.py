@@ -56,10 +56,8 @@ def place_of(model: nn.Module, everyone: bool) -> Place | None:
     if not engines:
         data = everybody if everyone else ()
     data, tensor = data or own, tensor or own
-    ranks = max(data, tensor, key=len)
-    if len(data) > 1 and len(tensor) > 1:  # all groups that hang together
-        whole = (mesh for mesh in meshes if mesh.size() == len(data) * len(tensor))
-        ranks = next(map(_flat, whole), everybody)
+    is_both = len(data) > 1 and len(tensor) > 1
+    ranks = everybody if is_both else max(data, tensor, key=len)
     return Place(ranks, data, tensor, " and ".join(engines) or NO_ENGINE) if ranks[1:] else None
 
 

@@ -146,7 +146,7 @@ def test_a_marked_test_is_run_on_its_ranks_and_says_one_thing(pytester: pytest.P
         _section(text, "test_fails_on_all")
     )
     crashed = _section(text, "test_crashes")
-    assert "rank 1 of 2: ended with exit code 3" in crashed
+    assert "rank 1 of 2: exit code 3" in crashed
     forgotten = _section(text, "test_forgets_a_rank")
     assert "rank 0: passed" in forgotten
     assert "A collective waits until all ranks" in forgotten
@@ -155,7 +155,7 @@ def test_a_marked_test_is_run_on_its_ranks_and_says_one_thing(pytester: pytest.P
         [
             "FAILED *::test_fails_on_rank_1 - rank 1 of 2: assert [[]1[]] == [[]2[]]",
             "FAILED *::test_fails_on_all - rank 0 of 2: AssertionError: the same*",
-            "FAILED *::test_crashes - Failed: rank 1 of 2: ended with exit code 3",
+            "FAILED *::test_crashes - Failed: rank 1 of 2: exit code 3",
             "FAILED *::test_forgets_a_rank - rank 1 of 2: lost its connection at *",
             "ERROR *::test_setup_fails - rank 1 of 2: RuntimeError: no such file",
             "ERROR *::test_teardown_fails - rank 1 of 2: RuntimeError: not closed",

@@ -23,10 +23,6 @@ GRACE = 5.0
 """Seconds that the others have once a rank failed alone: most end by themselves as its connection
 closes, those that wait elsewhere would wait for ever."""
 
-_TICK = 0.05
-_STACK = 0.5
-"""Seconds in which a rank writes its stack to its log."""
-
 
 def protocol(item: pytest.Item, nextitem: pytest.Item | None, wanted: Wanted) -> None:
     """Do for a test what pytest's own protocol does, but for running it in this process.
@@ -82,7 +78,7 @@ def _run(item: pytest.Item, wanted: Wanted) -> list[pytest.TestReport]:
         running = [rank for rank in ranks if rank.code is None]
         for rank in running:
             rank.write_stack()
-        time.sleep(_STACK if running else 0.0)
+        time.sleep(0.5 if running else 0.0)  # until it stands in their logs
     except (OSError, EOFError) as error:
         why = "no rank can be started: they are forked from a process that imports torch and "
         return [verdict.failed(item, "setup", f"{why}pytest's plugins: {error!r}")]
@@ -144,7 +140,7 @@ def _wait(ranks: list[Rank], seconds: float, watched: int | None) -> None:
     """Wait until all ranks have ended, or no longer."""
     end = time.monotonic() + seconds
     while any(rank.code is None for rank in ranks) and time.monotonic() < end:
-        connection.wait([one for rank in ranks if rank.code is None for one in rank.signs], _TICK)
+        connection.wait([one for rank in ranks if rank.code is None for one in rank.signs], 0.05)
         for rank in ranks:
             rank.look()
         if watched is not None and os.getppid() != watched:

@@ -62,15 +62,11 @@ class Torchrun:
             self._outcome = f", after {report.nodeid} failed"
             if self._rank:
                 head = f"\nFAILED {report.nodeid} on rank {self._rank} of {self._size}\n"
-                with contextlib.suppress(OSError):
-                    os.write(self._stderr, f"{head}{report.longreprtext}\n".encode())
+                os.write(self._stderr, f"{head}{report.longreprtext}\n".encode())
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Wait for all once more, as the last test may have failed on one alone."""
         if self._barrier is None or self._barrier.failed:
-            return
-        if session.shouldstop or session.shouldfail or session.exitstatus == 2:
-            self._barrier.fail(f"rank {self._rank} ended its run early")
             return
         try:
             self._wait_for_all("the end of the run")
@@ -109,7 +105,5 @@ class Torchrun:
         try:
             self._barrier.wait(f"{name}{self._outcome}")
         except (InspectionError, RuntimeError) as error:
-            pytest.exit(
-                f"{error}: the process group cannot be trusted any more",
-                returncode=int(pytest.ExitCode.TESTS_FAILED),
-            )
+            failed = int(pytest.ExitCode.TESTS_FAILED)
+            pytest.exit(f"{error}: the process group cannot be trusted any more", failed)

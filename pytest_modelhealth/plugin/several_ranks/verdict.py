@@ -74,7 +74,7 @@ def _lead(ranks: list[Rank]) -> Rank:
 
 def _gravity(rank: Rank) -> int:
     if rank.problems or rank.crashed:
-        return 7 if rank.problems else 6
+        return 6
     if rank.failure and not str(rank.failure["longrepr"]).startswith("[XPASS(strict)]"):
         return 4 if _is_echo(rank.failure) else 5
     if rank.code is None:
@@ -133,8 +133,7 @@ def _fate(rank: Rank) -> str:
         return rank.problems[0].strip()
     if rank.crashed:
         code = rank.code or 0
-        name = f"killed by {signal.Signals(-code).name}" if code < 0 else ""
-        return name or f"ended with exit code {code}"
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     if rank.failure:
         told = "lost its connection" if _is_echo(rank.failure) else _headline(rank.failure)
         return f"{told}{_place(rank.failure)}"
@@ -152,12 +151,9 @@ def _place(failure: dict[str, Any]) -> str:
     """Return `` at test_net.py:20``, the innermost line that is of no installed library."""
     shown = failure.get("longrepr")
     entries = shown["reprtraceback"]["reprentries"] if isinstance(shown, dict) else []
-    for entry in reversed(entries):
-        place = entry["data"].get("reprfileloc") or {}
-        path = str(place.get("path", "")).replace("\\", "/")
-        if path and _is_users(path):
-            return f" at {path.rpartition('/')[2]}:{place['lineno']}"
-    return ""
+    places = (entry["data"].get("reprfileloc") for entry in reversed(entries))
+    users = (place for place in places if place and _is_users(place["path"]))
+    return next((f" at {Path(place['path']).name}:{place['lineno']}" for place in users), "")
 
 
 def _where(rank: Rank) -> str:
@@ -179,8 +175,7 @@ def _log(rank: Rank) -> str:
 
 def failed(item: pytest.Item, phase: Any, text: str) -> pytest.TestReport:
     """Return the report of a failure in this process, shown as the text alone."""
-    (report,) = made_here(item, phase, lambda: pytest.fail(text, pytrace=False))
-    return report
+    return made_here(item, phase, lambda: pytest.fail(text, pytrace=False))[0]
 
 
 def made_here(
@@ -196,10 +191,9 @@ def made_here(
 
 def warn(ranks: list[Rank]) -> None:
     """Give pytest the warnings of all ranks, each once."""
+    each = {repr(one): one for rank in ranks for one in rank.warnings}
     with warnings.catch_warnings():
         warnings.simplefilter("always")  # each rank has filtered its own
-        for text, kind, file, line in {
-            repr(w): w for rank in ranks for w in rank.warnings
-        }.values():
-            category = getattr(sys.modules.get(kind[0]), kind[1], UserWarning)
+        for text, (module, name), file, line in each.values():
+            category = getattr(sys.modules.get(module), name, UserWarning)
             warnings.warn_explicit(text, category, file, line)
