@@ -70,8 +70,8 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
         needed = settings.limit("min_samples", record.name)
         if measure.observations < needed.value:
             reason = (
-                f"{measure.what}, but {measure.observations} {measure.unit} say little; give at least "
-                f"{needed.value} (min_samples, {needed.origin})"
+                f"{measure.what}, but {measure.observations} {measure.unit} say little; give at "
+                f"least {needed.value} (min_samples, {needed.origin})"
             )
             yield SATURATION.inconclusive(record, reason)
             continue
