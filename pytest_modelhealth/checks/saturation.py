@@ -52,7 +52,7 @@ class _Measure(NamedTuple):
     value: float
     what: str
     inputs: str
-    values: int
+    observations: int
     unit: str
 
 
@@ -68,10 +68,10 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
         if limit is None or not any(trainable(layers[n]) for n in reached if n in layers):
             continue  # what no trainable layer follows is the model's answer
         needed = settings.limit("min_samples", record.name)
-        if measure.values < needed.value:
+        if measure.observations < needed.value:
             reason = (
-                f"{measure.what}, but {measure.values} {measure.unit} say little; give at least "
-                f"{needed.value} (min_samples, {needed.origin})"
+                f"{measure.what}, but {measure.observations} {measure.unit} say little; give at "
+                f"least {needed.value} (min_samples, {needed.origin})"
             )
             yield SATURATION.inconclusive(record, reason)
             continue
