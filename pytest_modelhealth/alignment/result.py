@@ -140,12 +140,6 @@ class Pair:
         reason = self.reason
         return reason is not None and reason.word == "folded" and reason.is_of_part(self)
 
-    @property
-    def is_noted_elsewhere(self) -> bool:
-        """Whether the note of another pair says all that its own does."""
-        is_part = self.reason is not None and self.reason.is_of_part(self)
-        return bool(self.folded_in) or (is_part and not self.is_folded)
-
 
 @dataclass(frozen=True)
 class Alignment:

@@ -279,31 +279,28 @@ def without_effect(results: Iterable[TensorResult]) -> list[TensorResult]:
         results: what became of each tensor, in order of appearance.
     """
     results = list(results)
-    found = _inputs_without_effect(results)
-    known = set(found)
+    found = set(_inputs_without_effect(results))
     for backward in (False, True):
         waiting: list[TensorResult] = []
-        for result in results:
-            of_this_pass = (result.key.role in BACKWARD) is backward
-            if not of_this_pass or result.key.role == "buffers" or result in known:
+        for one in results:
+            if (one.key.role in BACKWARD) is not backward or one.key.role == "buffers":
                 continue
-            if result.diverged and (result.shape or result.unseen):
-                waiting.append(result)
+            if one in found or (one.diverged and (one.shape or one.unseen)):
+                waiting.append(one)
                 continue
-            if not result.diverged:
-                found += waiting
+            found.update(() if one.diverged else waiting)
             waiting = []
-    known = set(found)
-    rest = [one for one in results if one.key.role in BACKWARD and one not in known]
+    rest = [one for one in results if one.key.role in BACKWARD and one not in found]
     right = [one.key.layer for one in rest if not one.diverged]
     wrong = [one for one in rest if one.diverged]
-    are_returned = all(
+    if all(
         one.key.role == "gradients"
         and not one.problem
         and any(is_inside(name, one.key.layer) for name in right)
         for one in wrong
-    )
-    return found + wrong if are_returned else found
+    ):
+        found.update(wrong)
+    return [one for one in results if one in found]
 
 
 def _inputs_without_effect(results: list[TensorResult]) -> list[TensorResult]:
@@ -316,19 +313,18 @@ def _inputs_without_effect(results: list[TensorResult]) -> list[TensorResult]:
         if role != "inputs":
             given[layer].append(result)
         if role in BACKWARD:
-            if (
-                last is not None and last != layer and last not in passed_on
-            ):  # what it passes on to the one before it
-                given[last].append(result)
+            if last is not None and last != layer and last not in passed_on:
+                given[last].append(result)  # what it passes on to the one before it
                 passed_on.add(last)
             last = layer
-
-    def is_without_effect(layer: str) -> bool:
-        is_seen = any(one.key.role == "activations" for one in given[layer])
-        return is_seen and not any(one.diverged for one in given[layer])
-
+    right = {
+        layer
+        for layer, every in given.items()
+        if any(one.key.role == "activations" for one in every)
+        and not any(one.diverged for one in every)
+    }
     inputs = [one for one in results if one.key.role == "inputs" and one.diverged]
-    return [one for one in inputs if is_without_effect(one.key.layer)]
+    return [one for one in inputs if one.key.layer in right]
 
 
 def are_one_function(results: list[TensorResult], a: Trace, b: Trace) -> bool:

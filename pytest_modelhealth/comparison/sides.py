@@ -102,7 +102,7 @@ def candidate_side(candidate: Any, reference: Any) -> Side:
     loaded = copy.deepcopy(reference)
     try:
         loaded.load_state_dict(dict(candidate))
-    except RuntimeError as error:
+    except (RuntimeError, AttributeError, TypeError) as error:
         message = f"the state_dict does not fit the reference: {error}"
         raise InspectionError(message) from None
     note = f"a copy of the reference with the {len(candidate)} tensors of the state_dict"

@@ -85,31 +85,29 @@ def pytest_runtest_makereport(
 
 
 def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+    terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
 ) -> None:
-    """Say what was recorded and what had drifted, file by file, and which files no test used."""
+    """Say what was recorded and what had drifted, file by file."""
     written = left_on_reports(terminalreporter, "modelhealth_snapshots")
     lines = [f"{one['file']}: {one['change']}" for one in sorted(written, key=lambda o: o["file"])]
-    # ours that syrupy counts as unused and does not name
-    option = config.option
-    named = ("update_snapshots", "include_snapshot_details")
     found = getattr(getattr(config, "_syrupy", None), "report", None)
-    if found and not found.disable_unused_snapshots and not _any_of(option, *named):
-        unused = (file.location for file in found.unused if file.location.endswith(".health"))
-        paths = sorted(map(os.path.relpath, unused))
-        lines += [f"{path}: unused, its test is gone or was renamed" for path in paths]
+    if exitstatus and found and getattr(config.option, "update_snapshots", False):
+        # syrupy, which says that it has deleted these, did not
+        unused = [file.location for file in found.unused if file.location.endswith(".health")]
+        why = "kept, not deleted: a test failed, or the run was broken off"
+        lines += [f"{path}: {why}" for path in sorted(map(os.path.relpath, unused))]
     for line in lines:
         terminalreporter.write_line(f"modelhealth: snapshot {line}")
 
 
-def _any_of(option: object, *names: str) -> bool:
-    return any(getattr(option, name, False) for name in names)
+_UPDATES = ("update_snapshots", "update_new_snapshots_only")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     """Let the inspectors of a test that records a snapshot measure the noise of what they see."""
-    updates = _any_of(item.config.option, "update_snapshots", "update_new_snapshots_only")
+    option = item.config.option
+    updates = any(getattr(option, name, False) for name in _UPDATES)
     if not updates or "health_snapshot" not in getattr(item, "fixturenames", ()):
         return (yield)
     from pytest_modelhealth.tolerance import RECORDING

@@ -160,7 +160,11 @@ def _alignment(comparison: Comparison) -> Iterator[str]:
         pairs = [pair for pair in alignment.of(change) if not pair.reason or pair.aligned]
         if pairs:
             parts.append(f"{len(pairs)} {change} ({some(list(map(_names, pairs)), MOST_NAMES)})")
-    noted = [f"{p.name} {p.note}" for p in alignment.pairs if p.note and not p.is_noted_elsewhere]
+    noted = [
+        f"{pair.name} {pair.note}"
+        for pair in alignment.pairs
+        if pair.note and (pair.is_folded or not (pair.folded_in or pair.word == "part"))
+    ]
     parts += [some(noted, MOST_NAMES)] if noted else []
     if parts:
         yield f"alignment:    {printable('; '.join(parts))}"

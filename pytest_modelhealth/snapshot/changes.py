@@ -13,6 +13,7 @@ from pytest_modelhealth.alignment.matching import align
 from pytest_modelhealth.alignment.result import Alignment, Change, Pair
 from pytest_modelhealth.capture.observing.tensors import TensorStore
 from pytest_modelhealth.comparison.trace import KeptTensor, Key, Trace, TwoRuns
+from pytest_modelhealth.report import LayerRecord
 from pytest_modelhealth.snapshot.snapshot import Snapshot
 from pytest_modelhealth.tolerance import TensorName
 
@@ -71,12 +72,10 @@ class SnapshotPair:
     @cached_property
     def of_one_form(self) -> bool:
         """Whether all but the numbers is the same, so that each layer is the one of its name."""
-        forms = [
-            [(r.name, r.type_name, r.status, r.calls, r.tied, *side.tensors[r.name])
-             for r in side.layers.values()]
-            for side in (self.old, self.new)
-        ]  # fmt: skip
-        return forms[0] == forms[1]
+        old, new = (list(map(_form, side.layers.values())) for side in (self.old, self.new))
+        return old == new and all(
+            list(self.old.tensors[name]) == list(self.new.tensors[name]) for name in self.old.layers
+        )
 
     @cached_property
     def alignment(self) -> Alignment:
@@ -229,6 +228,11 @@ class SnapshotPair:
         if role == "buffers":
             return not own.startswith(("running_", "num_batches"))
         return all(lost != "parameter_gradients" for _, lost, _ in self._only[0][reference])
+
+
+def _form(record: LayerRecord) -> tuple[object, ...]:
+    shapes = [parameter.shape for parameter in record.parameters.values()]
+    return record.name, record.type_name, record.status, record.calls, record.tied, shapes
 
 
 def _trace(snapshot: Snapshot) -> Trace:
