@@ -164,7 +164,7 @@ def what_training_parts(runs: Runs) -> Found:
     if alike_outputs(runs.observation, runs.settings) is None:
         raise NotApplicableError("the samples of its outputs are not alike")
     samples = runs.observation.samples // max(runs.observation.batches, 1)
-    with closing(_trained(runs)) as outputs:
+    with closing(_trained(runs, differentiates_last=False)) as outputs:
         deviations = [_deviation(find_tensors(output), samples) for output in outputs]
     before, after, changed = deviations[0], deviations[-1], f"{STEPS} steps of Adam"
     if after >= _HEALED * before:
@@ -206,7 +206,7 @@ def what_stays_zero(runs: Runs) -> Found:
     return Found(f"{STEPS} steps of Adam", partings)
 
 
-def _trained(runs: Runs) -> Generator[Any]:
+def _trained(runs: Runs, *, differentiates_last: bool = True) -> Generator[Any]:
     """Yield the output of a run and of one after each of three steps of Adam; then put all back.
 
     Its gradients lie with the parameters meanwhile.
@@ -221,7 +221,8 @@ def _trained(runs: Runs) -> Generator[Any]:
             optimizer = torch.optim.Adam(wanted, lr=_RATE)
             for batch in batches:
                 output = runs.output(batch)
-                _take_gradients(runs, output, optimizer)
+                if differentiates_last or batch is not batches[-1]:
+                    _take_gradients(runs, output, optimizer)
                 yield output
                 optimizer.step()
         except Exception as error:  # the user's, of weights that we changed
