@@ -409,8 +409,8 @@ FAULTS = {
     },
     "an online net without gradients": (lambda: squares(OnlineOff()), "warn", "student.2"),
     "a layer in mid-net without gradients": (lambda: squares(KeysOff()), "fail", "keys.2"),
-    "a trunk that is detached": (lambda: squares(Trunk()), "warn", "trunk.2", "freeze"),
-    "blocks that are cut": (lambda: squares(Blocks()), "warn", "blocks.0.2"),
+    "a trunk that is detached": (lambda: squares(Trunk()), "fail", "trunk.2"),
+    "blocks that are cut": (lambda: squares(Blocks()), "fail", "blocks.0.2"),
     "a generator's step": (lambda: squares(GeneratorStep()), "fail", "g.2"),
     "a branch that is cut": (Branches, "fail", "side"),
     "an output that is dropped": (

@@ -16,6 +16,7 @@ from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import (
     called,
     completed,
+    enclosing,
     flow_of,
     innermost,
     is_fresh,
@@ -35,7 +36,6 @@ from pytest_modelhealth.checks.paths import (
     way_to,
 )
 from pytest_modelhealth.report import LayerRecord, Observation, Violation
-from pytest_modelhealth.report.flow import SUMS
 from pytest_modelhealth.settings import Limit, Settings
 from pytest_modelhealth.settings.setting import is_inside
 from pytest_modelhealth.statistics import TensorStatistics
@@ -393,9 +393,7 @@ def _gates(walk: _Walk, healthy: set[str]) -> dict[str, float]:
         small = [part for part in parts if 0.0 < part < _SMALLEST_WEIGHT_RMS]
         if not small or record.name not in healthy:
             continue
-        takers = flow.consumers(record.name) if record.name in flow else ()
-        made = flow.operations(record.name, *takers) if takers else ()
-        is_added = any(vertex.function in SUMS for vertex in made)
+        is_added = any(flow.is_added(n) for n in enclosing(record.name) if n in flow)
         if is_added or record.name not in before_weights:
             gates[record.name] = min(small)
     return gates

@@ -227,8 +227,8 @@ def _violation(story: _Story, observation: Observation) -> Violation:
 def _whole_part(story: _Story, observation: Observation, flow: Flow) -> str:
     """Return the outermost module around a layer in which nothing learns, if it may be meant so.
 
-    A stop is written behind it, it takes only what the model was given, and it holds layers or runs
-    under ``no_grad``: the same graph is a bug in one model and right in the next.
+    A stop is written behind it, it takes only what the model was given, and it runs under
+    ``no_grad`` or is one network of several: the same graph is a bug in one and right in the next.
     """
     record, layers = story.culprit.record, observation.layers
     is_written = record.grad_off or (story.cut is not None and story.cut.operation in _DETACHES)
@@ -241,7 +241,14 @@ def _whole_part(story: _Story, observation: Observation, flow: Flow) -> str:
     inside = [r.name for r in called(observation) if r.name == part or is_inside(r.name, part)]
     own_cut = part in layers and layers[part].status == "no_grad_path" and not record.grad_off
     before = [layers[name] for name in flow.feeding(*inside) if name in layers]
-    if own_cut or not (record.grad_off or len(inside) > 1):
+    # one of several networks that a module runs; a trunk with a head, and blocks in a row, are one
+    around, above = layers.get(parent(part)), parent(part)
+    is_one_of_several = (
+        (around is not None and around.entered is not None and around.type_name != "Sequential")
+        and len(inside) > 1
+        and all(is_inside(name, above) and parent(name) != above for name in learning)
+    )
+    if own_cut or not (record.grad_off or is_one_of_several):
         return ""
     is_fed = any(trainable(r) and not r.grad_off for r in before)
     return "" if is_fed and not _has_a_twin(part, layers) else part

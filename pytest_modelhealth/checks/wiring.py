@@ -139,8 +139,9 @@ def _never_called(
     A list chooses its members; where the flow shows a choice, what lies in them may be chosen too.
     """
     is_routed = any(vertex.function in ROUTES for vertex in flow.graph.vertices)
-    told, passed = dict[str, int](), set(known)
-    for record in observation.layers.values():
+    told, passed, records = dict[str, int](), set(known), observation.layers.values()
+    has_run = any(record.entered is not None for record in records if record.name)
+    for record in records if has_run else ():
         name = record.name
         if record.status != "not_called" or not name or modules.ran(name):
             continue

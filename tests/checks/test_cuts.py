@@ -37,7 +37,7 @@ def test_a_flow_that_was_inferred_accuses_no_head(batch: Tensor, inspect: Inspec
     """Autograd still says what no output depends on."""
     for cuts, layers in ((False, []), (True, ["trunk.2"])):
         report = inspect(Auxiliary(cuts=cuts), batch, loss=lambda out: out[0].square().mean())
-        assert [warning.layer for warning in report.warnings] == layers
+        assert [violation.layer for violation in report.violations] == layers
         observation = replace(report.observation, flow=None)
         assert [warning.layer for warning in judge(observation, report._settings).warned] == layers
     inferred = replace(inspect(Reading(Part(), 0), batch).observation, flow=None)

@@ -36,7 +36,7 @@ def what_training_parts(runs: Runs) -> Effects:
     if alike_outputs(runs.observation, runs.settings) is None:
         raise NotApplicableError("the samples of its outputs are not alike")
     samples = runs.observation.samples // max(runs.observation.batches, 1)
-    with closing(_trained(runs)) as outputs:
+    with closing(_trained(runs, differentiates_last=False)) as outputs:
         deviations = [_deviation(find_tensors(output), samples) for output in outputs]
     before, after, changed = deviations[0], deviations[-1], f"{STEPS} steps of Adam"
     if after >= _HEALED * before:
@@ -77,7 +77,7 @@ def what_stays_zero(runs: Runs) -> Effects:
     return Effects(f"{STEPS} steps of Adam", partings)
 
 
-def _trained(runs: Runs) -> Generator[Any]:
+def _trained(runs: Runs, *, differentiates_last: bool = True) -> Generator[Any]:
     """Yield the output of a run and of one after each of three steps of Adam; then put all back.
 
     Its gradients lie with the parameters meanwhile.
@@ -92,14 +92,15 @@ def _trained(runs: Runs) -> Generator[Any]:
             optimizer, learns = torch.optim.Adam(wanted, lr=_RATE), set(map(id, wanted))
             for batch in batches:
                 output = runs.output(batch)
-                loss = runs.loss_of(output, runs.request.target)
-                if loss is None or not loss.requires_grad:
-                    raise ValueError("the loss has no gradient")
-                optimizer.zero_grad()
-                leaves = graph_leaves([loss.grad_fn])
-                with gradients_set_aside([leaf for leaf in leaves if id(leaf) not in learns]):
-                    loss.backward()  # through parameters of the loss itself, too
-                runs.count["backwards"] += 1
+                if differentiates_last or batch is not batches[-1]:
+                    loss = runs.loss_of(output, runs.request.target)
+                    if loss is None or not loss.requires_grad:
+                        raise ValueError("the loss has no gradient")
+                    optimizer.zero_grad()
+                    leaves = graph_leaves([loss.grad_fn])
+                    with gradients_set_aside([leaf for leaf in leaves if id(leaf) not in learns]):
+                        loss.backward()  # through parameters of the loss itself, too
+                    runs.count["backwards"] += 1
                 yield output
                 optimizer.step()
         except Exception as error:  # the user's, of weights that we changed

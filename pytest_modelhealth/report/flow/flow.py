@@ -14,6 +14,7 @@ from pytest_modelhealth.report.flow.graph import (
     AS_IT_IS,
     LOSS,
     PRODUCTS,
+    SUMS,
     By,
     Call,
     Cut,
@@ -280,6 +281,24 @@ class Flow:
         Those of layers inside are theirs; what only lays values out anew is left out.
         """
         return tuple(self._indexed.own_operations(layer))
+
+    def is_added(self, layer: str) -> bool:
+        """Whether what each call of a layer returns goes, scaled at most, into a sum with more."""
+        index, vertices = self._indexed, self.graph.vertices
+        numbers = index.calls_of(layer)
+
+        def onward(number: int) -> list[int]:
+            takers = index.takers[number]
+            return [t for t in takers if vertices[t].function in AS_IT_IS | PRODUCTS]
+
+        for number in numbers:
+            way = walk(self.graph.calls[number].outputs, onward)
+            sums = {t for v in way for t in index.takers[v] if vertices[t].function in SUMS}
+            if not any(
+                o not in way and vertices[o].live for t in sums for o in vertices[t].operands
+            ):
+                return False
+        return bool(numbers)
 
     def inside(self, layer: str) -> frozenset[int]:
         """Return the numbers of the vertices that calls of `layer` made, or layers inside it."""
