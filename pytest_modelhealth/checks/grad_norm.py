@@ -393,7 +393,8 @@ def _gates(walk: _Walk, healthy: set[str]) -> dict[str, float]:
         small = [part for part in parts if 0.0 < part < _SMALLEST_WEIGHT_RMS]
         if not small or record.name not in healthy:
             continue
-        is_added = any(flow.is_added(n) for n in enclosing(record.name) if n in flow)
+        own = [f"{record.name}.{name}".removeprefix(".") for name in record.parameters]
+        is_added = any(map(flow.is_added, (*enclosing(record.name), *own)))
         if is_added or record.name not in before_weights:
             gates[record.name] = min(small)
     return gates

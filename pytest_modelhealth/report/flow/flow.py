@@ -282,23 +282,18 @@ class Flow:
         """
         return tuple(self._indexed.own_operations(layer))
 
-    def is_added(self, layer: str) -> bool:
-        """Whether what each call of a layer returns goes, scaled at most, into a sum with more."""
+    def is_added(self, name: str) -> bool:
+        """Whether what a layer or source gives goes, scaled at most, into a sum with more."""
         index, vertices = self._indexed, self.graph.vertices
-        numbers = index.calls_of(layer)
 
         def onward(number: int) -> list[int]:
             takers = index.takers[number]
             return [t for t in takers if vertices[t].function in AS_IT_IS | PRODUCTS]
 
-        for number in numbers:
-            way = walk(self.graph.calls[number].outputs, onward)
-            sums = {t for v in way for t in index.takers[v] if vertices[t].function in SUMS}
-            if not any(
-                o not in way and vertices[o].live for t in sums for o in vertices[t].operands
-            ):
-                return False
-        return bool(numbers)
+        way = walk(index.values.get(name, ()), onward)
+        sums = {t for v in way for t in index.takers[v] if vertices[t].function in SUMS}
+        others = {o for t in sums for o in vertices[t].operands} - {*way}
+        return not all(index.is_fixed[other] for other in others)
 
     def inside(self, layer: str) -> frozenset[int]:
         """Return the numbers of the vertices that calls of `layer` made, or layers inside it."""
