@@ -70,7 +70,7 @@ def zero_parameters(observation: Observation) -> dict[str, LayerRecord]:
 
 def call_for_steps(observation: Observation) -> bool:
     """Whether a gradient of zero was seen that a few steps of training may open."""
-    if not observation.backward:
+    if not (observation.backward and observation.has_zero_gradients):
         return False
     return bool(zero_parameters(observation)) or next(zero_slices(observation), None) is not None
 

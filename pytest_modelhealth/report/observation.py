@@ -571,6 +571,8 @@ class Observation:
         course: how a training went that was watched; ``None`` where none was.
         given: the tensors that the model was called with, those of the first batch.
         own_functions: whether a custom `torch.autograd.Function` of the user's took part.
+        has_zero_gradients: whether a parameter, or rows or columns of one that are zero, may have a
+            gradient of exactly zero: it is known without a look at the layers.
         sample_deviation: by how much samples deviate from each other, relative to the deviation of
             all numbers of an output: the root of the mean variance along dimension 0 over that of
             the whole, 0 to 1. Of several outputs and batches the largest; ``None`` where no
@@ -607,6 +609,7 @@ class Observation:
     course: Course | None = None
     given: tuple[GivenTensor, ...] = ()
     own_functions: bool = field(default=False, metadata={"merge": "any"})
+    has_zero_gradients: bool = field(default=False, metadata={"merge": "any", "json": False})
     sample_deviation: float | None = field(default=None, metadata={"merge": "max"})
     costs: Costs | None = None
     unlisted: str = ""

@@ -77,6 +77,7 @@ class Recorder:
         self.layers: dict[str, Layer] = {}  # all of them, by name
         self.by_module: dict[nn.Module, Layer] = {}
         self.errors: list[str] = []  # ours
+        self.has_zero_gradients = False  # a parameter's, or those of rows of one, as far as known
         self.notes: list[str] = []
         self.reader = Reader(Ledger(), scale, samples)
         self.flow = FlowRecorder()
@@ -349,14 +350,25 @@ class Recorder:
         """
         for layer in self.by_module.values():
             for name, gradients in layer.own.get("parameter_gradients", {}).items():
-                weights = layer.own.get("parameters", {}).get(name)
-                if weights is None or not (weights.zero_count and gradients.zero_count):
+                zeros, weights = gradients.zero_count, layer.own.get("parameters", {}).get(name)
+                if zeros == 0:
                     continue  # nearly all
+                parameter = layer.parameters[name]
+                # on another device it is not known yet
+                self.has_zero_gradients |= zeros is None or zeros == parameter.numel()
+                if weights is None or not (weights.zero_count and zeros):
+                    continue
                 if isinstance(layer.module, nn.Embedding | nn.EmbeddingBag):
                     continue  # most batches leave out most rows of a table
-                slices = zero_slices(layer.parameters[name], weights, gradients)
+                slices = zero_slices(parameter, weights, gradients)
                 if slices is not None:
                     layer.zero_slices[name] = slices
+                    self.has_zero_gradients = True
+        if self.has_zero_gradients:  # they may have shrunk away, which no step of training undoes
+            held = (layer.own.get("parameter_gradients", {}) for layer in self.by_module.values())
+            reaches = (entry.reach for entries in held for entry in entries.values())
+            shrunk = any(reach and 0.0 < abs(reach[0]) < _NEXT_TO_ZERO for reach in reaches)
+            self.has_zero_gradients = not shrunk
 
     def note_unreached(
         self,
@@ -397,6 +409,10 @@ class Recorder:
     def loss(self) -> float | None:
         """The value of the loss, ``None`` where there is none."""
         return self._loss.statistics.mean_of_all if isinstance(self._loss, Entry) else self._loss
+
+
+_NEXT_TO_ZERO = 1e-30
+"""float32 ends at 1e-38, and subnormal numbers at 1e-45: what is next to that was larger before."""
 
 
 def _place(layer: Layer, role: str, placement: Placement | None) -> None:
