@@ -42,9 +42,10 @@ def run(arguments: argparse.Namespace) -> int:
     from pytest_modelhealth.runs.difference.comparing import compare
     from pytest_modelhealth.runs.difference.result import Grade
     from pytest_modelhealth.runs.difference.writers import render
-    from pytest_modelhealth.runs.reading import read
+    from pytest_modelhealth.runs.reading import read, using
 
-    difference = compare(read(arguments.base), read(arguments.head))
+    with using(arguments.base, arguments.head):
+        difference = compare(read(arguments.base), read(arguments.head))
     if arguments.output is None:
         colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
         text = render(difference, arguments.format, colour=colour)

@@ -28,18 +28,13 @@ def run(arguments: argparse.Namespace) -> int:
         InspectionError: the run cannot be read, or the page cannot be written.
     """
     from pytest_modelhealth.runs import page  # brings torch
-    from pytest_modelhealth.runs.reading import read
+    from pytest_modelhealth.runs.reading import read, using
 
-    made = io.StringIO()
+    written = io.StringIO()
+    with using(arguments.source):
+        page.write(read(arguments.source), written)
     try:
-        page.write(read(arguments.source), made)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InspectionError(
-            f"{arguments.source}: a page needs more than this file holds ({error!r}); write it "
-            "anew: pytest --modelhealth-json=PATH"
-        ) from None
-    try:
-        arguments.target.write_text(made.getvalue(), encoding="ascii")
+        arguments.target.write_text(written.getvalue(), encoding="ascii")
     except OSError as error:
         raise InspectionError(
             f"cannot write to {str(arguments.target)!r}: {error.strerror}; name a file in a folder "

@@ -51,11 +51,13 @@ def test_exit_status_is_that_of_the_gate(head: str, fail_on: str | None, status:
 @pytest.mark.usefixtures("files")
 def test_wrong_files_exit_with_two(capsys: pytest.CaptureFixture[str]) -> None:
     """With one line that names the file, and nothing on the output."""
-    for name in ("broken.json", "none.json", "."):
+    Path("short.json").write_text(Path("healthy.json").read_text().replace('"tied"', '"t"'))
+    for name in ("broken.json", "none.json", ".", "short.json"):
         assert main(["diff", "healthy.json", name, "--fail-on", "never"]) == 2
         output, error = capsys.readouterr()
         assert output == ""
-        assert error.startswith(f"python -m pytest_modelhealth: {name}: ")
+        assert error.startswith("python -m pytest_modelhealth: ")
+        assert f"{name}: " in error
         assert error.count("\n") == 1
 
 

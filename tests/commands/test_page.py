@@ -43,7 +43,7 @@ def test_what_cannot_be_read_or_written_is_one_sentence(
     del data["tests"][0]["results"][0]["place"]
     run.with_name("other.json").write_text(json.dumps(data))
     assert main(["page", str(run.with_name("other.json")), str(target)]) == WRONG_USE
-    assert "a page needs more than this file holds (KeyError('place'))" in capsys.readouterr().err
+    assert "a key is missing or of another type (KeyError('place'))" in capsys.readouterr().err
     assert not target.exists()
     assert main(["page", str(run), str(tmp_path)]) == WRONG_USE
     assert "Is a directory" in capsys.readouterr().err
