@@ -7,13 +7,12 @@ where something did (see --fail-on), 2 where the files cannot be read or compare
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
 from pytest_modelhealth.errors import InspectionError
 
-FORMATS = ("json", "markdown", "terminal")
+FORMATS = ("markdown", "terminal")
 """Of `runs.difference.writers`, which would load torch."""
 
 
@@ -47,8 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     with using(arguments.base, arguments.head):
         difference = compare(read(arguments.base), read(arguments.head))
     if arguments.output is None:
-        colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-        text = render(difference, arguments.format, colour=colour)
+        text = render(difference, arguments.format)
         encoding = sys.stdout.encoding or "utf-8"
         # a terminal that cannot show a letter shows its escape
         print(text.encode(encoding, "backslashreplace").decode(encoding), end="")  # noqa: T201

@@ -65,14 +65,14 @@ def test_output_goes_to_a_file(files: Path, capsys: pytest.CaptureFixture[str]) 
     """Nothing is shown then; a file that cannot be written is wrong use."""
     arguments = ["diff", "healthy.json", "unhealthy.json", "--format", "markdown", "--output"]
     assert main([*arguments, "comment.md"]) == 1
-    assert (files / "comment.md").read_text().startswith("**modelhealth: 1 test got worse")
+    assert (files / "comment.md").read_text().startswith("**`modelhealth: 1 test got worse")
     assert capsys.readouterr().out == ""
     assert main([*arguments, "none/comment.md"]) == 2
     assert "--output: cannot write none/comment.md" in capsys.readouterr().err
 
 
 def test_it_runs_as_a_command(files: Path) -> None:
-    """In a process of its own, in an encoding that has not every letter, without colour."""
+    """In a process of its own, in an encoding that has not every letter."""
     (files / "accent.json").write_text(
         (files / "unhealthy.json").read_text().replace("fc1 is dead", "caf\\u00e9 \\u2713")
     )
@@ -84,7 +84,6 @@ def test_it_runs_as_a_command(files: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (1, b"")
     assert b"caf\xe9 \\u2713" in done.stdout
-    assert b"\033" not in done.stdout
 
 
 def test_help_loads_no_torch() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.rendering.notation import number, percent, plural, printable, shorten
+from pytest_modelhealth.rendering.notation import plural, printable, shorten
 from pytest_modelhealth.runs.difference.result import (
     Change,
     Difference,
@@ -24,8 +24,6 @@ from pytest_modelhealth.snapshot.detection import detect_drift
 Data = Mapping[str, Any]
 
 _ORDER = [Grade.WORSE, Grade.CHANGED, Grade.BETTER, Grade.SAME]
-_FAR, _NEAR = 0.5, 0.8
-"""A margin is told that was under `_FAR` of its limit and is over `_NEAR` of it."""
 
 
 def compare(base: Run, head: Run) -> Difference:
@@ -205,7 +203,6 @@ def _compare_inspections(before: Data, now: Data) -> ResultDifference:
         *_finding_changes(before, now, names),
         *statistics,
         *structural_changes(found, before, now),
-        *_margin_changes(before, now, names),
     )
     return ResultDifference(now["model"], changes, cause, tuple(remarks))
 
@@ -243,11 +240,8 @@ def _finding_changes(before: Data, now: Data, names: Mapping[str, str]) -> Itera
 
 
 def _by_place(findings: Iterable[Data], names: Mapping[str, str]) -> dict[tuple[str, ...], Data]:
-    """Return findings or margins by check, setting and layer, by its name in the head."""
-    return {
-        (one["check"], names.get(one["layer"], one["layer"]), one.get("setting", "")): one
-        for one in findings
-    }
+    """Return findings by check and layer, by its name in the head."""
+    return {(one["check"], names.get(one["layer"], one["layer"])): one for one in findings}
 
 
 def _shown(result: Data, names: Mapping[str, str]) -> set[tuple[str, ...]]:
@@ -257,22 +251,3 @@ def _shown(result: Data, names: Mapping[str, str]) -> set[tuple[str, ...]]:
         found += [{"check": one["check"], "layer": layer} for layer in one.get("affected", ())]
         found += one.get("consequences", ())
     return {*_by_place(found, names)}
-
-
-def _margin_changes(before: Data, now: Data, names: Mapping[str, str]) -> Iterator[Change]:
-    """Yield what came much nearer to its limit and has not reached it."""
-    old, new = (
-        _by_place((one for one in side["margins"] if one["used"] is not None), renamed)
-        for side, renamed in ((before, names), (now, {}))
-    )
-    places = [
-        Place(
-            margin["label"],
-            f"{margin['check']}: {percent(old[key]['used'])} of the limit",
-            f"{percent(margin['used'])}, {number(margin['value'])} of {number(margin['limit'])}",
-        )
-        for key, margin in new.items()
-        if key in old and old[key]["used"] < _FAR and _NEAR < margin["used"] <= 1
-    ]
-    if places:
-        yield Change("margin", "near its limit", tuple(places))

@@ -74,23 +74,6 @@ def test_what_is_waived_or_only_warned_of_is_no_better() -> None:
         assert change.grade is Grade.CHANGED
 
 
-def test_margins_are_told_that_came_near() -> None:
-    """From under half of a limit to over four fifths; no other way is told."""
-
-    def margin(used: float) -> dict[str, Any]:
-        found = {"check": "dead_units", "layer": "fc1", "label": "fc1", "role": "activations"}
-        limit = {"limit": 1.0, "setting": "max_dead_fraction", "least": False}
-        return {**found, **limit, "value": used, "used": used}
-
-    for before, now, is_told in ((0.4, 0.9, True), (0.6, 0.9, False), (0.4, 0.7, False)):
-        sides = inspection(margins=[margin(before)]), inspection(margins=[margin(now)])
-        assert bool(between(*sides).tests) is is_told
-    (place,) = told(between(inspection(margins=[margin(0.4)]), inspection(margins=[margin(0.9)])))[
-        "near its limit"
-    ].places
-    assert place == Place("fc1", "dead_units: 40% of the limit", "90%, 0.900 of 1.00")
-
-
 # ---- layers, shapes, dtypes, parameters, costs ----
 
 
