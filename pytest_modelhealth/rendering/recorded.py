@@ -17,7 +17,6 @@ from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison
 from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.rendering.diagram import Diagram, diagram
 from pytest_modelhealth.rendering.json import plain
-from pytest_modelhealth.rendering.margins import margins
 from pytest_modelhealth.rendering.model_summary import summarised
 from pytest_modelhealth.rendering.places import called_at, defined_at
 from pytest_modelhealth.rendering.summary import headline, label
@@ -94,16 +93,6 @@ def _inspection(report: HealthReport) -> dict[str, Any]:
         "waived": [
             {**_where(report, one.check, one.layer), "message": one.message, "reason": by.reason}
             for one, by in judgement.waived
-        ],
-        "margins": [
-            {
-                **_where(report, near.violation.check, near.violation.layer),
-                **_fields(
-                    near, "limit", "setting", "used", role="violation.role", least="is_least"
-                ),
-                "value": float(near.violation.value),
-            }
-            for near in margins(report)
         ],
         "totals": {key: summary.totals[key] for key in TOTALS},
         "layers": layers,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 FORMAT = "pytest-modelhealth run"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raised when a key changes its name or meaning."""
 
 FAILED = ("failed", "error")

@@ -73,7 +73,6 @@ def inspection(
         model="Encoder",
         loss=1.386,
         samples=32,
-        margins=_margins(names, chance, is_dead=bool(violations)),
         totals={
             "layers": len(names),
             "parameters": sum(layer["parameters"] for layer in layers),
@@ -95,27 +94,6 @@ def inspection(
         },
         **others,
     )
-
-
-def _margins(names: list[str], chance: random.Random, *, is_dead: bool) -> list[dict[str, Any]]:
-    checks = ("dead_units", "vanishing_gradients", "exploding_gradients", "saturation", "collapse",
-              "activation_scale", "input_scale", "grad_norm", "headroom")  # fmt: skip
-    used = sorted((round(chance.random() * 0.7, 3) for _ in checks), reverse=True)
-    used[0] = 1.25 if is_dead else 0.386
-    return [
-        {
-            "check": check,
-            "layer": names[-1],
-            "label": names[-1],
-            "role": "activations",
-            "value": 0.8 * part,
-            "limit": 0.8,
-            "setting": f"max_{check}",
-            "used": part,
-            "least": False,
-        }
-        for check, part in zip(checks, used, strict=True)
-    ]
 
 
 def _finding(layer: str) -> dict[str, Any]:

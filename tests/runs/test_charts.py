@@ -19,7 +19,6 @@ from pytest_modelhealth.rendering.charts.flow import flow
 from pytest_modelhealth.rendering.charts.rows import depth, errors
 from pytest_modelhealth.rendering.charts.svg import link_to
 from pytest_modelhealth.rendering.charts.values import drift, histograms
-from pytest_modelhealth.runs.page.panels import MOST_MARGINS
 from pytest_modelhealth.runs.page.panels import drawn as drawn_of
 from tests.runs.charted import (
     DENSE,
@@ -377,7 +376,7 @@ def test_drift() -> None:
     assert "std 1 → 2" in texts(svg)
 
 
-# Training and margins
+# Training
 
 
 def test_course() -> None:
@@ -407,25 +406,6 @@ def test_course() -> None:
     assert missing.get("d", "").count("M") == 3
     assert not of_class(dead, "no-cell")
     assert titles(svg)[:3] == ["a", "b", "__proto__"]
-
-
-def test_margins() -> None:
-    """Bars are as long as the part of the limit that is used; what is over it stands out."""
-    given = [(9.6, 0.8, 12.0), (1e-8, 1.1e-8, 1.1), (0.72, 0.8, 0.9), (0.31, 0.8, 0.3875)]
-    given += [(3e-5, 1e-6, 0.033), (0.0, None, None)]
-    margins = [
-        {"check": "dead_units", "layer": f"l{i}", "label": f"l{i}", "setting": "max"}
-        | {"value": value, "limit": limit, "used": used, "least": limit in (1.1e-8, 1e-6)}
-        for i, (value, limit, used) in enumerate(given)
-    ]
-    table = panel({"margins": [{}] * MOST_MARGINS + margins}, "Other limits")
-    bars = [float(bar.get("style", "")[4:-1]) for bar in of_class(table, "bar")]
-    assert bars == [100, 100, 90, 38.8, 3.3, 0]
-    assert len(of_class(table, "bad")) == 2
-    assert ["".join(cell.itertext()) for cell in of_class(table, "n")[1:]] == [
-        "9.6 of 0.8", "1e-8 of at least 1.1e-8", "0.72 of 0.8", "0.31 of 0.8",
-        "3e-5 of at least 1e-6", "0 of NaN",
-    ]  # fmt: skip
 
 
 # All of them

@@ -85,6 +85,6 @@ def test_no_file_and_a_directory_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", [7, "1", True, 0])
 def test_other_versions_are_refused(tmp_path: Path, version: object) -> None:
     """The message names both versions."""
-    says = rf"version {version!r} of the format.*up to version 1"
+    says = rf"version {version!r} of the format.*up to version 2"
     with pytest.raises(InspectionError, match=says):
         read(tmp_path, json.dumps({**document(), "format_version": version}))

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
 from pytest_modelhealth.rendering.notation import in_bytes, number, plural, printable
-from pytest_modelhealth.runs.page.panels import MOST_MARGINS, Drawn, drawn, margin
+from pytest_modelhealth.runs.page.panels import Drawn, drawn
 from pytest_modelhealth.runs.run import FAILED, Run, Test
 
 FULLY_TOLD = 300
 """Results that are told in full: of passing tests beyond, the numbers of the layers are left."""
 
 DRAWN_AT_ONCE = 60_000
-"""Characters of charts that stand on the page as they are, for paper and without a script; those
-of other results are packed."""
-
-TRIES = 20
-"""Results whose charts are drawn to see whether they fit."""
-
-STORIES = 4_000_000
-"""Characters of stories on the page; those after it are left to the terminal and the JSON."""
+"""Characters of charts that stand on the page as they are, for paper and without a script: those of
+the first results that need a look. From the first that do not fit on, they are packed."""
 
 TONES = {
     "unhealthy": "bad",
@@ -61,8 +55,7 @@ class Contents:
 
 def contents(run: Run) -> Contents:
     """Return what of `run` stands on its page as text, the tests that failed first."""
-    room = Counter(stories=STORIES, charts=DRAWN_AT_ONCE, tries=TRIES)
-    entries = [_entry(index, test, room) for index, test in enumerate(run.tests)]
+    entries = [*_entries(run)]
     entries.sort(key=itemgetter("rank"))
     results = [result for entry in entries for result in entry["results"]]
     verdicts = Counter(result["verdict"] for result in results)
@@ -107,7 +100,20 @@ def anchor(index: int, nth: int) -> str:
     return f"t{index}-{nth}"
 
 
-def _entry(index: int, test: Test, room: Counter[str]) -> dict[str, Any]:
+def _entries(run: Run) -> Iterator[dict[str, Any]]:
+    """Yield what stands on the page of each test, with charts as long as there is room."""
+    room = DRAWN_AT_ONCE
+    for index, test in enumerate(run.tests):
+        entry = _entry(index, test)
+        if entry["rank"] < 2:
+            for shown, result in zip(entry["results"], test["results"], strict=True):
+                charts = drawn(result, shown["anchor"]) if room else Drawn()
+                room = max(0, room - charts.size)
+                shown["drawn"] = charts if room else Drawn()
+        yield entry
+
+
+def _entry(index: int, test: Test) -> dict[str, Any]:
     """Return what stands on the page of a test; its rank tells where: failures are first."""
     results = test["results"]
     message, file = test["message"], printable(test["file"])
@@ -122,25 +128,12 @@ def _entry(index: int, test: Test, room: Counter[str]) -> dict[str, Any]:
         "rank": rank(test),
         "seconds": f"{number(test['seconds'])} s" if test["seconds"] is not None else "",
         "message": "" if said else printable(message),
-        "results": [
-            _result(anchor(index, nth), result, room, needs_a_look=rank(test) < 2)
-            for nth, result in enumerate(results)
-        ],
+        "results": [_result(anchor(index, nth), result) for nth, result in enumerate(results)],
     }
 
 
-def _result(
-    own: str, result: Mapping[str, Any], room: Counter[str], *, needs_a_look: bool
-) -> dict[str, Any]:
-    """Return what stands on the page of a result, with story and charts where there is room."""
-    story = "\n".join(map(printable, result["text"].split("\n")))
-    left_out = len(story) > room["stories"]
-    room["stories"] -= 0 if left_out else len(story)
-    charts = drawn(result, own) if needs_a_look and room["tries"] > 0 else Drawn()
-    room["tries"] -= charts.size > 0
-    if charts.size > room["charts"]:
-        charts = Drawn()
-    room["charts"] -= charts.size
+def _result(own: str, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what stands on the page of a result."""
     verdict = str(result["verdict"])
     reason = printable(result["headline"])
     for start in (f"{verdict}: ", "not equivalent: ", "equivalent "):  # the verdict stands there
@@ -153,10 +146,8 @@ def _result(
         "reason": reason,
         "place": printable(result["place"]),
         "facts": _facts(result),
-        "story": "" if left_out else story,
-        "story_left_out": left_out,
-        "margins": [margin(one) for one in (result.get("margins") or [])[:MOST_MARGINS]],
-        "drawn": charts,
+        "story": "\n".join(map(printable, result["text"].split("\n"))),
+        "drawn": Drawn(),
         "remarks": _remarks(result),
     }
 

@@ -25,9 +25,6 @@ FOLDED_FROM = 400
 
 MOST_ROWS, MOST_DRIFTS = 15, 200
 
-MOST_MARGINS = 6
-"""Margins of a result that stand on the page at once; the others when they are asked for."""
-
 _SIZES = {
     "parameters": "parameter_bytes",
     "activations": "activation_bytes",
@@ -48,7 +45,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Drawn:
-    """What stands above the margins of a result, and what stands below."""
+    """The histograms of the evidence, and the charts and tables below them."""
 
     evidence: str = ""
     panels: str = ""
@@ -73,27 +70,8 @@ def drawn(result: Mapping[str, Any], anchor: str) -> Drawn:
     return Drawn(evidence, macros.panels_of(panels))
 
 
-def margin(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how near a check came to its limit, as it is written."""
-    used = found["used"] or 0.0
-    return {
-        "check": printable(svg.words(found["check"])),
-        "setting": printable(found["setting"]),
-        "label": printable(found["label"]),
-        "value": svg.brief(found["value"]),
-        "limit": svg.brief(found["limit"]),
-        "is_least": found["least"],
-        "used": found["used"],
-        "width": round(100 * min(max(used, 0.0), 1.0), 1),
-        "tone": "bad" if used >= 1 else "unsure" if used >= 0.8 else "good",
-    }
-
-
 def _inspection(result: Mapping[str, Any], anchor: str) -> Iterator[Panel]:
     layers, violations = result["layers"], result["violations"]
-    if others := [margin(one) for one in result["margins"][MOST_MARGINS:]]:
-        told = f"of {plural(len(others), 'check')} further from theirs"
-        yield Panel("Other limits", told, others, "margins", is_open=False)
     if result.get("course"):
         known = result["course"]["layers"]  # accused ones first
         ordered = {one["name"]: known[one["name"]] for one in layers if one["name"] in known}
