@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.rendering.notation import plural, printable, shorten
+from pytest_modelhealth.rendering.notation import printable
 from pytest_modelhealth.runs.difference.result import (
     Change,
     Difference,
@@ -30,14 +30,18 @@ def compare(base: Run, head: Run) -> Difference:
     """Return what changed from `base` to `head`.
 
     Raises:
-        InspectionError: both inspected something, and nothing that can be compared.
+        InspectionError: both inspected something, in no test that is in the other.
     """
     before = {test["id"]: test for test in base.tests}
     now = {test["id"]: test for test in head.tests}
     was = _counterparts(before, now)
     tests = [_compare_tests(before[was[name]], test) for name, test in now.items() if name in was]
-    if before and now:
-        _require_common(tests, before, now)
+    if before and now and not tests:
+        one, other = (printable(next(iter(side))) for side in (before, now))
+        raise InspectionError(
+            f"the two runs have no test in common: one has {one}, the other {other}; give two "
+            "runs of one suite"
+        )
     unchanged = sum(test.grade is Grade.SAME for test in tests)
     for name in (one for one in now if one not in was):
         outcome = now[name]["outcome"]
@@ -70,28 +74,6 @@ def _counterparts(before: Mapping[str, Data], now: Mapping[str, Data]) -> dict[s
             if name not in was:
                 left[name.partition("::")[2]][side].append(name)
     return was | {new[0]: old[0] for old, new in left.values() if len(old) == len(new) == 1}
-
-
-def _require_common(
-    tests: Sequence[TestDifference], before: Mapping[str, Data], now: Mapping[str, Data]
-) -> None:
-    if not tests:
-        one, other = (
-            printable(next(iter(side))) + (f" and {len(side) - 1:,} more" if len(side) > 1 else "")
-            for side in (before, now)
-        )
-        raise InspectionError(
-            f"the two runs have no test in common: one has {one}, the other {other}; give two "
-            "runs of one suite"
-        )
-    results = sum(len(now[test.id]["results"]) for test in tests)
-    if results == sum(not result.same_model for test in tests for result in test.results):
-        models = sorted({result.model for test in tests for result in test.results})
-        raise InspectionError(
-            f"the two runs are of different models: {plural(len(tests), 'test')} in common, and "
-            f"no layer of {shorten(printable(', '.join(models)), 100)} is in the other; give two "
-            "runs of one model"
-        )
 
 
 def _remarks(base: Data, head: Data) -> Iterator[str]:
@@ -191,7 +173,7 @@ def _compare_inspections(before: Data, now: Data) -> ResultDifference:
     if not pair.has_common_layers:
         place = Place("", before["model"], now["model"], "no layer is in both")
         another = Change("model", "another model", (place,))
-        return ResultDifference(now["model"], (*verdict, another), same_model=False)
+        return ResultDifference(now["model"], (*verdict, another))
     names = pair.alignment.to_candidate
     statistics, cause, remarks = (
         moved(found, (before["samples"] or 0, now["samples"] or 0))

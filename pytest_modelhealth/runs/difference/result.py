@@ -63,14 +63,12 @@ class ResultDifference:
         changes: the gravest kind first.
         cause: what began the drift of statistics, a sentence; ``""`` where none drifted.
         remarks: what was not compared and why, a sentence each.
-        same_model: whether the two can be compared at all.
     """
 
     model: str
     changes: tuple[Change, ...] = ()
     cause: str = ""
     remarks: tuple[str, ...] = ()
-    same_model: bool = True
 
     @property
     def grade(self) -> Grade:

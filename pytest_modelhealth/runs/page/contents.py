@@ -17,7 +17,10 @@ FULLY_TOLD = 300
 
 DRAWN_AT_ONCE = 60_000
 """Characters of charts that stand on the page as they are, for paper and without a script: those of
-the first results that need a look. From the first that do not fit on, they are packed."""
+results that need a look, as far as they fit. Those of others are packed."""
+
+TRIES = 20
+"""Results whose charts are drawn to see whether they fit."""
 
 TONES = {
     "unhealthy": "bad",
@@ -102,14 +105,16 @@ def anchor(index: int, nth: int) -> str:
 
 def _entries(run: Run) -> Iterator[dict[str, Any]]:
     """Yield what stands on the page of each test, with charts as long as there is room."""
-    room = DRAWN_AT_ONCE
+    room, tries = DRAWN_AT_ONCE, TRIES
     for index, test in enumerate(run.tests):
         entry = _entry(index, test)
-        if entry["rank"] < 2:
-            for shown, result in zip(entry["results"], test["results"], strict=True):
-                charts = drawn(result, shown["anchor"]) if room else Drawn()
-                room = max(0, room - charts.size)
-                shown["drawn"] = charts if room else Drawn()
+        for shown, result in zip(entry["results"], test["results"], strict=True):
+            if entry["rank"] < 2 and tries:
+                tries -= 1
+                charts = drawn(result, shown["anchor"])
+                if charts.size <= room:
+                    room -= charts.size
+                    shown["drawn"] = charts
         yield entry
 
 
