@@ -45,13 +45,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     with using(arguments.base, arguments.head):
         difference = compare(read(arguments.base), read(arguments.head))
-    if arguments.output is None:
         text = render(difference, arguments.format)
+    if arguments.output is None:
         encoding = sys.stdout.encoding or "utf-8"
         # a terminal that cannot show a letter shows its escape
         print(text.encode(encoding, "backslashreplace").decode(encoding), end="")  # noqa: T201
     else:
-        path, text = Path(arguments.output), render(difference, arguments.format)
+        path = Path(arguments.output)
         try:
             path.write_text(text, encoding="utf-8")
         except OSError as error:

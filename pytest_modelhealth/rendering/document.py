@@ -97,9 +97,9 @@ class Document:
         ]
         if self.rows:
             titles = [column.title for column in self.columns]
-            lines = [titles, ["---"] * len(titles)]
-            lines += [[_cell(cell) for cell in row.cells] for row in self.rows]
-            parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+            cells = [titles, ["---"] * len(titles)]
+            cells += [[_cell(cell) for cell in row.cells] for row in self.rows]
+            parts.append("\n".join(f"| {' | '.join(row)} |" for row in cells))
         notes = [f"{row.cells[0]}: {n.check}: {n.text}" for row in self.rows for n in row.notes]
         lines = [*notes, self.rest, *self.remarks]
         parts.append("\n".join(f"- {_span(line)}" for line in lines if line))

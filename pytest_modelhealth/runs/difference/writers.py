@@ -66,7 +66,7 @@ def _documents(difference: Difference) -> Iterator[Document]:
             columns=_COLUMNS,
             rows=rows[:_MOST_ROWS],
             rest=plural(more, "more row") if more > 0 else "",
-            narrowest=[(4, 30), (3, 30), (2, 20)],
+            narrowest=[(3, 60), (4, 60)],
             indent="  ",
         )
 
