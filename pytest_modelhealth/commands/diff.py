@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     from pytest_modelhealth.runs.difference.comparing import compare
     from pytest_modelhealth.runs.difference.result import Grade
     from pytest_modelhealth.runs.difference.writers import render
-    from pytest_modelhealth.runs.reading import read, using
+    from pytest_modelhealth.runs.run import read, using
 
     with using(arguments.base, arguments.head):
         difference = compare(read(arguments.base), read(arguments.head))

@@ -10,10 +10,8 @@ import importlib.metadata
 import json
 import platform
 import shutil
-import sys
 import tempfile
 from collections.abc import Generator, Iterator
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -203,7 +201,7 @@ class _Collector:
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "environment": {
                 "pytest_modelhealth": __version__,
-                "torch": _torch_version(),
+                "torch": importlib.metadata.version("torch"),
                 "python": platform.python_version(),
                 "platform": platform.platform(),
             },
@@ -211,15 +209,6 @@ class _Collector:
             "notes": self._notes,
         }
         return Run(head, _Tests(self._ended))
-
-
-def _torch_version() -> str:
-    """Return torch's version; under xdist the process that reports has not loaded it."""
-    if "torch" in sys.modules:
-        return str(sys.modules["torch"].__version__)
-    with suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version("torch")
-    return ""
 
 
 def _outcome(report: pytest.TestReport) -> str:

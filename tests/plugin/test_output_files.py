@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_modelhealth.runs import reading
+from pytest_modelhealth.runs import run as runs
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="modes and devices of POSIX")
 
@@ -173,7 +173,7 @@ def test_a_real_run_is_read(nets: pytest.Pytester) -> None:
     nets.runpytest("--modelhealth-json=run.json").assert_outcomes(passed=2, failed=1)
     kinds = {
         test["id"].rpartition("::")[2]: [result["kind"] for result in test["results"]]
-        for test in reading.read(nets.path / "run.json").tests
+        for test in runs.read(nets.path / "run.json").tests
     }
     assert kinds == {
         "test_healthy[a|b]": ["inspection"],

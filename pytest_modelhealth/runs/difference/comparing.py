@@ -47,12 +47,12 @@ def compare(base: Run, head: Run) -> Difference:
         outcome = now[name]["outcome"]
         grade = Grade.WORSE if outcome in FAILED else Grade.CHANGED
         place = Place("", "", outcome, now[name]["message"])
-        tests.append(TestDifference(name, "", (Change("test", "new test", (place,), grade),)))
+        tests.append(TestDifference(name, (Change("test", "new test", (place,), grade),)))
     found = set(was.values())
     for name in (one for one in before if one not in found):
         place = Place("", before[name]["outcome"])
         gone = Change("test", "inspects nothing any more", (place,), Grade.WORSE)
-        tests.append(TestDifference(name, "", (gone,)))
+        tests.append(TestDifference(name, (gone,)))
     told = [
         test
         for test in tests
@@ -102,7 +102,7 @@ def _compare_tests(before: Data, now: Data) -> TestDifference:
     grade = _grade(old in FAILED, new in FAILED)
     if old != new and all(result.grade is not grade for result in results):  # none says why
         changes.append(Change("outcome", "outcome", (Place("", old, new, now["message"]),), grade))
-    return TestDifference(now["id"], was, tuple(changes), tuple(results))
+    return TestDifference(now["id"], tuple(changes), tuple(results))
 
 
 def _grade(before: int, now: int) -> Grade:

@@ -10,7 +10,7 @@ import pytest
 
 from corpus.runs import dead_layer
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.runs import reading
+from pytest_modelhealth.runs import run as runs
 from tests.runs.difference import made
 from tests.runs.difference.recorded import inspected
 
@@ -24,7 +24,7 @@ def read(tmp_path: Path, text: str | bytes) -> Any:
     """Return the run read from a file with this content."""
     path = tmp_path / "run.json"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return reading.read(path)
+    return runs.read(path)
 
 
 def test_real_inspections_are_read(tmp_path: Path) -> None:
@@ -77,9 +77,9 @@ def test_what_is_no_run_is_refused(tmp_path: Path, content: bytes, says: str) ->
 def test_no_file_and_a_directory_are_refused(tmp_path: Path) -> None:
     """The message has what the system says and the next move."""
     with pytest.raises(InspectionError, match=r"No such file.*--modelhealth-json"):
-        reading.read(tmp_path / "none.json")
+        runs.read(tmp_path / "none.json")
     with pytest.raises(InspectionError, match=r"directory.*--modelhealth-json"):
-        reading.read(tmp_path)
+        runs.read(tmp_path)
 
 
 @pytest.mark.parametrize("version", [7, "1", True, 0])
