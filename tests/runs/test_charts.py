@@ -18,7 +18,7 @@ from pytest_modelhealth.rendering.charts.course import course
 from pytest_modelhealth.rendering.charts.flow import flow
 from pytest_modelhealth.rendering.charts.rows import depth, errors
 from pytest_modelhealth.rendering.charts.svg import link_to
-from pytest_modelhealth.rendering.charts.values import drift, histograms
+from pytest_modelhealth.rendering.charts.values import histograms
 from pytest_modelhealth.runs.page.panels import drawn as drawn_of
 from tests.runs.charted import (
     DENSE,
@@ -28,7 +28,6 @@ from tests.runs.charted import (
     Edge,
     chain,
     comparison,
-    drifting,
     experts,
     flow_of,
     hostile,
@@ -59,7 +58,6 @@ DRAWN: dict[str, Callable[..., str]] = {
     "depth": lambda layers, violations: depth(layers, violations, "t0-0"),
     "flow": lambda found, violations: flow(found, violations, "t0-0"),
     "errors": lambda found: errors(found, "t0-0"),
-    "drift": lambda found: drift(found, "t0-0"),
     "course": lambda found: course(found, "t0-0"),
 }
 
@@ -308,7 +306,7 @@ def test_flow_has_a_box_for_all_on_the_way() -> None:
     assert any("in part" in text for text in texts(svg))
 
 
-# Comparison and drift
+# Comparison
 
 
 def test_errors_can_be_read_off_their_axes() -> None:
@@ -345,35 +343,6 @@ def test_errors_mark_layers_of_one_side() -> None:
     assert {"l.1 (\N{MINUS SIGN})", "new (+)"} <= set(names)
     assert len(of_class(svg, "bad")) == 1
     assert len(of_class(svg, "zero")) == 1
-
-
-def test_drift() -> None:
-    """Both sides of a tensor stand on one axis, off which their statistics can be read."""
-    before = {"min": -2.0, "max": 2.0, "mean": 0.0, "std": 1.0}
-    now = {"min": -4.0, "max": 5.0, "mean": 1.0, "std": 1.5}
-    drifts = [made.drifted("fc", s, "1", "2") for s in ("std", "mean")]
-    svg = draw(
-        "drift",
-        {"drifts": drifts, "before": [drifting("fc", **before)], "now": [drifting("fc", **now)]},
-    )
-    read = reader(svg, log=False)
-    for side, expected in (("before", before), ("now", now)):
-        (group,) = of_class(svg, "range", side)
-        (extent,) = of_class(group, "extent")
-        left, right = map(float, re.findall(r"[MH]([\d.]+)", extent.get("d", ""))[:2])
-        (mean,) = of_class(group, "mean")
-        (spread,) = of_class(group, "spread")
-        x, width = numbers(spread, "x", "width")
-        found = [
-            read(left),
-            read(right),
-            read(float(re.findall(r"M([\d.]+)", mean.get("d", ""))[0])),
-            (read(x + width) - read(x)) / 2,
-        ]
-        assert found == pytest.approx(
-            [expected[key] for key in ("min", "max", "mean", "std")], abs=0.03
-        )
-    assert "std 1 → 2" in texts(svg)
 
 
 # Training
@@ -434,7 +403,6 @@ def test_names_are_text(chart: str) -> None:
         ("depth", [[layer("a", tensor("activations", None, min=None, max=None))], []]),
         ("flow", [flow_of([]), []]),
         ("errors", [{"layers": [], "divergence": None}]),
-        ("drift", [{"drifts": [], "before": [], "now": []}]),
         ("course", [{"steps": [], "loss": [], "layers": {}}]),
         ("course", [{"steps": [1], "loss": [None], "layers": {"a": {"x": [None]}}}]),
         ("course", [{"steps": [1, 2], "loss": [-1.7e308, 1.7e308], "layers": {}}]),

@@ -102,7 +102,7 @@ def open_at(page: Page, address: str) -> None:
 def test_the_page_needs_nothing_but_itself(page: Page, address: str) -> None:
     """Every result is shown without another request, a word on the console or a failed chart."""
     watched = Watched(page)
-    for anchor in ("t0-0", "t1-0", "t2-0", "t3-0"):
+    for anchor in ("t0-0", "t1-0", "t2-0"):
         open_at(page, f"{address}#{anchor}")
         page.locator(f"#{anchor} summary", has_text="Memory").or_(
             page.locator(f"#{anchor} summary").last
@@ -214,7 +214,7 @@ def test_a_mark_of_a_chart_leads_to_its_layer(page: Page, address: str) -> None:
 def test_the_style_of_the_page_leaves_charts_alone(page: Page, address: str) -> None:
     """No rule of the page gives a shape another size, and no text leaves the frame of its chart."""
     sizes = []
-    for anchor in ("t0-0", "t1-0", "t2-0", "t3-0"):
+    for anchor in ("t0-0", "t1-0", "t2-0"):
         open_at(page, f"{address}#{anchor}")
         sizes += page.locator(f"#{anchor} svg rect[width]").evaluate_all(
             "(all) => all.map((each) => [each.getAttribute('width'), getComputedStyle(each).width])"

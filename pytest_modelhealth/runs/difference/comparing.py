@@ -201,18 +201,20 @@ def _finding_changes(before: Data, now: Data, names: Mapping[str, str]) -> Itera
     warned, warnings = _by_place(before["warnings"], names), _by_place(now["warnings"], {})
     shown_before, shown_now = _shown(before, names), _shown(now, {})
     gone = {key: one for key, one in old.items() if key not in shown_now}
-    waived = gone.keys() & _by_place(now["waived"], {}).keys()
-    softened = (gone.keys() & warnings.keys()) - waived
-    came = [one for key, one in new.items() if key not in shown_before]
-    came_warnings = [
-        one for key, one in warnings.items() if key not in warned and key not in shown_before
-    ]
+    accepted = gone.keys() & (_by_place(now["waived"], {}).keys() | warnings.keys())
     for what, findings, grade in (
-        ("new finding", came, Grade.WORSE),
-        ("now waived", [gone.pop(key) for key in [*gone] if key in waived], Grade.CHANGED),
-        ("now only a warning", [gone.pop(k) for k in [*gone] if k in softened], Grade.CHANGED),
+        ("new finding", [new[key] for key in new if key not in shown_before], Grade.WORSE),
+        (
+            "now waived or warned of",
+            [gone.pop(key) for key in [*gone] if key in accepted],
+            Grade.CHANGED,
+        ),
         ("no longer found", [*gone.values()], Grade.BETTER),
-        ("new warning", came_warnings, Grade.CHANGED),
+        (
+            "new warning",
+            [warnings[key] for key in warnings if key not in warned and key not in shown_before],
+            Grade.CHANGED,
+        ),
     ):
         told = [(one["label"], f"{one['check']}: {one['message']}") for one in findings]
         if told:

@@ -28,7 +28,9 @@ DIGITS_OF_A_COMPARISON = 9
 MOST_MISSES = 20
 """Results that do not fit, after which no other is tried."""
 
-ON_THE_PAGE_AS_IT_IS = frozenset({"text", "headline", "place", "notes", "basis", "flow", "course"})
+ON_THE_PAGE_AS_IT_IS = frozenset(
+    {"text", "headline", "place", "notes", "basis", "evidence", "flow", "course"}
+)
 
 
 def blocks(run: Run, shown: Contents, room: int) -> Iterator[str]:

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import networkx as nx
 from markupsafe import Markup
 
 from pytest_modelhealth.rendering.charts import svg
 from pytest_modelhealth.rendering.charts.course import course
 from pytest_modelhealth.rendering.charts.flow import flow
 from pytest_modelhealth.rendering.charts.rows import depth, errors
-from pytest_modelhealth.rendering.charts.values import drift, histograms, tensor_of
+from pytest_modelhealth.rendering.charts.values import histograms
 from pytest_modelhealth.rendering.notation import in_bytes, plural, printable
 from pytest_modelhealth.rendering.template import environment
 
@@ -65,7 +64,7 @@ def drawn(result: Mapping[str, Any], anchor: str) -> Drawn:
         told = f"{result['candidate']} beside {result['model']}"
         panels = [Panel("Error through depth", told, errors(result, anchor))]
     elif kind == "drift" and result["drifts"]:
-        panels = [*_drift(result, anchor)]
+        panels = [_drift(result)]
     macros: Any = environment(_TEMPLATES).get_template("panels.html").module
     return Drawn(evidence, macros.panels_of(panels))
 
@@ -91,15 +90,11 @@ def _inspection(result: Mapping[str, Any], anchor: str) -> Iterator[Panel]:
         yield Panel("Memory by layer", told, _memory(layers, anchor), "memory", is_open=False)
 
 
-def _drift(result: Mapping[str, Any], anchor: str) -> Iterator[Panel]:
-    drifts = result["drifts"]
-    told = f"{plural(len(drifts), 'statistic')} that drifted"
-    yield Panel("Before and after", told, drift(result, anchor))
+def _drift(result: Mapping[str, Any]) -> Panel:
     rows = [
         {
-            "link": svg.link_to(anchor, item["layer"]),
-            "label": printable(str(item["layer"] if tensor_of(item) else svg.label_of(item))),
-            "tensor": printable(f"{svg.words(item['role'])} {tensor_of(item)}".strip()),
+            "label": printable(str(item["label"] or svg.label_of(item))),
+            "tensor": printable(svg.words(item["role"])),
             "statistic": printable(svg.words(item["statistic"])),
             "numbers": [
                 svg.brief(value) if isinstance(value, int | float) else printable(str(value))
@@ -107,40 +102,19 @@ def _drift(result: Mapping[str, Any], anchor: str) -> Iterator[Panel]:
                 for value in [item[key]]
             ],
         }
-        for item in drifts[:MOST_DRIFTS]
+        for item in result["drifts"][:MOST_DRIFTS]
     ]
-    rest = plural(len(drifts) - MOST_DRIFTS, "effect") if len(drifts) > MOST_DRIFTS else ""
-    told = "from cause to effect"
-    yield Panel("What drifted", told, {"rows": rows, "rest": rest}, "drifts")
+    more = len(result["drifts"]) - MOST_DRIFTS
+    rest = plural(more, "effect") if more > 0 else ""
+    return Panel("What drifted", "from cause to effect", {"rows": rows, "rest": rest}, "drifts")
 
 
 def _evidence(result: Mapping[str, Any]) -> Markup:
     """Return the tensor that the verdict rests on, below that of the layer computed before it."""
-    if not result["violations"]:
-        return Markup()
-    worst = result["violations"][0]
-    layers = {layer["name"]: layer for layer in reversed(result["layers"])}
-    feeding = nx.DiGraph((b, a) for a, b, *_ in (result.get("flow") or {"edges": ()})["edges"])
-    feeding.add_node(worst["layer"])
-    near = nx.single_source_shortest_path_length(feeding, worst["layer"])
-    before = next((name for name in near if name in layers and name != worst["layer"]), None)
-    named = []
-    for name in filter(layers.__contains__, (before, worst["layer"])):
-        own = worst.get("tensor", "") if name == worst["layer"] else ""
-
-        def rank(tensor: Mapping[str, Any], own: str = own) -> int:
-            if tensor["role"] == worst["role"]:
-                return 0 if tensor["name"] == own else 1
-            return 2 if tensor["role"] == "activations" else 3
-
-        found = min(layers[name]["tensors"], key=rank, default=None)
-        if found is not None and rank(found) < 3:
-            label = " ".join(filter(None, (layers[name]["label"], found["name"])))
-            named.append((label, found))
-    roles = " and ".join(dict.fromkeys(svg.words(tensor["role"]) for _, tensor in named))
-    return (
-        histograms(named, f"values of {roles}, by sign and power of two", 76) if named else Markup()
-    )
+    tensors = [(one["label"], one) for one in result.get("evidence", ())]
+    roles = " and ".join(dict.fromkeys(svg.words(one["role"]) for _, one in tensors))
+    what = f"values of {roles}, by sign and power of two"
+    return histograms(tensors, what, 76) if tensors else Markup()
 
 
 def _memory(layers: Sequence[Mapping[str, Any]], anchor: str) -> dict[str, Any]:
