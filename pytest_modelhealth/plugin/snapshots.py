@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,32 +83,18 @@ def pytest_runtest_makereport(
     return report
 
 
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    """Say what was recorded and what had drifted, file by file, and which files no test used."""
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was recorded and what had drifted, file by file."""
     written = left_on_reports(terminalreporter, "modelhealth_snapshots")
-    lines = [f"{one['file']}: {one['change']}" for one in sorted(written, key=lambda o: o["file"])]
-    # ours that syrupy counts as unused and does not name
-    option = config.option
-    named = ("update_snapshots", "include_snapshot_details")
-    found = getattr(getattr(config, "_syrupy", None), "report", None)
-    if found and not found.disable_unused_snapshots and not _any_of(option, *named):
-        unused = (file.location for file in found.unused if file.location.endswith(".health"))
-        paths = sorted(map(os.path.relpath, unused))
-        lines += [f"{path}: unused, its test is gone or was renamed" for path in paths]
-    for line in lines:
-        terminalreporter.write_line(f"modelhealth: snapshot {line}")
-
-
-def _any_of(option: object, *names: str) -> bool:
-    return any(getattr(option, name, False) for name in names)
+    for one in sorted(written, key=lambda one: one["file"]):
+        terminalreporter.write_line(f"modelhealth: snapshot {one['file']}: {one['change']}")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     """Let the inspectors of a test that records a snapshot measure the noise of what they see."""
-    updates = _any_of(item.config.option, "update_snapshots", "update_new_snapshots_only")
+    names = ("update_snapshots", "update_new_snapshots_only")
+    updates = any(getattr(item.config.option, name, False) for name in names)
     if not updates or "health_snapshot" not in getattr(item, "fixturenames", ()):
         return (yield)
     from pytest_modelhealth.tolerance import RECORDING

@@ -16,6 +16,13 @@ FORMAT = "pytest-modelhealth run"
 FORMAT_VERSION = 2
 """Raised when a key changes its name or meaning."""
 
+GRAVITY = {
+    **dict.fromkeys(("unhealthy", "different", "drifted", "missing"), 2),
+    **dict.fromkeys(("inconclusive",), 1),
+    **dict.fromkeys(("recorded", "healthy", "equivalent", "unchanged"), 0),
+}
+"""How bad each verdict is, the worst first; one that is not known stands in the middle."""
+
 FAILED = ("failed", "error")
 """The outcomes of a test that is to be repaired."""
 

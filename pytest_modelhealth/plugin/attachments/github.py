@@ -56,12 +56,9 @@ def pytest_modelhealth_run_ended(
 
 
 def commands(tests: Iterable[Test], rootdir: Path, workspace: Path) -> Iterator[str]:
-    """Yield a workflow command for the first fault of each failing test.
+    """Yield a workflow command for the first fault of each failing test, as many as are shown.
 
-    Args:
-        tests: those of a run.
-        rootdir: the folder that its places are relative to.
-        workspace: the checkout; files outside of it cannot be annotated.
+    Places are relative to `rootdir`; files outside of `workspace`, the checkout, are not named.
     """
     _, failing = _failing(tests)
     for name, fault in failing[:MOST_ANNOTATIONS]:
@@ -72,9 +69,6 @@ def commands(tests: Iterable[Test], rootdir: Path, workspace: Path) -> Iterator[
         cause = f"\nlikely cause: {fault.cause}" if fault.cause else ""
         message = f"{fault.verdict}: {fault.culprit}: {fault.message}{cause}"
         yield f"::error {said}::{_escaped(message)}"
-    if len(failing) > MOST_ANNOTATIONS:
-        of = f"{MOST_ANNOTATIONS} of {len(failing)} tests"
-        yield f"modelhealth: annotated {of}: GitHub shows no more"
 
 
 def _failing(tests: Iterable[Test]) -> tuple[int, list[tuple[str, Fault]]]:

@@ -18,7 +18,7 @@ from pytest_modelhealth.runs.difference.result import (
 )
 from pytest_modelhealth.runs.difference.statistics import moved, snapshot_of
 from pytest_modelhealth.runs.difference.structure import structural_changes
-from pytest_modelhealth.runs.run import FAILED, Run
+from pytest_modelhealth.runs.run import FAILED, GRAVITY, Run
 from pytest_modelhealth.snapshot.detection import detect_drift
 
 Data = Mapping[str, Any]
@@ -125,7 +125,7 @@ def _compare_results(before: Sequence[Data], now: Sequence[Data]) -> Iterator[Re
         kind, model = result["kind"], result["model"]
         told = Place(model, "", result["headline"])
         if index not in counterparts:
-            grade = Grade.WORSE if _rank(result["verdict"]) else Grade.CHANGED
+            grade = Grade.WORSE if GRAVITY.get(result["verdict"], 1) else Grade.CHANGED
             yield ResultDifference(model, (Change("result", f"new {kind}", (told,), grade),))
         elif kind == "inspection":
             yield _compare_inspections(counterparts[index], result)
@@ -140,26 +140,15 @@ def _compare_results(before: Sequence[Data], now: Sequence[Data]) -> Iterator[Re
         yield ResultDifference(result["model"], (change,))
 
 
-_VERDICTS = (
-    ("healthy", "equivalent", "unchanged", "recorded"),
-    ("inconclusive",),
-    ("unhealthy", "different", "drifted", "missing"),
-)
-"""From good to bad; the first fail no test."""
-
-
-def _rank(verdict: str) -> int:
-    """Return 0 for what is good; a verdict that is not known stands in the middle."""
-    return next((rank for rank, words in enumerate(_VERDICTS) if verdict in words), 1)
-
-
 def _verdict_change(before: Data, now: Data) -> list[Change]:
     old, new = before["verdict"], now["verdict"]
     # A snapshot that is unchanged since the base recorded it is what the base had.
     if old == new or (old, new) == ("recorded", "unchanged"):
         return []
     place = Place(now["model"], old, new)
-    return [Change("verdict", "verdict", (place,), _grade(_rank(old), _rank(new)))]
+    return [
+        Change("verdict", "verdict", (place,), _grade(GRAVITY.get(old, 1), GRAVITY.get(new, 1)))
+    ]
 
 
 # Two inspections

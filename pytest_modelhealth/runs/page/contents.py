@@ -10,7 +10,7 @@ from typing import Any
 
 from pytest_modelhealth.rendering.notation import in_bytes, number, plural, printable
 from pytest_modelhealth.runs.page.panels import Drawn, drawn
-from pytest_modelhealth.runs.run import FAILED, Run, Test
+from pytest_modelhealth.runs.run import FAILED, GRAVITY, Run, Test
 
 FULLY_TOLD = 300
 """Results that are told in full: of passing tests beyond, the numbers of the layers are left."""
@@ -22,20 +22,7 @@ results that need a look, as far as they fit. Those of others are packed."""
 TRIES = 20
 """Results whose charts are drawn to see whether they fit."""
 
-TONES = {
-    "unhealthy": "bad",
-    "different": "bad",
-    "drifted": "bad",
-    "missing": "bad",
-    "inconclusive": "unsure",
-    "recorded": "unsure",
-    "healthy": "good",
-    "equivalent": "good",
-    "unchanged": "good",
-}
-"""How each verdict reads, the gravest first."""
-
-_ORDER = ("bad", "unsure", "good")
+_TONES = ("good", "unsure", "bad")
 _VERSIONS = {"pytest_modelhealth": "pytest-modelhealth", "torch": "torch", "python": "Python"}
 
 OF = {"step": "a training step", "training": "a training"}
@@ -63,8 +50,8 @@ def contents(run: Run) -> Contents:
     results = [result for entry in entries for result in entry["results"]]
     verdicts = Counter(result["verdict"] for result in results)
     order = [
-        *(one for one in TONES if verdicts[one]),
-        *(one for one in verdicts if one not in TONES),
+        *(one for one in GRAVITY if verdicts[one]),
+        *(one for one in verdicts if one not in GRAVITY),
     ]
     outcomes = Counter(entry["outcome"] for entry in entries)
     counts = ", ".join(f"{count:,} {outcome}" for outcome, count in outcomes.items())
@@ -87,15 +74,14 @@ def contents(run: Run) -> Contents:
 
 
 def _tone(verdict: str) -> str:
-    return TONES.get(verdict, "unsure")
+    return _TONES[GRAVITY.get(verdict, 1)]
 
 
 def rank(test: Test) -> int:
     """Return 0 for a test that failed, 1 for one that reads badly, else 2 or 3."""
     if test["outcome"] in FAILED:
         return 0
-    tones = (_ORDER.index(_tone(result["verdict"])) for result in test["results"])
-    return 1 + min(tones, default=2)
+    return 3 - max((GRAVITY.get(one["verdict"], 1) for one in test["results"]), default=0)
 
 
 def anchor(index: int, nth: int) -> str:
