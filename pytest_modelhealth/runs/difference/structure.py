@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pytest_modelhealth.rendering.notation import number, shape
+from pytest_modelhealth.rendering.notation import shape
 from pytest_modelhealth.runs.difference.result import Change, Place
 from pytest_modelhealth.snapshot.changes import LayerChange
 from pytest_modelhealth.snapshot.drift import DriftReport
@@ -114,15 +114,8 @@ def _costs(
 
 def _numbers(label: str, before: float, now: float) -> Place:
     """Return two numbers and by how much they differ: ``"+1,024, +50%"``."""
-    step = now - before
-    sign = "+" if step > 0 else "-"
-    note = f"{sign}{_count(abs(step))}" if step else ""
-    if before and step:
-        part = abs(step) / before
-        times = f"{now / before:,.0f} times"
-        note += f", {times if part >= 10 else f'{sign}{part:.{0 if part >= 0.1 else 1}%}'}"
-    return Place(label, _count(before), _count(now), note)
-
-
-def _count(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else number(value)
+    note = f"{now - before:+,}" if now != before else ""
+    if note and before:
+        part = (now - before) / before
+        note += f", {part:+,.{0 if abs(part) >= 0.1 else 1}%}"
+    return Place(label, f"{before:,}", f"{now:,}", note)
