@@ -83,6 +83,7 @@ def inspection(
             "saved_bytes": sum(layer["saved_bytes"] for layer in layers),
             "peak_bytes": 91_000_000,
         },
+        evidence=[] if culprit is None else [{"label": culprit, **layers[-1]["tensors"][1]}],
         layers=layers,
         flow={
             "edges": [[a, b, True, []] for a, b in pairwise(way)],

@@ -109,6 +109,7 @@ def test_the_page_needs_nothing_but_itself(page: Page, address: str) -> None:
         ).first.click()
         page.locator(f"#{anchor} .more .chart").first.wait_for()
         assert "could not be drawn" not in page.inner_text("main")
+        assert (page.locator(f"#{anchor} .evidence svg").count() > 0) == (anchor == "t1-0")
     assert watched.complaints == []
     assert set(watched.requests) == {address}
 

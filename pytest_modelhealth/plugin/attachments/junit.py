@@ -48,7 +48,7 @@ def _results(item: pytest.Item) -> Iterator[dict[str, str]]:
     for check, *_ in item.stash.get(SNAPSHOT_CHECKS, []):
         if (verdict := str(check.outcome.value)) in _GRAVEST_FIRST:
             drifts = check.found.drifts if check.found is not None else ()
-            culprit = drifts[0].layer or check.now.model if drifts else ""
+            culprit = drifts[0].layer or check.now.observation.model_type if drifts else ""
             yield {"verdict": verdict, "culprit": printable(culprit), "check": "drift"}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,7 @@ def _inspection(result: Mapping[str, Any], anchor: str) -> Iterator[Panel]:
         yield Panel("Flow of data", told, flow(found, violations, anchor), is_open=is_open)
     if any(layer["activation_bytes"] is not None for layer in layers):
         told = f"{in_bytes(result['totals']['activation_bytes'])} of activations"
-        yield Panel("Memory by layer", told, _memory(layers, anchor), "memory", is_open=False)
+        yield Panel("Memory by layer", told, _memory(result, anchor), "memory", is_open=False)
 
 
 def _drift(result: Mapping[str, Any]) -> Panel:
@@ -117,48 +117,26 @@ def _evidence(result: Mapping[str, Any]) -> Markup:
     return histograms(tensors, what, 76) if tensors else Markup()
 
 
-def _memory(layers: Sequence[Mapping[str, Any]], anchor: str) -> dict[str, Any]:
-    """Return what each layer holds, the largest first; the rest are one row.
-
-    What a container gives out was made by a layer in it, and counts there.
-    """
-    containers = svg.containers_of(layers)
+def _memory(result: Mapping[str, Any], anchor: str) -> dict[str, Any]:
+    """Return what each layer holds, the largest first; a container gives out what others made."""
+    containers = svg.containers_of(result["layers"])
     rows = []
-    for layer in layers:
+    for layer in result["layers"]:
         sizes = [layer[key] for key in _SIZES.values()]
-        if layer["name"] in containers and sizes[1] is not None:
-            sizes[1] = 0
-        if any(sizes):
-            rows.append((sum(filter(None, sizes)), layer, sizes))
+        if layer["name"] in containers:
+            sizes[1] = None
+        rows.append((sum(filter(None, sizes)), layer, sizes))
     rows.sort(key=lambda row: -row[0])
-    most = max((size or 0 for _, _, sizes in rows[:MOST_ROWS] for size in sizes), default=0) or 1
-
-    def cells(sizes: Sequence[float | None], scale: float) -> list[tuple[str, float]]:
-        return [
-            (
-                "\N{EN DASH}" if size is None else in_bytes(int(size)),
-                round(100 * (size or 0) / scale),
-            )
-            for size in sizes
-        ]
-
-    def added(rows: Sequence[Any]) -> list[float | None]:
-        columns = [[row[2][at] for row in rows if row[2][at] is not None] for at in range(3)]
-        return [sum(column) if column else None for column in columns]
-
-    shown: list[dict[str, Any]] = [
+    rows = [row for row in rows[:MOST_ROWS] if row[0]]
+    most = max((size or 0 for _, _, sizes in rows for size in sizes), default=1)
+    totals = [result["totals"][key] for key in _SIZES.values()]
+    texts = ["not measured" if one is None else f"{in_bytes(one)} in all" for one in totals]
+    shown = [
         {
             "label": printable(svg.label_of(layer)),
             "link": svg.link_to(anchor, layer["name"]),
-            "sizes": cells(sizes, most),
+            "sizes": [(in_bytes(size), round(100 * (size or 0) / most)) for size in sizes],
         }
-        for _, layer, sizes in rows[:MOST_ROWS]
+        for _, layer, sizes in rows
     ]
-    if rest := rows[MOST_ROWS:]:
-        sizes = [(text, 0.0) for text, _ in cells(added(rest), most)]
-        shown.append({"label": plural(len(rest), "other layer"), "link": None, "sizes": sizes})
-    totals = [
-        "not measured" if total is None else f"{in_bytes(int(total))} in all"
-        for total in added(rows)
-    ]
-    return {"columns": list(zip(_SIZES, totals, strict=True)), "rows": shown}
+    return {"columns": list(zip(_SIZES, texts, strict=True)), "rows": shown}
