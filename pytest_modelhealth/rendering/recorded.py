@@ -351,11 +351,8 @@ def _drift(check: SnapshotCheck) -> dict[str, Any]:
 def _drift_headline(check: SnapshotCheck) -> str:
     if check.found is not None and check.found.drifted:
         return drift_headline(check.found)
-    if check.text:
-        return check.text.partition("\n")[0]
-    if check.outcome is Outcome.RECORDED:
-        return f"recorded in {check.file}"
-    return str(check.found) if check.found is not None else check.outcome.value
+    recorded = f"recorded in {check.file}" if check.outcome is Outcome.RECORDED else ""
+    return check.text.partition("\n")[0] or recorded or str(check.found or check.outcome.value)
 
 
 _OF_DRIFT = ("layer", "label", "role", "statistic", "before", "now", "distance", "moved")
