@@ -59,27 +59,14 @@ def structural_changes(found: DriftReport, before: Data, now: Data) -> Iterator[
 
 
 def _changed_layers(found: DriftReport) -> Iterator[Change]:
-    pair = found.pair
-    renamed = [
-        Place(pair.old.label(one.reference), one.reference, one.candidate)
-        for one in pair.alignment.pairs
-        if one.reference is not None and one.candidate is not None
-        if one.reference != one.candidate
-    ]
-    models = pair.old.label(""), pair.new.label("")
-    if models[0] != models[1]:
-        renamed.insert(0, Place(models[0], *models))
-    if renamed:
-        yield Change("layer", "renamed", tuple(renamed))
     groups: dict[tuple[str, str], list[LayerChange]] = {}
     for change in found.changes:
-        is_the_model = change.label == models[1] and change.rest.startswith(": type ")
-        if change.what != "renamed" and not is_the_model:
-            how = "" if change.what in ("added", "removed") else change.rest
-            groups.setdefault((change.what, how), []).append(change)
+        how = "" if change.what in ("renamed", "added", "removed") else change.rest
+        groups.setdefault((change.what, how), []).append(change)
     for (what, _), same in groups.items():
         words = what.replace("_", " ").removesuffix(" of")
-        places = (Place(change.label, "", change.rest.strip(" :()")) for change in same)
+        texts = (change.rest.strip(" :()").removeprefix("to ") for change in same)
+        places = (Place(one.label, "", text) for one, text in zip(same, texts, strict=True))
         yield Change("layer", words, tuple(places))
 
 

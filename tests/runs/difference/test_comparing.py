@@ -84,7 +84,7 @@ def test_a_rename_is_a_rename() -> None:
         renamed, layer("fc2"), violations=[finding(where="stem")], verdict="unhealthy"
     )
     changes = told(between(before, now))
-    assert changes["renamed"].places == (Place("fc1", "fc1", "stem"),)
+    assert changes["renamed"].places == (Place("fc1", "", "stem"),)
     assert list(changes) == ["renamed"]
 
 
