@@ -7,13 +7,12 @@ where something did (see --fail-on), 2 where the files cannot be read or compare
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
 from pytest_modelhealth.errors import InspectionError
 
-FORMATS = ("json", "markdown", "terminal")
+FORMATS = ("markdown", "terminal")
 """Of `runs.difference.writers`, which would load torch."""
 
 
@@ -42,17 +41,17 @@ def run(arguments: argparse.Namespace) -> int:
     from pytest_modelhealth.runs.difference.comparing import compare
     from pytest_modelhealth.runs.difference.result import Grade
     from pytest_modelhealth.runs.difference.writers import render
-    from pytest_modelhealth.runs.reading import read
+    from pytest_modelhealth.runs.run import read, using
 
-    difference = compare(read(arguments.base), read(arguments.head))
+    with using(arguments.base, arguments.head):
+        difference = compare(read(arguments.base), read(arguments.head))
+        text = render(difference, arguments.format)
     if arguments.output is None:
-        colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-        text = render(difference, arguments.format, colour=colour)
         encoding = sys.stdout.encoding or "utf-8"
         # a terminal that cannot show a letter shows its escape
         print(text.encode(encoding, "backslashreplace").decode(encoding), end="")  # noqa: T201
     else:
-        path, text = Path(arguments.output), render(difference, arguments.format)
+        path = Path(arguments.output)
         try:
             path.write_text(text, encoding="utf-8")
         except OSError as error:

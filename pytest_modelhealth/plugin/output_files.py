@@ -51,11 +51,14 @@ class OutputFile:
         No file is written where tests are only collected, and in xdist's workers.
 
         Raises:
-            pytest.UsageError: it is a directory, or cannot be written.
+            pytest.UsageError: it is a directory, or cannot be written, or the run has no summary,
+                where files are written.
         """
         given = config.getoption(self.option)
         if given is None or config.option.collectonly or hasattr(config, "workerinput"):
             return
+        if not config.pluginmanager.hasplugin("terminal"):
+            raise pytest.UsageError(f"{self.option} needs pytest's terminal: no -p no:terminal")
         try:
             config.stash[self._path] = _prepared(config.invocation_params.dir / given)
         except OSError as error:

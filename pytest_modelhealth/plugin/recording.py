@@ -10,10 +10,8 @@ import importlib.metadata
 import json
 import platform
 import shutil
-import sys
 import tempfile
 from collections.abc import Generator, Iterator
-from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -175,28 +173,9 @@ class _Collector:
         exitstatus: int,
         config: pytest.Config,
     ) -> None:
-        """Hand the run on where pytest sums it up."""
-        self._hand_on(terminalreporter, int(exitstatus), config)
-
-    # After xdist, which stops its workers here.
-    @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Hand the run on where there is no summary: under ``-p no:terminal``."""
-        if not session.config.pluginmanager.hasplugin("terminalreporter"):
-            self._hand_on(_StandardError(session.config), int(exitstatus), session.config)
-
-    def _hand_on(
-        self,
-        terminalreporter: pytest.TerminalReporter | _StandardError,
-        exitstatus: int,
-        config: pytest.Config,
-    ) -> None:
         """Hand the run to each destination; what one raises costs a line."""
-        given = {
-            "config": config,
-            "run": self._run(exitstatus),
-            "terminalreporter": terminalreporter,
-        }
+        run = self._run(int(exitstatus))
+        given = {"config": config, "run": run, "terminalreporter": terminalreporter}
         for note in self._notes:
             terminalreporter.write_line(f"modelhealth: {note}")
         for implementation in config.hook.pytest_modelhealth_run_ended.get_hookimpls():
@@ -222,7 +201,7 @@ class _Collector:
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "environment": {
                 "pytest_modelhealth": __version__,
-                "torch": _torch_version(),
+                "torch": importlib.metadata.version("torch"),
                 "python": platform.python_version(),
                 "platform": platform.platform(),
             },
@@ -230,26 +209,6 @@ class _Collector:
             "notes": self._notes,
         }
         return Run(head, _Tests(self._ended))
-
-
-class _StandardError:
-    """Takes the lines of destinations where pytest has no terminal; `write_line` is all it has."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self._capture: Any = config.pluginmanager.getplugin("capturemanager")
-
-    def write_line(self, line: str) -> None:
-        with self._capture.global_and_fixture_disabled() if self._capture else nullcontext():
-            print(line.encode("ascii", "backslashreplace").decode("ascii"), file=sys.stderr)  # noqa: T201
-
-
-def _torch_version() -> str:
-    """Return torch's version; under xdist the process that reports has not loaded it."""
-    if "torch" in sys.modules:
-        return str(sys.modules["torch"].__version__)
-    with suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version("torch")
-    return ""
 
 
 def _outcome(report: pytest.TestReport) -> str:

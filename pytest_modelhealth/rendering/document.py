@@ -1,13 +1,14 @@
-"""What there is to say of a result, made once, and written as text or as HTML."""
+"""What there is to say of a result, made once, and written as text, as HTML or as Markdown."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from pytest_modelhealth.rendering.notation import Column, printable, table
+from pytest_modelhealth.rendering.notation import Column, printable, shorten, table
 from pytest_modelhealth.rendering.template import environment
 
 _TEMPLATES = environment(Path(__file__).parent / "templates")
@@ -84,3 +85,51 @@ class Document:
             remarks=[printable(remark) for remark in self.remarks],
         )
         return html
+
+    def markdown(self) -> str:
+        """Return it for GitHub and GitLab.
+
+        Whatever may come from a model stands in code, where nothing is markup, a mention or a link.
+        """
+        parts = [
+            f"**{_span(self.headline)}**",
+            "\n".join(f"- {_span(fact)}" for fact in self.facts),
+        ]
+        if self.rows:
+            titles = [column.title for column in self.columns]
+            cells = [titles, ["---"] * len(titles)]
+            cells += [[_cell(cell) for cell in row.cells] for row in self.rows]
+            parts.append("\n".join(f"| {' | '.join(row)} |" for row in cells))
+        notes = [f"{row.cells[0]}: {n.check}: {n.text}" for row in self.rows for n in row.notes]
+        lines = [*notes, self.rest, *self.remarks]
+        parts.append("\n".join(f"- {_span(line)}" for line in lines if line))
+        if self.code:
+            code = "\n".join(map(printable, self.code))
+            fence = "`" * max(3, _longest_run(code) + 1)
+            parts.append(f"{fence}text\n{code}\n{fence}")
+        return "\n\n".join(filter(None, parts)) + "\n"
+
+
+_WIDEST = 300
+"""Longer lines and cells are cut in Markdown."""
+
+
+def _span(text: str) -> str:
+    """Return `text` as a code span on one line."""
+    shown = shorten(printable(text[: _WIDEST + 1]), _WIDEST)
+    fence = "`" * (_longest_run(shown) + 1)
+    pad = " " if shown[:1] in ("`", " ") or shown[-1:] in ("`", " ") else ""
+    return f"{fence}{pad}{shown}{pad}{fence}" if shown else ""
+
+
+def _cell(text: str) -> str:
+    """Return the same for a table.
+
+    A cell ends at a bar even in a code span. There "\\|" is a bar, and "\\\\|" an end again.
+    """
+    return _span(text).replace("\\|", "\\¦").replace("|", "\\|")
+
+
+def _longest_run(text: str) -> int:
+    """Return how many backticks stand in a row: the fence of a code is longer."""
+    return max(map(len, re.findall("`+", text)), default=0)

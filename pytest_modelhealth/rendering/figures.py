@@ -29,11 +29,11 @@ from pytest_modelhealth.rendering.charts import flow as flow_chart
 from pytest_modelhealth.rendering.charts.rows import depth, errors
 from pytest_modelhealth.rendering.charts.svg import LETTER, STYLE
 from pytest_modelhealth.rendering.charts.values import histograms
-from pytest_modelhealth.rendering.evidence import culprit_and_predecessor
 from pytest_modelhealth.rendering.json import plain
 from pytest_modelhealth.rendering.notation import number, plural, printable, shape
 from pytest_modelhealth.rendering.recorded import (
     comparison_data,
+    evidence_data,
     findings_data,
     flow_data,
     tensor_data,
@@ -56,13 +56,9 @@ def figures(made: HealthReport | Comparison) -> dict[str, Figure]:
     if isinstance(made, Comparison):
         return {"error_depth": plot_errors(made)}
     drawn: dict[str, Figure] = {}
-    if (exhibit := culprit_and_predecessor(made)) and exhibit.statistics(exhibit.culprit):
-        tensors = [
-            (record.label, plain(tensor_data(exhibit.role, "", seen)))
-            for record in (exhibit.predecessor, exhibit.culprit)
-            if record is not None and (seen := exhibit.statistics(record))
-        ]
-        title = f"{exhibit.role.replace('_', ' ')} of {exhibit.culprit.label}"
+    if tensors := [(one["label"], one) for one in plain(evidence_data(made))]:
+        label, culprit = tensors[-1]
+        title = f"{culprit['role'].replace('_', ' ')} of {label}"
         drawn["culprit"] = figure_of(histograms(tensors, row=110), title, (), _alarms(made))
     if any(record.tensors(role) for record in made for role in FLOWING[1:]):
         drawn["gradient_flow"] = plot_gradient_flow(made)

@@ -16,8 +16,8 @@ import networkx as nx
 from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison
 from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.rendering.diagram import Diagram, diagram
+from pytest_modelhealth.rendering.evidence import culprit_and_predecessor
 from pytest_modelhealth.rendering.json import plain
-from pytest_modelhealth.rendering.margins import margins
 from pytest_modelhealth.rendering.model_summary import summarised
 from pytest_modelhealth.rendering.places import called_at, defined_at
 from pytest_modelhealth.rendering.summary import headline, label
@@ -33,7 +33,6 @@ from pytest_modelhealth.settings.setting import is_inside
 from pytest_modelhealth.snapshot.changes import phrases
 from pytest_modelhealth.snapshot.drift import Outcome, SnapshotCheck
 from pytest_modelhealth.snapshot.drift import headline as drift_headline
-from pytest_modelhealth.snapshot.snapshot import Snapshot
 from pytest_modelhealth.statistics import TensorStatistics
 
 if TYPE_CHECKING:
@@ -95,17 +94,8 @@ def _inspection(report: HealthReport) -> dict[str, Any]:
             {**_where(report, one.check, one.layer), "message": one.message, "reason": by.reason}
             for one, by in judgement.waived
         ],
-        "margins": [
-            {
-                **_where(report, near.violation.check, near.violation.layer),
-                **_fields(
-                    near, "limit", "setting", "used", role="violation.role", least="is_least"
-                ),
-                "value": float(near.violation.value),
-            }
-            for near in margins(report)
-        ],
         "totals": {key: summary.totals[key] for key in TOTALS},
+        "evidence": evidence_data(report),
         "layers": layers,
         "flow": flow_data(report),
         "course": _course(report),
@@ -187,6 +177,18 @@ def tensor_data(role: str, name: str, seen: TensorStatistics) -> dict[str, Any]:
     bins = _fields(seen, lowest="exponents.lowest", sampled="histogram_sampled")
     bins |= {"negative": counts[:, 0].tolist(), "positive": counts[:, 1].tolist()}
     return {"role": role, "name": name, **shares, **moments, "bins": bins}
+
+
+def evidence_data(report: HealthReport) -> list[dict[str, Any]]:
+    """Return the tensor that the verdict rests on, after that of the layer before, if any."""
+    exhibit = culprit_and_predecessor(report)
+    if exhibit is None or exhibit.statistics(exhibit.culprit) is None:
+        return []
+    return [
+        {"label": record.label, **tensor_data(exhibit.role, "", seen)}
+        for record in (exhibit.predecessor, exhibit.culprit)
+        if record is not None and (seen := exhibit.statistics(record))
+    ]
 
 
 # Who feeds whom
@@ -327,7 +329,6 @@ def _outputs(outputs: Iterable[TensorResult]) -> list[dict[str, Any]]:
 def _drift(check: SnapshotCheck) -> dict[str, Any]:
     """Return what a snapshot check found."""
     found = check.found
-    drifted = found is not None and found.drifted
     return {
         "kind": "drift",
         "verdict": check.outcome.value,
@@ -344,35 +345,14 @@ def _drift(check: SnapshotCheck) -> dict[str, Any]:
             for drift in found.drifts
         ],
         "changes": [] if found is None else phrases(found.changes),
-        "before": _layers(found.pair.old) if found is not None and drifted else [],
-        "now": _layers(check.now) if drifted else [],
     }
 
 
 def _drift_headline(check: SnapshotCheck) -> str:
     if check.found is not None and check.found.drifted:
         return drift_headline(check.found)
-    if check.text:
-        return check.text.partition("\n")[0]
-    if check.outcome is Outcome.RECORDED:
-        return f"recorded in {check.file}"
-    return str(check.found) if check.found is not None else check.outcome.value
+    recorded = f"recorded in {check.file}" if check.outcome is Outcome.RECORDED else ""
+    return check.text.partition("\n")[0] or recorded or str(check.found or check.outcome.value)
 
 
 _OF_DRIFT = ("layer", "label", "role", "statistic", "before", "now", "distance", "moved")
-_OF_TENSOR = ("shape", "dtype", "mean", "std", "min", "max")
-_COUNTED = {"zeros": "zero_fraction", "nan": "nan_count", "inf": "inf_count"}
-
-
-def _layers(snapshot: Snapshot) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": name,
-            **_fields(record, "calls", type="type_name", status="status.value"),
-            "tensors": [
-                {"role": role, "name": own, **_fields(seen, *_OF_TENSOR, **_COUNTED)}
-                for (_, role, own), seen in snapshot.tensors[name].items()
-            ],
-        }
-        for name, record in snapshot.layers.items()
-    ]

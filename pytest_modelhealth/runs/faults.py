@@ -12,27 +12,17 @@ from pytest_modelhealth.runs.run import FAILED, Test
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong with a model, or only looks like it.
+    """One thing that is wrong with a model, or only looks like it."""
 
-    Args:
-        verdict: that of the result.
-        label: the culprit for people; ``""`` where there is none.
-        check: name of the check, or the kind of result where no check found it.
-        message: what is wrong.
-        cause: why probably, or ``""``.
-        text: what the failure says.
-        fails: whether it fails the test, rather than warns.
-        places: ``path:line`` from the likeliest to repair to the surest to exist: the call of the
-            culprit, its class, the inspection, the test; of a batch, those that made it.
-    """
-
-    verdict: str
-    label: str
-    check: str
-    message: str
-    cause: str
-    text: str
-    fails: bool
+    verdict: str  # that of the result
+    label: str  # the culprit for people; "" where there is none
+    check: str  # its name, or the kind of result where no check found it
+    message: str  # what is wrong
+    cause: str  # why probably, or ""
+    text: str  # what the failure says
+    fails: bool  # whether it fails the test, rather than warns
+    # `path:line` from the likeliest to repair to the surest to exist: the call of the culprit, its
+    # class, the inspection, the test; of a batch, those that made it
     places: tuple[str, ...]
 
     @property

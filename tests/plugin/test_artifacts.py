@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import html
 import inspect
 import json
 import re
@@ -108,9 +106,9 @@ class TestUnit(unittest.TestCase):
 
 @pytest.mark.skipif(pytest.version_tuple < (9, 0), reason="pytest has subtests from 9.0 on")
 def test_each_failing_subtest_keeps_what_is_its_own(nets: pytest.Pytester) -> None:
-    """A folder and pictures each, and a section below its own failure."""
+    """A folder each, and a section below its own failure."""
     nets.makepyfile(SUBTESTS)
-    result = nets.runpytest("--modelhealth-artifacts=out", "--html=h.html", "--self-contained-html")
+    result = nets.runpytest("--modelhealth-artifacts=out")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     figures = {
         re.sub(r"^.*py-|-[0-9a-f]{8}", "", folder.name): (folder / "culprit.png").read_bytes()
@@ -125,9 +123,6 @@ def test_each_failing_subtest_keeps_what_is_its_own(nets: pytest.Pytester) -> No
     ]
     assert figures["test_sub"] == figures["TestUnit-test_unit"] != figures["test_sub-2"]
     assert f"modelhealth: figures of 3 tests in {nets.path / 'out'}" in result.outlines
-    rows = html.unescape(nets.path.joinpath("h.html").read_text(encoding="utf-8"))
-    for picture in figures.values():
-        assert base64.b64encode(picture).decode() in rows
     assert result.stdout.str().count("modelhealth: 2 beside 0") == 3  # "my own" has none
 
 

@@ -1,4 +1,4 @@
-"""JUnit XML and Allure say of every test that inspected a model what became of it."""
+"""JUnit XML says of every test that inspected a model what became of it, Allure why it failed."""
 
 from __future__ import annotations
 
@@ -111,21 +111,16 @@ def properties(path: str) -> dict[str, list[tuple[str, str]]]:
     return found
 
 
-OURS = ("verdict", "culprit", "check")
-
-
 def results(folder: Path) -> dict[str, dict[str, Any]]:
-    """What Allure knows of each test: our labels, and the content of its attachments by name."""
+    """What Allure knows of each test: the content of its attachments by name."""
     found = {}
     for path in folder.glob("*-result.json"):
         data = json.loads(path.read_text(encoding="utf-8"))
-        labels = [(label["name"], label["value"]) for label in data["labels"]]
         attachments = {
             one["name"]: (one["type"], (folder / one["source"]).read_bytes())
             for one in data.get("attachments", [])
         }
         found[data["name"]] = {
-            "labels": [label for label in labels if label[0] in OURS],
             "attachments": attachments,
             "parameters": data.get("parameters", []),
         }
@@ -153,7 +148,6 @@ def test_every_test_says_its_verdict(nets: pytest.Pytester) -> None:
     assert all(len(dict(told)) == len(told) for told in found.values())
 
     allure = results(nets.path / "out")
-    assert {name: dict(one["labels"]) for name, one in allure.items()} == TOLD
     for test in ("test_unhealthy", "test_different", "test_hostile"):
         attached = allure[test]["attachments"]
         kind, text = attached["model health"]
@@ -171,7 +165,7 @@ def test_every_test_says_its_verdict(nets: pytest.Pytester) -> None:
     assert {"culprit", "gradient flow"} <= set(attached)
     assert b"100%" in attached["1 beside 0"][1]
     assert not allure["test_healthy"]["attachments"]
-    assert allure["test_without"] == {"labels": [], "attachments": {}, "parameters": []}
+    assert allure["test_without"] == {"attachments": {}, "parameters": []}
 
 
 def test_it_is_switched_off_by_name(nets: pytest.Pytester) -> None:
@@ -225,6 +219,6 @@ def test_without_it_there_is_nothing(nets: pytest.Pytester, options: tuple[str, 
     result.assert_outcomes(failed=1, deselected=12)
     assert "could not be shown" not in result.stdout.str()
     found = results(nets.path / "out")
-    assert [(one["labels"], one["attachments"]) for one in found.values()] == (
-        [([], {})] if "--alluredir=out" in options else []
+    assert [one["attachments"] for one in found.values()] == (
+        [{}] if "--alluredir=out" in options else []
     )

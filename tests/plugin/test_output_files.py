@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from pytest_modelhealth.runs import reading
-
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="modes and devices of POSIX")
 
 HANDED_IN = """
@@ -152,34 +150,6 @@ def test_a_link_stays_a_link(run: pytest.Pytester) -> None:
     run.runpytest("--modelhealth-json=run.json", "-p", "no:modelhealth.recording")
     assert (run.path / "run.json").is_symlink()
     assert written(run.path / "real.json") == ["a::b", "c"]
-
-
-def test_a_real_run_is_read(nets: pytest.Pytester) -> None:
-    """What tests inspect is in one file, which can be read."""
-    nets.makepyfile(
-        """
-        import pytest
-        from nets import BATCH, healthy, with_dead_relu
-
-        @pytest.mark.parametrize("name", ["a|b", "<b>@x"])
-        def test_healthy(inspector, name):
-            inspector(healthy()).run_inspection(BATCH)
-
-        def test_dead(inspector):
-            inspector(with_dead_relu()).run_inspection(BATCH)
-            inspector.compare(healthy(), healthy(), BATCH)
-        """
-    )
-    nets.runpytest("--modelhealth-json=run.json").assert_outcomes(passed=2, failed=1)
-    kinds = {
-        test["id"].rpartition("::")[2]: [result["kind"] for result in test["results"]]
-        for test in reading.read(nets.path / "run.json").tests
-    }
-    assert kinds == {
-        "test_healthy[a|b]": ["inspection"],
-        "test_healthy[<b>@x]": ["inspection"],
-        "test_dead": ["inspection", "comparison"],
-    }
 
 
 def _umask() -> int:

@@ -98,7 +98,7 @@ def test_all_that_tests_inspect(nets):
         assert path == "test_it.py"
         assert "run_inspection" in lines[int(number) - 1]
         assert lines[tests[name]["line"] - 1].startswith(f"def {name}(")
-    assert (run["format_version"], run["exit_status"], run["notes"]) == (1, 1, [])
+    assert (run["format_version"], run["exit_status"], run["notes"]) == (2, 1, [])
     assert all(run["environment"].values())
     # a destination that fails costs a line, and no other destination its run
     result.stdout.fnmatch_lines("modelhealth: broken_destination failed: OSError*No space left*")
@@ -162,17 +162,9 @@ def test_what_a_test_destroys_is_named(nets, tmp_path, monkeypatch):
     assert not list(tmp_path.glob("modelhealth-*"))
 
 
-def test_without_a_terminal(nets):
-    """Under ``-p no:terminal`` failures stay failures, and the run is handed on as ever."""
-    nets.makeconftest(CONFTEST)
+def test_without_a_terminal_no_file_is_asked_for(nets):
+    """Under ``-p no:terminal`` there is no summary, where files are written."""
     nets.makepyfile(test_it=TESTS)
-    result = nets.runpytest("-p", "no:terminal", "-k", "unhealthy or other_reason or passes")
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    run = json.loads((nets.path / "run.json").read_text())
-    outcomes = {test["id"].rpartition("::")[2]: test["outcome"] for test in run["tests"]}
-    assert outcomes == {
-        "test_passes": "passed",
-        "test_unhealthy": "failed",
-        "test_other_reason": "failed",
-    }
-    result.stderr.fnmatch_lines("modelhealth: broken_destination failed: OSError*No space left*")
+    result = nets.runpytest("-p", "no:terminal", "--modelhealth-json=run.json")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "--modelhealth-json needs pytest's terminal" in result.stderr.str()

@@ -78,7 +78,7 @@ def test_a_pull_request(branch: Project) -> None:
     diff = flow.run("diff")
     assert diff.failed
     assert "::error" not in diff.log  # the other job's
-    assert "**worse**" in diff.summary
+    assert "**`worse: tests/" in diff.summary
     assert not flow.run("comment").failed
     assert branch.state["comments"] == [theirs, second | {"body": diff.summary}]
 
@@ -103,7 +103,7 @@ def test_a_fork(project: Project) -> None:
     flow = pull_request(project, of=FORK)
     ended = flow.run("diff")
     assert not ended.failed, ended.log
-    assert "| new test |" in ended.summary
+    assert "`new test`" in ended.summary
     with pytest.raises(SkippedError):
         flow.run("comment")
 

@@ -123,5 +123,5 @@ def test_a_merge_request(project: Project, server: Server) -> None:
     ended = run("health-diff", project, server)
     assert ended.returncode == 1, ended.stderr
     said = (project.root / "diff" / "diff.md").read_text(encoding="utf-8")
-    assert "**worse**" in said
+    assert "**`worse: tests/" in said
     assert [note["body"] for note in server.notes] == ["a note of somebody", said]

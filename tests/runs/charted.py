@@ -142,14 +142,6 @@ def comparison(count: int, at: int) -> dict[str, Any]:
     return made.comparison(*layers, culprit=f"l.{at}" if at < count else "")
 
 
-def drifting(name: str, **statistics: Any) -> dict[str, Any]:
-    """A layer of a snapshot."""
-    return {
-        "name": name,
-        "tensors": [{"role": "activations", "name": "", "nan": 0, "inf": 0, **statistics}],
-    }
-
-
 def hostile() -> dict[str, list[Any]]:
     """Every chart with names of markup and of JavaScript's own properties."""
     layers = [
@@ -167,12 +159,10 @@ def hostile() -> dict[str, list[Any]]:
     trained = {name: {"<b>": [1.0, 2.0]} for name in HOSTILE}
     different = made.compared("activations", 1.0, 1e-3, True)
     rows = [made.aligned(name, different) for name in HOSTILE]
-    drifts = [made.drifted(name, name, name, name) for name in HOSTILE]
     return {
         "histograms": [tensor(HOSTILE[0], name=HOSTILE[1], zeros=1)],
         "depth": [layers, found],
         "flow": [flow_of(edges, HOSTILE), found],
         "errors": [made.comparison(*rows, culprit=HOSTILE[0])],
-        "drift": [{"drifts": drifts, "before": [], "now": []}],
         "course": [{"steps": [0, 1], "loss": [1.0, 2.0], "layers": trained}],
     }  # fmt: skip

@@ -73,7 +73,6 @@ def inspection(
         model="Encoder",
         loss=1.386,
         samples=32,
-        margins=_margins(names, chance, is_dead=bool(violations)),
         totals={
             "layers": len(names),
             "parameters": sum(layer["parameters"] for layer in layers),
@@ -84,6 +83,7 @@ def inspection(
             "saved_bytes": sum(layer["saved_bytes"] for layer in layers),
             "peak_bytes": 91_000_000,
         },
+        evidence=[] if culprit is None else [{"label": culprit, **layers[-1]["tensors"][1]}],
         layers=layers,
         flow={
             "edges": [[a, b, True, []] for a, b in pairwise(way)],
@@ -95,27 +95,6 @@ def inspection(
         },
         **others,
     )
-
-
-def _margins(names: list[str], chance: random.Random, *, is_dead: bool) -> list[dict[str, Any]]:
-    checks = ("dead_units", "vanishing_gradients", "exploding_gradients", "saturation", "collapse",
-              "activation_scale", "input_scale", "grad_norm", "headroom")  # fmt: skip
-    used = sorted((round(chance.random() * 0.7, 3) for _ in checks), reverse=True)
-    used[0] = 1.25 if is_dead else 0.386
-    return [
-        {
-            "check": check,
-            "layer": names[-1],
-            "label": names[-1],
-            "role": "activations",
-            "value": 0.8 * part,
-            "limit": 0.8,
-            "setting": f"max_{check}",
-            "used": part,
-            "least": False,
-        }
-        for check, part in zip(checks, used, strict=True)
-    ]
 
 
 def _finding(layer: str) -> dict[str, Any]:
@@ -209,34 +188,6 @@ def comparison(names: list[str], culprit: str, seed: int = 0) -> dict[str, Any]:
 
 def drift(names: list[str], culprit: str) -> dict[str, Any]:
     """A snapshot check in which one layer's output moved."""
-
-    def side(mean: float) -> list[dict[str, Any]]:
-        return [
-            {
-                "name": name,
-                "type": _type(name),
-                "status": "observed",
-                "calls": 1,
-                "tensors": [
-                    {
-                        "role": "activations",
-                        "name": "",
-                        "shape": [32, 16, 64],
-                        "dtype": "float32",
-                        "mean": mean if name == culprit else 0.1,
-                        "std": 1.0,
-                        "min": -4.0,
-                        "max": 4.1,
-                        "zeros": 0.0,
-                        "dead": None,
-                        "nan": 0,
-                        "inf": 0,
-                    }
-                ],
-            }
-            for name in names
-        ]
-
     return {
         "kind": "drift",
         "verdict": "drifted",
@@ -249,6 +200,4 @@ def drift(names: list[str], culprit: str) -> dict[str, Any]:
         "story": f"{culprit} computes something else",
         "drifts": [made.drifted(culprit, "mean", "0.1", "0.25")],
         "changes": [],
-        "before": side(0.1),
-        "now": side(0.25),
     }

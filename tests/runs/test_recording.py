@@ -54,6 +54,7 @@ def test_an_inspection():
     assert made["verdict"] == "unhealthy"
     assert made["text"].startswith(made["headline"])
     assert made["loss"] is None
+    assert made["evidence"][-1]["label"] == made["violations"][0]["label"]
     layers = {layer["name"]: layer for layer in made["layers"]}
     assert next(iter(layers)) == ""
     assert layers[""]["label"] == "Sequential"

@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_modelhealth.errors import InspectionError, SettingsError
-from pytest_modelhealth.plugin.inspections import INSPECTOR, is_report
-from pytest_modelhealth.plugin.snapshots import SNAPSHOT_CHECKS
+from pytest_modelhealth.plugin.inspections import is_report
 
 if TYPE_CHECKING:
     from pytest_modelhealth.checks import Check
@@ -59,7 +57,9 @@ class Evidence:
             return ""
         if self._is_report:
             return str(self._rendered("summary", "label", self._worst.layer))
-        return _printable(self._worst.label)
+        from pytest_modelhealth.rendering.notation import printable
+
+        return printable(self._worst.label)
 
     @cached_property
     def check(self) -> str:
@@ -67,14 +67,6 @@ class Evidence:
         if self._is_report:
             return "" if self._worst is None else str(self._worst.check)
         return "comparison" if self.verdict == "different" else ""
-
-    @cached_property
-    def place(self) -> str:
-        """``path:line`` of the culprit's call, else of its class; empty where neither is known."""
-        if self._worst is None or not self._is_report:
-            return ""
-        at = (self._rendered("places", name, self._worst.layer) for name in _PLACES)
-        return next(filter(None, at), "")
 
     @cached_property
     def failure_text(self) -> str:
@@ -95,7 +87,7 @@ class Evidence:
             return f"{self.culprit} through depth"
         found = self._rendered("evidence", "culprit_and_predecessor")
         records = (found.culprit, found.predecessor) if found else ()
-        labels = [_printable(record.label) for record in records if record]
+        labels = [self._rendered("summary", "label", record.name) for record in records if record]
         return " beside ".join(labels) or "evidence"
 
     @cached_property
@@ -122,57 +114,8 @@ class Evidence:
             return self.report._renderer(form, function)(self.report, *arguments, **options)
 
 
-_PLACES = ("called_at", "defined_at")
-_FAULTY = ("unhealthy", "different")
-_RANKS = (*_FAULTY, "inconclusive")
-
-
 EVIDENCE = pytest.StashKey[tuple[Evidence, str]]()
 """The first evidence of a failing test, and the phase that it failed in; until it has ended."""
-
-
-def told_at_end(item: pytest.Item, report: pytest.TestReport) -> dict[str, str] | None:
-    """Return verdict, culprit and check of a test, by these names; empty where it made no result.
-
-    Args:
-        item: the test.
-        report: of a phase. Only the body, and a phase that failed first, have something to tell:
-            what it failed with, or the gravest of its results. Of others it is ``None``.
-    """
-    evidence, phase = item.stash.get(EVIDENCE, (None, "call"))
-    if report.when not in ("call", phase):
-        return None
-    found = evidence or _gravest(item)
-    if found is None or found.verdict not in _FAULTY:
-        for check, *_ in item.stash.get(SNAPSHOT_CHECKS, []):
-            if check.outcome in ("drifted", "missing"):
-                drifts = check.found.drifts if check.found is not None else ()
-                culprit = _printable(drifts[0].layer or check.now.model) if drifts else ""
-                return _told(str(check.outcome.value), culprit, "drift")
-    return {} if found is None else _told(found.verdict, found.culprit, found.check)
-
-
-def _told(verdict: str, culprit: str, check: str) -> dict[str, str]:
-    told = {"verdict": verdict, "culprit": culprit, "check": check}
-    return {name: text for name, text in told.items() if text}
-
-
-def _gravest(item: pytest.Item) -> Evidence | None:
-    fixture = item.stash.get(INSPECTOR, None)
-    judged: dict[str, Evidence] = {}
-    for made in fixture.made if fixture is not None else ():
-        evidence = Evidence(made.report, explains_failure=False)
-        try:
-            judged.setdefault(evidence.verdict, evidence)
-        except (InspectionError, SettingsError):  # not judged, which the test says where it asks
-            continue
-    return next((judged[verdict] for verdict in (*_RANKS, *judged) if verdict in judged), None)
-
-
-def _printable(text: str) -> str:
-    from pytest_modelhealth.rendering.notation import printable
-
-    return printable(text)
 
 
 @pytest.hookspec

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-
 import pytest
 
-from pytest_modelhealth.plugin.attachments import Evidence, told_at_end
+from pytest_modelhealth.plugin.attachments import Evidence
 
 
 def pytest_modelhealth_attach(item: pytest.Item, evidence: Evidence) -> None:
     """Attach what failed and what it is seen by."""
-    if not _is_wanted(item.config):
+    if not item.config.pluginmanager.hasplugin("allure_listener"):
         return
     import allure
 
@@ -22,25 +20,3 @@ def pytest_modelhealth_attach(item: pytest.Item, evidence: Evidence) -> None:
     for name, png in evidence.figures.items():
         allure.attach(png, name.replace("_", " "), kinds.PNG)
     allure.attach(evidence.json, "report.json", kinds.JSON)
-
-
-# Outside of what attaches the evidence.
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_makereport(
-    item: pytest.Item,
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Label the test with verdict, culprit and check.
-
-    Labels, not parameters: these tell one test from another in Allure's history.
-    """
-    report = yield
-    if _is_wanted(item.config):
-        import allure
-
-        for name, value in (told_at_end(item, report) or {}).items():
-            allure.dynamic.label(name, value)  # type: ignore[no-untyped-call]
-    return report
-
-
-def _is_wanted(config: pytest.Config) -> bool:
-    return config.pluginmanager.hasplugin("allure_listener")

@@ -6,11 +6,9 @@ https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-comm
 
 from __future__ import annotations
 
-import html
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from string import punctuation
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,7 +25,8 @@ MOST_BYTES = 1024 * 1024
 """GitHub drops the summary of a step that is longer."""
 
 _LONGEST_TEXT = 20_000
-_MOST_ROWS = 200
+_MOST_ROWS = 100
+_LONGEST_REMARK = 100
 
 
 def pytest_modelhealth_wants_run() -> bool:
@@ -57,12 +56,9 @@ def pytest_modelhealth_run_ended(
 
 
 def commands(tests: Iterable[Test], rootdir: Path, workspace: Path) -> Iterator[str]:
-    """Yield a workflow command for the first fault of each failing test.
+    """Yield a workflow command for the first fault of each failing test, as many as are shown.
 
-    Args:
-        tests: those of a run.
-        rootdir: the folder that its places are relative to.
-        workspace: the checkout; files outside of it cannot be annotated.
+    Places are relative to `rootdir`; files outside of `workspace`, the checkout, are not named.
     """
     _, failing = _failing(tests)
     for name, fault in failing[:MOST_ANNOTATIONS]:
@@ -73,9 +69,6 @@ def commands(tests: Iterable[Test], rootdir: Path, workspace: Path) -> Iterator[
         cause = f"\nlikely cause: {fault.cause}" if fault.cause else ""
         message = f"{fault.verdict}: {fault.culprit}: {fault.message}{cause}"
         yield f"::error {said}::{_escaped(message)}"
-    if len(failing) > MOST_ANNOTATIONS:
-        of = f"{MOST_ANNOTATIONS} of {len(failing)} tests"
-        yield f"modelhealth: annotated {of}: GitHub shows no more"
 
 
 def _failing(tests: Iterable[Test]) -> tuple[int, list[tuple[str, Fault]]]:
@@ -99,46 +92,38 @@ def _escaped(text: str, signs: str = "") -> str:
 def summary(tests: Iterable[Test], most_bytes: int) -> str:
     """Return Markdown of at most `most_bytes`: a table of the failing tests, then their texts.
 
-    Names are text that anybody may have written: whatever comes from a test stands in code, where
-    Markdown, HTML and mentions mean nothing.
-
     Args:
         tests: those of a run.
         most_bytes: that of the text as UTF-8.
     """
-    from pytest_modelhealth.rendering.notation import plural, printable, shorten
+    from pytest_modelhealth.rendering.document import Document, Row
+    from pytest_modelhealth.rendering.notation import Column, plural, shorten
 
     count, failing = _failing(tests)
     of = plural(count, "test")
+    document = Document(f"Model health: no objection, {of} inspected a model")
     if failing:
-        text = f"\n### Model health: {len(failing):,} of {of} with a model failed\n\n"
-    else:
-        text = f"\n### Model health: no objection\n\n{of} inspected a model.\n\n"
-    cut = "\n*The texts of {:,} failing tests are left out: a summary holds no more.*\n\n"
-    left = most_bytes - len((text + cut.format(len(failing))).encode())
+        titles = ("test", "verdict", "culprit", "check", "what")
+        document = Document(
+            f"Model health: {len(failing):,} of {of} with a model failed",
+            columns=[Column(title, "", str) for title in titles],
+            rows=[
+                Row([name, fault.verdict, fault.label, fault.check, fault.message])
+                for name, fault in failing[:_MOST_ROWS]
+            ],
+            rest=f"{plural(len(failing), 'test')} in all" if len(failing) > _MOST_ROWS else "",
+        )
+    parts = ["\n", document.markdown()]
+    left = most_bytes - sum(len(part.encode()) for part in parts) - _LONGEST_REMARK
     if left < 0 or not count:
         return ""
-    table = "| test | verdict | culprit | check | what |\n| --- | --- | --- | --- | --- |\n"
-    for name, fault in failing[:_MOST_ROWS]:
-        said = (name, fault.verdict, fault.label, fault.check, fault.message)
-        table += f"| {' | '.join(map(_code, said))} |\n"
-    blocks = [f"{table}\n"] * bool(failing)
-    for name, fault in failing:
-        lines = "\n".join(map(printable, (fault.text or fault.message).splitlines()))
-        told = f"<pre>{html.escape(shorten(lines, _LONGEST_TEXT))}</pre>"
-        blocks.append(f"<details><summary>{_code(name)}</summary>\n\n{told}\n\n</details>\n\n")
-    for shown, block in enumerate(blocks, -1):
-        left -= len(block.encode())
+    for index, (name, fault) in enumerate(failing):
+        code = shorten(fault.text or fault.message, _LONGEST_TEXT).splitlines()
+        part = f"\n{Document(name, code=code).markdown()}"
+        left -= len(part.encode())
         if left < 0:
-            return text + cut.format(len(failing) - max(0, shown))
-        text += block
-    return text
-
-
-def _code(text: str) -> str:
-    """Return `text` as inline code in which each sign that could be markup is an entity."""
-    from pytest_modelhealth.rendering.notation import printable, shorten
-
-    shown = shorten(printable(text), 500)
-    signs = (f"&#{ord(sign)};" if sign in punctuation else sign for sign in shown)
-    return f"<code>{''.join(signs)}</code>" if shown else ""
+            without = plural(len(failing) - index, "failing test")
+            parts.append(f"\n*The texts of {without} are left out: a summary holds no more.*\n")
+            break
+        parts.append(part)
+    return "".join(parts)

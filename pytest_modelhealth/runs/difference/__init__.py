@@ -1,1 +1,1 @@
-"""What two runs differ in: `comparing.compare` makes a `result.Difference`, `formats` show it."""
+"""What two runs differ in: `comparing.compare` makes a `result.Difference`, `writers` show it."""

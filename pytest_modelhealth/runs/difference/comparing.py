@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.rendering.notation import number, percent, plural, printable, shorten
+from pytest_modelhealth.rendering.notation import printable
 from pytest_modelhealth.runs.difference.result import (
     Change,
     Difference,
@@ -18,39 +18,41 @@ from pytest_modelhealth.runs.difference.result import (
 )
 from pytest_modelhealth.runs.difference.statistics import moved, snapshot_of
 from pytest_modelhealth.runs.difference.structure import structural_changes
-from pytest_modelhealth.runs.run import FAILED, Run
+from pytest_modelhealth.runs.run import FAILED, GRAVITY, Run
 from pytest_modelhealth.snapshot.detection import detect_drift
 
 Data = Mapping[str, Any]
 
 _ORDER = [Grade.WORSE, Grade.CHANGED, Grade.BETTER, Grade.SAME]
-_FAR, _NEAR = 0.5, 0.8
-"""A margin is told that was under `_FAR` of its limit and is over `_NEAR` of it."""
 
 
 def compare(base: Run, head: Run) -> Difference:
     """Return what changed from `base` to `head`.
 
     Raises:
-        InspectionError: both inspected something, and nothing that can be compared.
+        InspectionError: both inspected something, in no test that is in the other.
     """
     before = {test["id"]: test for test in base.tests}
     now = {test["id"]: test for test in head.tests}
     was = _counterparts(before, now)
     tests = [_compare_tests(before[was[name]], test) for name, test in now.items() if name in was]
-    if before and now:
-        _require_common(tests, before, now)
+    if before and now and not tests:
+        one, other = (printable(next(iter(side))) for side in (before, now))
+        raise InspectionError(
+            f"the two runs have no test in common: one has {one}, the other {other}; give two "
+            "runs of one suite"
+        )
     unchanged = sum(test.grade is Grade.SAME for test in tests)
     for name in (one for one in now if one not in was):
         outcome = now[name]["outcome"]
         grade = Grade.WORSE if outcome in FAILED else Grade.CHANGED
         place = Place("", "", outcome, now[name]["message"])
-        tests.append(TestDifference(name, "", (Change("test", "new test", (place,), grade),)))
+        tests.append(TestDifference(name, (Change("test", "new test", (place,), grade),)))
     found = set(was.values())
     for name in (one for one in before if one not in found):
         place = Place("", before[name]["outcome"])
         gone = Change("test", "inspects nothing any more", (place,), Grade.WORSE)
-        tests.append(TestDifference(name, "", (gone,)))
+        tests.append(TestDifference(name, (gone,)))
     told = [
         test
         for test in tests
@@ -72,28 +74,6 @@ def _counterparts(before: Mapping[str, Data], now: Mapping[str, Data]) -> dict[s
             if name not in was:
                 left[name.partition("::")[2]][side].append(name)
     return was | {new[0]: old[0] for old, new in left.values() if len(old) == len(new) == 1}
-
-
-def _require_common(
-    tests: Sequence[TestDifference], before: Mapping[str, Data], now: Mapping[str, Data]
-) -> None:
-    if not tests:
-        one, other = (
-            printable(next(iter(side))) + (f" and {len(side) - 1:,} more" if len(side) > 1 else "")
-            for side in (before, now)
-        )
-        raise InspectionError(
-            f"the two runs have no test in common: one has {one}, the other {other}; give two "
-            "runs of one suite"
-        )
-    results = sum(len(now[test.id]["results"]) for test in tests)
-    if results == sum(not result.same_model for test in tests for result in test.results):
-        models = sorted({result.model for test in tests for result in test.results})
-        raise InspectionError(
-            f"the two runs are of different models: {plural(len(tests), 'test')} in common, and "
-            f"no layer of {shorten(printable(', '.join(models)), 100)} is in the other; give two "
-            "runs of one model"
-        )
 
 
 def _remarks(base: Data, head: Data) -> Iterator[str]:
@@ -122,7 +102,7 @@ def _compare_tests(before: Data, now: Data) -> TestDifference:
     grade = _grade(old in FAILED, new in FAILED)
     if old != new and all(result.grade is not grade for result in results):  # none says why
         changes.append(Change("outcome", "outcome", (Place("", old, new, now["message"]),), grade))
-    return TestDifference(now["id"], was, tuple(changes), tuple(results))
+    return TestDifference(now["id"], tuple(changes), tuple(results))
 
 
 def _grade(before: int, now: int) -> Grade:
@@ -145,7 +125,7 @@ def _compare_results(before: Sequence[Data], now: Sequence[Data]) -> Iterator[Re
         kind, model = result["kind"], result["model"]
         told = Place(model, "", result["headline"])
         if index not in counterparts:
-            grade = Grade.WORSE if _rank(result["verdict"]) else Grade.CHANGED
+            grade = Grade.WORSE if GRAVITY.get(result["verdict"], 1) else Grade.CHANGED
             yield ResultDifference(model, (Change("result", f"new {kind}", (told,), grade),))
         elif kind == "inspection":
             yield _compare_inspections(counterparts[index], result)
@@ -160,26 +140,15 @@ def _compare_results(before: Sequence[Data], now: Sequence[Data]) -> Iterator[Re
         yield ResultDifference(result["model"], (change,))
 
 
-_VERDICTS = (
-    ("healthy", "equivalent", "unchanged", "recorded"),
-    ("inconclusive",),
-    ("unhealthy", "different", "drifted", "missing"),
-)
-"""From good to bad; the first fail no test."""
-
-
-def _rank(verdict: str) -> int:
-    """Return 0 for what is good; a verdict that is not known stands in the middle."""
-    return next((rank for rank, words in enumerate(_VERDICTS) if verdict in words), 1)
-
-
 def _verdict_change(before: Data, now: Data) -> list[Change]:
     old, new = before["verdict"], now["verdict"]
     # A snapshot that is unchanged since the base recorded it is what the base had.
     if old == new or (old, new) == ("recorded", "unchanged"):
         return []
     place = Place(now["model"], old, new)
-    return [Change("verdict", "verdict", (place,), _grade(_rank(old), _rank(new)))]
+    return [
+        Change("verdict", "verdict", (place,), _grade(GRAVITY.get(old, 1), GRAVITY.get(new, 1)))
+    ]
 
 
 # Two inspections
@@ -193,7 +162,7 @@ def _compare_inspections(before: Data, now: Data) -> ResultDifference:
     if not pair.has_common_layers:
         place = Place("", before["model"], now["model"], "no layer is in both")
         another = Change("model", "another model", (place,))
-        return ResultDifference(now["model"], (*verdict, another), same_model=False)
+        return ResultDifference(now["model"], (*verdict, another))
     names = pair.alignment.to_candidate
     statistics, cause, remarks = (
         moved(found, (before["samples"] or 0, now["samples"] or 0))
@@ -205,7 +174,6 @@ def _compare_inspections(before: Data, now: Data) -> ResultDifference:
         *_finding_changes(before, now, names),
         *statistics,
         *structural_changes(found, before, now),
-        *_margin_changes(before, now, names),
     )
     return ResultDifference(now["model"], changes, cause, tuple(remarks))
 
@@ -222,18 +190,20 @@ def _finding_changes(before: Data, now: Data, names: Mapping[str, str]) -> Itera
     warned, warnings = _by_place(before["warnings"], names), _by_place(now["warnings"], {})
     shown_before, shown_now = _shown(before, names), _shown(now, {})
     gone = {key: one for key, one in old.items() if key not in shown_now}
-    waived = gone.keys() & _by_place(now["waived"], {}).keys()
-    softened = (gone.keys() & warnings.keys()) - waived
-    came = [one for key, one in new.items() if key not in shown_before]
-    came_warnings = [
-        one for key, one in warnings.items() if key not in warned and key not in shown_before
-    ]
+    accepted = gone.keys() & (_by_place(now["waived"], {}).keys() | warnings.keys())
     for what, findings, grade in (
-        ("new finding", came, Grade.WORSE),
-        ("now waived", [gone.pop(key) for key in [*gone] if key in waived], Grade.CHANGED),
-        ("now only a warning", [gone.pop(k) for k in [*gone] if k in softened], Grade.CHANGED),
+        ("new finding", [new[key] for key in new if key not in shown_before], Grade.WORSE),
+        (
+            "now waived or warned of",
+            [gone.pop(key) for key in [*gone] if key in accepted],
+            Grade.CHANGED,
+        ),
         ("no longer found", [*gone.values()], Grade.BETTER),
-        ("new warning", came_warnings, Grade.CHANGED),
+        (
+            "new warning",
+            [warnings[key] for key in warnings if key not in warned and key not in shown_before],
+            Grade.CHANGED,
+        ),
     ):
         told = [(one["label"], f"{one['check']}: {one['message']}") for one in findings]
         if told:
@@ -243,11 +213,8 @@ def _finding_changes(before: Data, now: Data, names: Mapping[str, str]) -> Itera
 
 
 def _by_place(findings: Iterable[Data], names: Mapping[str, str]) -> dict[tuple[str, ...], Data]:
-    """Return findings or margins by check, setting and layer, by its name in the head."""
-    return {
-        (one["check"], names.get(one["layer"], one["layer"]), one.get("setting", "")): one
-        for one in findings
-    }
+    """Return findings by check and layer, by its name in the head."""
+    return {(one["check"], names.get(one["layer"], one["layer"])): one for one in findings}
 
 
 def _shown(result: Data, names: Mapping[str, str]) -> set[tuple[str, ...]]:
@@ -257,22 +224,3 @@ def _shown(result: Data, names: Mapping[str, str]) -> set[tuple[str, ...]]:
         found += [{"check": one["check"], "layer": layer} for layer in one.get("affected", ())]
         found += one.get("consequences", ())
     return {*_by_place(found, names)}
-
-
-def _margin_changes(before: Data, now: Data, names: Mapping[str, str]) -> Iterator[Change]:
-    """Yield what came much nearer to its limit and has not reached it."""
-    old, new = (
-        _by_place((one for one in side["margins"] if one["used"] is not None), renamed)
-        for side, renamed in ((before, names), (now, {}))
-    )
-    places = [
-        Place(
-            margin["label"],
-            f"{margin['check']}: {percent(old[key]['used'])} of the limit",
-            f"{percent(margin['used'])}, {number(margin['value'])} of {number(margin['limit'])}",
-        )
-        for key, margin in new.items()
-        if key in old and old[key]["used"] < _FAR and _NEAR < margin["used"] <= 1
-    ]
-    if places:
-        yield Change("margin", "near its limit", tuple(places))

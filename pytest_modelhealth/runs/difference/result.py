@@ -18,35 +18,21 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True)
 class Place:
-    """Where something changed, and from what to what.
+    """Where something changed, from what to what, for people; ``""`` stands for none."""
 
-    Args:
-        label: of the layer, tensor or model in the head, or in the base where it is gone.
-        before: value in the base, for people; ``""`` for none.
-        now: value in the head, likewise.
-        note: by how much.
-    """
-
-    label: str
+    label: str  # of the layer, tensor or model in the head, or in the base where it is gone
     before: str = ""
     now: str = ""
-    note: str = ""
+    note: str = ""  # by how much
 
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that changed, in one or several places.
+    """One thing that changed, in one or several places."""
 
-    Args:
-        kind: a word of ours: ``"verdict"``, ``"finding"``, ``"statistic"``, ``"cost"``.
-        what: what changed, in words of ours.
-        places: where: what came first is first.
-        grade: whether that is worse.
-    """
-
-    kind: str
-    what: str
-    places: tuple[Place, ...]
+    kind: str  # a word of ours: "verdict", "finding", "statistic", "cost"
+    what: str  # what changed, in words of ours
+    places: tuple[Place, ...]  # what came first is first
     grade: Grade = Grade.CHANGED
 
 
@@ -56,21 +42,12 @@ def _gravest(changes: Iterable[Change]) -> Grade:
 
 @dataclass(frozen=True)
 class ResultDifference:
-    """What changed between two results of a test.
+    """What changed between two results of a test."""
 
-    Args:
-        model: class name of the model in the head, or in the base where it is gone.
-        changes: the gravest kind first.
-        cause: what began the drift of statistics, a sentence; ``""`` where none drifted.
-        remarks: what was not compared and why, a sentence each.
-        same_model: whether the two can be compared at all.
-    """
-
-    model: str
-    changes: tuple[Change, ...] = ()
-    cause: str = ""
-    remarks: tuple[str, ...] = ()
-    same_model: bool = True
+    model: str  # class name in the head, or in the base where it is gone
+    changes: tuple[Change, ...] = ()  # the gravest kind first
+    cause: str = ""  # what began the drift of statistics, a sentence
+    remarks: tuple[str, ...] = ()  # what was not compared and why, a sentence each
 
     @property
     def grade(self) -> Grade:
@@ -80,21 +57,13 @@ class ResultDifference:
 
 @dataclass(frozen=True)
 class TestDifference:
-    """What changed in a test.
-
-    Args:
-        id: pytest's node id in the head, or in the base where it is gone.
-        was: its id in the base, where that is another one; else ``""``.
-        changes: those of the test itself.
-        results: of its results, those in which something is to be said.
-    """
+    """What changed in a test."""
 
     __test__ = False
 
-    id: str
-    was: str = ""
-    changes: tuple[Change, ...] = ()
-    results: tuple[ResultDifference, ...] = ()
+    id: str  # pytest's node id in the head, or in the base where it is gone
+    changes: tuple[Change, ...] = ()  # those of the test itself
+    results: tuple[ResultDifference, ...] = ()  # those in which something is to be said
 
     @property
     def every_change(self) -> list[Change]:
@@ -109,15 +78,8 @@ class TestDifference:
 
 @dataclass(frozen=True)
 class Difference:
-    """What changed between two runs.
+    """What changed between two runs."""
 
-    Args:
-        tests: those of which something is to be said, the worst first.
-        unchanged: how many tests of both runs are as they were. Of those whose numbers could not be
-            compared, `tests` has the remarks.
-        remarks: on the runs as a whole, a sentence each.
-    """
-
-    tests: tuple[TestDifference, ...]
-    unchanged: int
-    remarks: tuple[str, ...] = ()
+    tests: tuple[TestDifference, ...]  # of which something is to be said, the worst first
+    unchanged: int  # how many tests of both runs are as they were
+    remarks: tuple[str, ...] = ()  # on the runs as a whole, a sentence each

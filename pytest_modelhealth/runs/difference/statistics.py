@@ -20,7 +20,7 @@ from pytest_modelhealth.runs.difference.result import Change, Place
 from pytest_modelhealth.settings.setting import ancestors
 from pytest_modelhealth.snapshot.drift import LOSS, Drift, DriftReport
 from pytest_modelhealth.snapshot.file_format import statistics
-from pytest_modelhealth.snapshot.snapshot import Snapshot, of_roles, shape_text
+from pytest_modelhealth.snapshot.snapshot import Snapshot, of_roles
 from pytest_modelhealth.snapshot.tolerances import REAL
 from pytest_modelhealth.statistics import TensorStatistics
 from pytest_modelhealth.tolerance import TF32, TensorName, coarsest_epsilon
@@ -69,11 +69,13 @@ def moved(found: DriftReport, samples: tuple[int, int]) -> tuple[list[Change], s
         drifts = []
         remarks.append("the batches differ: what is computed from them is not compared")
         if not _is_drawn(found, batch, samples):
-            changes.append(Change("batch", "the batch", (_place(found, batch, "batch"),)))
+            batches = (one for one in found.drifts if (one.layer, one.role) == ("", "inputs"))
+            place = next((_place(one, "batch") for one in batches), Place("batch"))
+            changes.append(Change("batch", "the batch", (place,)))
     elif drawn or are_most:
-        place = pair.new.place
-        first = min(place[now[0]] for _, now in weights)
-        drifts = [d for d in drifts if d.role in _FORWARD and place[d.layer] < first]
+        order = pair.new.place
+        first = min(order[now[0]] for _, now in weights)
+        drifts = [d for d in drifts if d.role in _FORWARD and order[d.layer] < first]
         (_, name), *others = drawn or weights
         named = pair.new.label(name[0], name[2])
         more = f" and {len(others):,} more" if others else ""
@@ -82,7 +84,9 @@ def moved(found: DriftReport, samples: tuple[int, int]) -> tuple[list[Change], s
             "not compared"
         )
     if altered:
-        places = [_place(found, one, pair.new.label(one[1][0], one[1][2])) for one in altered]
+        told = {one.label: one for one in found.drifts if one.role == "parameters"}
+        labels = [pair.new.label(now[0], now[2]) for _, now in altered]
+        places = [_place(told[one], one) if one in told else Place(one) for one in labels]
         changes.append(Change("weights", "weights", tuple(places)))
     if drifts and _is_another_mask(found, drifts[0]):
         label = drifts[0].label
@@ -98,11 +102,7 @@ def _stages(drifts: Sequence[Drift]) -> Iterator[Change]:
         first_of_each: dict[str, Place] = {}
         for drift in drifts:
             if drift.role in roles and drift.label not in first_of_each:
-                # the input of a layer that drifts first tells of what happens before it
-                what = f"{'input ' if drift.role == 'inputs' else ''}{drift.statistic}"
-                sides = f"{what} {drift.before}", f"{what} {drift.now}"
-                by = drift.moved.replace("fixed ", "")
-                first_of_each[drift.label] = Place(drift.label, *sides, by)
+                first_of_each[drift.label] = _place(drift, drift.label)
         if first_of_each:
             yield Change("statistic", stage, tuple(first_of_each.values()))
 
@@ -119,17 +119,11 @@ def _sides(found: DriftReport, names: Names) -> tuple[TensorStatistics, TensorSt
     return pair.old.tensors[old[0]][old], pair.new.tensors[new[0]][new]
 
 
-def _place(found: DriftReport, names: Names, label: str) -> Place:
-    """Return what of a tensor differs: its form, what is not finite, or what moved furthest."""
-    before, now = sides = _sides(found, names)
-    if before.shape != now.shape:
-        return Place(label, *(f"shape {shape_text(one.shape)}" for one in sides))
-    for name in ("dtype", "nan_count", "inf_count"):
-        if getattr(before, name) != getattr(now, name):
-            word = name.removesuffix("_count")
-            return Place(label, *(f"{word} {getattr(one, name)}" for one in sides))
-    furthest = max(("std", "mean"), key=lambda one: abs(getattr(now, one) - getattr(before, one)))
-    return Place(label, *(f"{furthest} {getattr(one, furthest):.5g}" for one in sides))
+def _place(drift: Drift, label: str) -> Place:
+    # the input of a layer that drifts first tells of what happens before it
+    what = f"{'input ' if drift.role == 'inputs' and drift.layer else ''}{drift.statistic}"
+    sides = f"{what} {drift.before}", f"{what} {drift.now}"
+    return Place(label, *sides, drift.moved.replace("fixed ", ""))
 
 
 DEVIATIONS = 6.0

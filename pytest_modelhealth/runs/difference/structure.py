@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pytest_modelhealth.rendering.notation import number, shape
+from pytest_modelhealth.rendering.notation import shape
 from pytest_modelhealth.runs.difference.result import Change, Place
 from pytest_modelhealth.snapshot.changes import LayerChange
 from pytest_modelhealth.snapshot.drift import DriftReport
@@ -59,27 +59,14 @@ def structural_changes(found: DriftReport, before: Data, now: Data) -> Iterator[
 
 
 def _changed_layers(found: DriftReport) -> Iterator[Change]:
-    pair = found.pair
-    renamed = [
-        Place(pair.old.label(one.reference), one.reference, one.candidate)
-        for one in pair.alignment.pairs
-        if one.reference is not None and one.candidate is not None
-        if one.reference != one.candidate
-    ]
-    models = pair.old.label(""), pair.new.label("")
-    if models[0] != models[1]:
-        renamed.insert(0, Place(models[0], *models))
-    if renamed:
-        yield Change("layer", "renamed", tuple(renamed))
     groups: dict[tuple[str, str], list[LayerChange]] = {}
     for change in found.changes:
-        is_the_model = change.label == models[1] and change.rest.startswith(": type ")
-        if change.what != "renamed" and not is_the_model:
-            how = "" if change.what in ("added", "removed") else change.rest
-            groups.setdefault((change.what, how), []).append(change)
+        how = "" if change.what in ("renamed", "added", "removed") else change.rest
+        groups.setdefault((change.what, how), []).append(change)
     for (what, _), same in groups.items():
         words = what.replace("_", " ").removesuffix(" of")
-        places = (Place(change.label, "", change.rest.strip(" :()")) for change in same)
+        texts = (change.rest.strip(" :()").removeprefix("to ") for change in same)
+        places = (Place(one.label, "", text) for one, text in zip(same, texts, strict=True))
         yield Change("layer", words, tuple(places))
 
 
@@ -114,15 +101,8 @@ def _costs(
 
 def _numbers(label: str, before: float, now: float) -> Place:
     """Return two numbers and by how much they differ: ``"+1,024, +50%"``."""
-    step = now - before
-    sign = "+" if step > 0 else "-"
-    note = f"{sign}{_count(abs(step))}" if step else ""
-    if before and step:
-        part = abs(step) / before
-        times = f"{now / before:,.0f} times"
-        note += f", {times if part >= 10 else f'{sign}{part:.{0 if part >= 0.1 else 1}%}'}"
-    return Place(label, _count(before), _count(now), note)
-
-
-def _count(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else number(value)
+    note = f"{now - before:+,}" if now != before else ""
+    if note and before:
+        part = (now - before) / before
+        note += f", {part:+,.{0 if abs(part) >= 0.1 else 1}%}"
+    return Place(label, f"{before:,}", f"{now:,}", note)

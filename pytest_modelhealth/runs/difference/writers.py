@@ -1,71 +1,99 @@
-"""The formats of a difference: for a terminal, as a comment in Markdown, as JSON.
-
-In Markdown, for GitHub and GitLab, whatever comes from models, tests and messages stands in code
-spans, in which nothing is markup, a mention, a reference or a link. The text stays far below the
-65,536 characters that GitHub takes.
-"""
+"""What a difference says: a document of the runs, and one of each test, as text or as Markdown."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
 
-from pytest_modelhealth.rendering.notation import plural, printable, shorten, table
-from pytest_modelhealth.runs.difference.result import (
-    Change,
-    Difference,
-    Grade,
-    TestDifference,
-)
+from pytest_modelhealth.rendering.document import Document, Row
+from pytest_modelhealth.rendering.notation import Column, plural, printable, shorten, some
+from pytest_modelhealth.runs.difference.result import Change, Difference, Grade, TestDifference
 
-_MOST_REMARKS = 5
+MARK = "<!-- pytest-modelhealth diff -->"
+"""Shows nowhere; by it a script finds its comment in Markdown again."""
+
+_UNFOLDED, _MOST_CHARACTERS = 4_000, 39_000
+"""Of Markdown: what is read at once, and all of it; GitHub takes 65,536."""
+
+_WIDTH, _LONGEST_CELL = 120, 160
+_MOST_REMARKS, _MOST_ROWS, _MOST_PLACES = 5, 30, 2
+_COLUMNS = [
+    Column(title, "", str, is_text=True) for title in ("", "what", "where", "base", "head", "by")
+]
 
 
-def render(difference: Difference, name: str, *, colour: bool = False) -> str:
-    """Return a difference in the format of this name, one of `FORMATS`.
+def render(difference: Difference, name: str) -> str:
+    """Return a difference for a terminal, or as a comment in Markdown.
 
     Args:
         difference: what to show.
-        name: of the format.
-        colour: whether the text goes to a terminal that shows colours.
+        name: of the format: ``"terminal"`` or ``"markdown"``.
     """
-    return _terminal(difference, colour) if name == "terminal" else FORMATS[name](difference)
+    documents = _documents(difference)
+    if name == "terminal":
+        return "\n\n".join(document.text(width=_WIDTH) for document in documents) + "\n"
+    text, *sections = (document.markdown() for document in documents)
+    folded: list[str] = []
+    room = _MOST_CHARACTERS - len(text)
+    for index, section in enumerate(sections):
+        room -= len(section) + 1
+        if room < 0:
+            rest = plural(len(sections) - index, "more test")
+            folded.append(f"{rest}: see the output of `--format terminal`.\n")
+            break
+        if not folded and len(text) < _UNFOLDED:
+            text += f"\n{section}"
+        else:
+            folded.append(section)
+    if folded:
+        body = "\n".join(folded)
+        text += f"\n<details><summary>the other changes</summary>\n\n{body}\n</details>\n"
+    return f"{text}\n{MARK}\n"
 
 
-# What is said in all formats
-
-
-def _counts(difference: Difference) -> dict[str, int]:
-    counted = Counter(test.grade for test in difference.tests)
-    return {grade.value: counted[grade] for grade in (Grade.WORSE, Grade.BETTER, Grade.CHANGED)}
+def _documents(difference: Difference) -> Iterator[Document]:
+    """Yield one of the runs, then one of each test, or of those in which the same changed."""
+    yield Document(headline=f"modelhealth: {_headline(difference)}", facts=[*_remarks(difference)])
+    for test, *others in _alike(difference):
+        names = some([printable(other.id) for other in others], 4)
+        causes = [printable(result.cause) for result in test.results if result.cause]
+        rows = [*_rows(sorted(test.every_change, key=lambda one: one.grade is not Grade.WORSE))]
+        more = len(rows) - _MOST_ROWS
+        yield Document(
+            headline=f"{test.grade}: {printable(test.id)}",
+            facts=[*([f"likewise: {names}"] if others else []), *causes],
+            columns=_COLUMNS,
+            rows=rows[:_MOST_ROWS],
+            rest=plural(more, "more row") if more > 0 else "",
+            narrowest=[(3, 60), (4, 60)],
+            indent="  ",
+        )
 
 
 def _headline(difference: Difference) -> str:
     """Return what became of the tests, in one line: ``"2 tests got worse; 148 unchanged"``."""
+    counted = Counter(test.grade for test in difference.tests)
     counts = [
-        f"{plural(count, 'test')} {grade if grade == Grade.CHANGED else f'got {grade}'}"
-        for grade, count in _counts(difference).items()
-        if count
+        f"{plural(counted[grade], 'test')} {grade if grade is Grade.CHANGED else f'got {grade}'}"
+        for grade in (Grade.WORSE, Grade.BETTER, Grade.CHANGED)
+        if counted[grade]
     ]
     if not counts:
         return f"nothing changed in {plural(difference.unchanged, 'test')}"
     return f"{', '.join(counts)}; {difference.unchanged:,} unchanged"
 
 
-def _changes(test: TestDifference, *, effects: bool = True) -> list[Change]:
-    """Return what changed in a test, the worse first; of statistics perhaps the cause alone.
-
-    Where activations moved, the loss and the gradients mostly follow.
-    """
-    left_out: list[Change] = []
-    if not effects:
-        for result in test.results:
-            left_out += [change for change in result.changes if change.kind == "statistic"][1:]
-    found = [change for change in test.every_change if change not in left_out]
-    return sorted(found, key=lambda change: change.grade is not Grade.WORSE)
+def _remarks(difference: Difference) -> Iterator[str]:
+    """Yield the remarks on the runs, and those on results with how many tests they stand at."""
+    yield from map(printable, difference.remarks[:_MOST_REMARKS])
+    counted = Counter(
+        remark
+        for test in difference.tests
+        for remark in {remark: None for result in test.results for remark in result.remarks}
+    )
+    for remark, count in [*counted.items()][:_MOST_REMARKS]:
+        yield f"{plural(count, 'test')}: {printable(remark)}"
 
 
 def _alike(difference: Difference) -> list[list[TestDifference]]:
@@ -76,180 +104,28 @@ def _alike(difference: Difference) -> list[list[TestDifference]]:
     groups: dict[object, list[TestDifference]] = {}
     for test in difference.tests:
         if test.grade is not Grade.SAME:
-            causes = tuple(result.cause for result in test.results)
-            changes = _changes(test, effects=False)
-            seen = ((one.grade, one.what, one.places[0].label) for one in changes)
-            groups.setdefault((causes, *seen), []).append(test)
-    return list(groups.values())
+            # where activations moved, the loss and the gradients mostly follow
+            effects = [
+                change
+                for result in test.results
+                for change in [one for one in result.changes if one.kind == "statistic"][1:]
+            ]
+            causes = map(attrgetter("cause"), test.results)
+            told = (one for one in test.every_change if one not in effects)
+            key = (*causes, *((one.grade, one.what, one.places[0].label) for one in told))
+            groups.setdefault(key, []).append(test)
+    return [*groups.values()]
 
 
-def _rows(
-    changes: Iterable[Change], most: int, shown: Callable[[str], str]
-) -> Iterator[tuple[Change, list[str]]]:
-    """Yield where, before, now and by how much, for `most` places of each change.
-
-    The last of them stands for the others.
-    """
+def _rows(changes: Iterable[Change]) -> Iterator[Row]:
+    """Yield the first places of each change; the last of them stands for the others."""
     for change in changes:
-        for index, place in enumerate(change.places[:most]):
-            rest = len(change.places) - most if index == most - 1 else 0
-            label, *others = map(shown, (place.label, place.before, place.now, place.note))
-            yield change, [f"{label} and {rest:,} more" if rest > 0 else label, *others]
-
-
-def _names(tests: Iterable[TestDifference], most: int, shown: Callable[[str], str]) -> str:
-    names = [shown(test.id) for test in tests]
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
-
-
-def _remarks(difference: Difference, shown: Callable[[str], str]) -> list[str]:
-    """Return the remarks on the runs, and those on results with how many tests they stand at."""
-    counted = Counter(
-        remark
-        for test in difference.tests
-        for remark in dict.fromkeys(remark for result in test.results for remark in result.remarks)
-    )
-    return [
-        *map(shown, difference.remarks[:_MOST_REMARKS]),
-        *(
-            f"{plural(count, 'test')}: {shown(remark)}"
-            for remark, count in [*counted.items()][:_MOST_REMARKS]
-        ),
-    ]
-
-
-# For a terminal
-
-_COLOURS = {Grade.WORSE: "31", Grade.BETTER: "32", Grade.CHANGED: "33"}
-
-
-def _terminal(difference: Difference, colour: bool = False) -> str:
-    """Return the verdict, and below it what changed in each test, the worst first."""
-    lines = [_headline(difference)]
-    for test, *others in _alike(difference):
-        grade = f"\033[{_COLOURS[test.grade]}m{test.grade}\033[0m" if colour else test.grade
-        lines += ["", f"{grade}: {printable(test.id)}"]
-        lines += [f"  likewise: {_names(others, 4, _short)}"] if others else []
-        lines += [f"  {printable(result.cause)}" for result in test.results if result.cause]
-        rows: list[list[str]] = []
-        told = None
-        for change, (label, before, now, note) in _rows(_changes(test), 2, _short):
-            grade = "" if change.grade is Grade.CHANGED else change.grade
-            head = ["", ""] if change is told else [grade, change.what]
-            rows.append([*head, label, before, "->" if before and now else "", now, note])
-            told = change
-        lines += [f"  {line}" for line in table(rows, left=range(6))]
-    remarks = _remarks(difference, printable)
-    return "\n".join([*lines, *([""] if remarks else []), *remarks]) + "\n"
-
-
-def _short(text: str) -> str:
-    return shorten(printable(text), 60)
-
-
-# Markdown
-
-_MOST_CHARACTERS = 30_000
-_MOST_ROWS, _MOST_ROWS_OF_A_TEST = 15, 6
-"""So many rows stand in the table that is not folded away."""
-
-_WIDEST = 160
-"""Longer cells are cut."""
-
-MARK = "<!-- pytest-modelhealth diff -->"
-"""Shows nowhere; by it a script finds its comment again."""
-
-_HEAD = "| | test | where | what | base | head | by |\n|---|---|---|---|---|---|---|"
-
-
-def _markdown(difference: Difference) -> str:
-    """Return the verdict, a table of the worst, and the rest folded away."""
-    groups = _alike(difference)
-    shown: list[str] = []
-    for tests in groups:
-        changes = _changes(tests[0], effects=False)
-        most = min(_MOST_ROWS_OF_A_TEST, _MOST_ROWS - len(shown))
-        shown += _markdown_rows(_names(tests, 1, _cell), changes[:most], 1)
-    parts = [f"**modelhealth: {_headline(difference)}**"]
-    parts += ["\n".join([_HEAD, *shown])] if shown else []
-    causes = [result.cause for tests in groups for result in tests[0].results if result.cause]
-    causes = [_code(cause, 2 * _WIDEST) for cause in dict.fromkeys(causes)][:_MOST_REMARKS]
-    for remarks in (causes, _remarks(difference, _code)):
-        parts += ["\n".join(f"- {remark}" for remark in remarks)] if remarks else []
-    parts += _details(groups, shown, _MOST_CHARACTERS - sum(map(len, parts)))
-    return "\n\n".join([*parts, MARK]) + "\n"
-
-
-def _code(text: str, width: int = _WIDEST) -> str:
-    """Return `text` as a code span on one line; a dash for none."""
-    if not text:
-        return "-"
-    shown = shorten(printable(text[: width + 1]), width)
-    fence = "`" * (max(map(len, re.findall("`+", shown)), default=0) + 1)
-    pad = " " if shown[0] in "` " or shown[-1] in "` " else ""
-    return f"{fence}{pad}{shown}{pad}{fence}"
-
-
-def _cell(text: str) -> str:
-    """Return the same for a table.
-
-    A cell ends at a bar even in a code span. There "\\|" is a bar, and "\\\\|" an end again.
-    """
-    return _code(text).replace("\\|", "\\¦").replace("|", "\\|")
-
-
-def _markdown_rows(name: str, changes: Iterable[Change], most: int) -> Iterator[str]:
-    for change, (label, *others) in _rows(changes, most, _cell):
-        grade = f"**{change.grade}**" if change.grade is Grade.WORSE else change.grade
-        yield f"| {' | '.join([grade, name, label, change.what, *others])} |"
-        name = ""
-
-
-def _details(groups: list[list[TestDifference]], shown: list[str], budget: int) -> list[str]:
-    """Return all changes folded away, as many as the budget holds, unless `shown` has them all."""
-    every = (
-        row
-        for tests in groups
-        for row in _markdown_rows(_names(tests, 21, _cell), _changes(tests[0]), 3)
-    )
-    head = f"<details><summary>all changes</summary>\n\n{_HEAD}\n"
-    end = "\n\n</details>"
-    more = "\n\nThe rest is in the output of `--format terminal` and `--format json`."
-    left = budget - len(head + more + end)
-    rows: list[str] = []
-    for row in every:
-        left -= len(row) + 1
-        if left < 0:
-            return [head + "\n".join(rows) + more + end]
-        rows.append(row)
-    return [head + "\n".join(rows) + end] if rows != shown else []
-
-
-# JSON
-
-FORMAT = "pytest-modelhealth difference"
-FORMAT_VERSION = 1
-"""Raised when a key changes its name or meaning."""
-
-
-def _json(difference: Difference) -> str:
-    """Return everything, with nothing shortened, as strict JSON in ASCII."""
-    tests = [asdict(test) for test in difference.tests]
-    for made, test in zip(tests, difference.tests, strict=True):
-        for inner, result in zip(made["results"], test.results, strict=True):
-            inner["grade"] = result.grade
-        made["grade"] = test.grade
-    data = {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
-        "headline": _headline(difference),
-        **_counts(difference),
-        "unchanged": difference.unchanged,
-        "remarks": difference.remarks,
-        "tests": tests,
-    }
-    return json.dumps(data, indent=1, allow_nan=False) + "\n"
-
-
-FORMATS = {"json": _json, "markdown": _markdown, "terminal": _terminal}
+        grade = "" if change.grade is Grade.CHANGED else str(change.grade)
+        head = [grade, change.what]
+        more = len(change.places) - _MOST_PLACES
+        for index, place in enumerate(change.places[:_MOST_PLACES], 1):
+            cells = (place.label, place.before, place.now, place.note)
+            label, *others = (shorten(printable(cell), _LONGEST_CELL) for cell in cells)
+            label += f" and {more:,} more" if more > 0 and index == _MOST_PLACES else ""
+            yield Row([*head, label, *others])
+            head = ["", ""]

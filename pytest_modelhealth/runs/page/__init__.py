@@ -23,7 +23,7 @@ from pytest_modelhealth.runs.run import Run
 LIMIT = 10_000_000
 """Bytes of a page; where the layers of all tests need more, those of passing tests are left out."""
 
-SCRIPTS = ("dom", "packed", "table", "inspection", "comparison", "drift", "start")
+SCRIPTS = ("dom", "packed", "table", "inspection", "comparison", "start")
 """In the order in which they are joined."""
 
 _FOLDER = Path(__file__).parent

@@ -29,7 +29,7 @@ MOST_MISSES = 20
 """Results that do not fit, after which no other is tried."""
 
 ON_THE_PAGE_AS_IT_IS = frozenset(
-    {"text", "headline", "place", "notes", "basis", "margins", "flow", "course"}
+    {"text", "headline", "place", "notes", "basis", "evidence", "flow", "course"}
 )
 
 

@@ -3,42 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
 from pytest_modelhealth.rendering.notation import in_bytes, number, plural, printable
-from pytest_modelhealth.runs.page.panels import MOST_MARGINS, Drawn, drawn, margin
-from pytest_modelhealth.runs.run import FAILED, Run, Test
+from pytest_modelhealth.runs.page.panels import Drawn, drawn
+from pytest_modelhealth.runs.run import FAILED, GRAVITY, Run, Test
 
 FULLY_TOLD = 300
 """Results that are told in full: of passing tests beyond, the numbers of the layers are left."""
 
 DRAWN_AT_ONCE = 60_000
-"""Characters of charts that stand on the page as they are, for paper and without a script; those
-of other results are packed."""
+"""Characters of charts that stand on the page as they are, for paper and without a script: those of
+results that need a look, as far as they fit. Those of others are packed."""
 
 TRIES = 20
 """Results whose charts are drawn to see whether they fit."""
 
-STORIES = 4_000_000
-"""Characters of stories on the page; those after it are left to the terminal and the JSON."""
-
-TONES = {
-    "unhealthy": "bad",
-    "different": "bad",
-    "drifted": "bad",
-    "missing": "bad",
-    "inconclusive": "unsure",
-    "recorded": "unsure",
-    "healthy": "good",
-    "equivalent": "good",
-    "unchanged": "good",
-}
-"""How each verdict reads, the gravest first."""
-
-_ORDER = ("bad", "unsure", "good")
+_TONES = ("good", "unsure", "bad")
 _VERSIONS = {"pytest_modelhealth": "pytest-modelhealth", "torch": "torch", "python": "Python"}
 
 OF = {"step": "a training step", "training": "a training"}
@@ -61,14 +45,13 @@ class Contents:
 
 def contents(run: Run) -> Contents:
     """Return what of `run` stands on its page as text, the tests that failed first."""
-    room = Counter(stories=STORIES, charts=DRAWN_AT_ONCE, tries=TRIES)
-    entries = [_entry(index, test, room) for index, test in enumerate(run.tests)]
+    entries = [*_entries(run)]
     entries.sort(key=itemgetter("rank"))
     results = [result for entry in entries for result in entry["results"]]
     verdicts = Counter(result["verdict"] for result in results)
     order = [
-        *(one for one in TONES if verdicts[one]),
-        *(one for one in verdicts if one not in TONES),
+        *(one for one in GRAVITY if verdicts[one]),
+        *(one for one in verdicts if one not in GRAVITY),
     ]
     outcomes = Counter(entry["outcome"] for entry in entries)
     counts = ", ".join(f"{count:,} {outcome}" for outcome, count in outcomes.items())
@@ -91,15 +74,14 @@ def contents(run: Run) -> Contents:
 
 
 def _tone(verdict: str) -> str:
-    return TONES.get(verdict, "unsure")
+    return _TONES[GRAVITY.get(verdict, 1)]
 
 
 def rank(test: Test) -> int:
     """Return 0 for a test that failed, 1 for one that reads badly, else 2 or 3."""
     if test["outcome"] in FAILED:
         return 0
-    tones = (_ORDER.index(_tone(result["verdict"])) for result in test["results"])
-    return 1 + min(tones, default=2)
+    return 3 - max((GRAVITY.get(one["verdict"], 1) for one in test["results"]), default=0)
 
 
 def anchor(index: int, nth: int) -> str:
@@ -107,7 +89,22 @@ def anchor(index: int, nth: int) -> str:
     return f"t{index}-{nth}"
 
 
-def _entry(index: int, test: Test, room: Counter[str]) -> dict[str, Any]:
+def _entries(run: Run) -> Iterator[dict[str, Any]]:
+    """Yield what stands on the page of each test, with charts as long as there is room."""
+    room, tries = DRAWN_AT_ONCE, TRIES
+    for index, test in enumerate(run.tests):
+        entry = _entry(index, test)
+        for shown, result in zip(entry["results"], test["results"], strict=True):
+            if entry["rank"] < 2 and tries:
+                tries -= 1
+                charts = drawn(result, shown["anchor"])
+                if charts.size <= room:
+                    room -= charts.size
+                    shown["drawn"] = charts
+        yield entry
+
+
+def _entry(index: int, test: Test) -> dict[str, Any]:
     """Return what stands on the page of a test; its rank tells where: failures are first."""
     results = test["results"]
     message, file = test["message"], printable(test["file"])
@@ -122,25 +119,12 @@ def _entry(index: int, test: Test, room: Counter[str]) -> dict[str, Any]:
         "rank": rank(test),
         "seconds": f"{number(test['seconds'])} s" if test["seconds"] is not None else "",
         "message": "" if said else printable(message),
-        "results": [
-            _result(anchor(index, nth), result, room, needs_a_look=rank(test) < 2)
-            for nth, result in enumerate(results)
-        ],
+        "results": [_result(anchor(index, nth), result) for nth, result in enumerate(results)],
     }
 
 
-def _result(
-    own: str, result: Mapping[str, Any], room: Counter[str], *, needs_a_look: bool
-) -> dict[str, Any]:
-    """Return what stands on the page of a result, with story and charts where there is room."""
-    story = "\n".join(map(printable, result["text"].split("\n")))
-    left_out = len(story) > room["stories"]
-    room["stories"] -= 0 if left_out else len(story)
-    charts = drawn(result, own) if needs_a_look and room["tries"] > 0 else Drawn()
-    room["tries"] -= charts.size > 0
-    if charts.size > room["charts"]:
-        charts = Drawn()
-    room["charts"] -= charts.size
+def _result(own: str, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what stands on the page of a result."""
     verdict = str(result["verdict"])
     reason = printable(result["headline"])
     for start in (f"{verdict}: ", "not equivalent: ", "equivalent "):  # the verdict stands there
@@ -153,10 +137,8 @@ def _result(
         "reason": reason,
         "place": printable(result["place"]),
         "facts": _facts(result),
-        "story": "" if left_out else story,
-        "story_left_out": left_out,
-        "margins": [margin(one) for one in (result.get("margins") or [])[:MOST_MARGINS]],
-        "drawn": charts,
+        "story": "\n".join(map(printable, result["text"].split("\n"))),
+        "drawn": Drawn(),
         "remarks": _remarks(result),
     }
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import networkx as nx
 from markupsafe import Markup
 
 from pytest_modelhealth.rendering.charts import svg
 from pytest_modelhealth.rendering.charts.course import course
 from pytest_modelhealth.rendering.charts.flow import flow
 from pytest_modelhealth.rendering.charts.rows import depth, errors
-from pytest_modelhealth.rendering.charts.values import drift, histograms, tensor_of
+from pytest_modelhealth.rendering.charts.values import histograms
 from pytest_modelhealth.rendering.notation import in_bytes, plural, printable
 from pytest_modelhealth.rendering.template import environment
 
@@ -24,9 +23,6 @@ FOLDED_FROM = 400
 """Edges of a flow that is shown when asked for."""
 
 MOST_ROWS, MOST_DRIFTS = 15, 200
-
-MOST_MARGINS = 6
-"""Margins of a result that stand on the page at once; the others when they are asked for."""
 
 _SIZES = {
     "parameters": "parameter_bytes",
@@ -48,7 +44,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Drawn:
-    """What stands above the margins of a result, and what stands below."""
+    """The histograms of the evidence, and the charts and tables below them."""
 
     evidence: str = ""
     panels: str = ""
@@ -68,32 +64,13 @@ def drawn(result: Mapping[str, Any], anchor: str) -> Drawn:
         told = f"{result['candidate']} beside {result['model']}"
         panels = [Panel("Error through depth", told, errors(result, anchor))]
     elif kind == "drift" and result["drifts"]:
-        panels = [*_drift(result, anchor)]
+        panels = [_drift(result)]
     macros: Any = environment(_TEMPLATES).get_template("panels.html").module
     return Drawn(evidence, macros.panels_of(panels))
 
 
-def margin(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how near a check came to its limit, as it is written."""
-    used = found["used"] or 0.0
-    return {
-        "check": printable(svg.words(found["check"])),
-        "setting": printable(found["setting"]),
-        "label": printable(found["label"]),
-        "value": svg.brief(found["value"]),
-        "limit": svg.brief(found["limit"]),
-        "is_least": found["least"],
-        "used": found["used"],
-        "width": round(100 * min(max(used, 0.0), 1.0), 1),
-        "tone": "bad" if used >= 1 else "unsure" if used >= 0.8 else "good",
-    }
-
-
 def _inspection(result: Mapping[str, Any], anchor: str) -> Iterator[Panel]:
     layers, violations = result["layers"], result["violations"]
-    if others := [margin(one) for one in result["margins"][MOST_MARGINS:]]:
-        told = f"of {plural(len(others), 'check')} further from theirs"
-        yield Panel("Other limits", told, others, "margins", is_open=False)
     if result.get("course"):
         known = result["course"]["layers"]  # accused ones first
         ordered = {one["name"]: known[one["name"]] for one in layers if one["name"] in known}
@@ -110,18 +87,14 @@ def _inspection(result: Mapping[str, Any], anchor: str) -> Iterator[Panel]:
         yield Panel("Flow of data", told, flow(found, violations, anchor), is_open=is_open)
     if any(layer["activation_bytes"] is not None for layer in layers):
         told = f"{in_bytes(result['totals']['activation_bytes'])} of activations"
-        yield Panel("Memory by layer", told, _memory(layers, anchor), "memory", is_open=False)
+        yield Panel("Memory by layer", told, _memory(result, anchor), "memory", is_open=False)
 
 
-def _drift(result: Mapping[str, Any], anchor: str) -> Iterator[Panel]:
-    drifts = result["drifts"]
-    told = f"{plural(len(drifts), 'statistic')} that drifted"
-    yield Panel("Before and after", told, drift(result, anchor))
+def _drift(result: Mapping[str, Any]) -> Panel:
     rows = [
         {
-            "link": svg.link_to(anchor, item["layer"]),
-            "label": printable(str(item["layer"] if tensor_of(item) else svg.label_of(item))),
-            "tensor": printable(f"{svg.words(item['role'])} {tensor_of(item)}".strip()),
+            "label": printable(str(item["label"] or svg.label_of(item))),
+            "tensor": printable(svg.words(item["role"])),
             "statistic": printable(svg.words(item["statistic"])),
             "numbers": [
                 svg.brief(value) if isinstance(value, int | float) else printable(str(value))
@@ -129,84 +102,41 @@ def _drift(result: Mapping[str, Any], anchor: str) -> Iterator[Panel]:
                 for value in [item[key]]
             ],
         }
-        for item in drifts[:MOST_DRIFTS]
+        for item in result["drifts"][:MOST_DRIFTS]
     ]
-    rest = plural(len(drifts) - MOST_DRIFTS, "effect") if len(drifts) > MOST_DRIFTS else ""
-    told = "from cause to effect"
-    yield Panel("What drifted", told, {"rows": rows, "rest": rest}, "drifts")
+    more = len(result["drifts"]) - MOST_DRIFTS
+    rest = plural(more, "effect") if more > 0 else ""
+    return Panel("What drifted", "from cause to effect", {"rows": rows, "rest": rest}, "drifts")
 
 
 def _evidence(result: Mapping[str, Any]) -> Markup:
     """Return the tensor that the verdict rests on, below that of the layer computed before it."""
-    if not result["violations"]:
-        return Markup()
-    worst = result["violations"][0]
-    layers = {layer["name"]: layer for layer in reversed(result["layers"])}
-    feeding = nx.DiGraph((b, a) for a, b, *_ in (result.get("flow") or {"edges": ()})["edges"])
-    feeding.add_node(worst["layer"])
-    near = nx.single_source_shortest_path_length(feeding, worst["layer"])
-    before = next((name for name in near if name in layers and name != worst["layer"]), None)
-    named = []
-    for name in filter(layers.__contains__, (before, worst["layer"])):
-        own = worst.get("tensor", "") if name == worst["layer"] else ""
-
-        def rank(tensor: Mapping[str, Any], own: str = own) -> int:
-            if tensor["role"] == worst["role"]:
-                return 0 if tensor["name"] == own else 1
-            return 2 if tensor["role"] == "activations" else 3
-
-        found = min(layers[name]["tensors"], key=rank, default=None)
-        if found is not None and rank(found) < 3:
-            label = " ".join(filter(None, (layers[name]["label"], found["name"])))
-            named.append((label, found))
-    roles = " and ".join(dict.fromkeys(svg.words(tensor["role"]) for _, tensor in named))
-    return (
-        histograms(named, f"values of {roles}, by sign and power of two", 76) if named else Markup()
-    )
+    tensors = [(one["label"], one) for one in result.get("evidence", ())]
+    roles = " and ".join(dict.fromkeys(svg.words(one["role"]) for _, one in tensors))
+    what = f"values of {roles}, by sign and power of two"
+    return histograms(tensors, what, 76) if tensors else Markup()
 
 
-def _memory(layers: Sequence[Mapping[str, Any]], anchor: str) -> dict[str, Any]:
-    """Return what each layer holds, the largest first; the rest are one row.
-
-    What a container gives out was made by a layer in it, and counts there.
-    """
-    containers = svg.containers_of(layers)
+def _memory(result: Mapping[str, Any], anchor: str) -> dict[str, Any]:
+    """Return what each layer holds, the largest first; a container gives out what others made."""
+    containers = svg.containers_of(result["layers"])
     rows = []
-    for layer in layers:
+    for layer in result["layers"]:
         sizes = [layer[key] for key in _SIZES.values()]
-        if layer["name"] in containers and sizes[1] is not None:
-            sizes[1] = 0
-        if any(sizes):
-            rows.append((sum(filter(None, sizes)), layer, sizes))
+        if layer["name"] in containers:
+            sizes[1] = None
+        rows.append((sum(filter(None, sizes)), layer, sizes))
     rows.sort(key=lambda row: -row[0])
-    most = max((size or 0 for _, _, sizes in rows[:MOST_ROWS] for size in sizes), default=0) or 1
-
-    def cells(sizes: Sequence[float | None], scale: float) -> list[tuple[str, float]]:
-        return [
-            (
-                "\N{EN DASH}" if size is None else in_bytes(int(size)),
-                round(100 * (size or 0) / scale),
-            )
-            for size in sizes
-        ]
-
-    def added(rows: Sequence[Any]) -> list[float | None]:
-        columns = [[row[2][at] for row in rows if row[2][at] is not None] for at in range(3)]
-        return [sum(column) if column else None for column in columns]
-
-    shown: list[dict[str, Any]] = [
+    rows = [row for row in rows[:MOST_ROWS] if row[0]]
+    most = max((size or 0 for _, _, sizes in rows for size in sizes), default=1)
+    totals = [result["totals"][key] for key in _SIZES.values()]
+    texts = ["not measured" if one is None else f"{in_bytes(one)} in all" for one in totals]
+    shown = [
         {
             "label": printable(svg.label_of(layer)),
             "link": svg.link_to(anchor, layer["name"]),
-            "sizes": cells(sizes, most),
+            "sizes": [(in_bytes(size), round(100 * (size or 0) / most)) for size in sizes],
         }
-        for _, layer, sizes in rows[:MOST_ROWS]
+        for _, layer, sizes in rows
     ]
-    if rest := rows[MOST_ROWS:]:
-        sizes = [(text, 0.0) for text, _ in cells(added(rest), most)]
-        shown.append({"label": plural(len(rest), "other layer"), "link": None, "sizes": sizes})
-    totals = [
-        "not measured" if total is None else f"{in_bytes(int(total))} in all"
-        for total in added(rows)
-    ]
-    return {"columns": list(zip(_SIZES, totals, strict=True)), "rows": shown}
+    return {"columns": list(zip(_SIZES, texts, strict=True)), "rows": shown}

@@ -120,7 +120,6 @@ def inspection(*found: dict[str, Any], **other: Any) -> dict[str, Any]:
         "warnings": [],
         "inconclusive": [],
         "waived": [],
-        "margins": [],
         "totals": TOTALS,
         "layers": [layer("", "Net"), layer("fc1"), layer("fc2")],
         "flow": None,

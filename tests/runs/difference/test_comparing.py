@@ -66,29 +66,10 @@ def test_what_is_waived_or_only_warned_of_is_no_better() -> None:
     waived = [
         {"check": "dead_units", "layer": "fc1", "label": "fc1", "message": "m", "reason": "r"}
     ]
-    for what, key, kept in (
-        ("now waived", "waived", waived),
-        ("now only a warning", "warnings", [finding()]),
-    ):
-        change = told(between(inspection(finding()), inspection(**{key: kept})))[what]
+    for key, kept in (("waived", waived), ("warnings", [finding()])):
+        changes = told(between(inspection(finding()), inspection(**{key: kept})))
+        change = changes["now waived or warned of"]
         assert change.grade is Grade.CHANGED
-
-
-def test_margins_are_told_that_came_near() -> None:
-    """From under half of a limit to over four fifths; no other way is told."""
-
-    def margin(used: float) -> dict[str, Any]:
-        found = {"check": "dead_units", "layer": "fc1", "label": "fc1", "role": "activations"}
-        limit = {"limit": 1.0, "setting": "max_dead_fraction", "least": False}
-        return {**found, **limit, "value": used, "used": used}
-
-    for before, now, is_told in ((0.4, 0.9, True), (0.6, 0.9, False), (0.4, 0.7, False)):
-        sides = inspection(margins=[margin(before)]), inspection(margins=[margin(now)])
-        assert bool(between(*sides).tests) is is_told
-    (place,) = told(between(inspection(margins=[margin(0.4)]), inspection(margins=[margin(0.9)])))[
-        "near its limit"
-    ].places
-    assert place == Place("fc1", "dead_units: 40% of the limit", "90%, 0.900 of 1.00")
 
 
 # ---- layers, shapes, dtypes, parameters, costs ----
@@ -103,7 +84,7 @@ def test_a_rename_is_a_rename() -> None:
         renamed, layer("fc2"), violations=[finding(where="stem")], verdict="unhealthy"
     )
     changes = told(between(before, now))
-    assert changes["renamed"].places == (Place("fc1", "fc1", "stem"),)
+    assert changes["renamed"].places == (Place("fc1", "", "stem"),)
     assert list(changes) == ["renamed"]
 
 
@@ -302,8 +283,8 @@ def test_a_snapshot_found_as_it_was_recorded_is_no_change(
     assert difference.unchanged == (grade is None)
 
 
-def test_runs_of_different_suites_and_models_are_refused() -> None:
-    """No test in common, or none whose model has a layer in common, is wrong input."""
+def test_runs_of_different_suites_are_refused() -> None:
+    """No test in common is wrong input; a model without a layer in common is another one."""
     base = made.run(made.test(inspection()))
     other_test = made.run(made.test(inspection(), id="other.py::test_b"))
     with pytest.raises(InspectionError, match=r"no test in common: one has test_a.py::test_a"):
@@ -312,8 +293,6 @@ def test_runs_of_different_suites_and_models_are_refused() -> None:
     for one in strange:
         one["tensors"] = [tensor(shape=[8, 3, 7, 7], count=1176)]
     other_model = made.test(with_layers(*strange, model="CNN"))
-    with pytest.raises(InspectionError, match=r"different models: 1 test in common, .* CNN"):
-        compare(base, made.run(other_model))
     same = made.test(inspection(), id="c.py::c")
     difference = compare(made.run(made.test(inspection()), same), made.run(other_model, same))
     assert told(difference)["another model"].places[0].before == "Net"
