@@ -18,7 +18,7 @@ from torch import nn
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.report import HealthReport
-from pytest_modelhealth.training.stepping.watching import Watch, Watched
+from pytest_modelhealth.training.stepping.watching import Call, Watch
 from tests.training.steps import usual
 
 COUNT = 0
@@ -170,7 +170,7 @@ def test_nothing_of_what_was_seen_is_kept() -> None:
     model, optimizer = small()
     Inspector(model).run_step(usual, optimizer, batch())
     gc.collect()
-    assert not any(type(one) in (Watch, Watched) for one in gc.get_objects())
+    assert not any(type(one) in (Call, Watch) for one in gc.get_objects())
 
 
 # ---- no false alarm

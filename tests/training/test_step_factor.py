@@ -18,7 +18,6 @@ def slope(report: Any) -> Any:
     """Return what was measured, once it was."""
     found = report.observation.stepped.slope
     assert found is not None
-    assert not found.why_not, found.why_not
     return found
 
 
@@ -118,8 +117,8 @@ def test_a_clipped_gradient_is_no_fault() -> None:
     assert not report.warnings
 
 
-def test_what_cannot_be_measured_says_why() -> None:
-    """A loss of noise, one that does not move, several losses of several optimizers."""
+def test_what_cannot_be_measured_is_not_told() -> None:
+    """A loss of noise, several losses of several optimizers."""
 
     def noise(model: Any, optimizer: Any, batch: Any) -> float:
         usual(model, optimizer, batch)
@@ -137,10 +136,5 @@ def test_what_cannot_be_measured_says_why() -> None:
         return sum(losses)
 
     model = net()
-    optimizers = (sgd(model.into), sgd(model.out))
-    for step, given, why in (
-        (noise, sgd(model), "too curved or too noisy"),
-        (two, optimizers, "several optimizers descend losses of their own"),
-    ):
-        stepped = ran(step, model, given).observation.stepped
-        assert why in stepped.slope.why_not
+    for step, optimizers in ((noise, sgd(model)), (two, (sgd(model.into), sgd(model.out)))):
+        assert ran(step, model, optimizers).observation.stepped.slope is None

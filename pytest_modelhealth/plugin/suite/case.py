@@ -33,7 +33,7 @@ from pytest_modelhealth.probes.probing import Probing
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import HealthReport, Judgement, Observation, Verdict, Violation
 from pytest_modelhealth.settings import Settings
-from pytest_modelhealth.training.stepping.contract import Asked, run_contract
+from pytest_modelhealth.training.stepping.contract import run_contract
 from pytest_modelhealth.training.stepping.givers import Given, UsualStep, step_of
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class Subject:
                 model, None, optimizer, None, (), batch["inputs"], batch["target"], batch["loss"]
             )
             with step_of(given) as step:
-                stepped = run_contract(model, step, Asked(), Selection()).stepped
+                stepped = run_contract(model, step, Selection()).stepped
             observation = replace(seen, stepped=stepped)
             held = {id(p) for group in optimizer.param_groups for p in group["params"]}
             trained = frozenset(n for n, p in model.named_parameters() if id(p) in held)

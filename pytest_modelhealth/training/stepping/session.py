@@ -25,7 +25,7 @@ from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.training.stepping.snapshot import Snapshot
-from pytest_modelhealth.training.stepping.watching import Watch, Watched
+from pytest_modelhealth.training.stepping.watching import Call, Watch
 
 
 class TrainingStep(NamedTuple):
@@ -39,7 +39,6 @@ class TrainingStep(NamedTuple):
         restore: what else a step changes, each with `state_dict` and `load_state_dict`.
         name: what the step is called in messages.
         is_usual: whether it was made of inputs, target and loss.
-        has_schedules: whether it knows itself when to step the schedules in `restore`.
     """
 
     step: Callable[[Any, Any, Any], Any]
@@ -48,12 +47,6 @@ class TrainingStep(NamedTuple):
     restore: tuple[Any, ...] = ()
     name: str = "step"
     is_usual: bool = False
-    has_schedules: bool = False
-
-    @classmethod
-    def of(cls, step: Any, optimizer: Any, batch: Any, restore: tuple[Any, ...]) -> TrainingStep:
-        """Return what was given."""
-        return cls(step, optimizer, batch, restore, _named(step))
 
     @property
     def optimizers(self) -> list[Any]:
@@ -126,7 +119,7 @@ def optimizers_in(given: Any) -> list[Any]:
     return list(given) if isinstance(given, tuple | list) else [given]
 
 
-def _named(step: Any) -> str:
+def name_of(step: Any) -> str:
     """Return what a step is called: a function, a part of one, or an object."""
     step = step.func if isinstance(step, functools.partial) else step
     return str(getattr(step, "__name__", type(step).__name__))
@@ -205,18 +198,17 @@ class Session:
         """Go back to the beginning."""
         self.snapshot.rewind()
 
-    def watch(self, *, clears: bool = False) -> Watch:
+    def watch(self) -> Watch:
         """Return what watches calls, from the first on."""
-        by_hand = not self.given.optimizers
-        return Watch(self.model, self.parameters, self.samples, clears=clears, by_hand=by_hand)
+        return Watch(self.model, self.parameters, by_hand=not self.given.optimizers)
 
-    def watched(self, watch: Watch, batch: Any = None) -> Watched:
+    def watched(self, watch: Watch, batch: Any = None) -> Call:
         """Call the step once, watched."""
         with watch.call() as seen:
             seen.result = self.call(batch)
         return seen
 
-    def observed(self, watch: Watch) -> tuple[Watched, Observation]:
+    def observed(self, watch: Watch) -> tuple[Call, Observation]:
         """Call the step once, with its layers watched as well."""
         self.passive.begin()
         try:
@@ -236,20 +228,16 @@ class Session:
                 raise InspectionError(f"{NEEDS_OPTIMIZER} ({error})") from error
             raise
 
-    def after(
-        self, calls: int, order: list[int] | None = None, watch: Watch | None = None
-    ) -> dict[int, Tensor]:
+    def after(self, calls: int, order: list[int] | None = None) -> dict[int, Tensor]:
         """Return the parameters after some calls from the beginning.
 
         Args:
             calls: how many.
             order: numbers of the samples that the batch has instead of its own.
-            watch: what watches them, if they are to be watched.
         """
         self.rewind()
-        call = self.call if watch is None else functools.partial(self.watched, watch)
         for _ in range(calls):
-            call(None if order is None else self.changed_batch(order))
+            self.call(None if order is None else self.changed_batch(order))
         return {key: p.detach().clone() for key, p in self.parameters.items()}
 
     def changed_batch(self, order: list[int]) -> Any:

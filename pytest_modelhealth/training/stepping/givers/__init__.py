@@ -21,6 +21,7 @@ from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.training.stepping.session import (
     NEEDS_OPTIMIZER,
     TrainingStep,
+    name_of,
     optimizers_in,
 )
 
@@ -70,7 +71,8 @@ def _own(given: Given) -> TrainingStep:
             "inputs, target and loss are of the usual step: leave the step out, or give a step "
             "of your own its batch, run_step(step, optimizer, batch)"
         )
-    return TrainingStep.of(given.step, given.optimizer, given.batch, given.restored)
+    name = name_of(given.step)
+    return TrainingStep(given.step, given.optimizer, given.batch, given.restored, name)
 
 
 def _usual(given: Given) -> TrainingStep:
@@ -88,7 +90,7 @@ def _usual(given: Given) -> TrainingStep:
     if given.optimizer is None:
         raise InspectionError(NEEDS_OPTIMIZER)
     step, batch = UsualStep(given.loss), (given.inputs, given.target)
-    return TrainingStep.of(step, given.optimizer, batch, given.restored)._replace(is_usual=True)
+    return TrainingStep(step, given.optimizer, batch, given.restored, "UsualStep", is_usual=True)
 
 
 class UsualStep:

@@ -69,7 +69,6 @@ def made(given: Given) -> Iterator[TrainingStep]:
             batch,
             restore,
             "training_step",
-            has_schedules=bool(module.automatic_optimization),
         )
 
 

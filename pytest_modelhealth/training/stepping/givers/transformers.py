@@ -51,7 +51,6 @@ def made(given: Given) -> Iterator[TrainingStep]:
             given.batch,
             (*restore, *given.restored),
             "training_step",
-            has_schedules=True,
         )
 
 
