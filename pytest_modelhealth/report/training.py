@@ -23,7 +23,6 @@ class SteppedParameter:
             where it had none then, or no optimizer of it stepped.
         updates: L2 norm of what its optimizers changed in the call, by that of its values before.
         changes: the same of the whole call, whoever changed it.
-        rates: learning rate of its group when the optimizer first stepped; ``None`` where none did.
         swallowed: share of its elements that had a gradient and did not change, over all calls.
         used_again: whether an optimizer stepped on a gradient that it had stepped on before.
         erased: whether its gradient was all zero when the optimizer stepped, in every call,
@@ -41,7 +40,6 @@ class SteppedParameter:
     gradients: tuple[float | None, ...] = ()
     updates: tuple[float, ...] = ()
     changes: tuple[float, ...] = ()
-    rates: tuple[float | None, ...] = ()
     swallowed: float = 0.0
     used_again: bool = False
     erased: bool = False
@@ -158,7 +156,7 @@ class Stepped:
         samples: how many samples the batch has; 0 where its tensors share no first dimension.
         passes: how many backward passes the first call had.
         slope: the gradient by the slope of the loss; ``None`` where that cannot be told.
-        halves: by how much a gradient changes when each half of the batch is replaced by the other;
+        halves: whether a gradient changes when each half of the batch is replaced by the other;
             empty where that cannot be told.
         unlearned: parameters that ran, are held and have no gradient, on which the returned loss
             depends all the same, and its slope along them.
@@ -191,7 +189,7 @@ class Stepped:
     samples: int = 0
     passes: int = 0
     slope: LossSlope | None = None
-    halves: tuple[float, ...] = ()
+    halves: tuple[bool, ...] = ()
     unlearned: tuple[tuple[str, ...], float] = ((), 0.0)
     sign: int = 0
     is_loss: bool = False

@@ -251,20 +251,3 @@ def test_an_iterator_that_runs_out_is_said_to() -> None:
         lambda model, optimizer, _: usual(model, optimizer, next(batches)), optimizer
     )
     assert "runs out" in report.violations[0].cause
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_a_nested_batch_has_no_halves() -> None:
-    """A nested batch has no halves."""
-    model = nn.Linear(8, 3)
-    nested = torch.nested.nested_tensor([torch.randn(3, 8), torch.randn(5, 8)])
-
-    def step(model: Any, optimizer: Any, given: Any) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss: torch.Tensor = model(given).to_padded_tensor(0.0).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    report = Inspector(model).run_step(step, torch.optim.SGD(model.parameters(), 0.1), nested)
-    assert report.verdict == "healthy"

@@ -9,7 +9,7 @@ from pytest_modelhealth.checks import Finding
 from pytest_modelhealth.checks.check import Listed
 from pytest_modelhealth.report import LayerMode, Stepped
 from pytest_modelhealth.settings import Settings
-from pytest_modelhealth.training.contract.fault import broken, fault, listed, looks_for, whole
+from pytest_modelhealth.training.contract.fault import broken, fault, listed, looks_for
 
 # ---- modes ---------------------------------------------------------------------------------------
 
@@ -119,7 +119,7 @@ fault(
 def _idle_samples(check: Listed, step: Stepped, settings: Settings) -> Iterator[Finding]:
     """Yield that the batch, or a half of it, changes nothing."""
     idle = [
-        half for half, effect in zip(("first", "second"), step.halves, strict=False) if not effect
+        half for half, counts in zip(("first", "second"), step.halves, strict=False) if not counts
     ]
     if len(idle) == 1:
         yield broken(
@@ -286,7 +286,7 @@ fault(
 )
 fault(
     "optimizer_settings",
-    whole(lambda step: step.seeds),
+    lambda step: [step] if step.seeds else [],
     "every call draws the very same random numbers: the same units are dropped, the same "
     "noise is added",
     "a seed is set in the step",

@@ -80,11 +80,6 @@ def _name(one: Any) -> str:
     return one if isinstance(one, str) else getattr(one, "name", getattr(one, "layer", ""))
 
 
-def whole(applies: Callable[[Stepped], Any]) -> Callable[[Stepped], list[Stepped]]:
-    """Return what gives the step itself where something applies to it."""
-    return lambda step: [step] if applies(step) else []
-
-
 def broken(
     check: Listed,
     what: str,

@@ -49,14 +49,10 @@ def _fading(step: Stepped) -> list[SteppedParameter]:
 
     Where others get their first one later, what runs is drawn. A generator may step in some calls.
     """
-    if any(any(p.added[1:]) and not p.added[0] for p in step.trained):
+    is_drawn = any(any(p.added[1:]) and not p.added[0] for p in step.trained)
+    if is_drawn or len(step.losses) < 3 or not all(all(o.steps) for o in step.optimizers):
         return []
-    return [
-        p
-        for p in step.trained
-        if len(p.added) > 2 and None not in p.rates
-        if (p.added[0] or 0.0) > _LEAST and not any(p.added[1:])
-    ]
+    return [p for p in step.trained if (p.added[0] or 0.0) > _LEAST and not any(p.added[1:])]
 
 
 fault(

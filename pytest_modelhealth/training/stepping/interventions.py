@@ -15,7 +15,7 @@ from pytest_modelhealth.probes.intervening.running import said
 from pytest_modelhealth.progress import track
 from pytest_modelhealth.report import LossSlope
 from pytest_modelhealth.training.stepping.session import Session, loss_in, rows_in
-from pytest_modelhealth.training.stepping.watching import Call, distance, norm, widened
+from pytest_modelhealth.training.stepping.watching import Call, norm, widened
 
 # ---- the slope of the loss
 
@@ -135,19 +135,19 @@ def _length(tensors: Iterable[Tensor]) -> float:
 # ---- halves of the batch
 
 
-def half_influence(session: Session, first: Call, calls: int) -> tuple[float, ...]:
-    """Replace each half of the batch by the other; return by how much a gradient differs then.
+def half_influence(session: Session, first: Call, calls: int) -> tuple[bool, ...]:
+    """Replace each half of the batch by the other; return whether that changes the first gradient.
 
-    A half without influence on the first gradient is followed through all calls: a part of the loss
-    may fade in, and several optimizer steps may each look at their own part of the batch. Nothing
-    is returned where that cannot be told.
+    A half without influence on it is followed through all calls: a part of the loss may fade in,
+    and several optimizer steps may each look at their own part of the batch. Nothing is returned
+    where that cannot be told.
     """
     samples, tensors = session.samples, rows_in(session.given.batch)
     half = samples // 2
     are_equal = all(torch.equal(t[:half], t[half : 2 * half]) for t in tensors)
     if samples < 2 or not first.gradients or are_equal:
         return ()
-    numbers, effects = list(range(samples)), []
+    numbers, influences = list(range(samples)), []
     starts, ends = numbers[:half], numbers[half:]
     first_by_second = [*ends[:half], *ends]
     second_by_first = [*starts, *(starts[i % half] for i in range(len(ends)))]
@@ -155,31 +155,21 @@ def half_influence(session: Session, first: Call, calls: int) -> tuple[float, ..
         for order in (first_by_second, second_by_first):
             session.rewind()
             other = session.watched(session.watch(), session.changed_batch(order))
-            effect = _difference(first, other)
-            if not effect:
-                usual, changed = session.after(calls), session.after(calls, order)
-                effect = max((_relative(usual[k], changed[k]) for k in usual), default=0.0)
-            effects.append(effect)
+            influences.append(
+                _differ(_nonzero(first.gradients), _nonzero(other.gradients))
+                or _differ(session.after(calls), session.after(calls, order))
+            )
     except Exception:  # noqa: BLE001 - the user's, on a batch that we changed
         return ()
-    return tuple(effects)
+    return tuple(influences)
 
 
-def _relative(a: Tensor, b: Tensor) -> float:
-    return distance(a, b) / ((norm(a) or 1.0) if a.shape == b.shape else 1.0)
+def _nonzero(gradients: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    return {key: gradient for key, gradient in gradients.items() if bool(gradient.any())}
 
 
-def _difference(a: Call, b: Call) -> float:
-    """Return by how much a gradient differs, the most of all, by the norm of the first one's."""
-    most = 0.0
-    for key in {*a.gradients, *b.gradients}:
-        one, other = a.gradients.get(key), b.gradients.get(key)
-        if one is not None and other is not None:
-            most = max(most, _relative(one, other))
-        else:
-            left = one if other is None else other
-            most = max(most, float(left is not None and bool(left.any())))
-    return most
+def _differ(a: Mapping[int, Tensor], b: Mapping[int, Tensor]) -> bool:
+    return a.keys() != b.keys() or not all(torch.equal(a[key], b[key]) for key in a)
 
 
 # ---- on request

@@ -46,7 +46,6 @@ def stepped_parameters(session: Session, made: Calls) -> Iterator[SteppedParamet
             ),
             updates=tuple(seen.updated.get(key, 0.0) for seen in calls),
             changes=tuple(seen.changes.get(key, 0.0) for seen in calls),
-            rates=tuple(seen.rates.get(key) for seen in calls),
             swallowed=made.swallowed.get(key, 0.0),
             used_again=any(key in seen.used_again for seen in calls),
             erased=all(key in seen.erased for seen in calls),

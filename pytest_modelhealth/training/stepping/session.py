@@ -172,27 +172,23 @@ class Session:
         Raises:
             InspectionError: the model is being inspected or monitored.
         """
-        with exited_whole(self._claimed(), self._put_back(), collected_rarely()):
+        with exited_whole(self._opened(), collected_rarely()):
             yield
 
     @contextmanager
-    def _claimed(self) -> Iterator[None]:
+    def _opened(self) -> Iterator[None]:
         try:
             self.passive.open()
         except InspectionError as error:
             raise InspectionError(f"run_step watches as a monitor does: {error}") from None
         try:
-            yield
-        finally:
-            self.passive.close()
-
-    @contextmanager
-    def _put_back(self) -> Iterator[None]:
-        try:
             self.snapshot.rewind()
             yield
         finally:
-            self.snapshot.restore()
+            try:
+                self.snapshot.restore()
+            finally:
+                self.passive.close()
 
     def rewind(self) -> None:
         """Go back to the beginning."""
@@ -296,21 +292,15 @@ def loss_in(result: Any) -> float | None:
     It is a number or a tensor of one, the entry ``loss`` of a mapping or an attribute of this name,
     or the sum of the numbers in a tuple, list or mapping.
     """
-    if isinstance(result, Tensor):
-        return float(result.detach()) if result.numel() == 1 and not result.is_complex() else None
-    if isinstance(result, bool) or result is None:
-        return None
-    if isinstance(result, int | float):
-        return float(result)
     if isinstance(result, Mapping):
-        if "loss" in result:
-            return loss_in(result["loss"])
-        result = list(result.values())
+        result = result["loss"] if "loss" in result else [*result.values()]
+    elif not isinstance(result, Tensor):
+        result = getattr(result, "loss", result)
     if isinstance(result, tuple | list):
         numbers = [loss_in(value) for value in result]
         known = [number for number in numbers if number is not None]
         return math.fsum(known) if known and len(known) == len(numbers) else None
-    if hasattr(result, "loss"):
-        return loss_in(result.loss)
-    is_scalar = getattr(result, "shape", ()) == ()
-    return float(result) if hasattr(result, "__float__") and is_scalar else None
+    if isinstance(result, Tensor):
+        return float(result.detach()) if result.numel() == 1 and not result.is_complex() else None
+    is_number = hasattr(result, "__float__") and not isinstance(result, bool)
+    return float(result) if is_number and getattr(result, "shape", ()) == () else None

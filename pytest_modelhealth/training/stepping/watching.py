@@ -53,7 +53,6 @@ class Call:
         updated: L2 norm of what optimizers changed; by that of the values before, once the call is
             over that `call_step` made.
         changes: the same of the whole call.
-        rates: learning rate at the first step.
         used_again: parameters whose optimizer stepped on what it had stepped on before.
         erased: parameters whose gradient was all zero at the step, and not as it was left.
         at_first: copies of parameters before their optimizer's first step.
@@ -69,7 +68,6 @@ class Call:
     added: dict[int, float] = field(default_factory=dict)
     updated: dict[int, float] = field(default_factory=dict)
     changes: dict[int, float] = field(default_factory=dict)
-    rates: dict[int, float] = field(default_factory=dict)
     used_again: set[int] = field(default_factory=set)
     erased: set[int] = field(default_factory=set)
     at_first: dict[int, Tensor] = field(default_factory=dict)
@@ -124,7 +122,7 @@ class Watch(OptimizerSteps):
             yield parameter.register_hook(_uncompiled(reach))
             yield parameter.register_post_accumulate_grad_hook(_uncompiled(add))
         for module, inside in _open_modules(self._model):
-            yield module.register_forward_pre_hook(_ModuleHook(self._entering(inside)))
+            yield module.register_forward_pre_hook(_ModeHook(self, inside))
 
     # ---- gradients
 
@@ -160,10 +158,8 @@ class Watch(OptimizerSteps):
         steps = seen.steps.setdefault(id(optimizer), Steps(optimizer))
         steps.count += 1
         if steps.count == 1:
-            steps.rate = rate_of(optimizer)
-        groups = optimizer.param_groups
-        rates = {id(p): float(group.get("lr") or 0.0) for group in groups for p in group["params"]}
-        seen.rates = rates | seen.rates
+            rates = [float(group.get("lr") or 0.0) for group in optimizer.param_groups]
+            steps.rate = max(rates, default=0.0)
         within = bool(self._steps_that_run)  # another one's, which may have taken back a look ahead
         for key, value in before.items():
             if within and steps.count == 1:
@@ -241,31 +237,24 @@ class Watch(OptimizerSteps):
             if key in self.seen.gradients and passes <= self._within.get(key, set()):
                 self.seen.at_step.add(key)  # of this gradient, and not of several in turn
 
-    # ---- layers
 
-    def _entering(self, inside: list[nn.Module]) -> Callable[[nn.Module, Any], None]:
-        def enter(module: nn.Module, _: Any) -> None:
-            enabled = torch.is_grad_enabled()
-            for one in inside:
-                self.seen.modes.setdefault(one, set()).add((one.training, enabled))
-
-        return enter
-
-
-class _ModuleHook(OurHook):
-    """A hook of ours on a module: where the user copies the model, the copy has one without effect.
+class _ModeHook(OurHook):
+    """Takes down the modes that modules run in; where the user copies the model, it does nothing.
 
     Args:
-        call: what it does.
+        watch: where it takes them down.
+        inside: the modules.
     """
 
-    __slots__ = ("_call",)
+    __slots__ = ("_inside", "_watch")
 
-    def __init__(self, call: Callable[..., None]) -> None:
-        self._call = call
+    def __init__(self, watch: Watch, inside: list[nn.Module]) -> None:
+        self._watch, self._inside = watch, inside
 
-    def __call__(self, *args: Any) -> None:
-        self._call(*args)
+    def __call__(self, *_: Any) -> None:
+        for module in self._inside:
+            mode = module.training, torch.is_grad_enabled()
+            self._watch.seen.modes.setdefault(module, set()).add(mode)
 
 
 def _uncompiled(hook: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
@@ -286,11 +275,6 @@ def _open_modules(model: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Module]
         inside = list(module.modules()) if is_compiled(module) else [module]
         hidden.update(inside[1:])
         yield module, inside
-
-
-def rate_of(optimizer: Any) -> float:
-    """Return the largest learning rate of an optimizer's groups."""
-    return max((float(group.get("lr") or 0.0) for group in optimizer.param_groups), default=0.0)
 
 
 def dense(gradient: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -63,13 +64,8 @@ def made(given: Given) -> Iterator[TrainingStep]:
         fabric.lr_scheduler_configs = schedules
         optimizer = optimizers[0] if len(optimizers) == 1 else (*optimizers,)
         restore = (*(each.scheduler for each in schedules), *given.restored)
-        yield TrainingStep(
-            _step(fabric, schedules, trainer),
-            optimizer,
-            batch,
-            restore,
-            "training_step",
-        )
+        step = _step(fabric, schedules, trainer)
+        yield TrainingStep(step, optimizer, batch, restore, "training_step")
 
 
 def _step(fabric: Any, schedules: list[Any], trainer: Any) -> Callable[[Any, Any, Any], Any]:
@@ -98,7 +94,7 @@ def _step(fabric: Any, schedules: list[Any], trainer: Any) -> Callable[[Any, Any
             module.on_train_batch_end(output, batch, number)
         number += 1
         loss = loss_in(output)
-        return fabric.losses_together() if loss is None else loss
+        return sum(fabric.losses) if loss is None and fabric.losses else loss
 
     return step
 
@@ -162,32 +158,21 @@ def _fabric(module: nn.Module, trainer: Any) -> Any:
     base: Any = importlib.import_module(_FABRICS[own.partition(".")[0]]).Fabric
 
     class Fabric(base):  # type: ignore[misc]
+        losses: ClassVar[list[Tensor]] = []
+
         def backward(self, tensor: Tensor, *args: Any, **kwargs: Any) -> None:
             self.losses.append(tensor.detach())
             super().backward(tensor, *args, **kwargs)
-
-        def losses_together(self) -> Any:
-            return sum(self.losses[1:], self.losses[0]) if self.losses else None
 
         def __getattr__(self, name: str) -> Any:
             if trainer is None or name.startswith("_"):
                 raise AttributeError(name)
             return getattr(trainer, name)
 
-    fabric = Fabric(accelerator="cpu", devices=1)
-    fabric.losses = []
-    return fabric
+    return Fabric(accelerator="cpu", devices=1)
 
 
-class _Schedule(NamedTuple):
-    """A schedule of the learning rate, and when it is stepped; modules read it of Lightning."""
-
-    scheduler: Any
-    interval: str = "epoch"
-    frequency: int = 1
-
-
-def _configured(module: Any, given: Any) -> tuple[list[Any], list[_Schedule]]:
+def _configured(module: Any, given: Any) -> tuple[list[Any], list[Any]]:
     """Return the optimizers and schedules of a module, those that were given before its own."""
     if given is not None:
         return optimizers_in(given), []
@@ -207,10 +192,8 @@ def _configured(module: Any, given: Any) -> tuple[list[Any], list[_Schedule]]:
             "another: run_step(optimizer=..., batch=...)"
         )
     each = [one if isinstance(one, Mapping) else {"scheduler": one} for one in schedules]
-    return optimizers, [
-        _Schedule(s["scheduler"], s.get("interval", "epoch"), s.get("frequency", 1) or 1)
-        for s in each
-    ]
+    usual = {"interval": "epoch", "frequency": 1}
+    return optimizers, [SimpleNamespace(**{**usual, **one}) for one in each]
 
 
 @contextmanager

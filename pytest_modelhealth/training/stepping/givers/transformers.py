@@ -45,13 +45,9 @@ def made(given: Given) -> Iterator[TrainingStep]:
         scheduler = trainer.create_scheduler(_steps(trainer), optimizer)
         scaler = getattr(trainer.accelerator, "scaler", None)
         restore = [one for one in (scheduler, scaler) if one is not None]
-        yield TrainingStep(
-            _step(trainer, prepared, scheduler),
-            optimizer,
-            given.batch,
-            (*restore, *given.restored),
-            "training_step",
-        )
+        step = _step(trainer, prepared, scheduler)
+        restore = [*restore, *given.restored]
+        yield TrainingStep(step, optimizer, given.batch, tuple(restore), "training_step")
 
 
 def _require(given: Given) -> None:
