@@ -104,7 +104,7 @@ _MOST_OWN = 1000.0
 def _other_factor(check: Listed, step: Stepped, settings: Settings) -> Iterator[Finding]:
     """Yield what the gradient is instead of the slope."""
     slope, limit = step.slope, settings["max_gradient_factor"]
-    if slope is None or not slope.slope or not (cause := _why(slope, step.samples)):
+    if slope is None or not slope.slope or not (cause := _why(slope)):
         return
     factor = slope.factor
     is_beyond = factor > limit.value or (0.0 < factor < 1.0 / limit.value and slope.slope < _STEEP)
@@ -141,7 +141,7 @@ def _is_divided(slope: LossSlope) -> bool:
     return _DOUBTFUL < times < _MOST_PASSES and abs(times - round(times)) < 1e-4 * times
 
 
-def _why(slope: LossSlope, samples: int) -> str:
+def _why(slope: LossSlope) -> str:
     """Return the likely cause of another factor than 1; ``""`` where it is one, or meant so."""
     factor = slope.factor
     if factor < 0.0:
@@ -168,13 +168,11 @@ def _why(slope: LossSlope, samples: int) -> str:
     is_clipped = is_clipped and not _is_divided(slope)
     if factor > 1.0 / _DOUBTFUL or (is_clipped and factor > _UNSCALED):
         return ""
-    if samples > 1 and abs(1.0 / factor - samples) < _EXACT * samples:
-        return f"what is returned is a sum over the {samples} samples, or times their number"
     if is_clipped:
         return "it is clipped before scaler.unscale_, to far too little, or unscaled twice"
     return (
-        "only a part of the loss is differentiated, or it is divided once too often: by the number "
-        "of micro-batches, say"
+        "only a part of the loss is differentiated, or it is divided once too often, by the number "
+        "of micro-batches or of samples, say"
     )
 
 

@@ -55,7 +55,11 @@ _MOST_CALLS = 32
 
 def call_step(session: Session, calls: int) -> Calls:
     """Call the step several times from the beginning."""
-    made, watch, graphs = Calls(), session.watch(), _Graphs(session)
+    made, watch = Calls(), session.watch()
+    containers = [
+        one for one in session.snapshot.found if isinstance(one, list | dict | set | deque)
+    ]
+    graphs = [_graphs_in(containers)]
     asked, ends = dict[int, Tensor](), [torch.get_rng_state()]
     schedules = [one for one in session.snapshot.found if isinstance(one, LRScheduler)]
     begun = [repr(one.state_dict()) for one in schedules]  # a count of epochs may stand still
@@ -76,7 +80,7 @@ def call_step(session: Session, calls: int) -> Calls:
             _take_first(session, made, seen, before)
         made.seen.append(seen)
         ends.append(torch.get_rng_state())
-        graphs.count()
+        graphs.append(_graphs_in(containers))
         sizes = {key: norm(value) or 1.0 for key, value in before.items()}
         seen.changes = {
             key: distance(session.parameters[key].detach(), value) / sizes[key]
@@ -92,7 +96,12 @@ def call_step(session: Session, calls: int) -> Calls:
     for key, elements in asked.items():
         still = elements & (session.parameters[key].detach() == start[key])
         made.swallowed[key] = float(still.sum()) / max(int(elements.sum()), 1)
-    made.facts["growing"] = graphs.growing
+    growing = [
+        one
+        for one, *counts in zip(containers, *graphs, strict=True)
+        if len(counts) > 2 and counts == sorted(set(counts))
+    ]
+    made.facts["growing"] = _named(session, growing)
     made.facts["advances"] = begun != [repr(one.state_dict()) for one in schedules]
     begin, end, *later = ends
     if later and not torch.equal(begin, end) and all(torch.equal(end, one) for one in later):
@@ -129,43 +138,22 @@ def _take_first(session: Session, made: Calls, seen: Call, before: dict[int, Ten
     made.names = [(n, id(p), p.requires_grad) for n, p in session.model.named_parameters()]
 
 
-class _Graphs:
-    """Counts tensors with a graph in the containers that a step leads to, after each call.
+def _graphs_in(containers: list[Any]) -> list[int]:
+    """Return how many tensors with a graph each container has."""
+    contents = (one.values() if isinstance(one, dict) else one for one in containers)
+    return [
+        sum(isinstance(value, Tensor) and value.grad_fn is not None for value in values)
+        for values in contents
+    ]
 
-    Args:
-        session: the step; the model's own containers are among them.
-    """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        kinds = (list, dict, set, deque)
-        self._containers = [one for one in session.snapshot.found if isinstance(one, kinds)]
-        self._counts = [self._numbers()]
-
-    def _numbers(self) -> list[int]:
-        contents = (one.values() if isinstance(one, dict) else one for one in self._containers)
-        return [
-            sum(isinstance(value, Tensor) and value.grad_fn is not None for value in values)
-            for values in contents
-        ]
-
-    def count(self) -> None:
-        """Count after a call."""
-        self._counts.append(self._numbers())
-
-    @property
-    def growing(self) -> tuple[str, ...]:
-        """What those are called that grew in each call, of two or more."""
-        growing = [
-            container
-            for container, *counts in zip(self._containers, *self._counts, strict=True)
-            if len(counts) > 2 and counts == sorted(set(counts))
-        ]
-        names = {id(value): name for name, value in named_in(self._session.given.step).items()}
-        for layer, module in self._session.model.named_modules() if growing else ():
-            for attribute, value in vars(module).items():
-                names[id(value)] = f"{layer}.{attribute}".lstrip(".")
-        return tuple(names.get(id(one), f"a {type(one).__name__}") for one in growing)
+def _named(session: Session, containers: list[Any]) -> tuple[str, ...]:
+    """Return what containers are called where a step names them, or a module of the model."""
+    names = {id(value): name for name, value in named_in(session.given.step).items()}
+    for layer, module in session.model.named_modules() if containers else ():
+        for attribute, value in vars(module).items():
+            names[id(value)] = f"{layer}.{attribute}".lstrip(".")
+    return tuple(names.get(id(one), f"a {type(one).__name__}") for one in containers)
 
 
 def layer_modes(session: Session, made: Calls) -> Iterator[LayerMode]:

@@ -52,20 +52,29 @@ def made(given: Given) -> Iterator[TrainingStep]:
     if batch is None:
         raise InspectionError("the step of a LightningModule needs a batch: run_step(batch=...)")
     trainer = given.step if given.step is not None else getattr(module, "_trainer", None)
-    with _attached(module, trainer) as fabric:
-        optimizers, schedules = _configured(module, given.optimizer)
-        if module.automatic_optimization and len(optimizers) > 1:
-            raise InspectionError(
-                f"configure_optimizers() of {type(module).__name__} returns {len(optimizers)} "
-                "optimizers, which automatic optimization does not take: set "
-                "self.automatic_optimization = False, as Lightning asks for"
-            )
-        fabric.optimizers = module._fabric_optimizers = optimizers
-        fabric.lr_scheduler_configs = schedules
-        optimizer = optimizers[0] if len(optimizers) == 1 else (*optimizers,)
-        restore = (*(each.scheduler for each in schedules), *given.restored)
-        step = _step(fabric, schedules, trainer)
-        yield TrainingStep(step, optimizer, batch, restore, "training_step")
+    try:
+        with _attached(module, trainer) as fabric:
+            optimizers, schedules = _configured(module, given.optimizer)
+            if module.automatic_optimization and len(optimizers) > 1:
+                raise InspectionError(
+                    f"{type(module).__name__} has {len(optimizers)} optimizers, which automatic "
+                    "optimization does not take: set self.automatic_optimization = False, as "
+                    "Lightning asks for"
+                )
+            fabric.optimizers = module._fabric_optimizers = optimizers
+            fabric.lr_scheduler_configs = schedules
+            step = _step(fabric, schedules, trainer)
+            optimizer = optimizers[0] if len(optimizers) == 1 else (*optimizers,)
+            restore = (*(each.scheduler for each in schedules), *given.restored)
+            yield TrainingStep(step, optimizer, batch, restore, "training_step")
+    except AttributeError as error:
+        if "self.trainer." not in str(error):
+            raise
+        raise InspectionError(
+            f"the training step of {type(module).__name__} asks its Trainer for something, and "
+            f"none runs here: {error} Give the Trainer too, run_step(trainer, batch=batch), or a "
+            "step of your own, run_step(step, optimizer, batch)"
+        ) from error
 
 
 def _step(fabric: Any, schedules: list[Any], trainer: Any) -> Callable[[Any, Any, Any], Any]:
@@ -81,17 +90,16 @@ def _step(fabric: Any, schedules: list[Any], trainer: Any) -> Callable[[Any, Any
     def step(module: Any, optimizer: Any, batch: Any) -> Any:
         nonlocal number
         fabric.losses.clear()
-        with _needing_no_trainer(module):
-            module.on_train_batch_start(batch, number)
-            if module.automatic_optimization:
-                output = _optimized(module, optimizer, batch, number, trainer)
-                for each in schedules:
-                    is_due = each.interval == "step" and (number + 1) % each.frequency == 0
-                    if is_due and not isinstance(each.scheduler, ReduceLROnPlateau):
-                        module.lr_scheduler_step(each.scheduler, None)
-            else:
-                output = _training_step(module, batch, number)
-            module.on_train_batch_end(output, batch, number)
+        module.on_train_batch_start(batch, number)
+        if module.automatic_optimization:
+            output = _optimized(module, optimizer, batch, number, trainer)
+            for each in schedules:
+                is_due = each.interval == "step" and (number + 1) % each.frequency == 0
+                if is_due and not isinstance(each.scheduler, ReduceLROnPlateau):
+                    module.lr_scheduler_step(each.scheduler, None)
+        else:
+            output = _training_step(module, batch, number)
+        module.on_train_batch_end(output, batch, number)
         number += 1
         loss = loss_in(output)
         return sum(fabric.losses) if loss is None and fabric.losses else loss
@@ -176,7 +184,7 @@ def _configured(module: Any, given: Any) -> tuple[list[Any], list[Any]]:
     """Return the optimizers and schedules of a module, those that were given before its own."""
     if given is not None:
         return optimizers_in(given), []
-    with random_numbers_kept(), _needing_no_trainer(module):
+    with random_numbers_kept():
         configured = module.configure_optimizers()
     several = configured if isinstance(configured, tuple | list) else [configured]
     if len(several) == 2 and all(isinstance(part, tuple | list) for part in several):
@@ -194,22 +202,3 @@ def _configured(module: Any, given: Any) -> tuple[list[Any], list[Any]]:
     each = [one if isinstance(one, Mapping) else {"scheduler": one} for one in schedules]
     usual = {"interval": "epoch", "frequency": 1}
     return optimizers, [SimpleNamespace(**{**usual, **one}) for one in each]
-
-
-@contextmanager
-def _needing_no_trainer(module: nn.Module) -> Iterator[None]:
-    """Explain what a module asks of a trainer that is not there.
-
-    Raises:
-        InspectionError: it asks for something that only a `Trainer` has.
-    """
-    try:
-        yield
-    except AttributeError as error:
-        if "self.trainer." not in str(error):
-            raise
-        raise InspectionError(
-            f"the training step of {type(module).__name__} asks its Trainer for something, and "
-            f"none runs here: {error} Give the Trainer too, run_step(trainer, batch=batch), or a "
-            "step of your own, run_step(step, optimizer, batch)"
-        ) from error
