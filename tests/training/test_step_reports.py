@@ -47,8 +47,6 @@ def test_what_was_seen_is_plain_data() -> None:
     assert pickle.loads(pickle.dumps(report.observation)).stepped == stepped
     held = [value for field in fields(stepped) for value in _leaves(getattr(stepped, field.name))]
     assert not [value for value in held if isinstance(value, Tensor)]
-    assert stepped.calls == 9
-    assert stepped.seconds > 0
     assert [p.name for p in stepped.trained] == ["out.weight", "out.bias"]
 
 

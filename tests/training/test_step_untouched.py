@@ -182,7 +182,6 @@ def test_everything_is_put_back() -> None:
     assert stepped.losses == again.observation.stepped.losses
     assert stepped.parameters == again.observation.stepped.parameters
     assert len(set(stepped.losses)) == 3
-    assert stepped.calls > again.observation.stepped.calls > 3
     for hook in scene.hooks:
         hook.remove()
     scene.step(scene.model, scene.optimizer, batch)

@@ -81,43 +81,24 @@ def _missing(check: Listed, step: Stepped, settings: Settings) -> Iterator[Findi
 
 # ---- whether they move ---------------------------------------------------------------------------
 
-_MANY = 16
-"""A scaler that starts at 65536 is at 1 by then."""
-
 
 @looks_for("parameter_updates", is_last=True)
 def _nothing_moves(check: Listed, step: Stepped, settings: Settings) -> Iterator[Finding]:
     """Yield why nothing moves, or why that cannot be told."""
-    trainable = [p for p in step.parameters if p.trainable]
-    if any(any(p.changes) for p in trainable):
+    if any(any(p.changes) for p in step.parameters if p.trainable):
         return
-    if doubt := _doubt(step):
-        yield untold(check, doubt)
-        return
-    why, cause = _why_still(step)
-    yield broken(check, f"no parameter moves in {len(step.losses)} calls of the step: {why}", cause)
-
-
-def _doubt(step: Stepped) -> str:
-    """Return why it cannot be told that nothing moves; ``""`` where it can."""
-    added = [p.added for p in step.trained]
-    stepping = [optimizer for optimizer in step.optimizers if any(optimizer.steps)]
-    whole = [sizes for sizes in added if len(sizes) > 1 and None not in sizes and any(sizes)]
-    adds_up = bool(whole) and all(sizes[-1] > sizes[0] for sizes in whole)  # type: ignore[operator]
-    overflows = not all(math.isfinite(size or 0.0) for sizes in added for size in sizes)
-    if len(step.losses) < _MANY and (overflows or (adds_up and not stepping)):
-        return (
-            f"no optimizer steps in {len(step.losses)} calls, as gradients add up from call to "
-            "call, or overflow and are skipped by a scaler: give run_step more calls, such as "
-            "calls=8"
-        )
-    for optimizer in stepping:
-        if optimizer.initial_rate and not any(optimizer.rates) and not step.advances:
-            return (
+    for optimizer in step.optimizers:
+        is_at_zero = any(optimizer.steps) and not any(optimizer.rates)
+        if optimizer.initial_rate and is_at_zero and not step.advances:
+            yield untold(
+                check,
                 f"the learning rate of {optimizer.type_name} is 0 by its schedule, whose start is "
-                f"{optimizer.initial_rate:.3g}: advance it first, or in the step"
+                f"{optimizer.initial_rate:.3g}: advance it first, or in the step",
             )
-    return ""
+            return
+    why, cause = _why_still(step)
+    what = f"no parameter moves in {len(step.losses)} calls of the step: {why}"
+    yield broken(check, what, cause)
 
 
 def _why_still(step: Stepped) -> tuple[str, str]:

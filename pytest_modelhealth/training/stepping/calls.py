@@ -111,7 +111,7 @@ def call_step(session: Session, calls: int) -> Calls:
 
 def _waits(made: Calls) -> bool:
     """Whether nothing has moved so far, and more calls may tell: gradients add up, say."""
-    if made.moved or len(made.seen) < 2:
+    if made.moved:
         return False
     overflows = any(not math.isfinite(size) for seen in made.seen for size in seen.added.values())
     first, last = made.seen[0].added, made.seen[-1].added

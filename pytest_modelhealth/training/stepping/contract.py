@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 from torch import nn
@@ -53,7 +52,6 @@ def run_contract(
         InspectionError: an argument is wrong, or the step returns no loss.
         Exception: whatever the first call raises, untouched.
     """
-    start = time.perf_counter()
     given.require_sound()
     numbers: list[tuple[str, object, int]] = [("calls", calls, 1)]
     numbers += [] if overfit is None else [("overfit", overfit, 2)]
@@ -66,7 +64,6 @@ def run_contract(
         made = call_step(session, calls)
         first = made.seen[0]
         stepped = Stepped(
-            step=given.name,
             losses=tuple(loss_in(seen.result) for seen in made.seen),
             parameters=tuple(stepped_parameters(session, made)),
             optimizers=tuple(stepped_optimizers(session, made)),
@@ -87,7 +84,6 @@ def run_contract(
             resumed=resumed(session) if resume else "",
             **made.facts,
         )
-    stepped = replace(stepped, calls=session.called, seconds=time.perf_counter() - start)
     assert made.observation is not None
     notes = (
         f"the step reads an iterator from around it ({kind}), which cannot be put back: it has "

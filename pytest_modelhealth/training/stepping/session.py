@@ -158,7 +158,8 @@ class Session:
             id(p) for p in model.parameters() if p.ndim > 1 and p.numel() and not p.detach().any()
         }
         self.named = [(name, id(p), p) for name, p in model.named_parameters()]
-        self.samples = samples_of(given.batch)
+        sizes = {len(tensor) for tensor in rows_in(given.batch)}
+        self.samples = sizes.pop() if len(sizes) == 1 else 0
         self.first_statistics = {
             module: mean.clone()
             for module in model.modules()
@@ -189,10 +190,6 @@ class Session:
                 self.snapshot.restore()
             finally:
                 self.passive.close()
-
-    def rewind(self) -> None:
-        """Go back to the beginning."""
-        self.snapshot.rewind()
 
     def watch(self) -> Watch:
         """Return what watches calls, from the first on."""
@@ -231,7 +228,7 @@ class Session:
             calls: how many.
             order: numbers of the samples that the batch has instead of its own.
         """
-        self.rewind()
+        self.snapshot.rewind()
         for _ in range(calls):
             self.call(None if order is None else self.changed_batch(order))
         return {key: p.detach().clone() for key, p in self.parameters.items()}
@@ -278,12 +275,6 @@ def rows_in(batch: Any) -> list[Tensor]:
     """Return the tensors of a batch that have dimensions."""
     plain = (t for t in find_tensors(batch) if t.layout is torch.strided and not t.is_nested)
     return [t for t in plain if t.ndim]
-
-
-def samples_of(batch: Any) -> int:
-    """Return how many samples a batch has; 0 where its tensors share no first dimension."""
-    sizes = {len(tensor) for tensor in rows_in(batch)}
-    return sizes.pop() if len(sizes) == 1 else 0
 
 
 def loss_in(result: Any) -> float | None:
