@@ -131,20 +131,17 @@ def test_the_state_of_a_wrapped_optimizer_is_put_back() -> None:
         assert torch.equal(kept["exp_avg"], average)
 
 
-def test_hooks_on_parameters_and_settings_of_torch_are_put_back() -> None:
-    """Hooks on parameters and settings of torch are put back."""
+def test_hooks_on_parameters_are_put_back() -> None:
+    """Hooks on parameters are put back."""
     model, optimizer = small()
 
     def step(model: Any, optimizer: Any, given: Any) -> torch.Tensor:
         for parameter in model.parameters():
             parameter.register_hook(lambda gradient: gradient)
             parameter.register_post_accumulate_grad_hook(lambda _: None)
-        loss = usual(model, optimizer, given)
-        torch.set_default_dtype(torch.float64)
-        return loss
+        return usual(model, optimizer, given)
 
     Inspector(model).run_step(step, optimizer, batch())
-    assert torch.get_default_dtype() is torch.float32
     for parameter in model.parameters():
         assert not parameter._backward_hooks
         assert not parameter._post_accumulate_grad_hooks
@@ -189,11 +186,56 @@ def test_random_numbers_of_the_first_call_only_are_no_seed() -> None:
     report = Inspector(model).run_step(step, optimizer, batch())
     assert failed(report) == []
 
-    def seeded(model: Any, optimizer: Any, given: Any) -> torch.Tensor:
-        torch.manual_seed(0)
-        return usual(model, optimizer, (given[0] + torch.randn(8, 8), given[1]))
 
-    assert "optimizer_settings" in failed(Inspector(model).run_step(seeded, optimizer, batch()))
+def written(how: str) -> Any:
+    """Return a step that writes gradients itself, in place of clearing them."""
+
+    def step(model: Any, optimizer: Any, given: Any) -> torch.Tensor:
+        held, loss = list(model.parameters()), F.cross_entropy(model(given[0]), given[1])
+        if how == "from autograd":
+            gradients = torch.autograd.grad(loss, held)
+        else:  # a sum over samples, each by itself
+            rows = []
+            for x, y in zip(*given, strict=True):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x[None]), y[None]).backward()
+                rows.append([p.grad for p in held])
+            gradients = [torch.stack(one).mean(0) for one in zip(*rows, strict=True)]
+        for parameter, gradient in zip(held, gradients, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+        return loss
+
+    return step
+
+
+@pytest.mark.parametrize("how", ["from autograd", "by sample"])
+def test_gradients_that_are_written_need_no_clearing(how: str) -> None:
+    """What an optimizer stepped on is told by backward passes, not by what is left."""
+    model, _ = small()
+    model[2] = nn.Identity()  # type: ignore[operator]
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    assert failed(Inspector(model).run_step(written(how), optimizer, batch())) == []
+
+
+@pytest.mark.parametrize("kind", [list, dict, collections.deque])
+def test_any_container_that_keeps_graphs_is_named(kind: Any) -> None:
+    """One that is replaced in each call keeps no more."""
+    model, optimizer = small()
+    history, last = kind(), [0.0]
+
+    def step(model: Any, optimizer: Any, given: Any) -> torch.Tensor:
+        last[0] = loss = usual(model, optimizer, given)
+        if kind is dict:
+            history[len(history)] = loss
+        else:
+            history.append(loss)
+        return loss
+
+    report = Inspector(model).run_step(step, optimizer, batch())
+    assert failed(report) == ["later_calls"]
+    assert "history grows by a tensor with its graph" in report.violations[0].message
+    assert len(history) == 0
 
 
 def test_a_part_that_is_trained_every_fifth_call_does_not_fade() -> None:

@@ -41,25 +41,6 @@ def test_the_slope_is_that_of_autograd() -> None:
     assert report.observation.stepped.losses == pytest.approx(losses)
 
 
-@pytest.mark.parametrize("parts", [2, 4, 8])
-def test_micro_batches_that_are_not_divided(parts: int) -> None:
-    """The factor is their number."""
-
-    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
-        optimizer.zero_grad()
-        losses = [entropy(model, p) for p in zip(*(t.chunk(parts) for t in batch), strict=True)]
-        for loss in losses:
-            loss.backward()
-        optimizer.step()
-        return torch.stack(losses).mean()
-
-    report = ran(step)
-    assert slope(report).factor == pytest.approx(parts, rel=2e-3)
-    assert report.observation.stepped.passes == parts
-    (found,) = [v for v in report.violations if v.check == "gradient_factor"]
-    assert f"{parts} micro-batches" in found.cause
-
-
 def scaled(scale: float) -> Callable[[Any, Any, Any], Tensor]:
     """Return a step that descends so many times its loss."""
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from pytest_modelhealth.checks import Finding
 from pytest_modelhealth.checks.check import Listed
-from pytest_modelhealth.report import Stepped, SteppedOptimizer, SteppedParameter
+from pytest_modelhealth.report import Stepped, SteppedOptimizer
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.training.contract.fault import (
     broken,
@@ -53,16 +53,11 @@ def _unknown(check: Listed, step: Stepped, settings: Settings) -> Iterator[Findi
         )
 
 
-def _gets_gradients(parameter: SteppedParameter) -> bool:
-    return any(size for size in parameter.added if size is not None)
-
-
 @looks_for("trained_parameters")
 def _missing(check: Listed, step: Stepped, settings: Settings) -> Iterator[Finding]:
     """Yield what gets a gradient and is in no optimizer."""
     trainable = [p for p in step.parameters if p.trainable]
-    still = [p for p in trainable if not p.held and not any(p.changes)]
-    missing = [p for p in still if _gets_gradients(p)]
+    missing = [p for p in trainable if any(p.added) and not p.held and not any(p.changes)]
     if missing:
         where = "in no optimizer" if step.optimizers else "not moved by the step"
         yield broken(
