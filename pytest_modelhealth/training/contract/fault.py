@@ -40,7 +40,6 @@ def fault(
     grade: Severity | Callable[[Sequence[Any], Stepped], Severity] = "fail",
     independent: bool = True,
     tensor: str = "",
-    is_last: bool = False,
 ) -> None:
     """Add one thing that a step may do wrong to what a check looks for.
 
@@ -54,7 +53,6 @@ def fault(
         grade: ``"warn"`` where a design may look the same, or what tells, by the subjects.
         independent: whether no fault elsewhere can bring this about; what warns never is.
         tensor: own name of the tensor, where the subjects do not tell.
-        is_last: whether the check looks for nothing after this where there is any.
     """
 
     def find(check: Listed, step: Stepped, settings: Settings) -> Iterator[Finding]:
@@ -73,7 +71,7 @@ def fault(
                 independent=independent and grade != "warn",
             )
 
-    looks_for(check, is_last=is_last)(find)
+    looks_for(check)(find)
 
 
 def _name(one: Any) -> str:

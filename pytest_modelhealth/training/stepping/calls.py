@@ -111,8 +111,8 @@ def call_step(session: Session, calls: int) -> Calls:
 
 def _waits(made: Calls) -> bool:
     """Whether nothing has moved so far, and more calls may tell: gradients add up, say."""
-    if made.moved:
-        return False
+    if made.moved or len(made.seen) < 2:  # it may step first, on the gradient of the call before
+        return not made.moved
     overflows = any(not math.isfinite(size) for seen in made.seen for size in seen.added.values())
     first, last = made.seen[0].added, made.seen[-1].added
     adds_up = any(last.get(key, 0.0) > size for key, size in first.items() if size)
