@@ -153,6 +153,7 @@ class Stepped:
         optimizers: every optimizer that was given, or stepped.
         modes: every layer that ran.
         samples: how many samples the batch has; 0 where its tensors share no first dimension.
+        runs_whole: whether the model runs on all of these at once.
         passes: how many backward passes the first call had.
         slope: the gradient by the slope of the loss; ``None`` where that cannot be told.
         halves: whether a gradient changes when each half of the batch is replaced by the other;
@@ -183,6 +184,7 @@ class Stepped:
     optimizers: tuple[SteppedOptimizer, ...] = ()
     modes: tuple[LayerMode, ...] = ()
     samples: int = 0
+    runs_whole: bool = False
     passes: int = 0
     slope: LossSlope | None = None
     halves: tuple[bool, ...] = ()

@@ -258,6 +258,22 @@ def test_a_part_that_is_trained_every_fifth_call_does_not_fade() -> None:
     assert "gradient_path" not in failed(report)
 
 
+def test_samples_that_the_loss_leaves_out_are_warned_of() -> None:
+    """The model runs on all of them: labels may be missing, or not be trusted yet."""
+    model, optimizer = small()
+
+    def step(model: Any, optimizer: Any, given: Any) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(given[0])[:4], given[1][:4])
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    report = Inspector(model).run_step(step, optimizer, batch())
+    assert report.healthy
+    assert [violation.check for violation in report.warnings] == ["batch_influence"]
+
+
 def test_gradients_that_are_all_zero_are_one_fault() -> None:
     """Gradients that are all zero are one fault."""
     model, optimizer = small()

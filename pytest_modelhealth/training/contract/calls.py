@@ -129,6 +129,9 @@ def _idle_samples(check: Listed, step: Stepped, settings: Settings) -> Iterator[
             "a slice of the batch, a loop over micro-batches of which one is kept, a part whose "
             "backward pass is missing, or a mask over places instead of samples",
             value=1.0,
+            # a loss may weigh samples on purpose; what no layer sees is forgotten
+            severity="warn" if step.runs_whole else "fail",
+            independent=not step.runs_whole,
         )
     elif idle and any(any(p.changes) for p in step.parameters):
         yield broken(

@@ -69,6 +69,7 @@ def run_contract(
             optimizers=tuple(stepped_optimizers(session, made)),
             modes=tuple(layer_modes(session, made)),
             samples=session.samples,
+            runs_whole=session.samples in first.sizes,
             passes=len(first.passes),
             climbs=climbs(made),
             # the step itself brings the model to evaluation mode, and not for a validation

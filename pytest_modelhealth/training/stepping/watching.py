@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from pytest_modelhealth.capture.eager import is_compiled
 from pytest_modelhealth.capture.observing.hooks import OurHook
+from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.passive.updates import OptimizerSteps, parameters_of
 
 
@@ -57,6 +58,7 @@ class Call:
         erased: parameters whose gradient was all zero at the step, and not as it was left.
         at_first: copies of parameters before their optimizer's first step.
         passes: the parameters that each backward pass reached.
+        sizes: lengths of the tensors that the model was called with, where gradients were on.
         modes: by module, whether it was in training mode and gradients were on, of each run.
     """
 
@@ -72,6 +74,7 @@ class Call:
     erased: set[int] = field(default_factory=set)
     at_first: dict[int, Tensor] = field(default_factory=dict)
     passes: dict[int, set[int]] = field(default_factory=dict)
+    sizes: set[int] = field(default_factory=set)
     modes: dict[nn.Module, set[tuple[bool, bool]]] = field(default_factory=dict)
 
 
@@ -88,7 +91,7 @@ class Watch(OptimizerSteps):
         self, model: nn.Module, parameters: Mapping[int, Tensor], *, by_hand: bool = False
     ) -> None:
         super().__init__(parameters)
-        self._model, self._by_hand = model, by_hand
+        self.model, self._by_hand = model, by_hand
         self._within: dict[int, set[int]] = {}  # the backward passes that a gradient is the sum of
         self._used: dict[tuple[int, int], set[int]] = {}  # those that an optimizer has stepped on
         self._left: dict[int, Tensor] = {}  # gradients of this call as backward passes left them
@@ -97,7 +100,7 @@ class Watch(OptimizerSteps):
     @contextmanager
     def call(self) -> Iterator[Call]:
         """Watch one call."""
-        self.seen = seen = Call(self._model.training)
+        self.seen = seen = Call(self.model.training)
         self._left.clear()
         start = {k: p.detach().clone() for k, p in self._parameters.items() if self._by_hand}
         with ExitStack() as stack:
@@ -121,8 +124,8 @@ class Watch(OptimizerSteps):
             reach, add = self._reaching(id(parameter)), self._adding(id(parameter))
             yield parameter.register_hook(_uncompiled(reach))
             yield parameter.register_post_accumulate_grad_hook(_uncompiled(add))
-        for module, inside in _open_modules(self._model):
-            yield module.register_forward_pre_hook(_ModeHook(self, inside))
+        for module, inside in _open_modules(self.model):
+            yield module.register_forward_pre_hook(_ModeHook(self, inside), with_kwargs=True)
 
     # ---- gradients
 
@@ -251,10 +254,12 @@ class _ModeHook(OurHook):
     def __init__(self, watch: Watch, inside: list[nn.Module]) -> None:
         self._watch, self._inside = watch, inside
 
-    def __call__(self, *_: Any) -> None:
+    def __call__(self, root: nn.Module, *batch: Any) -> None:
+        enabled = torch.is_grad_enabled()
         for module in self._inside:
-            mode = module.training, torch.is_grad_enabled()
-            self._watch.seen.modes.setdefault(module, set()).add(mode)
+            self._watch.seen.modes.setdefault(module, set()).add((module.training, enabled))
+        if enabled and root is self._watch.model:
+            self._watch.seen.sizes |= {len(t) for t in find_tensors(batch) if t.ndim}
 
 
 def _uncompiled(hook: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
