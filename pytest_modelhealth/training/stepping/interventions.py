@@ -62,7 +62,7 @@ def slope_without_gradient(session: Session, calls: list[Call]) -> tuple[tuple[s
         if p.requires_grad and id(p) in (stepped - reached) & session.parameters.keys()
         and p.is_floating_point() and p.numel()
     }  # fmt: skip
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(20_240_229)
     along = {}
     for key in asked:
         weight = session.parameters[key]

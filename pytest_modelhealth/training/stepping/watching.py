@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -121,7 +122,7 @@ class Watch(OptimizerSteps):
     def _hooks(self) -> Iterator[Any]:
         leaves = [p for p in self._parameters.values() if p.requires_grad and p.is_leaf]
         for parameter in leaves:  # the dictionaries of hooks that this leaves go by the snapshot
-            reach, add = self._reaching(id(parameter)), self._adding(id(parameter))
+            reach, add = partial(self._reach, id(parameter)), partial(self._add, id(parameter))
             yield parameter.register_hook(_uncompiled(reach))
             yield parameter.register_post_accumulate_grad_hook(_uncompiled(add))
         for module, inside in _open_modules(self.model):
@@ -129,27 +130,21 @@ class Watch(OptimizerSteps):
 
     # ---- gradients
 
-    def _reaching(self, key: int) -> Callable[[Tensor], None]:
-        parameter = self._parameters[key]
+    def _reach(self, key: int, _: Tensor) -> None:
+        """See a backward pass come to a parameter."""
+        if not is_nonzero(self._parameters[key].grad):
+            self._within[key] = set()
 
-        def reach(_: Tensor) -> None:
-            if not is_nonzero(parameter.grad):
-                self._within[key] = set()
-
-        return reach
-
-    def _adding(self, key: int) -> Callable[[Tensor], None]:
-        def add(parameter: Tensor) -> None:
-            task = torch._C._current_graph_task_id()
-            self.seen.passes.setdefault(task, set()).add(key)
-            self._within.setdefault(key, set()).add(task)
-            if parameter.grad is not None:
-                gradient = dense(parameter.grad)
-                self.seen.added[key] = norm(gradient)
-                if self._by_hand:
-                    self._left[key] = gradient.clone()
-
-        return add
+    def _add(self, key: int, parameter: Tensor) -> None:
+        """See what it left."""
+        task = torch._C._current_graph_task_id()
+        self.seen.passes.setdefault(task, set()).add(key)
+        self._within.setdefault(key, set()).add(task)
+        if parameter.grad is not None:
+            gradient = dense(parameter.grad)
+            self.seen.added[key] = norm(gradient)
+            if self._by_hand:
+                self._left[key] = gradient.clone()
 
     # ---- the optimizer
 
