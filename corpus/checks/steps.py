@@ -190,6 +190,24 @@ def of_copy(is_copy: bool) -> Stepping:
     return stepping(usual, model, sgd(copy.deepcopy(model) if is_copy else model))
 
 
+class Ungraded(Net):
+    """Runs its first layer without gradients."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        with torch.no_grad():
+            x = self.into(x)
+        return self.out(self.between(x))
+
+
+def ungraded(is_frozen: bool) -> Stepping:
+    """Run a model whose first layer runs without gradients."""
+    torch.manual_seed(0)
+    model = Ungraded()
+    model.into.requires_grad_(not is_frozen)
+    return stepping(usual, model, sgd(model))
+
+
 # ---- parameter_updates
 
 
@@ -625,6 +643,11 @@ PAIRS = [
         "optimizer of a copy", "trained_parameters", "",
         ("SGD holds 4 tensors, and none of them is one of the model's 4 parameters", "or copy"),
         lambda: of_copy(True), lambda: of_copy(False),
+    ),
+    Pair(
+        "a part without gradients", "trained_parameters", "into",
+        ("2 parameters that the optimizer holds never get a gradient", "gradients off", "no_grad"),
+        lambda: ungraded(False), lambda: ungraded(True),
     ),
     Pair(
         "no backward pass", "parameter_updates", "",

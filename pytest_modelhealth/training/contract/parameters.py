@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from pytest_modelhealth.checks import Finding
 from pytest_modelhealth.checks.check import Listed
-from pytest_modelhealth.report import Stepped, SteppedOptimizer
+from pytest_modelhealth.report import Stepped, SteppedOptimizer, SteppedParameter
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.training.contract.fault import (
     broken,
@@ -73,6 +73,21 @@ def _missing(check: Listed, step: Stepped, settings: Settings) -> Iterator[Findi
             tensor=missing[0].own,
         )
 
+
+def _without_gradients(step: Stepped) -> list[SteppedParameter]:
+    off = {mode.layer for mode in step.modes if set(mode.training) == {None}}
+    still = [p for p in step.trained if p.layer in off and not any(p.changes)]
+    return [p for p in still if set(p.added) == {None}]
+
+
+fault(
+    "trained_parameters",
+    _without_gradients,
+    "{count} parameters that the optimizer holds never get a gradient: their layers only run "
+    "with gradients off: {names}",
+    "torch.no_grad() or inference_mode() is around a part that should learn; what should not "
+    "is frozen by requires_grad_(False) and left out of the optimizer",
+)
 
 # ---- whether they move ---------------------------------------------------------------------------
 
