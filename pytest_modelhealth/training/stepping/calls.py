@@ -18,7 +18,14 @@ from pytest_modelhealth.probes.intervening.running import said
 from pytest_modelhealth.report import LayerMode, Observation
 from pytest_modelhealth.training.stepping.session import Session, loss_in
 from pytest_modelhealth.training.stepping.snapshot import named_in
-from pytest_modelhealth.training.stepping.watching import Call, distance, norm, widened
+from pytest_modelhealth.training.stepping.watching import (
+    Call,
+    cosine,
+    distance,
+    inner,
+    norm,
+    widened,
+)
 
 
 @dataclass
@@ -28,7 +35,6 @@ class Calls:
     Args:
         seen: a record a call.
         observation: the layers of the first call.
-        outside: what moved parameters in the first call before their optimizer stepped.
         names: every parameter after the first call: its name, its `id`, whether it is trainable.
         swallowed: share of elements with a gradient that did not change.
         ends_at: where every call leaves the random numbers, if it draws any and all end there.
@@ -37,7 +43,6 @@ class Calls:
 
     seen: list[Call] = field(default_factory=list)
     observation: Observation | None = None
-    outside: dict[int, Tensor] = field(default_factory=dict)
     names: list[tuple[str, int, bool]] = field(default_factory=list)
     swallowed: dict[int, float] = field(default_factory=dict)
     ends_at: Tensor | None = None
@@ -131,10 +136,15 @@ def _take_first(session: Session, made: Calls, seen: Call, before: dict[int, Ten
         )
     if isinstance(result, Tensor):
         made.facts |= {"sign": sign_of(result), "is_loss": is_made_by_a_loss(result)}
+    product, moves, gradients = 0.0, 0.0, 0.0  # what moved before an optimizer stepped
     for key, now in seen.at_first.items():
-        start = before[key]
-        if now.shape == start.shape and not torch.equal(now, start):
-            made.outside[key] = widened(now) - widened(start)
+        gradient, start = seen.gradients.get(key), before[key]
+        if gradient is not None and now.shape == start.shape and not torch.equal(now, start):
+            moved, wide = widened(now) - widened(start), widened(gradient)
+            product += inner(moved, wide)
+            moves += norm(moved) ** 2
+            gradients += norm(wide) ** 2
+    made.facts["climbs"] = cosine(product, moves, gradients)
     made.names = [(n, id(p), p.requires_grad) for n, p in session.model.named_parameters()]
 
 

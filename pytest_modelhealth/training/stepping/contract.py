@@ -19,7 +19,6 @@ from pytest_modelhealth.training.stepping.interventions import (
     slope_without_gradient,
 )
 from pytest_modelhealth.training.stepping.optimizers import (
-    climbs,
     frozen_in_vain,
     stepped_optimizers,
     stepped_parameters,
@@ -71,7 +70,6 @@ def run_contract(
             samples=session.samples,
             runs_whole=session.samples in first.sizes,
             passes=len(first.passes),
-            climbs=climbs(made),
             # the step itself brings the model to evaluation mode, and not for a validation
             switched=first.began and first.modes.get(model) == {(False, True)},
             strays=tuple(strays(session, made)),

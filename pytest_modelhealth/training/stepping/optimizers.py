@@ -12,7 +12,7 @@ from pytest_modelhealth.capture.passive.updates import parameters_of
 from pytest_modelhealth.report import SteppedOptimizer, SteppedParameter
 from pytest_modelhealth.training.stepping.calls import Calls
 from pytest_modelhealth.training.stepping.session import Session
-from pytest_modelhealth.training.stepping.watching import Steps, cosine, inner, norm, widened
+from pytest_modelhealth.training.stepping.watching import Steps, cosine, norm
 
 
 def all_optimizers(session: Session, made: Calls) -> list[Any]:
@@ -67,22 +67,6 @@ def strays(session: Session, made: Calls) -> Iterator[str]:
     for name, key, trainable in made.names:
         if trainable and key not in session.parameters and key not in held:
             yield name
-
-
-def climbs(made: Calls) -> float | None:
-    """Return the cosine between what moved weights outside of optimizers, and their gradient.
-
-    ``None`` where nothing did, in the first call.
-    """
-    product, moves, gradients = 0.0, 0.0, 0.0
-    for key, moved in made.outside.items():
-        gradient = made.seen[0].gradients.get(key)
-        if gradient is not None and gradient.shape == moved.shape:
-            wide = widened(gradient)
-            product += inner(moved, wide)
-            moves += norm(moved) ** 2
-            gradients += norm(wide) ** 2
-    return cosine(product, moves, gradients)
 
 
 def stepped_optimizers(session: Session, made: Calls) -> Iterator[SteppedOptimizer]:
