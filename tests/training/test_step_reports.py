@@ -1,4 +1,4 @@
-"""What a report on a training step is: limits, waivers, formats, data, and in a pytest test."""
+"""What a report on a training step is: formats, and plain data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from pytest_modelhealth import HealthReport, Inspector
 from pytest_modelhealth.report import Stepped
 from pytest_modelhealth.training.catalogue import STEP
-from tests.training.steps import X, Y, net, ran, said, usual
+from tests.training.steps import X, Y, net, ran, usual
 
 
 def frozen_out() -> HealthReport:
@@ -67,7 +67,7 @@ def test_checks_of_a_step_are_silent_elsewhere() -> None:
     assert not names & {v.check for v in plain.violations}
     report = ran(usual, model)
     assert report.observation.is_of_own_step
-    assert {check for check, _, _ in said(report)} <= names
+    assert {v.check for v in (*report.violations, *report.warnings)} <= names
     assert report.observation.layers["into"].parameters
 
 
