@@ -359,14 +359,14 @@ MUTATIONS = [
     ),
     Mutation(
         "a half of the batch is replaced by itself",
-        "first_by_second = [*(ends[i % len(ends)] for i in starts), *ends]",
+        "first_by_second = [*ends[:half], *ends]",
         "first_by_second = [*starts, *ends]",
         "tests/training/test_step_corpus.py",
     ),
     Mutation(
-        "accumulation over calls counts as gradients left over",
-        "            self._stepped.add(key)\n            self._reached",
-        "            list()\n            self._reached",
+        "what an optimizer stepped on is forgotten",
+        "        used |= within",
+        "        used |= set()",
         "tests/training/test_step_corpus.py",
     ),
 ]

@@ -41,7 +41,7 @@ from pytest_modelhealth.training import default_settings
 from pytest_modelhealth.training.monitoring.judging import Reaction
 from pytest_modelhealth.training.monitoring.monitor import TrainingMonitor
 from pytest_modelhealth.training.monitoring.writing import Scalars, writers_of
-from pytest_modelhealth.training.stepping.contract import Asked, run_contract
+from pytest_modelhealth.training.stepping.contract import run_contract
 from pytest_modelhealth.training.stepping.givers import Given, step_of
 
 if TYPE_CHECKING:
@@ -492,10 +492,11 @@ class Inspector(NamesItsAttributes):
         self._require_module("run_step runs a torch.nn.Module as a loop does")
         self._begin()
         given = Given(self._model, step, optimizer, batch, restore, inputs, target, loss)
-        asked = Asked(calls, overfit, resume)
         hints = hinted(self._request(inputs, target, loss, None, None))
         with step_of(given) as made, hints:
-            observation = run_contract(self._model, made, asked, self._selection)
+            observation = run_contract(
+                self._model, made, self._selection, calls=calls, overfit=overfit, resume=resume
+            )
         if made.is_usual:
             whole = self._observe(self._request(inputs, target, loss, None, made.scaler))
             observation = replace(whole, stepped=observation.stepped)

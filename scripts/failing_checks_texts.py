@@ -128,7 +128,6 @@ REPAIRS = {
     "optimizer_settings": "`betas=(0.9, 0.999)`, in this order.",
     "running_statistics": "The default momentum of 0.1.",
     "weight_ties": "`model.tie_weights()` after weights were replaced; or `config.tie_word_embeddings = False` where they are to be two.",
-    "learning_copies": "Run the copy under `torch.no_grad()`, freeze it, and move it from the other's weights.",
     "overfitting": "A larger rate. Where that does not help: does the model see what tells the samples apart, and do the labels belong to them?",
     "resumption": "`persistent=True`, the default, for every buffer that a step depends on; and save schedules, scalers and counters.",
     "nonfinite_steps": 'Add an epsilon to what is divided by, and look at the batches: `monitor(on_violation="raise")` stops at the step.',

@@ -12,33 +12,26 @@ class SteppedParameter:
 
     Args:
         name: its full name.
-        layer: the layer that has it.
-        own: its own name there.
         dimensions: how many it has.
         dtype: its dtype, without ``torch.``.
         trainable: whether it required a gradient before the first call.
         held: whether an optimizer that was given, or that stepped, holds it; where there is none,
             whether the step moves it, or moves none.
-        added: largest absolute value of what backward passes left as its gradient, before anything
-            else was done to it; ``None`` where none reached it.
+        added: L2 norm of what backward passes left as its gradient, before anything else was done
+            to it; ``None`` where none reached it.
         gradients: L2 norm of its gradient when its optimizer first stepped in the call; ``None``
             where it had none then, or no optimizer of it stepped.
-        updates: L2 norm of what its optimizers changed in the call, by that of its values before;
-            0 where no optimizer of it stepped.
+        updates: L2 norm of what its optimizers changed in the call, by that of its values before.
         changes: the same of the whole call, whoever changed it.
-        rates: learning rate of its group when the optimizer first stepped; ``None`` where none did.
-        left_over: whether, when the first backward pass since an optimizer stepped reached it, a
-            gradient of an earlier call was still there.
+        swallowed: share of its elements that had a gradient and did not change, over all calls.
+        used_again: whether an optimizer stepped on a gradient that it had stepped on before.
         erased: whether its gradient was all zero when the optimizer stepped, in every call,
             although backward passes left another.
-        is_zero: whether it is a matrix of zeros before the first call.
         shared: whether several optimizers that stepped hold it, and not the very same parameters.
-        swallowed: share of its elements that had a gradient and did not change, over all calls.
+        is_zero: whether it is a matrix of zeros before the first call.
     """
 
     name: str
-    layer: str
-    own: str
     dimensions: int
     dtype: str
     trainable: bool
@@ -47,12 +40,21 @@ class SteppedParameter:
     gradients: tuple[float | None, ...] = ()
     updates: tuple[float, ...] = ()
     changes: tuple[float, ...] = ()
-    rates: tuple[float | None, ...] = ()
-    left_over: tuple[bool, ...] = ()
     swallowed: float = 0.0
+    used_again: bool = False
     erased: bool = False
     shared: bool = False
     is_zero: bool = False
+
+    @property
+    def layer(self) -> str:
+        """The layer that has it."""
+        return self.name.rpartition(".")[0]
+
+    @property
+    def own(self) -> str:
+        """Its own name there."""
+        return self.name.rpartition(".")[2]
 
 
 @dataclass(frozen=True)
@@ -64,39 +66,32 @@ class SteppedOptimizer:
         given: whether it was given to `run_step`; others were seen as they stepped.
         holds: how many tensors it holds.
         foreign: how many of them are not the model's.
+        first: the first parameter of the model that it holds.
         steps: how often it stepped, a number a call.
-        rates: largest learning rate of its groups when it first stepped in a call, else at the end
-            of the call; one entry a call.
+        rates: largest learning rate of its groups when it first stepped, of each call in which it
+            did.
         initial_rate: its largest rate by a schedule's reckoning; ``None`` without a schedule.
         decay: largest rate times weight decay of a group.
-        eps: largest ``eps`` of a group; ``None`` where it has none.
-        second_moment: root mean square of its estimates of the gradient's second moment, the
-            median over parameters, after the last call; ``None`` where it keeps none.
-        layer: the layer of the first parameter that it holds.
         betas: decay rates of its averages; empty where it has none.
+        spread: largest learning rate of its groups, by the least positive one.
         frozen_groups: how many groups hold nothing but frozen parameters, of several.
-        spread: least positive learning rate of its groups, by the largest.
         direction: cosine between its first update and the gradient that it was made from; ``None``
             where there was none.
-        traits: what is true of it, of these: ``maximizes`` (a group does), ``reached`` (a gradient
-            came to what it holds), ``anew`` (it was not given, and stepped in one call only),
-            ``closure`` (it was given one), ``piled`` (which added to the gradient of the evaluation
-            before), ``constant`` (which returned the very same number each time), ``repeated`` (it
-            stepped twice in a call on the same gradient), ``stale`` (it stepped before any backward
-            pass of the call, on no gradient or between a forward and its backward pass).
+        traits: what is true of it, of these: ``maximizes`` (a group does), ``anew`` (it was not
+            given, and stepped in one call only), ``unreached`` (it was given, and steps on no
+            gradient ever), ``closure`` (it was given one), ``constant`` (which returned the very
+            same number each time).
     """
 
     type_name: str
     given: bool
     holds: int
     foreign: int
+    first: str = ""
     steps: tuple[int, ...] = ()
     rates: tuple[float, ...] = ()
     initial_rate: float | None = None
     decay: float = 0.0
-    eps: float | None = None
-    second_moment: float | None = None
-    layer: str = ""
     betas: tuple[float, ...] = ()
     spread: float = 1.0
     frozen_groups: int = 0
@@ -112,7 +107,6 @@ class LayerMode:
         layer: its name.
         training: of each call of the step, whether the layer was in training mode whenever it ran
             with gradients on; ``None`` where it did not run so.
-        without_gradient: whether it ran, and always with gradients off.
         trainable: whether it has a parameter that requires a gradient.
         kind: ``"dropout"``, ``"batch_norm"`` or ``""``.
         traits: what is true of it, of these: ``unseen`` (in training mode, it ran both with and
@@ -123,7 +117,6 @@ class LayerMode:
 
     layer: str
     training: tuple[bool | None, ...] = ()
-    without_gradient: bool = False
     trainable: bool = False
     kind: str = ""
     traits: frozenset[str] = frozenset()
@@ -138,13 +131,11 @@ class LossSlope:
         gradient: L2 norm of the gradient at the step; the slope, if it is that of the loss.
         added: L2 norm of what backward passes left, before clipping or unscaling; ``None`` where
             another direction stands there.
-        why_not: why it could not be measured; ``""`` if it was.
     """
 
-    slope: float = 0.0
-    gradient: float = 0.0
+    slope: float
+    gradient: float
     added: float | None = None
-    why_not: str = ""
 
     @property
     def factor(self) -> float:
@@ -153,115 +144,64 @@ class LossSlope:
 
 
 @dataclass(frozen=True)
-class HalfInfluence:
-    """What the samples of one half of the batch do to the gradient.
-
-    Args:
-        half: ``"first"`` or ``"second"``.
-        samples: how many samples the half has.
-        effect: largest change of a gradient at the optimizer's step, by its norm, when they are
-            replaced by the other half's.
-        rows: share of the half's rows at the model's output to which no gradient came.
-        moved_rows: the same where the samples are the other half's.
-    """
-
-    half: str
-    samples: int
-    effect: float
-    rows: float | None = None
-    moved_rows: float | None = None
-
-
-@dataclass(frozen=True)
-class LeftOver:
-    """What gradients of the call before do to a call.
-
-    Args:
-        effect: largest change of the gradient at an optimizer's step, by its norm, when they are
-            cleared before the call.
-        layer, own: the parameter that it is largest at.
-    """
-
-    effect: float
-    layer: str = ""
-    own: str = ""
-
-
-@dataclass(frozen=True)
 class Stepped:
     """What a training step did.
 
     Args:
-        step: what was run, for people.
         losses: what each call returned; ``None`` for what is no number.
         parameters: every parameter of the model.
         optimizers: every optimizer that was given, or stepped.
         modes: every layer that ran.
-        slope: the gradient by the slope of the loss; ``None`` where that was not looked at.
-        halves: what each half of the batch does.
-        why_no_halves: why that was not judged.
-        left_over: what gradients of the first call do to the second; ``None`` if none were left.
+        samples: how many samples the batch has; 0 where its tensors share no first dimension.
+        runs_whole: whether the model runs on all of these at once.
+        passes: how many backward passes the first call had.
+        slope: the gradient by the slope of the loss; ``None`` where that cannot be told.
+        halves: whether a gradient changes when each half of the batch is replaced by the other;
+            empty where that cannot be told.
         unlearned: parameters that ran, are held and have no gradient, on which the returned loss
             depends all the same, and its slope along them.
         sign: 1 if the loss that is returned cannot be negative, as far as its graph tells, -1 if it
             cannot be positive, 0 where neither is certain.
         is_loss: whether a loss function of torch made the number that is returned.
-        passes: how many backward passes the first call had.
-        mixed: an optimizer that steps on gradients of another's loss, too; ``""`` if none does.
         climbs: cosine between the gradient and what moved weights beside optimizers in the first
             call; ``None`` where nothing did.
         switched: whether the step itself brings the model to evaluation mode to train in it.
-        advances: whether a learning rate schedule moved on.
         seeds: whether the random numbers drawn are the same in every call.
-        idle_schedules: schedules in `restore` that no call advances.
-        switches: modules with an attribute ``requires_grad`` that is no setting of theirs.
         strays: parameters that get a gradient, or were made by the step, and that no optimizer
             holds, as the model did not know them.
-        raised: what a later call raised, and its number; ``""`` if none did.
-        raised_at: number of that call, from 1.
-        growing: lists that grew by a tensor with its graph in each call.
+        advances: whether a learning rate schedule moved on.
+        switches: modules with an attribute ``requires_grad`` that is no setting of theirs.
+        raised: what the call after those of `losses` raised; ``""`` if none did.
+        growing: containers that grew by a tensor with its graph in each call.
         untied: weights that are tied by configuration, and not in the model.
-        copies: parts of the model that started equal to another and learn by gradient.
-        overfit: loss of the first and the best of the last calls on the one batch; ``None`` where
-            that was not asked for.
-        resumed: what differs after the step is resumed from its saved state, the first such;
-            ``""`` where nothing does, ``None`` where that was not asked for.
-        calls: how often the step was called in all.
-        seconds: how long all of it took.
-        notes: what else a reader should know.
+        overfit: loss of the first and the best of the last calls on the one batch, and which that
+            was; ``None`` where that was not asked for.
+        resumed: what differs after the step is resumed from its saved state, the first such.
     """
 
-    step: str
-    losses: tuple[float | None, ...] = ()
+    losses: tuple[float | None, ...]
     parameters: tuple[SteppedParameter, ...] = ()
     optimizers: tuple[SteppedOptimizer, ...] = ()
     modes: tuple[LayerMode, ...] = ()
+    samples: int = 0
+    runs_whole: bool = False
+    passes: int = 0
     slope: LossSlope | None = None
-    halves: tuple[HalfInfluence, ...] = ()
-    why_no_halves: str = ""
-    left_over: LeftOver | None = None
+    halves: tuple[bool, ...] = ()
     unlearned: tuple[tuple[str, ...], float] = ((), 0.0)
     sign: int = 0
     is_loss: bool = False
-    passes: int = 0
-    mixed: str = ""
     climbs: float | None = None
     switched: bool = False
-    advances: bool = False
     seeds: bool = False
     strays: tuple[str, ...] = ()
+    advances: bool = False
     switches: tuple[str, ...] = ()
-    idle_schedules: tuple[str, ...] = ()
     raised: str = ""
-    raised_at: int = 0
     growing: tuple[str, ...] = ()
     untied: tuple[str, ...] = ()
-    copies: tuple[tuple[str, str], ...] = ()
     overfit: tuple[float, float, int] | None = None
-    resumed: str | None = None
-    calls: int = 0
-    seconds: float = 0.0
-    notes: tuple[str, ...] = ()
+    resumed: str = ""
 
     @property
     def trained(self) -> tuple[SteppedParameter, ...]:

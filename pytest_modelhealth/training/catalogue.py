@@ -48,15 +48,6 @@ STEP.add(
     rank=63,
     summary="No optimizer steps twice on the same gradient.",
     role="parameter_gradients",
-    settings=(
-        Ratio(
-            "max_left_over",
-            default=1e-3,
-            help="largest effect of gradients that were stepped on and not cleared, on where two "
-            "calls bring a parameter, by how far they move it",
-            per_layer=False,
-        ),
-    ),
 )
 STEP.add(
     "batch_influence",
@@ -146,12 +137,6 @@ STEP.add(
     "weight_ties",
     rank=73,
     summary="Weights that a configuration ties are one tensor in the model.",
-)
-STEP.add(
-    "learning_copies",
-    rank=74,
-    summary="A target, teacher or moving average that starts as a copy does not learn by gradient.",
-    severity="warn",
 )
 STEP.add(
     "overfitting",

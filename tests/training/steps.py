@@ -10,7 +10,7 @@ from torch import nn
 from corpus.checks.steps import X, Y, entropy, net, sgd, usual
 from pytest_modelhealth import HealthReport, Inspector
 
-__all__ = ["X", "Y", "entropy", "net", "ran", "said", "sgd", "usual"]
+__all__ = ["X", "Y", "entropy", "net", "ran", "sgd", "usual"]
 
 Step = Callable[[Any, Any, Any], Any]
 
@@ -28,10 +28,3 @@ def ran(
     model = net() if model is None else model
     optimizer = sgd(model) if optimizer is None else optimizer
     return Inspector(model, **settings or {}).run_step(step, optimizer, batch, **arguments)
-
-
-def said(report: HealthReport, severity: str | None = None) -> list[tuple[str, str, str]]:
-    """Return check, layer and message of what a report has, by severity if one is given."""
-    found = {"fail": report.violations, "warn": report.warnings}
-    kinds = found if severity is None else {severity: found[severity]}
-    return [(v.check, v.layer, v.message) for kind in kinds.values() for v in kind]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -122,13 +121,3 @@ def test_only_modules_are_stepped(made: Callable[[], Inspector]) -> None:
     """As with a monitor."""
     with pytest.raises(InspectionError, match=r"run_step runs a torch\.nn\.Module as a loop"):
         made().run_step(usual, sgd(net()), (X, Y))
-
-
-def test_further_arguments_are_bound() -> None:
-    """By functools.partial, by name or at the end, or with defaults."""
-
-    def step(model: Any, optimizer: Any, batch: Any, factor: float = 1.0) -> Tensor:
-        return factor * usual(model, optimizer, batch)
-
-    assert ran(step)
-    assert ran(functools.partial(step, factor=1.0))

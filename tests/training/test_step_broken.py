@@ -18,7 +18,7 @@ from torch import nn
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.report import HealthReport
-from pytest_modelhealth.training.stepping.watching import Watch, Watched
+from pytest_modelhealth.training.stepping.watching import Call, Watch
 from tests.training.steps import usual
 
 COUNT = 0
@@ -131,20 +131,17 @@ def test_the_state_of_a_wrapped_optimizer_is_put_back() -> None:
         assert torch.equal(kept["exp_avg"], average)
 
 
-def test_hooks_on_parameters_and_settings_of_torch_are_put_back() -> None:
-    """Hooks on parameters and settings of torch are put back."""
+def test_hooks_on_parameters_are_put_back() -> None:
+    """Hooks on parameters are put back."""
     model, optimizer = small()
 
     def step(model: Any, optimizer: Any, given: Any) -> torch.Tensor:
         for parameter in model.parameters():
             parameter.register_hook(lambda gradient: gradient)
             parameter.register_post_accumulate_grad_hook(lambda _: None)
-        loss = usual(model, optimizer, given)
-        torch.set_default_dtype(torch.float64)
-        return loss
+        return usual(model, optimizer, given)
 
     Inspector(model).run_step(step, optimizer, batch())
-    assert torch.get_default_dtype() is torch.float32
     for parameter in model.parameters():
         assert not parameter._backward_hooks
         assert not parameter._post_accumulate_grad_hooks
@@ -170,7 +167,7 @@ def test_nothing_of_what_was_seen_is_kept() -> None:
     model, optimizer = small()
     Inspector(model).run_step(usual, optimizer, batch())
     gc.collect()
-    assert not any(type(one) in (Watch, Watched) for one in gc.get_objects())
+    assert not any(type(one) in (Call, Watch) for one in gc.get_objects())
 
 
 # ---- no false alarm
@@ -189,11 +186,56 @@ def test_random_numbers_of_the_first_call_only_are_no_seed() -> None:
     report = Inspector(model).run_step(step, optimizer, batch())
     assert failed(report) == []
 
-    def seeded(model: Any, optimizer: Any, given: Any) -> torch.Tensor:
-        torch.manual_seed(0)
-        return usual(model, optimizer, (given[0] + torch.randn(8, 8), given[1]))
 
-    assert "optimizer_settings" in failed(Inspector(model).run_step(seeded, optimizer, batch()))
+def written(how: str) -> Any:
+    """Return a step that writes gradients itself, in place of clearing them."""
+
+    def step(model: Any, optimizer: Any, given: Any) -> torch.Tensor:
+        held, loss = list(model.parameters()), F.cross_entropy(model(given[0]), given[1])
+        if how == "from autograd":
+            gradients = torch.autograd.grad(loss, held)
+        else:  # a sum over samples, each by itself
+            rows = []
+            for x, y in zip(*given, strict=True):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x[None]), y[None]).backward()
+                rows.append([p.grad for p in held])
+            gradients = [torch.stack(one).mean(0) for one in zip(*rows, strict=True)]
+        for parameter, gradient in zip(held, gradients, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+        return loss
+
+    return step
+
+
+@pytest.mark.parametrize("how", ["from autograd", "by sample"])
+def test_gradients_that_are_written_need_no_clearing(how: str) -> None:
+    """What an optimizer stepped on is told by backward passes, not by what is left."""
+    model, _ = small()
+    model[2] = nn.Identity()  # type: ignore[operator]
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    assert failed(Inspector(model).run_step(written(how), optimizer, batch())) == []
+
+
+@pytest.mark.parametrize("kind", [list, dict, collections.deque])
+def test_any_container_that_keeps_graphs_is_named(kind: Any) -> None:
+    """One that is replaced in each call keeps no more."""
+    model, optimizer = small()
+    history, last = kind(), [0.0]
+
+    def step(model: Any, optimizer: Any, given: Any) -> torch.Tensor:
+        last[0] = loss = usual(model, optimizer, given)
+        if kind is dict:
+            history[len(history)] = loss
+        else:
+            history.append(loss)
+        return loss
+
+    report = Inspector(model).run_step(step, optimizer, batch())
+    assert failed(report) == ["later_calls"]
+    assert "history grows by a tensor with its graph" in report.violations[0].message
+    assert len(history) == 0
 
 
 def test_a_part_that_is_trained_every_fifth_call_does_not_fade() -> None:
@@ -214,6 +256,22 @@ def test_a_part_that_is_trained_every_fifth_call_does_not_fade() -> None:
 
     report = Inspector(model).run_step(step, optimizers, batch())
     assert "gradient_path" not in failed(report)
+
+
+def test_samples_that_the_loss_leaves_out_are_warned_of() -> None:
+    """The model runs on all of them: labels may be missing, or not be trusted yet."""
+    model, optimizer = small()
+
+    def step(model: Any, optimizer: Any, given: Any) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(given[0])[:4], given[1][:4])
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    report = Inspector(model).run_step(step, optimizer, batch())
+    assert report.healthy
+    assert [violation.check for violation in report.warnings] == ["batch_influence"]
 
 
 def test_gradients_that_are_all_zero_are_one_fault() -> None:
@@ -251,20 +309,3 @@ def test_an_iterator_that_runs_out_is_said_to() -> None:
         lambda model, optimizer, _: usual(model, optimizer, next(batches)), optimizer
     )
     assert "runs out" in report.violations[0].cause
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_a_nested_batch_has_no_halves() -> None:
-    """A nested batch has no halves."""
-    model = nn.Linear(8, 3)
-    nested = torch.nested.nested_tensor([torch.randn(3, 8), torch.randn(5, 8)])
-
-    def step(model: Any, optimizer: Any, given: Any) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss: torch.Tensor = model(given).to_padded_tensor(0.0).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    report = Inspector(model).run_step(step, torch.optim.SGD(model.parameters(), 0.1), nested)
-    assert report.verdict == "healthy"

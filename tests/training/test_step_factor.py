@@ -18,7 +18,6 @@ def slope(report: Any) -> Any:
     """Return what was measured, once it was."""
     found = report.observation.stepped.slope
     assert found is not None
-    assert not found.why_not, found.why_not
     return found
 
 
@@ -40,25 +39,6 @@ def test_the_slope_is_that_of_autograd() -> None:
     optimizer = sgd(model)
     losses = [usual(model, optimizer, (X, Y)).item() for _ in range(3)]
     assert report.observation.stepped.losses == pytest.approx(losses)
-
-
-@pytest.mark.parametrize("parts", [2, 4, 8])
-def test_micro_batches_that_are_not_divided(parts: int) -> None:
-    """The factor is their number."""
-
-    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
-        optimizer.zero_grad()
-        losses = [entropy(model, p) for p in zip(*(t.chunk(parts) for t in batch), strict=True)]
-        for loss in losses:
-            loss.backward()
-        optimizer.step()
-        return torch.stack(losses).mean()
-
-    report = ran(step)
-    assert slope(report).factor == pytest.approx(parts, rel=2e-3)
-    assert report.observation.stepped.passes == parts
-    (found,) = [v for v in report.violations if v.check == "gradient_factor"]
-    assert f"{parts} micro-batches" in found.cause
 
 
 def scaled(scale: float) -> Callable[[Any, Any, Any], Tensor]:
@@ -118,8 +98,8 @@ def test_a_clipped_gradient_is_no_fault() -> None:
     assert not report.warnings
 
 
-def test_what_cannot_be_measured_says_why() -> None:
-    """A loss of noise, one that does not move, several losses of several optimizers."""
+def test_what_cannot_be_measured_is_not_told() -> None:
+    """A loss of noise, several losses of several optimizers."""
 
     def noise(model: Any, optimizer: Any, batch: Any) -> float:
         usual(model, optimizer, batch)
@@ -137,10 +117,5 @@ def test_what_cannot_be_measured_says_why() -> None:
         return sum(losses)
 
     model = net()
-    optimizers = (sgd(model.into), sgd(model.out))
-    for step, given, why in (
-        (noise, sgd(model), "too curved or too noisy"),
-        (two, optimizers, "several optimizers descend losses of their own"),
-    ):
-        stepped = ran(step, model, given).observation.stepped
-        assert why in stepped.slope.why_not
+    for step, optimizers in ((noise, sgd(model)), (two, (sgd(model.into), sgd(model.out)))):
+        assert ran(step, model, optimizers).observation.stepped.slope is None

@@ -16,22 +16,6 @@ from pytest_modelhealth import Inspector
 from tests.training.steps import X, Y, entropy, net, ran, sgd, usual
 
 
-def both(optimizer: Any) -> list[Any]:
-    """Return the optimizers that a step is given."""
-    return list(optimizer.values()) if isinstance(optimizer, dict) else list(optimizer)
-
-
-def of_several(model: Any, optimizer: Any, batch: Any) -> Tensor:
-    """Step several optimizers on one loss."""
-    for one in both(optimizer):
-        one.zero_grad()
-    loss = entropy(model, batch)
-    loss.backward()
-    for one in both(optimizer):
-        one.step()
-    return loss
-
-
 def test_several_optimizers_as_tuple_list_and_mapping() -> None:
     """Each is seen by itself, and the step gets the very object that was given."""
     model = net()
@@ -41,7 +25,10 @@ def test_several_optimizers_as_tuple_list_and_mapping() -> None:
 
         def step(model: Any, optimizer: Any, batch: Any, form: Any = form) -> Tensor:
             assert optimizer is form
-            return of_several(model, optimizer, batch)
+            first.zero_grad()
+            loss = usual(model, second, batch)
+            first.step()
+            return loss
 
         report = ran(step, model, form)
         kinds = [(o.type_name, o.steps, o.given) for o in report.observation.stepped.optimizers]
@@ -68,8 +55,8 @@ def test_closures() -> None:
     report = ran(step, model, optimizer)
     assert report.healthy, str(report)
     (seen,) = report.observation.stepped.optimizers
-    assert (seen.traits, seen.steps) == ({"closure", "reached"}, (1, 1, 1))
-    assert "closure" in report.observation.stepped.slope.why_not
+    assert (seen.traits, seen.steps) == ({"closure"}, (1, 1, 1))
+    assert report.observation.stepped.slope is None
     weight = model.into.weight
     (expected,) = torch.autograd.grad(entropy(model, (X, Y)), [weight])
     found = next(p for p in report.observation.stepped.parameters if p.name == "into.weight")
@@ -119,47 +106,30 @@ def accumulating(every: int) -> Callable[[Any, Any, Any], Tensor]:
     return step
 
 
-class Words(nn.Module):
-    """PyTorch's example of a language model: a recurrent net whose state is carried on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.drop, self.encoder = nn.Dropout(0.2), nn.Embedding(30, 16)
-        self.rnn, self.decoder = nn.LSTM(16, 16, 2, dropout=0.2), nn.Linear(16, 30)
-
-    def forward(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Return scores, and the state."""
-        output, state = self.rnn(self.drop(self.encoder(ids)), state)
-        return self.decoder(self.drop(output)).view(-1, 30), state
-
-
 @pytest.mark.parametrize("order", ["add_", "add, then set", "step first"])
 def test_the_step_moves_the_weights_itself(order: str) -> None:
-    """No optimizer is needed; all is put back, and the numbers are those of the loop."""
-    torch.manual_seed(0)
-    model, state = Words(), {"h": (torch.zeros(2, 20, 16), torch.zeros(2, 20, 16))}
-    before, ids = copy.deepcopy(model.state_dict()), torch.randint(30, (13, 20))
+    """No optimizer is needed, and all is put back."""
+    model = net()
+    before = copy.deepcopy(model.state_dict())
 
     def move(model: Any) -> None:
         for p in (p for p in model.parameters() if p.grad is not None):
             if order == "add, then set":
-                p.data = p.data - 2.0 * p.grad
+                p.data = p.data - 0.1 * p.grad
             else:
-                p.data.add_(p.grad, alpha=-2.0)
+                p.data.add_(p.grad, alpha=-0.1)
 
     def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
         if order == "step first":
             move(model)
         model.zero_grad()
-        scores, state["h"] = model(batch[:-1], tuple(h.detach() for h in state["h"]))
-        loss = F.cross_entropy(scores, batch[1:].reshape(-1))
+        loss = entropy(model, batch)
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.25)
         if order != "step first":
             move(model)
         return loss
 
-    report = Inspector(model).run_step(step, batch=ids)
+    report = Inspector(model).run_step(step, batch=(X, Y))
     report.assert_healthy()
     assert not report.warnings
     stepped = report.observation.stepped
@@ -205,50 +175,6 @@ def test_an_optimizer_may_step_within_the_backward_pass() -> None:
         hook.remove()
 
 
-class SAM(torch.optim.Optimizer):
-    """Sharpness-aware minimisation, as its implementations are written (Foret et al. 2021)."""
-
-    def __init__(self, parameters: Any, rate: float, rho: float = 0.05) -> None:
-        super().__init__(parameters, {"rho": rho, "lr": rate})
-        self.base = torch.optim.SGD(self.param_groups, lr=rate)
-
-    @torch.no_grad()
-    def first_step(self) -> None:
-        """Climb."""
-        held = [p for g in self.param_groups for p in g["params"] if p.grad is not None]
-        norm = torch.stack([p.grad.norm() for p in held]).norm()
-        for p in held:
-            self.state[p]["old"] = p.detach().clone()
-            p.add_(p.grad, alpha=float(0.05 / norm))
-        self.zero_grad()
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        """Go back, and descend."""
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.copy_(self.state[p]["old"])
-        self.base.step()
-        self.zero_grad()
-
-
-def test_sharpness_aware_training() -> None:
-    """Two passes and a climb that is taken back are no fault."""
-    model = net()
-
-    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
-        loss = entropy(model, batch)
-        loss.backward()
-        optimizer.first_step()
-        entropy(model, batch).backward()
-        optimizer.step()
-        return loss.detach()
-
-    report = ran(step, model, SAM(model.parameters(), 0.1))
-    assert report.healthy, str(report)
-    assert report.observation.stepped.climbs is None
-
-
 class Trainer:
     """Has its step as a method, and can be called itself."""
 
@@ -264,22 +190,15 @@ class Trainer:
 
 
 def test_methods_partials_and_objects_are_steps() -> None:
-    """What they count is put back; reports name them as they are called."""
+    """What they count is put back."""
     trainer = Trainer()
 
     def scaled(model: Any, optimizer: Any, batch: Any, factor: float) -> Tensor:
         return factor * usual(model, optimizer, batch)
 
-    forms = {
-        "step": trainer.step,
-        "scaled": functools.partial(scaled, factor=1.0),
-        "Trainer": trainer,
-        "usual": usual,
-    }
-    for name, form in forms.items():
+    for form in (trainer.step, functools.partial(scaled, factor=1.0), trainer):
         report = ran(form)
         assert report.healthy, str(report)
-        assert report.observation.stepped.step == name
     assert trainer.calls == 0
 
 
@@ -315,31 +234,6 @@ def test_losses_of_many_forms(form: Callable[[Tensor], Any]) -> None:
     assert report.healthy, str(report)
 
 
-def test_a_model_of_transformers() -> None:
-    """Dropout, a batch by keywords, the loss in the output; the factor is 1 in spite of dropout."""
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        n_layer=1, n_head=2, n_embd=16, vocab_size=20, n_positions=8, bos_token_id=0, eos_token_id=0
-    )
-    model = transformers.GPT2LMHeadModel(config).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    ids = torch.randint(0, 20, (4, 8))
-
-    def step(model: Any, optimizer: Any, batch: Any) -> Any:
-        output = model(**batch)
-        output.loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 5.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        return output
-
-    report = ran(step, model, optimizer, {"input_ids": ids, "labels": ids})
-    assert report.healthy, str(report)
-    assert not report.warnings, str(report)
-    assert report.observation.stepped.slope.factor == pytest.approx(1.0, abs=0.02)
-
-
 def test_the_usual_step_inspects_the_batch_too() -> None:
     """What an inspection finds and what the step shows stand in one report."""
     model = net()
@@ -362,33 +256,6 @@ def test_the_usual_step_inspects_the_batch_too() -> None:
         optimizer=optimizers, inputs={"x": X}, target=Y, loss={"a": loss, "b": loss}
     )
     assert named.healthy, str(named)
-
-
-class Plain(nn.Module):
-    """Goes by a number that is a plain attribute, a buffer that is not saved, or one that is."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.fc, self.kind, self.age = nn.Linear(6, 3), kind, torch.zeros(())
-        if kind != "attribute":
-            del self.age
-            self.register_buffer("age", torch.zeros(()), persistent=kind == "saved")
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return scores that depend on age."""
-        self.age = self.age + 1.0
-        return self.fc(x) * (1.0 + 1.0 / self.age)
-
-
-@pytest.mark.parametrize("kind", ["attribute", "not saved", "saved"])
-def test_resuming(kind: str) -> None:
-    """State that `state_dict` leaves out makes another next step; it is not asked for by itself."""
-    torch.manual_seed(0)
-    model = Plain(kind)
-    report = ran(usual, model, sgd(model, momentum=0.9), resume=True)
-    found = [v.check for v in report.violations]
-    assert found == ([] if kind == "saved" else ["resumption"]), str(report)
-    assert ran(usual, model, sgd(model)).observation.stepped.resumed is None
 
 
 def test_resuming_a_schedule_needs_it_in_restore() -> None:

@@ -182,7 +182,6 @@ def test_everything_is_put_back() -> None:
     assert stepped.losses == again.observation.stepped.losses
     assert stepped.parameters == again.observation.stepped.parameters
     assert len(set(stepped.losses)) == 3
-    assert stepped.calls > again.observation.stepped.calls > 3
     for hook in scene.hooks:
         hook.remove()
     scene.step(scene.model, scene.optimizer, batch)
@@ -227,7 +226,8 @@ def test_modes_of_torch_are_put_back() -> None:
         checked = torch.is_anomaly_check_nan_enabled()
         found = (torch.get_deterministic_debug_mode(), torch.is_anomaly_enabled(), checked)
         found += (torch.get_num_threads(),)
-        return (*found, torch.get_float32_matmul_precision(), torch.backends.cudnn.deterministic)
+        found += (torch.get_float32_matmul_precision(), torch.get_default_dtype())
+        return (*found, torch.backends.cudnn.deterministic)
 
     before, model, calls = modes(), net(), itertools.count(1)  # which is not put back
 
@@ -235,6 +235,7 @@ def test_modes_of_torch_are_put_back() -> None:
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.autograd.set_detect_anomaly(True, check_nan=False)
         torch.set_float32_matmul_precision("high")
+        torch.set_default_dtype(torch.float64)
         torch.backends.cudnn.deterministic = True
         torch.set_num_threads(before[3] + 1)
         if next(calls) == 6:

@@ -31,7 +31,7 @@ from pytest_modelhealth.plugin.suite.suite import ModelHealthSuite
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import HealthReport, Judgement, Observation, Verdict, Violation
 from pytest_modelhealth.settings import Settings
-from pytest_modelhealth.training.stepping.contract import Asked, run_contract
+from pytest_modelhealth.training.stepping.contract import run_contract
 from pytest_modelhealth.training.stepping.givers import Given, UsualStep, step_of
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class Subject:
                 model, None, optimizer, None, (), batch["inputs"], batch["target"], batch["loss"]
             )
             with step_of(given) as step:
-                stepped = run_contract(model, step, Asked(), Selection()).stepped
+                stepped = run_contract(model, step, Selection()).stepped
             return replace(seen, stepped=stepped)
 
     def optimizer(self, model: nn.Module) -> Any:

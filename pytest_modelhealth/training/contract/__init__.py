@@ -14,7 +14,6 @@ from pytest_modelhealth.training.contract import (  # noqa: F401 - each adds its
     calls,
     gradients,
     parameters,
-    updates,
 )
 from pytest_modelhealth.training.contract.fault import SOURCES
 

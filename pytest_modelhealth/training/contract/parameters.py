@@ -1,223 +1,95 @@
-"""Which parameters a step trains, and how they move."""
+"""Which parameters a step trains, and how they move: whether at all, which way, and how far."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+import statistics
+from collections.abc import Iterator
 
 from pytest_modelhealth.checks import Finding
 from pytest_modelhealth.checks.check import Listed
 from pytest_modelhealth.report import Stepped, SteppedOptimizer, SteppedParameter
 from pytest_modelhealth.settings import Settings
-from pytest_modelhealth.training.contract.fault import broken, fault, looks_for, untold, whole
+from pytest_modelhealth.training.contract.fault import (
+    broken,
+    fault,
+    listed,
+    looks_for,
+    untold,
+)
 
 # ---- what is held --------------------------------------------------------------------------------
 
 
-def _moves(step: Stepped) -> bool:
-    return any(any(p.changes) for p in step.parameters)
-
-
-def _is_missing(parameter: SteppedParameter) -> bool:
-    gets = any(size for size in parameter.added if size is not None)
-    return parameter.trainable and gets and not parameter.held and not any(parameter.changes)
-
-
-def _is_unreached(parameter: SteppedParameter, step: Stepped) -> bool:
-    if not (parameter.trainable and parameter.held) or any(parameter.changes):
-        return False
-    if any(size is not None for size in parameter.added):
-        return False
-    return any(mode.layer == parameter.layer and mode.without_gradient for mode in step.modes)
-
-
-fault(
-    "trained_parameters",
-    whole(
-        lambda step: (
-            step.parameters and not _moves(step) and not any(p.held for p in step.parameters)
+@looks_for("trained_parameters", is_last=True)
+def _none_held(check: Listed, step: Stepped, settings: Settings) -> Iterator[Finding]:
+    """Yield that optimizers hold nothing of the model, and nothing else moves it."""
+    if step.parameters and not any(p.held or any(p.changes) for p in step.parameters):
+        yield broken(
+            check,
+            f"{step.optimizers[0].type_name} holds {sum(o.holds for o in step.optimizers)} "
+            f"tensors, and none of them is one of the model's {len(step.parameters)} parameters: "
+            "nothing of it is in an optimizer",
+            "the optimizer was made from another model or copy, before parameters were replaced, "
+            "or from a generator that was used up: make it after the model is complete, from "
+            "list(model.parameters())",
+            value=1.0,
         )
-    ),
-    "{step.optimizers[0].type_name} holds {held} tensors, and none of them is one of the "
-    "model's {total} parameters: nothing of it is in an optimizer",
-    "the optimizer was made from another model or copy, before parameters were replaced, or "
-    "from a generator that was used up: make it after the model is complete, from "
-    "list(model.parameters())",
-    facts=lambda _, step: {
-        "held": sum(optimizer.holds for optimizer in step.optimizers),
-        "total": len(step.parameters),
-    },
-    is_last=True,
-)
+
+
+@looks_for("trained_parameters")
+def _unknown(check: Listed, step: Stepped, settings: Settings) -> Iterator[Finding]:
+    """Yield what gets a gradient and is no parameter that an optimizer could know."""
+    if step.strays:
+        yield broken(
+            check,
+            f"{len(step.strays)} parameters get a gradient, and no optimizer made before knows of "
+            f"them: {listed(step.strays)}",
+            "modules in a plain list or dictionary are not registered (use nn.ModuleList, "
+            "nn.ModuleDict), or parameters are made, or replaced, in the forward or the step: make "
+            "the optimizer after them, and write into them in place",
+            [step.strays[0].rpartition(".")[0]],
+            value=float(len(step.strays)),
+        )
+
+
+@looks_for("trained_parameters")
+def _missing(check: Listed, step: Stepped, settings: Settings) -> Iterator[Finding]:
+    """Yield what gets a gradient and is in no optimizer."""
+    trainable = [p for p in step.parameters if p.trainable]
+    missing = [p for p in trainable if any(p.added) and not p.held and not any(p.changes)]
+    if missing:
+        where = "in no optimizer" if step.optimizers else "not moved by the step"
+        yield broken(
+            check,
+            f"{len(missing)} of {len(trainable)} trainable parameters get a gradient and are "
+            f"{where}, so that they never learn: {listed([p.name for p in missing])}",
+            "they were made or replaced after the optimizer was, which holds the old ones"
+            if any(optimizer.foreign for optimizer in step.optimizers)
+            else "the parameter groups leave them out, or they were made after the optimizer; what "
+            "should not learn is frozen by requires_grad_(False)",
+            [p.layer for p in missing],
+            value=float(len(missing)),
+            tensor=missing[0].own,
+        )
+
+
+def _without_gradients(step: Stepped) -> list[SteppedParameter]:
+    off = {mode.layer for mode in step.modes if set(mode.training) == {None}}
+    still = [p for p in step.trained if p.layer in off and not any(p.changes)]
+    return [p for p in still if set(p.added) == {None}]
+
+
 fault(
     "trained_parameters",
-    lambda step: step.strays,
-    "{count} parameters get a gradient, and no optimizer made before knows of them: {names}",
-    "modules in a plain list or dictionary are not registered (use nn.ModuleList, "
-    "nn.ModuleDict), or parameters are made, or replaced, in the forward or the step: make the "
-    "optimizer after them, and write into them in place",
-    at=lambda name: (name.rpartition(".")[0], ""),
-)
-fault(
-    "trained_parameters",
-    lambda step: filter(_is_missing, step.parameters),
-    "{count} of {total} trainable parameters get a gradient and are {where}, so that they "
-    "never learn: {names}",
-    "{why}",
-    facts=lambda _, step: {
-        "total": sum(p.trainable for p in step.parameters),
-        "where": "in no optimizer" if step.optimizers else "not moved by the step",
-        "why": "they were made or replaced after the optimizer was, which holds the old ones"
-        if any(optimizer.foreign for optimizer in step.optimizers)
-        else "the parameter groups leave them out, or they were made after the optimizer; what "
-        "should not learn is frozen by requires_grad_(False)",
-    },
-)
-fault(
-    "trained_parameters",
-    lambda step: (p for p in step.parameters if _is_unreached(p, step)),
+    _without_gradients,
     "{count} parameters that the optimizer holds never get a gradient: their layers only run "
     "with gradients off: {names}",
     "torch.no_grad() or inference_mode() is around a part that should learn; what should not "
     "is frozen by requires_grad_(False) and left out of the optimizer",
 )
 
-# ---- how they move -------------------------------------------------------------------------------
-
-_UNDONE = 0.02
-_MANY = 16
-"""A scaler that starts at 65536 is at 1 by then."""
-_TINY = 1e-8
-"""Adam's epsilon: below it nothing is expected to move."""
-_MORE_CALLS = "give run_step more calls, such as calls=8"
-
-
-fault(
-    "parameter_updates",
-    whole(lambda step: not any(p.trainable for p in step.parameters)),
-    "no parameter of the model requires a gradient: there is nothing to train",
-    "requires_grad_(False) left over from another stage, or a model in inference mode",
-    is_last=True,
-)
-
-
-class _Still(NamedTuple):
-    """A step that moves nothing: what is held, the gradients that came, and which were left."""
-
-    step: Stepped
-    held: list[SteppedParameter]
-    added: list[float]
-    left: list[float]
-
-    @property
-    def is_few(self) -> bool:
-        """Whether more calls may tell."""
-        return len(self.step.losses) < _MANY
-
-    @property
-    def optimizers(self) -> list[SteppedOptimizer]:
-        """The optimizers that step."""
-        return [o for o in self.step.optimizers if any(o.steps)]
-
-    @property
-    def largest(self) -> float:
-        """The largest gradient that came."""
-        return max(self.added, default=0.0)
-
-    @property
-    def scheduled(self) -> SteppedOptimizer | None:
-        """The first optimizer whose rate is 0 by a schedule that no call advances."""
-        idle = (o for o in self.optimizers if o.initial_rate and not any(o.rates))
-        return None if self.step.advances else next(idle, None)
-
-    @property
-    def adds_up(self) -> bool:
-        """Whether the gradients left by a call grow in every later one."""
-        sizes = (p.added for p in self.held if len(p.added) > 1 and None not in p.added)
-        grown = [added for added in sizes if any(added)]
-        return bool(grown) and all(added[-1] > added[0] for added in grown)  # type: ignore[operator]
-
-
-_Applies = Callable[[_Still], Any]
-_DOUBTS: tuple[tuple[_Applies, str], ...] = (
-    (
-        lambda still: still.is_few and not all(map(math.isfinite, still.added)),
-        "the gradients overflow in every call, and a scaler skips them: " + _MORE_CALLS,
-    ),
-    (
-        lambda still: 0.0 < still.largest < _TINY,
-        "the largest gradient is {0.largest:.2g}, too small to move anything",
-    ),
-    (
-        lambda still: still.is_few and not still.optimizers and still.adds_up,
-        "no optimizer steps in {calls} calls, and gradients add up from call to call, as "
-        "micro-batches do: " + _MORE_CALLS,
-    ),
-    (
-        lambda still: still.scheduled,
-        (
-            "the learning rate of {0.scheduled.type_name} is 0 by its schedule, whose start is "
-            "{0.scheduled.initial_rate:.3g}: advance it first, or in the step"
-        ),
-    ),
-)
-"""Why it cannot be told that nothing moves."""
-
-_REASONS: tuple[tuple[_Applies, str, str], ...] = (
-    (
-        lambda still: not still.added,
-        "no backward pass reaches a parameter that an optimizer holds",
-        (
-            "loss.backward() is missing, or the loss is detached (.item(), no_grad), or made anew "
-            "by torch.tensor(loss)"
-        ),
-    ),
-    (
-        lambda still: not still.largest,
-        "every gradient is exactly zero",
-        "the loss is multiplied by zero or masked out whole, or all of the model is saturated",
-    ),
-    (
-        lambda still: not all(map(math.isfinite, still.added)),
-        "the gradients are not finite in any call, so that a scaler skips every step",
-        "a loss scale that is set anew in each step, or NaN in the loss",
-    ),
-    (
-        lambda still: not still.step.optimizers,
-        "no optimizer steps, although there are gradients",
-        "optimizer.step() is missing, or p = p - lr * p.grad is not in place",
-    ),
-    (
-        lambda still: not still.optimizers,
-        "no optimizer steps, although there are gradients",
-        "optimizer.step() is missing, waits for what never comes, or another's is called",
-    ),
-    (
-        lambda still: all(o.foreign == o.holds for o in still.optimizers),
-        "the {0.optimizers[0].type_name} that steps holds none of the model's parameters",
-        "another optimizer than the one given is stepped: of another model, or another run",
-    ),
-    (
-        lambda still: not any(still.left),
-        "when the optimizer steps there is no gradient any more",
-        "zero_grad() stands between backward() and step(); or step() stands before backward()",
-    ),
-    (
-        lambda still: not any(any(o.rates) for o in still.optimizers),
-        "the learning rate of {0.optimizers[0].type_name} is 0",
-        "a rate of 0 was given, or a schedule ends there",
-    ),
-    (
-        lambda still: True,
-        (
-            "{0.optimizers[0].type_name} steps at a rate of {rate:.3g} on gradients of a norm up "
-            "to {left:.3g}, and no value changes"
-        ),
-        "updates too small for the precision of the weights, or values that are put back",
-    ),
-)
-"""Why nothing moves, and the likely cause: the first that applies."""
+# ---- whether they move ---------------------------------------------------------------------------
 
 
 @looks_for("parameter_updates", is_last=True)
@@ -225,109 +97,115 @@ def _nothing_moves(check: Listed, step: Stepped, settings: Settings) -> Iterator
     """Yield why nothing moves, or why that cannot be told."""
     if any(any(p.changes) for p in step.parameters if p.trainable):
         return
-    held = [p for p in step.parameters if p.trainable and p.held]
-    added = [size for p in held for size in p.added if size is not None]
-    left = [size for p in held for size in p.gradients if size is not None]
-    still = _Still(step, held, added, left)
-    facts = {
-        "calls": len(step.losses),
-        "rate": max((rate for o in still.optimizers[:1] for rate in o.rates), default=0.0),
-        "left": max(left, default=0.0),
-    }
-    doubt = next((doubt for applies, doubt in _DOUBTS if applies(still)), None)
-    if doubt is not None:
-        yield untold(check, doubt.format(still, **facts))
-        return
-    why, cause = next((why, cause) for applies, why, cause in _REASONS if applies(still))
+    for optimizer in step.optimizers:
+        is_at_zero = any(optimizer.steps) and not any(optimizer.rates)
+        if optimizer.initial_rate and is_at_zero and not step.advances:
+            yield untold(
+                check,
+                f"the learning rate of {optimizer.type_name} is 0 by its schedule, whose start is "
+                f"{optimizer.initial_rate:.3g}: advance it first, or in the step",
+            )
+            return
+    why, cause = _why_still(step)
     what = f"no parameter moves in {len(step.losses)} calls of the step: {why}"
-    yield broken(check, what.format(still, **facts), cause)
+    yield broken(check, what, cause)
 
 
-def _rates(optimizer: SteppedOptimizer) -> list[float]:
-    return [rate for rate, n in zip(optimizer.rates, optimizer.steps, strict=True) if n]
+def _why_still(step: Stepped) -> tuple[str, str]:
+    """Return why nothing moves, and the likely cause: the first that applies."""
+    added = [size for p in step.trained for size in p.added if size is not None]
+    left = [size for p in step.trained for size in p.gradients if size is not None]
+    stepping = [optimizer for optimizer in step.optimizers if any(optimizer.steps)]
+    name, rates = (stepping[0].type_name, stepping[0].rates) if stepping else ("", ())
+    reasons = (
+        (
+            not any(p.trainable for p in step.parameters),
+            "none of the model requires a gradient",
+            "requires_grad_(False) left over from another stage, or a model in inference mode",
+        ),
+        (
+            not added,
+            "no backward pass reaches a parameter that an optimizer holds",
+            "loss.backward() is missing, or the loss is detached (.item(), no_grad), or made anew",
+        ),
+        (
+            not any(added),
+            "every gradient is exactly zero",
+            "the loss is multiplied by zero or masked out whole, or all of the model is saturated",
+        ),
+        (
+            not all(map(math.isfinite, added)),
+            "the gradients are not finite in any call, so that a scaler skips every step",
+            "a loss scale that is set anew in each step, or NaN in the loss",
+        ),
+        (
+            not stepping,
+            "no optimizer steps, although there are gradients",
+            "optimizer.step() is missing, or is another's, or p = p - lr * p.grad is not in place",
+        ),
+        (
+            all(optimizer.foreign == optimizer.holds for optimizer in stepping),
+            f"the {name} that steps holds none of the model's parameters",
+            "another optimizer than the one given is stepped: of another model, or another run",
+        ),
+        (
+            not any(left),
+            "when the optimizer steps there is no gradient any more",
+            "zero_grad() stands between backward() and step(); or step() stands before backward()",
+        ),
+        (
+            True,
+            f"{name} steps at a rate of {max(rates, default=0.0):.3g}, and no value changes",
+            "a rate too small for the precision of the weights, or values that are put back",
+        ),
+    )
+    return next((why, cause) for applies, why, cause in reasons if applies)
 
 
 def _has_fallen(optimizer: SteppedOptimizer) -> bool:
-    rates = _rates(optimizer)
+    rates = optimizer.rates
     return len(rates) > 1 and rates[0] > 0.0 and not any(rates[1:])
-
-
-def _stands_by_its_rate(parameter: SteppedParameter) -> bool:
-    rates = [rate for rate in parameter.rates if rate is not None]
-    gets = any(size for size in parameter.gradients if size is not None)
-    return gets and bool(rates) and not any(rates) and not any(parameter.changes)
-
-
-def _made_anew(step: Stepped) -> list[SteppedOptimizer]:
-    return [optimizer for optimizer in step.optimizers if "anew" in optimizer.traits]
-
-
-def _is_undone(parameter: SteppedParameter) -> bool:
-    kept = zip(parameter.changes, parameter.updates, strict=True)
-    known = [(change, update) for change, update in kept if update]
-    return len(known) > 1 and all(0.0 < change < _UNDONE * update for change, update in known)
-
-
-def _mostly_undone(step: Stepped) -> list[SteppedParameter]:
-    undone = [p for p in step.parameters if _is_undone(p)]
-    return undone if 2 * len(undone) > sum(any(p.updates) for p in step.parameters) else []
 
 
 fault(
     "parameter_updates",
     lambda step: filter(_has_fallen, step.optimizers),
-    "the learning rate of {one.type_name} falls from {first:.3g} to exactly 0 after the first "
-    "call, and stays there",
+    "the learning rate of {one.type_name} falls from {one.rates[0]:.3g} to exactly 0 after the "
+    "first call, and stays there",
     "the schedule is stepped each batch although it counts epochs, is given too few steps, or "
     "divides where it should multiply",
     each=True,
-    facts=lambda some, _: {"first": _rates(some[0])[0]},
-)
-fault(
-    "parameter_updates",
-    lambda step: filter(_stands_by_its_rate, step.parameters),
-    "{count} parameters get a gradient and do not move: the learning rate of their group is 0: "
-    "{names}",
-    "a schedule, or a group without its rate; what should not learn is frozen by "
-    "requires_grad_(False)",
-    grade="warn",
-)
-fault(
-    "parameter_updates",
-    lambda step: (o for o in step.optimizers if o.given and not any(o.steps) and _made_anew(step)),
-    "{one.type_name}, which was given, never steps; another {other} that the step has itself does",
-    "an optimizer is made anew in each step, and forgets its momentum, or the step reads "
-    "another one from around it",
-    each=True,
-    facts=lambda _, step: {"other": _made_anew(step)[0].type_name},
 )
 fault(
     "parameter_updates",
     lambda step: (
         o
         for o in step.optimizers
-        if o.given and any(o.steps) and "reached" not in o.traits and o.holds
+        if o.given and not any(o.steps) and any("anew" in other.traits for other in step.optimizers)
     ),
-    "{one.type_name}, optimizer {number} of {total}, steps, and none of the {one.holds} "
-    "parameters that it holds ever gets a gradient",
-    "what its loss is computed from is detached: .detach(), no_grad, .item() or numpy between "
-    "this part and the loss",
+    "{one.type_name}, which was given, never steps; another that the step has itself does",
+    "an optimizer is made anew in each step, and forgets its momentum, or the step reads "
+    "another one from around it",
     each=True,
-    at=lambda optimizer: (optimizer.layer, ""),
-    facts=lambda some, step: {
-        "number": step.optimizers.index(some[0]) + 1,
-        "total": len(step.optimizers),
-    },
 )
-fault(
-    "parameter_updates",
-    _mostly_undone,
-    f"of what the optimizer changes, less than {_UNDONE:.0%} is left when the call is over: "
-    "{names}",
-    "weights are copied back after optimizer.step(): a moving average that is copied into the "
-    "model in place of the other way round",
-    grade="warn",
-)
+
+
+@looks_for("parameter_updates")
+def _unreached(check: Listed, step: Stepped, settings: Settings) -> Iterator[Finding]:
+    """Yield the optimizers that were given and step on no gradient ever."""
+    for optimizer in step.optimizers:
+        if "unreached" in optimizer.traits:
+            yield broken(
+                check,
+                f"{optimizer.type_name}, which holds {optimizer.first}, steps, and none of the "
+                f"{optimizer.holds} parameters that it holds ever gets a gradient",
+                "what its loss is computed from is detached: .detach(), no_grad, .item() or numpy "
+                "between this part and the loss",
+                [optimizer.first.rpartition(".")[0]],
+                value=1.0,
+            )
+
+
 fault(
     "parameter_updates",
     lambda step: (p for p in step.parameters if any(p.updates) and not any(p.changes)),
@@ -335,3 +213,158 @@ fault(
     "{names}",
     "weights are rounded, reset or written over after optimizer.step()",
 )
+
+# ---- which way -----------------------------------------------------------------------------------
+
+_UP = 0.1
+_OUTSIDE = 0.3
+
+
+@looks_for("update_direction")
+def _climbing(check: Listed, step: Stepped, settings: Settings) -> Iterator[Finding]:
+    """Yield what climbs."""
+    losses = [loss for loss in step.losses if loss is not None]
+    if step.sign < 0 and step.slope is not None and step.slope.factor > 0.0:
+        yield broken(
+            check,
+            "the loss that the step returns cannot be positive, and is minimised: it falls "
+            f"without bound (from {losses[0]:.4g} to {losses[-1]:.4g})",
+            "the minus of a negative log-likelihood, or of a similarity, is missing",
+            value=-1.0,
+        )
+    rises = len(losses) > 1 and losses[-1] > losses[0]
+    rise = f"the loss rises from {losses[0]:.4g} to {losses[-1]:.4g}" if rises else ""
+    outside = step.climbs or 0.0
+    if outside > _OUTSIDE and step.optimizers:
+        yield broken(
+            check,
+            "beside the optimizer something moves the weights up their gradient (cosine "
+            f"{outside:.2f}), and does not take it back",
+            "a perturbation, as of sharpness-aware training, that is not undone before the step",
+            value=outside,
+        )
+    elif outside > _OUTSIDE and rises:
+        yield broken(
+            check,
+            f"the step moves the weights up their gradient (cosine {outside:.2f}), and {rise}",
+            "the update is added where it should be subtracted: alpha=-lr in p.add_",
+            value=outside,
+        )
+    for optimizer in step.optimizers if rises else ():
+        up = optimizer.direction or 0.0
+        what = f"{optimizer.type_name} climbs its own gradient (cosine {up:.2f}), and {rise}"
+        if up > _UP and "maximizes" in optimizer.traits and not step.is_loss:
+            yield untold(check, f"{what}: it is told to maximize: right for a reward, not a loss")
+        elif up > _UP:
+            cause = "a negative learning rate, or an update that is added, not subtracted"
+            yield broken(check, what, cause, value=up)
+
+
+# ---- how far -------------------------------------------------------------------------------------
+
+
+@looks_for("update_size")
+def _large(check: Listed, step: Stepped, settings: Settings) -> Iterator[Finding]:
+    """Yield the first call that changes weights by more than their size."""
+    limit = settings["max_step_ratio"]
+    matrices = [p for p in step.parameters if p.dimensions > 1 and any(p.updates)]
+    losses = [loss for loss in step.losses if loss is not None]
+    falls = len(losses) > 1 and losses[-1] < losses[0]  # small weights grow by large steps at first
+    if not matrices or falls or any("closure" in o.traits for o in step.optimizers):
+        return
+    for call in range(len(step.losses)):
+        median = statistics.median(p.updates[call] for p in matrices)
+        if median > limit.value:
+            worst = max(matrices, key=lambda p: p.updates[call])
+            yield broken(
+                check,
+                f"call {call + 1} changes weights by {median:.2g} of their norm, the median over "
+                f"{len(matrices)} matrices; {worst.name} by {worst.updates[call]:.2g}",
+                "the learning rate is too large for these weights, or a scale of the gradient is "
+                "never removed",
+                [worst.layer, *(p.layer for p in matrices)],
+                tensor=worst.own,
+                value=median,
+                limit=limit,
+            )
+            return
+
+
+@looks_for("update_size")
+def _decaying(check: Listed, step: Stepped, settings: Settings) -> Iterator[Finding]:
+    """Yield the optimizers whose weight decay shrinks weights in a few steps."""
+    limit = settings["max_decay"]
+    for optimizer in step.optimizers:
+        if optimizer.decay > limit.value:
+            yield broken(
+                check,
+                f"the weight decay of {optimizer.type_name} takes {optimizer.decay:.0%} of the "
+                "weights in each step",
+                "weight_decay is far too large, or meant for another learning rate",
+                value=optimizer.decay,
+                limit=limit,
+            )
+
+
+_MOST = 0.5
+_LEAST = 1e-6
+"""A gradient that is zero but for rounding stays below."""
+
+
+@looks_for("update_precision")
+def _rounded_away(check: Listed, step: Stepped, settings: Settings) -> Iterator[Finding]:
+    """Yield the weights in half precision whose updates are rounded away."""
+    limit = settings["max_swallowed"]
+    half = [
+        p
+        for p in step.trained
+        if p.dtype in ("bfloat16", "float16") and p.dimensions > 1
+        if any((size or 0.0) > _LEAST for size in p.added)
+    ]
+    rates = [optimizer.rates for optimizer in step.optimizers if optimizer.rates]
+    warms_up = any(each[-1] > each[0] for each in rates)
+    if not half or warms_up or (step.optimizers and not any(map(any, rates))):
+        return
+    worst = max(half, key=lambda p: p.swallowed)
+    share = sum(p.swallowed for p in half) / len(half)
+    if share > _MOST:
+        yield broken(
+            check,
+            f"{share:.0%} of the {worst.dtype} weights that have a gradient stay the same, bit "
+            f"for bit: their updates are below its precision ({worst.name})",
+            "weights in half precision at a small learning rate: keep them in float32 and compute "
+            "under torch.autocast, or keep a float32 copy",
+            [worst.layer],
+            tensor=worst.own,
+            value=share,
+            limit=limit,
+            severity="fail" if share > limit.value else "warn",
+        )
+
+
+_ENOUGH = 0.5
+
+
+@looks_for("overfitting")
+def _does_not_learn(check: Listed, step: Stepped, settings: Settings) -> Iterator[Finding]:
+    """Yield that the loss does not fall when asked to, or too little to tell."""
+    if step.overfit is None:
+        return
+    limit = settings["min_loss_fall"]
+    first, best, call = step.overfit
+    fall = (first - best) / abs(first) if first else 0.0
+    what = (
+        f"on one batch the loss falls from {first:.4g} to {best:.4g} at best (call {call}), by "
+        f"{fall:.1%}"
+    )
+    if not fall >= limit.value:
+        yield broken(
+            check,
+            what,
+            "the model cannot tell the samples apart, the target has nothing to do with them, or "
+            "the rate is far off",
+            value=fall,
+            limit=limit,
+        )
+    elif fall < _ENOUGH:
+        yield untold(check, f"{what}; give it more calls, or a larger rate")

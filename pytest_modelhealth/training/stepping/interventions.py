@@ -1,18 +1,23 @@
-"""Calls of a step under changed conditions: shifted weights, other samples, cleared gradients."""
+"""Calls of a step under changed conditions: shifted weights, other samples, a loaded state."""
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
 from pytest_modelhealth.capture.passive.updates import parameters_of
 from pytest_modelhealth.probes.intervening.running import said
-from pytest_modelhealth.report.training import HalfInfluence, LeftOver, LossSlope
+from pytest_modelhealth.progress import track
+from pytest_modelhealth.report import LossSlope
 from pytest_modelhealth.training.stepping.session import Session, loss_in, rows_in
-from pytest_modelhealth.training.stepping.watching import Watched, distance, norm, widened
+from pytest_modelhealth.training.stepping.watching import Call, norm, widened
+
+# ---- the slope of the loss
 
 SHIFTS = (1e-3, 3e-4)
 """How far weights are moved along the gradient, by their norm."""
@@ -21,240 +26,209 @@ _ROUNDING = 200 * 2.0**-23
 """A difference of losses below this share of the loss is rounding of float32."""
 
 
-# ---- the slope of the loss
+def loss_slope(session: Session, first: Call) -> LossSlope | None:
+    """Hold the gradient at the optimizer's step against the slope of the loss that is returned.
 
-
-def loss_slope(session: Session, first: Watched) -> LossSlope:
-    """Hold the gradient at the optimizer's step against the slope of the loss that is returned."""
-    why_not = _why_no_slope(first)
-    if why_not:
-        return LossSlope(why_not=why_not)
+    ``None`` where it cannot be measured, or optimizers descend several losses.
+    """
+    steps = list(first.steps.values())
+    if any(one.count > 1 or one.evaluations for one in steps) or not first.at_step:
+        return None
+    of_parts = any(first.at_step.isdisjoint(reached) for reached in first.passes.values())
+    if of_parts or len({frozenset(one.passes) for one in steps}) > 1:
+        return None
     own = {id(p) for p in session.model.parameters()}
-    gradients = {key: first.gradients[key] for key in _stepped_on(first) & own}
+    gradients = {key: first.gradients[key] for key in first.at_step & own}
     length = _length(gradients.values())
-    if not length or not math.isfinite(length):
-        return LossSlope(why_not="the gradient of the model is zero at the step, or not finite")
-    try:
-        slope = _slope(session, gradients, length, 1e-3)
-    except _UntellableError as error:
-        return LossSlope(why_not=str(error))
-    return LossSlope(slope, length, _added(first, gradients, length))
-
-
-class _UntellableError(Exception):
-    """Why there is no slope."""
-
-
-def _why_no_slope(first: Watched) -> str:
-    stepped = [steps for steps in first.steps.values() if steps.count]
-    held = _stepped_on(first)
-    if not held:
-        return "no optimizer stepped on a gradient in the first call"
-    if any(steps.count > 1 or "closure" in steps.traits for steps in stepped):
-        return "an optimizer steps several times in a call, or by a closure"
-    if len({frozenset(steps.passes) for steps in stepped}) > 1:
-        return "several optimizers descend losses of their own"
-    if any(held.isdisjoint(reached) for reached in first.passes.values()):
-        return "a backward pass of the step is of another part's loss"
-    if loss_in(first.result) is None:
-        return "the step returns no number"
-    return ""
-
-
-def _stepped_on(first: Watched) -> set[int]:
-    """Return what an optimizer steps on: gradients of this call, or of it as the next begins."""
-    leading = [first.optimizers[key] for key, one in first.steps.items() if "leads" in one.traits]
-    waiting = {id(p) for optimizer in leading for p in parameters_of(optimizer)}
-    return first.at_step or waiting & first.gradients.keys()
-
-
-def _slope(
-    session: Session, along: Mapping[int, Tensor], length: float, least: float, times: float = 1.0
-) -> float:
-    """Return the slope of the loss along a direction of so much length.
-
-    Weights are moved by `SHIFTS` so many `times`, by their norm, which counts as `least` at least.
-    """
-    session.rewind()
-    weights = times * max(_length(session.parameters[key].detach() for key in along), least)
-    wide, narrow = (_secant(session, along, length, shift * weights) for shift in SHIFTS)
-    if abs(wide - narrow) > _AGREE * max(abs(wide), abs(narrow)):
-        raise _UntellableError("the loss is too curved or too noisy for a slope")
-    return narrow
-
-
-def _secant(
-    session: Session, gradients: Mapping[int, Tensor], length: float, shift: float
-) -> float:
-    ends: list[float] = []
-    for sign in (1.0, -1.0):
-        session.rewind()
-        for key, gradient in gradients.items():
-            weights = session.parameters[key].data
-            weights.copy_(widened(weights) + sign * shift / length * widened(gradient))
-        session.snapshot.restore_random_numbers()
-        try:
-            loss = loss_in(session.call())
-        except Exception as error:  # noqa: BLE001 - the user's, on weights that we moved
-            raise _UntellableError(
-                f"on weights moved a little the step raises {said(error)}"
-            ) from None
-        if loss is None or not math.isfinite(loss):
-            raise _UntellableError("on weights moved a little the loss is not finite")
-        ends.append(loss)
-    difference = ends[0] - ends[1]
-    kinds = {session.parameters[key].dtype for key in gradients} & {torch.float16, torch.bfloat16}
-    rounding = max(_ROUNDING, *(4.0 * torch.finfo(kind).eps for kind in kinds), 0.0)
-    if (difference or kinds) and abs(difference) <= rounding * max(map(abs, ends)):
-        raise _UntellableError("the loss does not change by more than rounding")
-    return difference / (2.0 * shift)
-
-
-def _added(first: Watched, gradients: Mapping[int, Tensor], length: float) -> float | None:
-    """Return the norm of what backward passes left, where it only was scaled afterwards."""
-    sizes = {key: norm(gradient) for key, gradient in gradients.items()}
-    if set(sizes) - set(first.raw):
+    if loss_in(first.result) is None or not length or not math.isfinite(length):
         return None
-    raw = math.sqrt(math.fsum(first.raw[key] ** 2 for key in sizes))
-    ratio = raw / length
-    is_scaled = all(abs(first.raw[key] - ratio * size) <= 1e-3 * raw for key, size in sizes.items())
-    return raw if is_scaled else None
+    slope = _slope(session, gradients, length, 1e-3)
+    return None if slope is None else LossSlope(slope, length, _added(first, gradients, length))
 
 
-def _length(tensors: object) -> float:
-    return math.sqrt(math.fsum(norm(t) ** 2 for t in tensors))  # type: ignore[attr-defined]
-
-
-# ---- halves of the batch
-
-
-def half_influence(
-    session: Session, first: Watched, calls: int
-) -> tuple[tuple[HalfInfluence, ...], str]:
-    """Replace each half of the batch by the other; return what follows, or why nothing is told.
-
-    A half without influence on the first gradient is followed through all calls: a part of the loss
-    may fade in, and several optimizer steps may each look at their own part of the batch.
-    """
-    samples = session.samples
-    half = samples // 2
-    tensors = rows_in(session.given.batch)
-    if samples < 2:
-        shapes = ", ".join(str(tuple(t.shape)) for t in tensors[:4]) or "there are none"
-        return (), f"the tensors of the batch have no samples in common ({shapes})"
-    if not first.gradients:
-        return (), "no gradient was seen"
-    if all(torch.equal(t[:half], t[half : 2 * half]) for t in tensors):
-        return (), "both halves of the batch are equal"
-    ends = list(range(half, samples))
-    starts = list(range(half))
-    first_by_second = [*(ends[i % len(ends)] for i in starts), *ends]
-    second_by_first = [*starts, *(starts[i % half] for i in range(len(ends)))]
-    orders = (first_by_second, second_by_first)
-    runs = []
-    try:
-        for order in orders:
-            session.rewind()
-            runs.append(session.watched(session.watch(), session.changed_batch(order)))
-        effects = [_difference(first, seen) for seen in runs]
-        for place, effect in enumerate(effects):
-            if not effect:
-                usual, other = session.after(calls), session.after(calls, orders[place])
-                effects[place] = max((_relative(usual[k], other[k]) for k in usual), default=0.0)
-    except Exception as error:  # noqa: BLE001 - the user's, on a batch that we changed
-        return (), f"on samples that repeat the step raises {said(error)}"
-    rows = [seen.rows[0] if len(seen.rows) == 1 else None for seen in (first, *runs)]
-    made = (
-        HalfInfluence(
-            name,
-            (half, samples - half)[place],
-            effects[place],
-            base and base[place],
-            moved and moved[1 - place],
-        )
-        for place, (name, base, moved) in enumerate(
-            (("first", rows[0], rows[2]), ("second", rows[0], rows[1]))
-        )
-    )
-    return tuple(made), ""
-
-
-def _relative(a: Tensor, b: Tensor) -> float:
-    return distance(a, b) / ((norm(a) or 1.0) if a.shape == b.shape else 1.0)
-
-
-def _difference(a: Watched, b: Watched) -> float:
-    """Return by how much a gradient differs, the most of all, by the norm of the first one's."""
-    found = [0.0]
-    for key in {*a.gradients, *b.gradients}:
-        one, other = a.gradients.get(key), b.gradients.get(key)
-        if one is not None and other is not None:
-            found.append(_relative(one, other))
-        else:
-            left = one if other is None else other
-            found.append(float(left is not None and bool(left.any())))
-    return max(found)
-
-
-# ---- gradients of the call before
-
-
-def left_over(session: Session, first: Watched) -> LeftOver | None:
-    """Clear each gradient once an optimizer has stepped on it; return what that changes.
-
-    Two calls are made either way, three where the first has nothing to step on yet. What differs is
-    held against what they moved.
-    """
-    calls = 2 + any("leads" in steps.traits for steps in first.steps.values())
-    try:
-        start, moved = session.after(0), session.after(calls, watch=session.watch())
-        cleared = session.after(calls, watch=session.watch(clears=True))
-    except Exception:  # noqa: BLE001 - the user's, without the gradients that it counts on
-        return None
-    found = []
-    for key, end in moved.items():
-        if end.shape == cleared[key].shape == start[key].shape:
-            found.append((distance(end, cleared[key]) / (distance(end, start[key]) or 1.0), key))
-    effect, key = max(found, default=(0.0, 0))
-    names = {id(p): name for name, p in session.model.named_parameters()}
-    layer, _, own = names.get(key, "").rpartition(".")
-    return LeftOver(effect, layer, own)
-
-
-# ---- parameters without gradient
-
-
-def slope_without_gradient(session: Session, seen: list[Watched]) -> tuple[tuple[str, ...], float]:
+def slope_without_gradient(session: Session, calls: list[Call]) -> tuple[tuple[str, ...], float]:
     """Return trainable parameters without gradient that the returned loss depends on, and how.
 
     They ran, an optimizer that stepped holds them, and they are moved together along one random
     direction.
     """
-    reached = {key for one in seen for key in (*one.added, *one.gradients)}
-    reached |= {key for one in seen for key, size in one.changes.items() if size}
-    stepped = {
-        id(p) for one in seen for optimizer in one.optimizers.values()
-        for p in parameters_of(optimizer)
-    }  # fmt: skip
+    reached = {key for one in calls for key in (*one.added, *one.gradients)}
+    reached |= {key for one in calls for key, size in one.changes.items() if size}
+    stepping = [steps.optimizer for one in calls for steps in one.steps.values()]
+    stepped = {id(p) for optimizer in stepping for p in parameters_of(optimizer)}
     asked = {
         id(p): name
         for name, p in session.model.named_parameters()
-        if p.requires_grad and id(p) in stepped - reached and p.is_floating_point() and p.numel()
-        and id(p) in session.parameters
+        if p.requires_grad and id(p) in (stepped - reached) & session.parameters.keys()
+        and p.is_floating_point() and p.numel()
     }  # fmt: skip
-    if not asked:
-        return (), 0.0
-    generator = torch.Generator().manual_seed(_SEED)
-    along = {
-        key: torch.randn(session.parameters[key].shape, generator=generator, dtype=torch.float64)
-        for key in asked
-    }
-    along = {key: one.to(session.parameters[key].device) for key, one in along.items()}
-    try:
-        slope = _slope(session, along, _length(along.values()), 1e-2, times=100.0)
-    except _UntellableError:
-        return (), 0.0
+    generator = torch.Generator().manual_seed(20_240_229)
+    along = {}
+    for key in asked:
+        weight = session.parameters[key]
+        drawn = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
+        along[key] = drawn.to(weight.device)
+    slope = _slope(session, along, _length(along.values()), 1e-2, times=100.0) if along else None
     return (tuple(asked.values()), slope) if slope else ((), 0.0)
 
 
-_SEED = 20_240_229
+def _slope(
+    session: Session, along: Mapping[int, Tensor], length: float, least: float, times: float = 1.0
+) -> float | None:
+    """Return the slope of the loss along a direction of so much length; ``None``: not smooth.
+
+    Weights are moved by `SHIFTS` so many `times`, by their norm, which counts as `least` at least.
+    """
+    session.snapshot.rewind()
+    weights = times * max(_length(session.parameters[key].detach() for key in along), least)
+    wide, narrow = (_secant(session, along, length, shift * weights) for shift in SHIFTS)
+    if wide is None or narrow is None:
+        return None
+    return narrow if abs(wide - narrow) <= _AGREE * max(abs(wide), abs(narrow)) else None
+
+
+def _secant(
+    session: Session, along: Mapping[int, Tensor], length: float, shift: float
+) -> float | None:
+    """Return the slope between weights moved so far either way; ``None``: lost in rounding."""
+    ends: list[float] = []
+    for sign in (1.0, -1.0):
+        session.snapshot.rewind()
+        for key, direction in along.items():
+            weights = session.parameters[key].data
+            weights.copy_(widened(weights) + sign * shift / length * widened(direction))
+        session.snapshot.restore_random_numbers()
+        try:
+            loss = loss_in(session.call())
+        except Exception:  # noqa: BLE001 - the user's, on weights that we moved
+            return None
+        if loss is None or not math.isfinite(loss):
+            return None
+        ends.append(loss)
+    difference = ends[0] - ends[1]
+    kinds = {session.parameters[key].dtype for key in along} & {torch.float16, torch.bfloat16}
+    rounding = max(_ROUNDING, *(4.0 * torch.finfo(kind).eps for kind in kinds), 0.0)
+    if (difference or kinds) and abs(difference) <= rounding * max(map(abs, ends)):
+        return None
+    return difference / (2.0 * shift)
+
+
+def _added(first: Call, gradients: Mapping[int, Tensor], length: float) -> float | None:
+    """Return the norm of what backward passes left, where it only was scaled afterwards."""
+    sizes = {key: norm(gradient) for key, gradient in gradients.items()}
+    if set(sizes) - set(first.added):
+        return None
+    added = math.sqrt(math.fsum(first.added[key] ** 2 for key in sizes))
+    is_scaled = all(
+        abs(first.added[key] - added / length * size) <= 1e-3 * added for key, size in sizes.items()
+    )
+    return added if is_scaled else None
+
+
+def _length(tensors: Iterable[Tensor]) -> float:
+    return math.sqrt(math.fsum(norm(t) ** 2 for t in tensors))
+
+
+# ---- halves of the batch
+
+
+def half_influence(session: Session, first: Call, calls: int) -> tuple[bool, ...]:
+    """Replace each half of the batch by the other; return whether that changes the first gradient.
+
+    A half without influence on it is followed through all calls: a part of the loss may fade in,
+    and several optimizer steps may each look at their own part of the batch. Nothing is returned
+    where that cannot be told.
+    """
+    samples, tensors = session.samples, rows_in(session.given.batch)
+    half = samples // 2
+    are_equal = all(torch.equal(t[:half], t[half : 2 * half]) for t in tensors)
+    if samples < 2 or not first.gradients or are_equal:
+        return ()
+    numbers, influences = list(range(samples)), []
+    starts, ends = numbers[:half], numbers[half:]
+    first_by_second = [*ends[:half], *ends]
+    second_by_first = [*starts, *(starts[i % half] for i in range(len(ends)))]
+    try:
+        for order in (first_by_second, second_by_first):
+            session.snapshot.rewind()
+            other = session.watched(session.watch(), session.changed_batch(order))
+            influences.append(
+                _differ(_nonzero(first.gradients), _nonzero(other.gradients))
+                or _differ(session.after(calls), session.after(calls, order))
+            )
+    except Exception:  # noqa: BLE001 - the user's, on a batch that we changed
+        return ()
+    return tuple(influences)
+
+
+def _nonzero(gradients: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    return {key: gradient for key, gradient in gradients.items() if bool(gradient.any())}
+
+
+def _differ(a: Mapping[int, Tensor], b: Mapping[int, Tensor]) -> bool:
+    return a.keys() != b.keys() or not all(torch.equal(a[key], b[key]) for key in a)
+
+
+# ---- on request
+
+
+def overfitted(session: Session, calls: int) -> tuple[float, float, int]:
+    """Call the step on the one batch again and again; return the first and least loss, and when."""
+    session.snapshot.rewind()
+    losses = [math.nan] * calls
+    with suppress(Exception):  # a later call, of which another check says that it raises
+        for number in track(range(calls), "overfitting"):
+            loss = loss_in(session.call())
+            losses[number] = math.nan if loss is None else loss
+    best = min(range(calls), key=lambda n: losses[n] if math.isfinite(losses[n]) else math.inf)
+    return losses[0], losses[best], best + 1
+
+
+def resumed(session: Session) -> str:
+    """Save after one call, make another; load into what was before, and make that call again.
+
+    Returns:
+        What differs, the first such; ``""`` if nothing does, bit for bit.
+    """
+    session.snapshot.rewind()
+    session.call()
+    try:
+        stateful = (session.model, *session.given.optimizers, *session.given.restore)
+        saved = [copy.deepcopy(one.state_dict()) for one in stateful]
+        once = _next(session)
+        session.snapshot.rewind()
+        for one, state in zip(stateful, saved, strict=True):
+            one.load_state_dict(state)
+        again = _next(session)
+    except Exception as error:  # noqa: BLE001 - the user's, in an order that we chose
+        return f"the step cannot be resumed: {said(error)}"
+    for name, value in once.items():
+        other = again.get(name)
+        if other is None or other.shape != value.shape:
+            return name
+        if not torch.allclose(value, other.to(value), rtol=0.0, atol=0.0, equal_nan=True):
+            return name
+    return ""
+
+
+def _next(session: Session) -> dict[str, Tensor]:
+    """Make a call, and return all that it leaves."""
+    session.snapshot.restore_random_numbers()
+    session.snapshot.clear_gradients()
+    loss = loss_in(session.call())
+    state = session.model.state_dict().items()
+    left = {name: tensor.clone() for name, tensor in state if isinstance(tensor, Tensor)}
+    return {"the loss": torch.tensor(math.nan if loss is None else loss), **left}
+
+
+def sets_a_seed(session: Session, end: Tensor) -> bool:
+    """Whether a call leaves the random numbers there from another start, too.
+
+    A step that draws in its first call only leaves them as they are in later ones.
+    """
+    session.snapshot.rewind()
+    torch.rand(1)
+    with suppress(Exception):  # the user's
+        session.call()
+        return torch.equal(torch.get_rng_state(), end)
+    return False

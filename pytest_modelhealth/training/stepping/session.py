@@ -25,7 +25,7 @@ from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.training.stepping.snapshot import Snapshot
-from pytest_modelhealth.training.stepping.watching import Watch, Watched
+from pytest_modelhealth.training.stepping.watching import Call, Watch
 
 
 class TrainingStep(NamedTuple):
@@ -39,7 +39,6 @@ class TrainingStep(NamedTuple):
         restore: what else a step changes, each with `state_dict` and `load_state_dict`.
         name: what the step is called in messages.
         is_usual: whether it was made of inputs, target and loss.
-        has_schedules: whether it knows itself when to step the schedules in `restore`.
     """
 
     step: Callable[[Any, Any, Any], Any]
@@ -48,12 +47,6 @@ class TrainingStep(NamedTuple):
     restore: tuple[Any, ...] = ()
     name: str = "step"
     is_usual: bool = False
-    has_schedules: bool = False
-
-    @classmethod
-    def of(cls, step: Any, optimizer: Any, batch: Any, restore: tuple[Any, ...]) -> TrainingStep:
-        """Return what was given."""
-        return cls(step, optimizer, batch, restore, _named(step))
 
     @property
     def optimizers(self) -> list[Any]:
@@ -126,7 +119,7 @@ def optimizers_in(given: Any) -> list[Any]:
     return list(given) if isinstance(given, tuple | list) else [given]
 
 
-def _named(step: Any) -> str:
+def name_of(step: Any) -> str:
     """Return what a step is called: a function, a part of one, or an object."""
     step = step.func if isinstance(step, functools.partial) else step
     return str(getattr(step, "__name__", type(step).__name__))
@@ -165,7 +158,8 @@ class Session:
             id(p) for p in model.parameters() if p.ndim > 1 and p.numel() and not p.detach().any()
         }
         self.named = [(name, id(p), p) for name, p in model.named_parameters()]
-        self.samples = samples_of(given.batch)
+        sizes = {len(tensor) for tensor in rows_in(given.batch)}
+        self.samples = sizes.pop() if len(sizes) == 1 else 0
         self.first_statistics = {
             module: mean.clone()
             for module in model.modules()
@@ -179,44 +173,35 @@ class Session:
         Raises:
             InspectionError: the model is being inspected or monitored.
         """
-        with exited_whole(self._claimed(), self._put_back(), collected_rarely()):
+        with exited_whole(self._opened(), collected_rarely()):
             yield
 
     @contextmanager
-    def _claimed(self) -> Iterator[None]:
+    def _opened(self) -> Iterator[None]:
         try:
             self.passive.open()
         except InspectionError as error:
             raise InspectionError(f"run_step watches as a monitor does: {error}") from None
         try:
-            yield
-        finally:
-            self.passive.close()
-
-    @contextmanager
-    def _put_back(self) -> Iterator[None]:
-        try:
             self.snapshot.rewind()
             yield
         finally:
-            self.snapshot.restore()
+            try:
+                self.snapshot.restore()
+            finally:
+                self.passive.close()
 
-    def rewind(self) -> None:
-        """Go back to the beginning."""
-        self.snapshot.rewind()
-
-    def watch(self, *, clears: bool = False) -> Watch:
+    def watch(self) -> Watch:
         """Return what watches calls, from the first on."""
-        by_hand = not self.given.optimizers
-        return Watch(self.model, self.parameters, self.samples, clears=clears, by_hand=by_hand)
+        return Watch(self.model, self.parameters, by_hand=not self.given.optimizers)
 
-    def watched(self, watch: Watch, batch: Any = None) -> Watched:
+    def watched(self, watch: Watch, batch: Any = None) -> Call:
         """Call the step once, watched."""
         with watch.call() as seen:
             seen.result = self.call(batch)
         return seen
 
-    def observed(self, watch: Watch) -> tuple[Watched, Observation]:
+    def observed(self, watch: Watch) -> tuple[Call, Observation]:
         """Call the step once, with its layers watched as well."""
         self.passive.begin()
         try:
@@ -236,20 +221,16 @@ class Session:
                 raise InspectionError(f"{NEEDS_OPTIMIZER} ({error})") from error
             raise
 
-    def after(
-        self, calls: int, order: list[int] | None = None, watch: Watch | None = None
-    ) -> dict[int, Tensor]:
+    def after(self, calls: int, order: list[int] | None = None) -> dict[int, Tensor]:
         """Return the parameters after some calls from the beginning.
 
         Args:
             calls: how many.
             order: numbers of the samples that the batch has instead of its own.
-            watch: what watches them, if they are to be watched.
         """
-        self.rewind()
-        call = self.call if watch is None else functools.partial(self.watched, watch)
+        self.snapshot.rewind()
         for _ in range(calls):
-            call(None if order is None else self.changed_batch(order))
+            self.call(None if order is None else self.changed_batch(order))
         return {key: p.detach().clone() for key, p in self.parameters.items()}
 
     def changed_batch(self, order: list[int]) -> Any:
@@ -296,33 +277,21 @@ def rows_in(batch: Any) -> list[Tensor]:
     return [t for t in plain if t.ndim]
 
 
-def samples_of(batch: Any) -> int:
-    """Return how many samples a batch has; 0 where its tensors share no first dimension."""
-    sizes = {len(tensor) for tensor in rows_in(batch)}
-    return sizes.pop() if len(sizes) == 1 else 0
-
-
 def loss_in(result: Any) -> float | None:
     """Return the loss that a step returned; ``None`` where there is no number.
 
     It is a number or a tensor of one, the entry ``loss`` of a mapping or an attribute of this name,
     or the sum of the numbers in a tuple, list or mapping.
     """
-    if isinstance(result, Tensor):
-        return float(result.detach()) if result.numel() == 1 and not result.is_complex() else None
-    if isinstance(result, bool) or result is None:
-        return None
-    if isinstance(result, int | float):
-        return float(result)
     if isinstance(result, Mapping):
-        if "loss" in result:
-            return loss_in(result["loss"])
-        result = list(result.values())
+        result = result["loss"] if "loss" in result else [*result.values()]
+    elif not isinstance(result, Tensor):
+        result = getattr(result, "loss", result)
     if isinstance(result, tuple | list):
         numbers = [loss_in(value) for value in result]
         known = [number for number in numbers if number is not None]
         return math.fsum(known) if known and len(known) == len(numbers) else None
-    if hasattr(result, "loss"):
-        return loss_in(result.loss)
-    is_scalar = getattr(result, "shape", ()) == ()
-    return float(result) if hasattr(result, "__float__") and is_scalar else None
+    if isinstance(result, Tensor):
+        return float(result.detach()) if result.numel() == 1 and not result.is_complex() else None
+    is_number = hasattr(result, "__float__") and not isinstance(result, bool)
+    return float(result) if is_number and getattr(result, "shape", ()) == () else None

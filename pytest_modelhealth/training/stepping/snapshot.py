@@ -230,10 +230,9 @@ class Reached:
             self._take(value, depth, _package(function))
 
 
-def named_lists(step: Any) -> dict[str, list[Any]]:
-    """Return the lists that a step names, by the names of their variables."""
-    named = named_values(_opened(step)[0])
-    return {name: value for name, value in named.items() if isinstance(value, list)}
+def named_in(step: Any) -> dict[str, Any]:
+    """Return what a step names, by the names of its variables."""
+    return named_values(_opened(step)[0])
 
 
 def _opened(step: Any) -> tuple[types.FunctionType | None, list[Any]]:

@@ -1,16 +1,13 @@
 """What a training step is made of: the user's own, the usual one, or that of a library.
 
-The kinds of libraries are a shelf: one a file, found by itself, with ``recognises(given)`` and
-``made(given)``, a context. None of the libraries is imported before an object of theirs is given.
+A library has a file with ``recognises(given)`` and ``made(given)``, a context; it is not imported
+before an object of it is given.
 """
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -21,6 +18,7 @@ from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.training.stepping.session import (
     NEEDS_OPTIMIZER,
     TrainingStep,
+    name_of,
     optimizers_in,
 )
 
@@ -50,17 +48,13 @@ def step_of(given: Given) -> AbstractContextManager[TrainingStep]:
     Raises:
         InspectionError: no step can be made of it; the message says why.
     """
-    for library in _libraries():
-        if library.recognises(given):
-            made: AbstractContextManager[TrainingStep] = library.made(given)
-            return made
+    from pytest_modelhealth.training.stepping.givers import lightning, transformers
+
+    if lightning.recognises(given):
+        return lightning.made(given)
+    if transformers.recognises(given):
+        return transformers.made(given)
     return nullcontext(_usual(given) if given.step is None else _own(given))
-
-
-@cache
-def _libraries() -> tuple[Any, ...]:
-    names = (module.name for module in pkgutil.iter_modules(__path__))
-    return tuple(importlib.import_module(f"{__name__}.{name}") for name in names)
 
 
 def _own(given: Given) -> TrainingStep:
@@ -70,7 +64,8 @@ def _own(given: Given) -> TrainingStep:
             "inputs, target and loss are of the usual step: leave the step out, or give a step "
             "of your own its batch, run_step(step, optimizer, batch)"
         )
-    return TrainingStep.of(given.step, given.optimizer, given.batch, given.restored)
+    name = name_of(given.step)
+    return TrainingStep(given.step, given.optimizer, given.batch, given.restored, name)
 
 
 def _usual(given: Given) -> TrainingStep:
@@ -88,7 +83,7 @@ def _usual(given: Given) -> TrainingStep:
     if given.optimizer is None:
         raise InspectionError(NEEDS_OPTIMIZER)
     step, batch = UsualStep(given.loss), (given.inputs, given.target)
-    return TrainingStep.of(step, given.optimizer, batch, given.restored)._replace(is_usual=True)
+    return TrainingStep(step, given.optimizer, batch, given.restored, "UsualStep", is_usual=True)
 
 
 class UsualStep:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -51,26 +52,29 @@ def made(given: Given) -> Iterator[TrainingStep]:
     if batch is None:
         raise InspectionError("the step of a LightningModule needs a batch: run_step(batch=...)")
     trainer = given.step if given.step is not None else getattr(module, "_trainer", None)
-    with _attached(module, trainer) as fabric:
-        optimizers, schedules = _configured(module, given.optimizer)
-        if module.automatic_optimization and len(optimizers) > 1:
-            raise InspectionError(
-                f"configure_optimizers() of {type(module).__name__} returns {len(optimizers)} "
-                "optimizers, which automatic optimization does not take: set "
-                "self.automatic_optimization = False, as Lightning asks for"
-            )
-        fabric.optimizers = module._fabric_optimizers = optimizers
-        fabric.lr_scheduler_configs = schedules
-        optimizer = optimizers[0] if len(optimizers) == 1 else (*optimizers,)
-        restore = (*(each.scheduler for each in schedules), *given.restored)
-        yield TrainingStep(
-            _step(fabric, schedules, trainer),
-            optimizer,
-            batch,
-            restore,
-            "training_step",
-            has_schedules=bool(module.automatic_optimization),
-        )
+    try:
+        with _attached(module, trainer) as fabric:
+            optimizers, schedules = _configured(module, given.optimizer)
+            if module.automatic_optimization and len(optimizers) > 1:
+                raise InspectionError(
+                    f"{type(module).__name__} has {len(optimizers)} optimizers, which automatic "
+                    "optimization does not take: set self.automatic_optimization = False, as "
+                    "Lightning asks for"
+                )
+            fabric.optimizers = module._fabric_optimizers = optimizers
+            fabric.lr_scheduler_configs = schedules
+            step = _step(fabric, schedules, trainer)
+            optimizer = optimizers[0] if len(optimizers) == 1 else (*optimizers,)
+            restore = (*(each.scheduler for each in schedules), *given.restored)
+            yield TrainingStep(step, optimizer, batch, restore, "training_step")
+    except AttributeError as error:
+        if "self.trainer." not in str(error):
+            raise
+        raise InspectionError(
+            f"the training step of {type(module).__name__} asks its Trainer for something, and "
+            f"none runs here: {error} Give the Trainer too, run_step(trainer, batch=batch), or a "
+            "step of your own, run_step(step, optimizer, batch)"
+        ) from error
 
 
 def _step(fabric: Any, schedules: list[Any], trainer: Any) -> Callable[[Any, Any, Any], Any]:
@@ -86,20 +90,19 @@ def _step(fabric: Any, schedules: list[Any], trainer: Any) -> Callable[[Any, Any
     def step(module: Any, optimizer: Any, batch: Any) -> Any:
         nonlocal number
         fabric.losses.clear()
-        with _needing_no_trainer(module):
-            module.on_train_batch_start(batch, number)
-            if module.automatic_optimization:
-                output = _optimized(module, optimizer, batch, number, trainer)
-                for each in schedules:
-                    is_due = each.interval == "step" and (number + 1) % each.frequency == 0
-                    if is_due and not isinstance(each.scheduler, ReduceLROnPlateau):
-                        module.lr_scheduler_step(each.scheduler, None)
-            else:
-                output = _training_step(module, batch, number)
-            module.on_train_batch_end(output, batch, number)
+        module.on_train_batch_start(batch, number)
+        if module.automatic_optimization:
+            output = _optimized(module, optimizer, batch, number, trainer)
+            for each in schedules:
+                is_due = each.interval == "step" and (number + 1) % each.frequency == 0
+                if is_due and not isinstance(each.scheduler, ReduceLROnPlateau):
+                    module.lr_scheduler_step(each.scheduler, None)
+        else:
+            output = _training_step(module, batch, number)
+        module.on_train_batch_end(output, batch, number)
         number += 1
         loss = loss_in(output)
-        return fabric.losses_together() if loss is None else loss
+        return sum(fabric.losses) if loss is None and fabric.losses else loss
 
     return step
 
@@ -163,36 +166,25 @@ def _fabric(module: nn.Module, trainer: Any) -> Any:
     base: Any = importlib.import_module(_FABRICS[own.partition(".")[0]]).Fabric
 
     class Fabric(base):  # type: ignore[misc]
+        losses: ClassVar[list[Tensor]] = []
+
         def backward(self, tensor: Tensor, *args: Any, **kwargs: Any) -> None:
             self.losses.append(tensor.detach())
             super().backward(tensor, *args, **kwargs)
-
-        def losses_together(self) -> Any:
-            return sum(self.losses[1:], self.losses[0]) if self.losses else None
 
         def __getattr__(self, name: str) -> Any:
             if trainer is None or name.startswith("_"):
                 raise AttributeError(name)
             return getattr(trainer, name)
 
-    fabric = Fabric(accelerator="cpu", devices=1)
-    fabric.losses = []
-    return fabric
+    return Fabric(accelerator="cpu", devices=1)
 
 
-class _Schedule(NamedTuple):
-    """A schedule of the learning rate, and when it is stepped; modules read it of Lightning."""
-
-    scheduler: Any
-    interval: str = "epoch"
-    frequency: int = 1
-
-
-def _configured(module: Any, given: Any) -> tuple[list[Any], list[_Schedule]]:
+def _configured(module: Any, given: Any) -> tuple[list[Any], list[Any]]:
     """Return the optimizers and schedules of a module, those that were given before its own."""
     if given is not None:
         return optimizers_in(given), []
-    with random_numbers_kept(), _needing_no_trainer(module):
+    with random_numbers_kept():
         configured = module.configure_optimizers()
     several = configured if isinstance(configured, tuple | list) else [configured]
     if len(several) == 2 and all(isinstance(part, tuple | list) for part in several):
@@ -208,26 +200,5 @@ def _configured(module: Any, given: Any) -> tuple[list[Any], list[_Schedule]]:
             "another: run_step(optimizer=..., batch=...)"
         )
     each = [one if isinstance(one, Mapping) else {"scheduler": one} for one in schedules]
-    return optimizers, [
-        _Schedule(s["scheduler"], s.get("interval", "epoch"), s.get("frequency", 1) or 1)
-        for s in each
-    ]
-
-
-@contextmanager
-def _needing_no_trainer(module: nn.Module) -> Iterator[None]:
-    """Explain what a module asks of a trainer that is not there.
-
-    Raises:
-        InspectionError: it asks for something that only a `Trainer` has.
-    """
-    try:
-        yield
-    except AttributeError as error:
-        if "self.trainer." not in str(error):
-            raise
-        raise InspectionError(
-            f"the training step of {type(module).__name__} asks its Trainer for something, and "
-            f"none runs here: {error} Give the Trainer too, run_step(trainer, batch=batch), or a "
-            "step of your own, run_step(step, optimizer, batch)"
-        ) from error
+    usual = {"interval": "epoch", "frequency": 1}
+    return optimizers, [SimpleNamespace(**{**usual, **one}) for one in each]

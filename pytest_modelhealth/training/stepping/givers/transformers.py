@@ -44,15 +44,9 @@ def made(given: Given) -> Iterator[TrainingStep]:
             trainer.lr_scheduler = None  # of an earlier training; each has its own
         scheduler = trainer.create_scheduler(_steps(trainer), optimizer)
         scaler = getattr(trainer.accelerator, "scaler", None)
-        restore = [one for one in (scheduler, scaler) if one is not None]
-        yield TrainingStep(
-            _step(trainer, prepared, scheduler),
-            optimizer,
-            given.batch,
-            (*restore, *given.restored),
-            "training_step",
-            has_schedules=True,
-        )
+        restore = (scheduler, *([] if scaler is None else [scaler]), *given.restored)
+        step = _step(trainer, prepared, scheduler)
+        yield TrainingStep(step, optimizer, given.batch, restore, "training_step")
 
 
 def _require(given: Given) -> None:
@@ -138,14 +132,10 @@ def _bare(optimizer: Any) -> Any:
 
 def _steps(trainer: Any) -> int:
     """Return how many steps the training has, which the schedule of the rate depends on."""
-    args = trainer.args
-    if args.max_steps > 0:
-        return int(args.max_steps)
-    try:
-        samples = len(trainer.train_dataset)
-    except TypeError:
-        return _UNKNOWN
-    batches: int = math.ceil(samples / args.train_batch_size)
+    args, data = trainer.args, trainer.train_dataset
+    if args.max_steps > 0 or not hasattr(data, "__len__"):
+        return int(args.max_steps) if args.max_steps > 0 else _UNKNOWN
+    batches: int = math.ceil(len(data) / args.train_batch_size)
     steps = max(batches // int(args.gradient_accumulation_steps), 1)
     return math.ceil(float(args.num_train_epochs) * steps)
 
