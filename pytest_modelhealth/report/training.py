@@ -283,7 +283,6 @@ class CourseEvent:
         last: the last step that it was seen in.
         rows: how many watched steps showed it.
         recovered: whether it was over by the end.
-        peak: the value that was furthest off.
         role: which tensor of the layer.
         tensor: own name of the tensor, where the role has several.
         facts: what else was measured, by name.
@@ -298,7 +297,6 @@ class CourseEvent:
     last: int
     rows: int = 1
     recovered: bool = False
-    peak: float = 0.0
     role: str = "activations"
     tensor: str = ""
     facts: Mapping[str, float] = field(default_factory=dict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -159,9 +159,7 @@ class StepRow:
         update_ratio: norm of all changes of parameters by the norm of those parameters before; NaN
             where no optimizer made a step.
         layers: names of the layers, in execution order, those never called last.
-        types: class of each, or the name of its function (``"relu"``).
         values: an array over `layers` by statistic (`STATISTICS`).
-        parameter_updates: update ratio of each parameter by its full name.
         origin: where the first value that is no number came from, if there is one.
         passes: how many forward passes the step had.
         optimizer_steps: how many steps optimizers made in it; none where a gradient scaler skipped
@@ -174,9 +172,7 @@ class StepRow:
     gradient_norm: float
     update_ratio: float
     layers: tuple[str, ...]
-    types: tuple[str, ...]
     values: Mapping[str, Reals]
-    parameter_updates: Mapping[str, float] = field(default_factory=dict)
     origin: Origin | None = None
     passes: int = 0
     optimizer_steps: int = 0
@@ -257,19 +253,13 @@ def row_of(step: int, seen: WatchedStep) -> StepRow:
             )
         )
     table = np.array(rows, dtype=np.float64).reshape(len(rows), len(STATISTICS)).T
-    changes = {key: seen.updates[key] for key in weights}
     return StepRow(
         step=step,
         loss=seen.observation.loss,
         gradient_norm=_joined([g for lyr in layers for g in lyr.parameter_gradients.values()]),
-        update_ratio=_ratio(_joined(changes.values()), weights.values()),
+        update_ratio=_ratio(_joined([seen.updates[key] for key in weights]), weights.values()),
         layers=tuple(layer.name for layer in layers),
-        types=tuple(layer.type_name for layer in layers),
         values=dict(zip(STATISTICS, table, strict=True)),
-        parameter_updates={
-            ".".join(filter(None, key)): _ratio(_joined([change]), [weights[key]])
-            for key, change in changes.items()
-        },
         origin=_origin_of(layers, seen.observation.loss),
         passes=seen.passes,
         optimizer_steps=seen.optimizer_steps,
