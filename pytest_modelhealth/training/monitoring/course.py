@@ -51,9 +51,7 @@ class LossCourse:
         if count + 1 >= _OPENING and level < self._best:
             self._best, best_step = level, step
         is_positive, best = before.never_negative and loss >= 0.0, min(self._best, level)
-        self.summary = LossSummary(
-            count + 1, first, best, best_step, level, noise, is_positive, loss
-        )
+        self.summary = LossSummary(count + 1, first, best, best_step, level, noise, is_positive)
 
 
 class Table:
@@ -72,7 +70,7 @@ class Table:
         self.layers: list[str] = []
         self.loss = LossCourse()
         self.steps = 0
-        self._first_step = self._passes = self._optimizer_steps = self._most = 0
+        self._passes = self._most = 0
         self._latest: deque[int] = deque(maxlen=LATELY)
         self._columns: dict[str, int] = {}
         self._row_layers: tuple[str, ...] = ()
@@ -81,11 +79,8 @@ class Table:
     def take(self, row: StepRow) -> None:
         """Take the next step."""
         self.row = row
-        if not self.steps:
-            self._first_step = row.step
         self.steps += 1
         self._passes += row.passes
-        self._optimizer_steps += row.optimizer_steps
         self._most = max(self._most, row.optimizer_steps)
         self._latest.append(row.step)
         self.loss.add(row.step, row.loss)
@@ -103,10 +98,7 @@ class Table:
         """Return how the training went so far, with what rules say of it."""
         return Course(
             steps=self.steps,
-            first_step=self._first_step,
-            last_step=self.row.step if self.steps else 0,
             passes=self._passes,
-            optimizer_steps=self._optimizer_steps,
             most_optimizer_steps=self._most,
             loss=self.loss.summary,
             events=tuple(sorted(events, key=lambda event: event.step)),

@@ -50,14 +50,10 @@ class TrainingMonitor(NamesItsAttributes):
         model: the model that is trained.
         selection: which roles of which layers to observe.
         make_report: makes the report of a step.
-        every: watch the first step, and those in which the number reaches a multiple of it.
-        csv: a file to write a row to for each watched step.
-        scaler: the gradient scaler of the training.
-        keep: the most watched steps that the history holds.
         renderer: what shows the history.
         settings: the limits of rules in force.
         on_report: told of the report of the training when the monitor is closed.
-        on_violation: as in `Inspector.monitor`.
+        every, csv, scaler, keep, on_violation: as in `Inspector.monitor`.
 
     Attributes:
         history: the watched steps as arrays.

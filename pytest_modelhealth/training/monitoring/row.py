@@ -123,7 +123,6 @@ STATISTICS = (
     "weight_update_ratio",
     "trainable_fraction",
     "learning_rate",
-    "least_weight_rms",
     "running_std",
     "saturation",
     "training_mode",
@@ -140,10 +139,9 @@ the optimizer changed by the norm of the weights before. NaN stands where nothin
 From ``input_std`` on they are evidence for rules. ``unit_observations`` is how many values of each
 unit were seen, ``weight_update_ratio`` the update ratio of the parameters with two dimensions or
 more, ``trainable_fraction`` how many of the parameters require gradients, ``learning_rate`` the
-largest that an optimizer stepped with, ``least_weight_rms`` the size of the smallest parameter with
-two dimensions or more, ``running_std`` the root of the mean of running variances, ``saturation``
-how near to its ends a bounded activation is, from 0 to 1, ``training_mode`` 1 or 0 for dropout and
-batch norm, ``hooks`` how many hooks the module had.
+largest that an optimizer stepped with, ``running_std`` the root of the mean of running variances,
+``saturation`` how near to its ends a bounded activation is, from 0 to 1, ``training_mode`` 1 or 0
+for dropout and batch norm, ``hooks`` how many hooks the module had.
 """
 
 
@@ -316,7 +314,6 @@ def _evidence(layer: LayerRecord, seen: WatchedStep) -> tuple[float, ...]:
         change / before if before else math.nan,
         1.0 - frozen / len(parameters) if parameters else math.nan,
         seen.rates.get(layer.name, math.nan),
-        min((matrix.rms for matrix in matrices.values()), default=math.nan),
         math.sqrt(max(variance, 0.0)),  # NaN stays NaN
         _saturation(layer, made),
         float(seen.modes.get(layer.name, math.nan)),

@@ -34,7 +34,7 @@ class CsvLines:
         InspectionError: `path` is no path.
     """
 
-    def __init__(self, path: str | os.PathLike[str], layers: Sequence[str]) -> None:
+    def __init__(self, path: Any, layers: Sequence[str]) -> None:
         if not isinstance(path, str | os.PathLike) or not os.fspath(path):
             raise InspectionError(
                 f"csv must be the path of the file to write, such as 'health.csv', not {path!r}"

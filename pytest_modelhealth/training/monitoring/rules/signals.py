@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
@@ -100,27 +101,18 @@ _ROSE = (
     " of {layer} grew {change:.3g}-fold, from {reference:.3g} to {value:.3g}, and stays there "
     "since step {step}"
 )
-_TOO_LARGE = "steps are too large for this layer, and nothing bounds what it makes"
+_rising = partial(
+    Kind,
+    cause="steps are too large for this layer, and nothing bounds what it makes",
+    measure="change",
+    grade=_exploded,
+)
 
 # A spike that passes is none; a branch that begins at zero may grow.
 RULES["exploding_signals"] = rule(
     exploding_signals,
-    Kind(
-        "gradients",
-        "the gradient norm" + _ROSE,
-        _TOO_LARGE,
-        "change",
-        "max_gradient_rise",
-        grade=_exploded,
-    ),
-    Kind(
-        "activations",
-        "the activations (rms)" + _ROSE,
-        _TOO_LARGE,
-        "change",
-        "max_activation_rise",
-        grade=_exploded,
-    ),
+    _rising("gradients", "the gradient norm" + _ROSE, limit="max_gradient_rise"),
+    _rising("activations", "the activations (rms)" + _ROSE, limit="max_activation_rise"),
     Kind(
         "growth",
         "the activations (rms) of {layer} grow exponentially: {change:.3g}-fold so far, from "
@@ -230,58 +222,42 @@ def _cut_for_long(event: CourseEvent, course: Course) -> Severity | None:
     return "fail" if is_long else "warn"
 
 
-_PATIENT = 20
+_faded = partial(
+    Kind, measure="change", limit="min_gradient_kept", below=True, patience=20, grade=_still_high
+)
+_cut = partial(
+    Kind,
+    cause="what it makes is dead behind it, or no longer reaches the loss",
+    measure="rows",
+    limit="max_steps_without_gradient",
+)
 _NO_GRADIENT = " since step {step}, over {rows} watched steps, while others have theirs"
-_DEAD_END = "what it makes is dead behind it, or no longer reaches the loss"
 
 # Gradients that fade with the loss are those of a model that has learnt.
 RULES["fading_gradients"] = rule(
     fading_gradients,
-    Kind(
+    _faded(
         "share",
         "the gradients of {layer} fell to {change:.3g} of their usual share of all since step "
         "{step}",
         "a layer behind it saturates, or its outputs no longer matter",
-        "change",
-        "min_gradient_kept",
-        below=True,
-        patience=_PATIENT,
         grade=by_loss,
     ),
-    Kind(
+    _faded(
         "all",
         "all gradients fell to {change:.3g} of what was usual since step {step}, while the "
         "loss is {loss.recent:.3g}, its best {loss.best:.3g}",
         "what the loss is made of saturates: it no longer tells how to improve",
-        "change",
-        "min_gradient_kept",
-        below=True,
-        patience=_PATIENT,
-        grade=_still_high,
     ),
     Kind(
         "all_zero",
         "every gradient is exactly zero since step {step}, while the loss is {loss.recent:.3g}",
         "all units are dead or saturated, or the loss is clamped",
-        patience=_PATIENT,
+        patience=20,
         grade=_still_high,
     ),
-    Kind(
-        "zero",
-        "the gradients of {layer} are exactly zero" + _NO_GRADIENT,
-        _DEAD_END,
-        "rows",
-        "max_steps_without_gradient",
-        grade=by_loss,
-    ),
-    Kind(
-        "missing",
-        "the gradients of {layer} are missing" + _NO_GRADIENT,
-        _DEAD_END,
-        "rows",
-        "max_steps_without_gradient",
-        grade=_cut_for_long,
-    ),
+    _cut("zero", "the gradients of {layer} are exactly zero" + _NO_GRADIENT, grade=by_loss),
+    _cut("missing", "the gradients of {layer} are missing" + _NO_GRADIENT, grade=_cut_for_long),
 )
 
 

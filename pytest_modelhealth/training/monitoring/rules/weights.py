@@ -161,13 +161,11 @@ RULES["stopped_updates"] = rule(
 )
 
 _ULP = 1e-8  # less than half of the last digit of float32, by the value itself
-_EARLY = _SLOW = 30
 
 
 def standstill(table: Table, follower: Follower) -> Iterator[None]:
     """Nothing moves from the start, or no longer; each ends with the first change."""
     before, is_still, is_without = math.nan, True, True
-    counted, lately, early = 0, 0.0, 0.0
     count, longest, since = 0, 0, 0  # of steps in a row that change nothing
     while True:
         row, loss = table.row, table.loss.summary
@@ -183,14 +181,6 @@ def standstill(table: Table, follower: Follower) -> Iterator[None]:
         follower.mark("weights", is_still and not is_without, norms, first, rows=rows)
         is_cut = is_without and row.passes > 0
         follower.mark("gradients", is_cut, row.gradient_norm, first, rows=rows)
-
-        if flows and math.isfinite(row.gradient_norm):  # how often an optimizer steps: the mean
-            counted += 1
-            lately += (float(row.optimizer_steps > 0) - lately) / min(counted, _SLOW)
-            early = lately if counted == _EARLY else early
-            is_rare = counted > _EARLY and lately < 0.2 and early > 0.3
-            follower.mark("rare", is_rare, lately, early, valid=lately > 0.3)
-
         stops = is_next_to_same and flows and not is_still
         valid = not math.isnan(row.gradient_norm) or row.update_ratio > 0.0
         if stops:
@@ -209,10 +199,6 @@ def _stops(event: CourseEvent, course: Course) -> Severity | None:
     """It is most of the training, and longer than the pauses that a loop makes."""
     is_long = event.rows >= 0.4 * course.steps and event.rows > 4 * event.reference
     return "fail" if is_long else None
-
-
-def _rarely(event: CourseEvent, course: Course) -> Severity | None:
-    return "warn" if event.rows >= course.steps / 4 else None
 
 
 def _learns_nothing(event: CourseEvent, course: Course) -> Severity | None:
@@ -243,13 +229,6 @@ RULES["standstill"] = rule(
         "gradients came; the loss is {loss.recent:.3g}",
         "the learning rate is next to 0 or too small for the weights' dtype, or no step is taken",
         grade=_stops,
-    ),
-    _standing(
-        "rare",
-        "an optimizer hardly steps any longer since step {step}: in {value:.0%} of the latest "
-        "watched steps, in {reference:.0%} of the first, though gradients came",
-        "the loop skips updates: a condition on the loss, a scaler, or a count of batches",
-        grade=_rarely,
     ),
     _standing(
         "loss",
