@@ -96,12 +96,9 @@ class TrainingJudge:
             self._report = self._make_report(replace(self._observation, course=self.course))
         return self._report
 
-    def events(self, *, warnings: bool = True) -> tuple[Event, ...]:
-        """Return what rules object to, the gravest first, each with the step it began in.
-
-        Args:
-            warnings: whether what only warns is among it.
-        """
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """What rules object to, the gravest first, each with the step it began in."""
         if self._observation is None:
             return ()
         judgement, course = self.report._judgement, self.course
@@ -112,7 +109,7 @@ class TrainingJudge:
                 steps.setdefault(breach.message, event.step)
         return tuple(
             Event(steps[one.message], one.layer, one.message)
-            for one in judgement.violations + (judgement.warned if warnings else ())
+            for one in judgement.violations + judgement.warned
             if one.message in steps
         )
 

@@ -336,7 +336,7 @@ class TrainingMonitor(NamesItsAttributes):
     @property
     def events(self) -> tuple[Event, ...]:
         """What rules object to in the training so far, and since which step, the gravest first."""
-        return self._judge.events()
+        return self._judge.events
 
     def plot(
         self, path: Path | None = None, *, events: Iterable[tuple[int, str, str]] | None = None
@@ -357,8 +357,8 @@ class TrainingMonitor(NamesItsAttributes):
     @property
     def _worst(self) -> Event | None:
         """The gravest of what fails; what only warns is none."""
-        failures = self._judge.events(warnings=False)
-        return failures[0] if failures else None
+        events = self.events
+        return events[0] if events and self._judge.report._judgement.violations else None
 
     def __repr__(self) -> str:
         return self.summary().partition("\n")[0]

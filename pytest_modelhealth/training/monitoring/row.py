@@ -51,17 +51,18 @@ class Origin:
     def __str__(self) -> str:
         if self.role == "loss":
             return "the loss is not finite, though all activations are"
-        what = _WORDS[self.role].format(name=self.name)
+        what = WORDS[self.role].format(name=self.name)
         return f"not finite first in {what} of {self.label!r}"
 
 
-_WORDS = {
+WORDS = {
     "inputs": "the inputs",
     "parameters": "the parameter {name!r}",
     "activations": "the activations",
     "gradients": "the gradients",
     "parameter_gradients": "the gradient of the parameter {name!r}",
 }
+"""What a role is called, by the name of the parameter."""
 
 
 def _origin_of(layers: Sequence[LayerRecord], loss: float | None) -> Origin | None:

@@ -11,7 +11,7 @@ from pytest_modelhealth.report import Course, CourseEvent, Violation
 from pytest_modelhealth.settings import Settings, Severity
 from pytest_modelhealth.training.monitoring.course import Follower, Table
 from pytest_modelhealth.training.monitoring.levels import Level, Levels, grown
-from pytest_modelhealth.training.monitoring.row import StepRow
+from pytest_modelhealth.training.monitoring.row import WORDS, StepRow
 from pytest_modelhealth.training.monitoring.rule import PATIENCE, Kind, Rule, breach, label, rule
 
 RULES: dict[str, Rule] = {}
@@ -62,39 +62,22 @@ def _kind(row: StepRow) -> str:
     return "poisoned" if row.optimizer_steps else "skipped"
 
 
-_NONFINITE = {
-    "inputs": (
-        "in the inputs of {layer}",
-        "the batch of this step holds values that are no numbers",
-    ),
-    "parameters": (
-        "in the parameter {tensor!r} of {layer}",
-        "the step before wrote them: its gradient or learning rate was not finite",
-    ),
-    "activations": (
-        "in the activations of {layer}",
-        "an operation of this layer overflows, or divides by zero",
-    ),
-    "gradients": (
-        "in the gradients of {layer}",
-        "the backward pass divides by zero or overflows, as the derivative of sqrt at 0",
-    ),
-    "parameter_gradients": (
-        "in the gradient of the parameter {tensor!r} of {layer}",
-        "the backward pass of this layer divides by zero or overflows",
-    ),
-    "loss": (
-        "in the loss",
-        "the loss takes the logarithm of zero, divides by zero or overflows",
-    ),
+_CAUSES = {
+    "inputs": "the batch of this step holds values that are no numbers",
+    "parameters": "the step before wrote them: its gradient or learning rate was not finite",
+    "activations": "an operation of this layer overflows, or divides by zero",
+    "gradients": "the backward pass divides by zero or overflows, as the derivative of sqrt at 0",
+    "parameter_gradients": "the backward pass of this layer divides by zero or overflows",
+    "loss": "the loss takes the logarithm of zero, divides by zero or overflows",
 }
-"""Where it is, and the likely cause, by the role of the tensor."""
+"""What it is likely to come from, by the role of the first tensor."""
 
 
 def _nonfinite(event: CourseEvent, course: Course, settings: Settings) -> Violation | None:
     """Return what is wrong with values that are no numbers."""
-    where, cause = _NONFINITE[event.role]
-    where = where.format(tensor=event.tensor, layer=label(event))
+    where, cause = "in the loss", _CAUSES[event.role]
+    if event.role != "loss":
+        where = f"in {WORDS[event.role].format(name=event.tensor)} of {label(event)}"
     since, after = f"step {event.step}", event.facts["step_before"]
     if event.step - after > 1.0 and after >= 0.0:
         since += f" (step {after:.0f} was fine, those between unwatched)"

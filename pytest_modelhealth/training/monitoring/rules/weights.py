@@ -23,20 +23,30 @@ def update_ratio(table: Table, follower: Follower) -> Iterator[None]:
     while True:
         ratios.add(table.values("weight_update_ratio"))
         active = (np.exp(ratios.low) > 0.01) & (ratios.count > 10)
-        follower.mark_levels("large", active, ratios, ratios.usual)
+        for kind in ("large", "useless"):
+            follower.mark_levels(kind, active, ratios, ratios.usual)
         yield
 
+
+def _useless(event: CourseEvent, course: Course) -> Severity | None:
+    return "warn" if course.loss.is_flat else None
+
+
+_CHANGES = (
+    "each step changes the weights of {layer} by {value:.3g} of their norm, since step {step}"
+)
+_RATE = "the learning rate is too large for these weights"
 
 # Weights that begin at zero may grow at first.
 RULES["update_ratio"] = rule(
     update_ratio,
+    Kind("large", _CHANGES, _RATE, limit="max_update_ratio", patience=20, grade=by_loss),
     Kind(
-        "large",
-        "each step changes the weights of {layer} by {value:.3g} of their norm, since step {step}",
-        "the learning rate is too large for these weights",
-        limit="max_update_ratio",
-        patience=20,
-        grade=by_loss,
+        "useless",
+        _CHANGES + ", and the loss is where it began",
+        _RATE,
+        patience=100,
+        grade=_useless,
     ),
 )
 
