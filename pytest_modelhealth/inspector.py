@@ -40,7 +40,7 @@ from pytest_modelhealth.tolerance import RECORDING, Calibration, observed
 from pytest_modelhealth.training import default_settings
 from pytest_modelhealth.training.monitoring.judging import Reaction
 from pytest_modelhealth.training.monitoring.monitor import TrainingMonitor
-from pytest_modelhealth.training.monitoring.writing import Scalars, writers_of
+from pytest_modelhealth.training.monitoring.writing import Scalars
 from pytest_modelhealth.training.stepping.contract import run_contract
 from pytest_modelhealth.training.stepping.givers import Given, step_of
 
@@ -396,8 +396,8 @@ class Inspector(NamesItsAttributes):
             statistics: which statistics of each layer go there; ``None`` takes five.
             scaler: the `torch.amp.GradScaler` of mixed-precision training: gradients are reported
                 without its scale.
-            keep: the most watched steps that ``monitor.history`` holds, at some 200 bytes a layer;
-                of more, every second one, so that they stay spread over the whole training.
+            keep: the most watched steps that ``monitor.history`` holds; of more, every second one,
+                so that they stay spread over the whole training.
             on_violation: what `step_end` does as soon as a rule for trainings fails, once for each
                 rule and layer: ``"raise"`` a `ModelHealthError`, ``"warn"``, or a function called
                 with the violation. ``None`` leaves it to ``monitor.assert_healthy()``, or to the
@@ -408,7 +408,7 @@ class Inspector(NamesItsAttributes):
                 train.
         """
         self._require_module("a monitor watches a torch.nn.Module as the loop runs it")
-        writers = writers_of(to)
+        scalars = Scalars(to, type(self._model).__name__, statistics)
         if self._on_run is not None:
             self._on_run()
         monitor = TrainingMonitor(
@@ -424,9 +424,7 @@ class Inspector(NamesItsAttributes):
             on_report=self._note_report,
             on_violation=on_violation,
         )
-        if writers or statistics is not None:
-            name = type(self._model).__name__
-            scalars = Scalars(writers, name, statistics)
+        if scalars.writers:
             monitor.observers.append(scalars)
         return monitor
 

@@ -249,24 +249,26 @@ def _course(report: HealthReport) -> dict[str, Any] | None:
     names = list(dict.fromkeys((*(n for n in accused if n in history.layers), *history.layers)))
     every = -(-len(history) // MOST_STEPS)
     taken = sorted({*range(0, len(history), every), len(history) - 1})
+    shown = {statistic: _values(history, statistic)[taken] for statistic in SHOWN}
+    column = {name: at for at, name in enumerate(history.layers)}
     return {
         "steps": history.steps[taken].tolist(),
         "loss": history.loss[taken].tolist(),
         "layers": {
-            name: {statistic: _values(history, name, statistic, taken) for statistic in SHOWN}
+            name: {
+                statistic: values[:, column[name]].tolist() for statistic, values in shown.items()
+            }
             for name in names[:MOST_LAYERS]
         },
     }
 
 
-def _values(history: History, layer: str, statistic: str, taken: list[int]) -> list[float]:
-    """Return a statistic at the steps `taken`, NaN where values of the tensor were not finite."""
-    values: list[float] = history[layer, statistic][taken].tolist()
-    kind = statistic.rpartition("_")[0]
-    if kind not in ("activation", "gradient", "parameter_gradient"):
-        return values
-    bad = history[layer, f"{kind}_nonfinite"][taken].tolist()
-    return [math.nan if count else value for value, count in zip(values, bad, strict=True)]
+def _values(history: History, statistic: str) -> Any:
+    """Return a statistic over steps and layers, NaN where values of the tensor were not finite."""
+    values, kind = history[statistic], statistic.rpartition("_")[0]
+    if kind in ("activation", "gradient", "parameter_gradient"):
+        values[history[f"{kind}_nonfinite"] != 0.0] = math.nan
+    return values
 
 
 # A comparison

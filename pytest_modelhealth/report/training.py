@@ -223,7 +223,6 @@ class CourseEvent:
         last: the last step that it was seen in.
         rows: how many watched steps showed it.
         recovered: whether it was over by the end.
-        peak: the value that was furthest off.
         role: which tensor of the layer.
         tensor: own name of the tensor, where the role has several.
         facts: what else was measured, by name.
@@ -238,7 +237,6 @@ class CourseEvent:
     last: int
     rows: int = 1
     recovered: bool = False
-    peak: float = 0.0
     role: str = "activations"
     tensor: str = ""
     facts: Mapping[str, float] = field(default_factory=dict)
@@ -256,7 +254,6 @@ class LossSummary:
         recent: the level now.
         noise: by how much single losses deviate from the level, the mean.
         never_negative: whether no loss was below zero.
-        latest: the latest loss that is a number.
     """
 
     count: int = 0
@@ -266,12 +263,11 @@ class LossSummary:
     recent: float = 0.0
     noise: float = 0.0
     never_negative: bool = True
-    latest: float | None = None
 
     @property
     def is_known(self) -> bool:
         """Whether there were enough losses to speak of a level."""
-        return self.count >= _ENOUGH
+        return self.count >= 10
 
     @property
     def progress(self) -> float:
@@ -286,45 +282,29 @@ class LossSummary:
     @property
     def is_at_floor(self) -> bool:
         """Whether the loss is next to nothing: it cannot be negative, and is near 0."""
-        if not self.is_known or not self.never_negative:
-            return False
-        return self.recent <= max(_FLOOR * self.first, _TINY)
-
-    @property
-    def made_progress(self) -> bool:
-        """Whether the loss fell by more than noise."""
-        clear = max(_CLEAR * self.noise, _SOME * abs(self.first), _TINY)
-        return self.is_known and self.progress > clear
-
-    @property
-    def runs_away(self) -> bool:
-        """Whether a loss that can be negative falls without a bound: it rewards growth itself."""
-        return self.is_known and self.recent < -_BOUNDLESS * max(abs(self.first), 1.0)
+        is_near = self.recent <= max(0.05 * self.first, _TINY)
+        return self.is_known and self.never_negative and is_near
 
     @property
     def is_well(self) -> bool:
-        """Whether the loss is near its floor, or fell and stayed near its best."""
-        if not self.is_known or self.runs_away:
+        """Whether the loss is near its floor, or fell by more than noise and stayed near its best.
+
+        One that can be negative and falls without a bound rewards growth itself.
+        """
+        if not self.is_known or self.recent < -1000.0 * max(abs(self.first), 1.0):
             return False
-        kept = max(_NEAR * self.noise, _KEPT * self.progress)
-        return self.is_at_floor or (self.made_progress and self.lost <= kept)
+        clear = max(3.0 * self.noise, 0.03 * abs(self.first), _TINY)
+        has_kept = self.lost <= max(3.0 * self.noise, 0.25 * self.progress)
+        return self.is_at_floor or (self.progress > clear and has_kept)
 
     @property
     def is_flat(self) -> bool:
         """Whether the level is where it began, and never was much lower."""
-        still = max(_CLEAR * self.noise, _LITTLE * abs(self.first), _TINY)
+        still = max(3.0 * self.noise, 0.02 * abs(self.first), _TINY)
         return self.is_known and self.progress <= still and abs(self.recent - self.first) <= still
 
 
-_ENOUGH = 10
-_FLOOR = 0.05
 _TINY = 1e-7
-_CLEAR = 3.0
-_SOME = 0.03
-_LITTLE = 0.02
-_NEAR = 3.0
-_BOUNDLESS = 1000.0
-_KEPT = 0.25
 
 
 @dataclass(frozen=True)
@@ -333,19 +313,14 @@ class Course:
 
     Args:
         steps: how many steps were watched.
-        first_step, last_step: numbers of the first and the last of them.
         passes: how many forward passes these had.
-        optimizer_steps: how many steps of optimizers.
-        most_optimizer_steps: the most of them in one step.
+        most_optimizer_steps: the most steps of optimizers in one of them.
         loss: how the loss went.
         events: what began, in order.
     """
 
     steps: int = 0
-    first_step: int = 0
-    last_step: int = 0
     passes: int = 0
-    optimizer_steps: int = 0
     most_optimizer_steps: int = 0
     loss: LossSummary = field(default_factory=LossSummary)
     events: tuple[CourseEvent, ...] = ()

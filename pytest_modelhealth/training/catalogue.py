@@ -174,7 +174,7 @@ TRAINING.add(
         Count(
             "max_skipped_steps",
             default=20,
-            help="how many steps in a row may be skipped since gradients are not finite",
+            help="skipped steps in a row, as gradients are not finite",
             per_layer=False,
         ),
     ),
@@ -188,14 +188,13 @@ TRAINING.add(
         Ratio(
             "max_loss_rise",
             default=1000.0,
-            help="largest rise of the loss above its best, by its own scale, whatever goes with it",
+            help="rise of the loss above its best by its own scale, whatever goes with it",
             per_layer=False,
         ),
         Ratio(
             "max_lost_progress",
             default=0.8,
-            help="largest part of what the loss had gained that may be lost again, where updates "
-            "or gradients leap with it",
+            help="part of the loss's gain that is lost again as updates or gradients leap",
             per_layer=False,
         ),
     ),
@@ -205,16 +204,8 @@ TRAINING.add(
     rank=82,
     summary="No gradient or activation grows by orders of magnitude over what is usual, to stay.",
     settings=(
-        Factor(
-            "max_gradient_rise",
-            default=1000.0,
-            help="largest growth of a layer's gradient norm over what was usual, for good",
-        ),
-        Factor(
-            "max_activation_rise",
-            default=1000.0,
-            help="largest growth of a layer's activations over what was usual, for good",
-        ),
+        Factor("max_gradient_rise", default=1000.0, help="growth of a gradient norm, for good"),
+        Factor("max_activation_rise", default=1000.0, help="growth of activations, for good"),
     ),
 )
 TRAINING.add(
@@ -222,16 +213,8 @@ TRAINING.add(
     rank=83,
     summary="No layer loses nearly all its units, or the spread of its output.",
     settings=(
-        Share(
-            "max_dying_fraction",
-            default=0.9,
-            help="largest part of a layer's units that may die in the course of a training",
-        ),
-        Ratio(
-            "min_spread_kept",
-            default=1e-3,
-            help="least of its usual standard deviation that a layer's output keeps",
-        ),
+        Share("max_dying_fraction", default=0.9, help="part of a layer's units that may die"),
+        Ratio("min_spread_kept", default=1e-3, help="least of its deviation that an output keeps"),
     ),
 )
 TRAINING.add(
@@ -240,14 +223,12 @@ TRAINING.add(
     summary="No gradient falls to nothing while the loss is neither low nor near its best.",
     settings=(
         Ratio(
-            "min_gradient_kept",
-            default=1e-4,
-            help="least of its usual size that a gradient keeps while the loss is not low",
+            "min_gradient_kept", default=1e-4, help="least of its usual size that a gradient keeps"
         ),
         Count(
             "max_steps_without_gradient",
             default=30,
-            help="how many watched steps in a row a layer that had a gradient may go without",
+            help="watched steps in a row that a layer may go without a gradient",
         ),
     ),
 )
@@ -257,11 +238,7 @@ TRAINING.add(
     summary="No optimizer goes on changing a weight matrix by a large part of its size.",
     role="parameters",
     settings=(
-        Ratio(
-            "max_update_ratio",
-            default=0.1,
-            help="largest update of a weight matrix by its size, both L2 norms, step after step",
-        ),
+        Ratio("max_update_ratio", default=0.1, help="update of a weight matrix by its size (L2)"),
     ),
 )
 TRAINING.add(
@@ -271,9 +248,7 @@ TRAINING.add(
     role="parameters",
     settings=(
         Count(
-            "max_still_steps",
-            default=30,
-            help="how many watched steps in a row may leave a layer that learns as it is",
+            "max_still_steps", default=30, help="watched steps in a row that leave a layer still"
         ),
     ),
 )
@@ -283,16 +258,8 @@ TRAINING.add(
     summary="No layer's weights grow without end, or shrink towards zero.",
     role="parameters",
     settings=(
-        Factor(
-            "max_weight_growth",
-            default=100.0,
-            help="largest growth of a layer's parameters in the course of a training",
-        ),
-        Ratio(
-            "min_weight_kept",
-            default=1e-2,
-            help="least of its largest size that a layer's parameters keep",
-        ),
+        Factor("max_weight_growth", default=100.0, help="growth of a layer's parameters"),
+        Ratio("min_weight_kept", default=1e-2, help="least of its size that a layer keeps"),
     ),
 )
 TRAINING.add(
@@ -304,8 +271,7 @@ TRAINING.add(
         Count(
             "max_steps_standing",
             default=20,
-            help="how many watched steps at the beginning may pass without a gradient, or without "
-            "a change of the weights",
+            help="watched steps without a gradient or a change",
             per_layer=False,
         ),
     ),
@@ -319,7 +285,7 @@ TRAINING.add(
         Factor(
             "max_input_shift",
             default=100.0,
-            help="by how much the scale of the model's inputs may change for good, up or down",
+            help="change of the inputs' scale for good, up or down",
             per_layer=False,
         ),
     ),
@@ -332,8 +298,7 @@ TRAINING.add(
         Count(
             "max_steps_in_evaluation",
             default=20,
-            help="how many watched steps in a row may be trained in evaluation mode after some in "
-            "training mode",
+            help="watched steps in evaluation mode after training mode",
             per_layer=False,
         ),
     ),
@@ -343,11 +308,7 @@ TRAINING.add(
     rank=91,
     summary="No layer gets more forward hooks in every step.",
     settings=(
-        Count(
-            "max_rising_steps",
-            default=20,
-            help="in how many watched steps in a row a layer may get more hooks",
-        ),
+        Count("max_rising_steps", default=20, help="watched steps in a row with one more hook"),
     ),
 )
 TRAINING.add(
@@ -356,11 +317,7 @@ TRAINING.add(
     summary="The running variance of a batch norm stays near that of its usual batches.",
     role="buffers",
     settings=(
-        Factor(
-            "max_running_drift",
-            default=100.0,
-            help="largest running standard deviation by the usual one of a batch",
-        ),
+        Factor("max_running_drift", default=100.0, help="running deviation by that of a batch"),
     ),
 )
 TRAINING.add(
@@ -369,9 +326,7 @@ TRAINING.add(
     summary="No softmax, sigmoid or tanh comes to give nothing but the ends of its range.",
     settings=(
         Share(
-            "max_saturating",
-            default=0.995,
-            help="how near a bounded activation may come to the ends of its range in a training",
+            "max_saturating", default=0.995, help="how near to its ends a bounded output may come"
         ),
     ),
 )

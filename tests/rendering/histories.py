@@ -51,7 +51,6 @@ def row(step: int, layers: tuple[str, ...], changes: Changes, **fields: Any) -> 
     tables = [USUAL | dict(changes(step, layer)) for layer in layers]
     values = {name: np.array([table[name] for table in tables]) for name in STATISTICS}
     given: dict[str, Any] = {"loss": 2.0 / (1 + step), "gradient_norm": 1.0, "update_ratio": 1e-3}
-    given["types"] = ("Linear",) * len(layers)
     return StepRow(step=step, layers=layers, values=values, **given | fields)
 
 

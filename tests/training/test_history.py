@@ -16,8 +16,7 @@ def row(step: int, layers: tuple[str, ...] = ("a", "b"), **fields: float) -> Ste
     """Return a row whose statistics are all the step's number, a layer's index added."""
     values = {s: np.arange(len(layers)) + float(step) for s in STATISTICS}
     numbers = {"loss": float(step), "gradient_norm": 1.0, "update_ratio": math.nan} | fields
-    types = ("Linear",) * len(layers)
-    return StepRow(step, layers=layers, types=types, values=values, **numbers)
+    return StepRow(step, layers=layers, values=values, **numbers)
 
 
 def history(keep: int, steps: int) -> History:

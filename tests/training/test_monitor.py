@@ -12,6 +12,7 @@ import signal
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from pytest_modelhealth import InspectionError, Inspector, LayerNotFoundError, ModelHealthWarning
 from pytest_modelhealth.training.monitoring.row import STATISTICS, StepRow
@@ -59,11 +59,7 @@ def test_updates_and_gradients_are_those_of_the_optimizer() -> None:
             assert row["a", "update_ratio"] == pytest.approx(
                 norm(changes[:2]) / norm(before[:2]), rel=1e-5
             )
-            assert row.parameter_updates["a.weight"] == pytest.approx(
-                norm(changes[:1]) / norm(before[:1]), rel=1e-5
-            )
             assert row.loss == loss.item()
-    assert list(row.parameter_updates) == [name for name, _ in model.named_parameters()]
 
 
 def test_a_row_holds_the_statistics_of_the_report() -> None:
@@ -73,7 +69,6 @@ def test_a_row_holds_the_statistics_of_the_report() -> None:
         train(model, monitor)
     row, report = monitor.latest, monitor.report
     assert row.layers == ("", "a", "norm", "relu", "drop", "b") == tuple(report.layers)
-    assert row.types == ("Net", "Linear", "BatchNorm1d", "relu", "Dropout", "Linear")
     for layer in report:
         out, back = layer.activations, layer.gradients
         assert out is not None
@@ -135,7 +130,6 @@ def test_only_what_is_watched_is_seen() -> None:
     row = monitor.latest
     assert row.layers == ("a", "b")
     assert math.isnan(row.update_ratio)
-    assert row.parameter_updates == {}
     assert row["a", "activation_rms"] > 0
     assert math.isnan(row["a", "gradient_norm"])
     inspector = Inspector(model).watch(types=nn.BatchNorm1d, what="gradients")
@@ -145,7 +139,8 @@ def test_only_what_is_watched_is_seen() -> None:
     assert row.layers == ("norm", "b")
     assert row["norm", "gradient_rms"] > 0
     assert math.isnan(row["norm", "activation_std"])
-    assert list(row.parameter_updates) == ["b.weight", "b.bias"]
+    assert row["b", "update_ratio"] > 0
+    assert math.isnan(row["norm", "update_ratio"])
 
 
 def test_micro_batches_count_together() -> None:
@@ -325,7 +320,7 @@ def test_optimizers_that_run_in_the_backward_are_seen() -> None:
         norm(copies(p.grad for p in expected.parameters())), rel=1e-6
     )
     assert row.optimizer_steps == len(optimizers)
-    assert set(row.parameter_updates) == {name for name, _ in model.named_parameters()}
+    assert row["a", "update_ratio"] > 0
 
 
 def forced(x: Tensor, model: nn.Module) -> None:
@@ -426,29 +421,6 @@ def test_gradients_of_other_things_are_not_the_loss_s() -> None:
     assert gradients.count == 2  # one pass of three
 
 
-def test_workers_of_a_loader_are_forked_in_the_middle() -> None:
-    """A loader with a worker gives the same training, and the same lines."""
-    x, y = batch(0, 64)
-    loader = DataLoader(TensorDataset(x, y), batch_size=16, num_workers=1)
-
-    def run(model: Net, monitor: Any = None) -> None:
-        optimizer = adam(model)
-        for inputs, targets in loader:
-            torch.manual_seed(1)
-            optimizer.zero_grad()
-            F.cross_entropy(model(inputs), targets).backward()
-            optimizer.step()
-            if monitor is not None:
-                monitor.step_end()
-
-    model, bare = net(), net()
-    with Inspector(model).monitor() as monitor:
-        run(model, monitor)
-    run(bare)
-    assert values(model) == values(bare)
-    assert len(monitor.history) == 4
-
-
 class Stops(nn.Module):
     """Raises when it is told to."""
 
@@ -464,7 +436,7 @@ class Stops(nn.Module):
 
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt()])
 def test_an_exception_passes_through_and_leaves_nothing(error: BaseException) -> None:
-    """It is the very object; what was seen of the step stays; the model is free of us."""
+    """It is the very object, and the model is free of us."""
     stops = Stops()
     model = nn.Sequential(nn.Linear(8, 8), stops, nn.Linear(8, 4))
     monitor = Inspector(model).monitor()
@@ -477,10 +449,6 @@ def test_an_exception_passes_through_and_leaves_nothing(error: BaseException) ->
     assert caught.value is error
     assert traces(model) == []
     assert len(monitor.history) == 2
-    assert monitor.unfinished is not None
-    assert monitor.unfinished.step == 2
-    assert monitor.unfinished["0", "activation_rms"] > 0
-    assert math.isnan(monitor.unfinished["2", "activation_rms"])
 
 
 def test_a_step_that_was_given_up_does_not_disturb_the_next() -> None:
@@ -632,43 +600,23 @@ def test_the_origin_of_what_is_no_number_is_named(
     assert text in str(monitor.latest)
 
 
-def test_the_largest_are_listed() -> None:
-    """Layers by any statistic of the latest step, those that hold others only when asked for."""
-    model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Linear(8, 4))
-    with Inspector(model).monitor() as monitor:
-        train(model, monitor)
-    top = monitor.top(2, by="activation_rms")
-    row = monitor.latest
-    expected = sorted(("0.0", "0.1", "1"), key=lambda name: -row[name, "activation_rms"])
-    assert [name for name, _ in top] == expected[:2]
-    assert top[0][1] == row[expected[0], "activation_rms"]
-    assert {name for name, _ in monitor.top(9)} == {"0.0", "0.1", "1"}
-    assert {name for name, _ in monitor.top(9, containers=True)} == {"", "0", "0.0", "0.1", "1"}
-    assert {name for name, _ in monitor.top(9, by="update_ratio")} == {"0.0", "1"}
-
-
-def test_observers_come_in_order_after_the_history() -> None:
+def test_observers_come_after_the_history_and_may_raise() -> None:
     """What one raises reaches the loop, which may go on."""
     model = net()
-    seen: list[Any] = []
+    lengths: list[int] = []
 
     def refuse(row: StepRow) -> None:
-        seen.append(("refuse", row.step, len(monitor.history)))
+        lengths.append(len(monitor.history))
         if row.step == 1:
             raise RuntimeError("stop")
 
     with Inspector(model).monitor() as monitor:
-        monitor.observers += [lambda row: seen.append(("first", row.step)), refuse]
+        monitor.observers.append(refuse)
         for step in range(3):
             loss_of(model).backward()
-            try:
+            with pytest.raises(RuntimeError, match="stop") if step == 1 else nullcontext():
                 monitor.step_end(step)
-            except RuntimeError:
-                assert step == 1
-    assert seen == [
-        *(("first", 0), ("refuse", 0, 1), ("first", 1), ("refuse", 1, 2)),
-        *(("first", 2), ("refuse", 2, 3)),
-    ]
+    assert lengths == [1, 2, 3]
     assert traces(model) == []
 
 

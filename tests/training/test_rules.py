@@ -89,7 +89,7 @@ def test_a_training_that_learns_is_healthy() -> None:
     assert not report.warnings
     course = report.observation.course
     assert course is not None
-    assert (course.steps, course.first_step, course.last_step) == (150, 0, 149)
+    assert course.steps == 150
     assert course.loss.is_well
 
 
@@ -230,7 +230,6 @@ def row(step: int, loss: float | None, **numbers: float | list[float]) -> StepRo
         total,
         ratio,
         ("a", "b"),
-        ("Linear", "Linear"),
         values,
         optimizer_steps=steps,
         passes=1,
@@ -447,9 +446,9 @@ def test_what_a_loop_does_wrong_is_named() -> None:
     assert "loss_divergence" in broken(train(prepare=leap))
 
 
-@pytest.mark.parametrize(("factor", "expected"), [(0.0, "fail"), (1e3, "fail"), (30.0, "warn")])
-def test_inputs_that_change_are_seen(factor: float, expected: str) -> None:
-    """Nothing, and a thousand times as much, fail; what an augmentation might do warns."""
+@pytest.mark.parametrize(("factor", "expected"), [(0.0, "fail"), (1e3, "fail"), (30.0, None)])
+def test_inputs_that_change_are_seen(factor: float, expected: str | None) -> None:
+    """Nothing, and a thousand times as much, fail; what an augmentation might do does not."""
     torch.manual_seed(0)
     model = nn.Linear(8, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)

@@ -6,7 +6,6 @@ A file has its ``Hooks``. The library is imported when a callback is asked for, 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from typing import Any
 
 from pytest_modelhealth.errors import InspectionError, suggest
@@ -20,51 +19,35 @@ _LIBRARIES = {
 
 
 class Follower:
-    """Follows a training, in its main process.
+    """Tells a monitor of a training, in its main process.
 
     Args:
         monitor: a `TrainingMonitor`; one that runs already is not started, nor closed.
     """
 
     def __init__(self, monitor: Any) -> None:
-        self._monitor = monitor
-        self._is_ours = self._is_on = False
+        self.monitor = monitor
+        self._is_ours = False
         self._last = -1
 
-    @property
-    def is_on(self) -> bool:
-        """Whether the monitor is told of steps."""
-        return self._is_on and bool(self._monitor._is_started)
-
-    def begin(self, *, is_main: bool, scaler: Any = None) -> None:
-        """Start the monitor, unless this is not the main process.
-
-        A trainer may begin again after it failed, as those do that look for a batch size.
-        """
-        if not is_main:
-            return
-        if not self._monitor._is_started:
-            self._monitor.start()
+    def begin(self, scaler: Any) -> None:
+        """Start the monitor, once more where a trainer begins again after it failed."""
+        if not self.monitor._is_started:
+            self.monitor.start()
             self._is_ours = True
         if scaler is not None:
-            self._monitor._watch.use_scaler(scaler)
-        self._is_on = True
-
-    def when_closed(self, call: Callable[[], object]) -> None:
-        """Have a function called when the monitor is closed, by whom it may be."""
-        self._monitor._on_close.append(call)
+            self.monitor._watch.use_scaler(scaler)
 
     def step_end(self, number: int, loss: Any = None) -> None:
         """Say that an optimizer's step is over; numbers that do not rise are replaced."""
-        if self.is_on:
+        if self.monitor._is_started:
             self._last = max(number, self._last + 1)
-            self._monitor.step_end(self._last, loss)
+            self.monitor.step_end(self._last, loss)
 
     def end(self) -> None:
         """Close the monitor, if it was started here."""
-        self._is_on = False
         if self._is_ours:
-            self._monitor.close()
+            self.monitor.close()
 
 
 def callback_of(monitor: Any, library: str) -> Any:

@@ -18,27 +18,29 @@ class Hooks:
 
     def __init__(self, follower: Follower) -> None:
         self._follower = follower
-        self._number = self._seen = 0
+        self._number = self._global_step = 0
         self._loss: Any = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin."""
-        self._number = self._seen = trainer.global_step
-        scaler = getattr(trainer.precision_plugin, "scaler", None)
-        self._follower.begin(is_main=trainer.is_global_zero, scaler=scaler)
+        self._number = self._global_step = trainer.global_step
+        if trainer.is_global_zero:
+            self._follower.begin(getattr(trainer.precision_plugin, "scaler", None))
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """End a step, if an optimizer made one."""
-        loss = _loss(outputs)
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        loss = loss.detach() if isinstance(loss, Tensor) and loss.numel() == 1 else None
         if self._loss is not None and loss is not None and pl_module.automatic_optimization:
             loss = self._loss + loss  # Lightning has divided each by their number
         self._loss = loss
-        if trainer.global_step != self._seen:
-            self._seen = trainer.global_step
+        if trainer.global_step != self._global_step:
+            self._global_step = trainer.global_step
             self._loss = None
-            self._follower.step_end(self._number, loss)
+            if trainer.is_global_zero:
+                self._follower.step_end(self._number, loss)
             self._number += 1
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -48,9 +50,3 @@ class Hooks:
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """End early."""
         self._follower.end()
-
-
-def _loss(outputs: Any) -> Any:
-    """Return the loss of a training step, if it has returned one."""
-    loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-    return loss.detach() if isinstance(loss, Tensor) and loss.numel() == 1 else None

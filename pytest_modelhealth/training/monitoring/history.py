@@ -23,8 +23,6 @@ from pytest_modelhealth.training.monitoring.row import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_SCALARS = ("loss", "gradient_norm", "update_ratio")
-
 
 class History:
     """The watched steps so far, evenly spread over the training, the latest always among them.
@@ -37,52 +35,70 @@ class History:
         keep: the most that are kept.
         renderer: what draws it.
         model_type: name of the model's class.
+
+    Attributes:
+        watched: how many steps were watched, those dropped since included.
+        stride: one in so many watched steps is kept.
+        first_origin: the first watched step that had a value that is no number, and where it came
+            from.
     """
 
     def __init__(
-        self,
-        keep: int,
-        *,
-        renderer: Renderer | None = None,
-        model_type: str = "the model",
+        self, keep: int, *, renderer: Renderer | None = None, model_type: str = "the model"
     ) -> None:
         self.keep = keep
         self.model_type = model_type
-        self.first_origin: tuple[int, Origin] | None = None
-        """The first watched step that had a value that is no number, and where it came from."""
-        self._renderer = renderer
         self.stride = 1
-        """One in so many watched steps is kept."""
-        self._seen = 0
-        self._count = 0
+        self.watched = 0
+        self.first_origin: tuple[int, Origin] | None = None
+        self._renderer = renderer
+        self._numbers: list[tuple[int, float, float, float]] = []  # the step and its scalars
+        self._values: list[tuple[tuple[str, ...], Reals]] = []  # layers, statistics by layers
         self._latest_stays = True
         self._columns: dict[str, int] = {}
-        self._steps = np.zeros(0, dtype=np.int64)
-        self._scalars = np.zeros((0, len(_SCALARS)))
-        self._values = np.zeros((0, len(STATISTICS), 0))
+
+    def add(self, row: StepRow) -> None:
+        """Take a watched step."""
+        if self.first_origin is None and row.origin is not None:
+            self.first_origin = row.step, row.origin
+        for layer in row.layers:
+            self._columns.setdefault(layer, len(self._columns))
+        layers = row.layers
+        if self._values and layers == self._values[-1][0]:
+            layers = self._values[-1][0]  # the names are held once
+        if not self._latest_stays:
+            del self._numbers[-1], self._values[-1]
+        elif len(self) == self.keep:
+            del self._numbers[1::2], self._values[1::2]
+            self.stride *= 2
+        self._latest_stays = self.watched % self.stride == 0
+        self.watched += 1
+        loss = math.nan if row.loss is None else row.loss
+        self._numbers.append((row.step, loss, row.gradient_norm, row.update_ratio))
+        self._values.append((layers, np.array([row.values[name] for name in STATISTICS])))
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._numbers)
 
     @property
     def steps(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Numbers of the steps, shape ``(n,)``."""
-        return self._steps[: self._count].copy()
+        return np.array([numbers[0] for numbers in self._numbers], dtype=np.int64)
 
     @property
     def loss(self) -> Reals:
         """Losses, shape ``(n,)``; NaN where none was given."""
-        return self._scalar("loss")
+        return np.array([numbers[1] for numbers in self._numbers], dtype=float)
 
     @property
     def gradient_norm(self) -> Reals:
         """Norms of all parameter gradients, shape ``(n,)``, as in `StepRow`."""
-        return self._scalar("gradient_norm")
+        return np.array([numbers[2] for numbers in self._numbers], dtype=float)
 
     @property
     def update_ratio(self) -> Reals:
         """Update ratios of all parameters together, shape ``(n,)``, as in `StepRow`."""
-        return self._scalar("update_ratio")
+        return np.array([numbers[3] for numbers in self._numbers], dtype=float)
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -98,24 +114,17 @@ class History:
         """
         layer, statistic = key if isinstance(key, tuple) else (None, key)
         require_statistic(statistic)
-        values = self._values[: self._count, STATISTICS.index(statistic)]
-        if layer is None:
-            return values.copy()
-        return values[:, self._column(layer)].copy()
-
-    @property
-    def watched(self) -> int:
-        """How many steps were watched, those dropped since included."""
-        return self._seen
-
-    def _column(self, layer: str) -> int:
-        if layer not in self._columns:
+        if layer is not None and layer not in self._columns:
             raise LayerNotFoundError(
                 f"no layer {layer!r} was seen{suggest_layer(layer, self._columns)}"
             )
-        return self._columns[layer]
-
-    # How it is shown.
+        values = np.full((len(self), len(self._columns)), math.nan)
+        index, known = STATISTICS.index(statistic), None
+        for at, (layers, table) in enumerate(self._values):
+            if layers is not known:
+                known, columns = layers, [self._columns[name] for name in layers]
+            values[at, columns] = table[index]
+        return values if layer is None else values[:, self._columns[layer]].copy()
 
     def plot(
         self,
@@ -141,7 +150,7 @@ class History:
                 "a figure is saved to the path of a file, such as 'training.png', not to "
                 f"{path!r} ({type(path).__name__})"
             )
-        if not self._count:
+        if not len(self):
             raise InspectionError("no step was watched yet: step_end() ends the first one")
         figure: Figure = self._shown("training", "plot_training", events, worst)
         if path is not None:
@@ -162,55 +171,3 @@ class History:
         if self._renderer is None:
             raise InspectionError("this history was made without a renderer: it cannot be shown")
         return self._renderer(form, function)(self, *args)
-
-    def add(self, row: StepRow) -> None:
-        """Take a watched step."""
-        if self.first_origin is None and row.origin is not None:
-            self.first_origin = row.step, row.origin
-        self._add_columns(row)
-        if not self._latest_stays:
-            self._count -= 1
-        elif self._count == self.keep:
-            self._thin()
-        self._grow()
-        at = self._count
-        self._steps[at] = row.step
-        loss = math.nan if row.loss is None else row.loss
-        self._scalars[at] = loss, row.gradient_norm, row.update_ratio
-        where = [self._columns[layer] for layer in row.layers]
-        self._values[at] = math.nan
-        for index, statistic in enumerate(STATISTICS):
-            self._values[at, index, where] = row.values[statistic]
-        self._latest_stays = self._seen % self.stride == 0
-        self._seen += 1
-        self._count += 1
-
-    def _scalar(self, name: str) -> Reals:
-        return self._scalars[: self._count, _SCALARS.index(name)].copy()
-
-    def _add_columns(self, row: StepRow) -> None:
-        for layer in row.layers:
-            self._columns.setdefault(layer, len(self._columns))
-        missing = len(self._columns) - self._values.shape[2]
-        if missing:
-            self._values = np.pad(
-                self._values, ((0, 0), (0, 0), (0, missing)), constant_values=math.nan
-            )
-
-    def _thin(self) -> None:
-        """Drop every second step."""
-        kept = (self._count + 1) // 2
-        for table in (self._steps, self._scalars, self._values):
-            table[:kept] = table[: self._count : 2].copy()
-        self._count = kept
-        self.stride *= 2
-
-    def _grow(self) -> None:
-        """Make room for one more, by doubling."""
-        rows = len(self._steps)
-        if self._count < rows:
-            return
-        more = min(max(rows, 16), self.keep - rows)
-        self._steps = np.pad(self._steps, (0, more))
-        self._scalars = np.pad(self._scalars, ((0, more), (0, 0)))
-        self._values = np.pad(self._values, ((0, more), (0, 0), (0, 0)))

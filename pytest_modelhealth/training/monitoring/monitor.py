@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import html
-import operator
 import os
 import warnings
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -28,7 +26,7 @@ from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.training.bridges import callback_of
 from pytest_modelhealth.training.monitoring.history import History
 from pytest_modelhealth.training.monitoring.judging import Reaction, TrainingJudge
-from pytest_modelhealth.training.monitoring.row import Event, StepRow, require_statistic, row_of
+from pytest_modelhealth.training.monitoring.row import Event, StepRow, row_of
 from pytest_modelhealth.training.monitoring.writing import CsvLines
 
 if TYPE_CHECKING:
@@ -52,20 +50,15 @@ class TrainingMonitor(NamesItsAttributes):
         model: the model that is trained.
         selection: which roles of which layers to observe.
         make_report: makes the report of a step.
-        every: watch the first step, and those in which the number reaches a multiple of it.
-        csv: a file to write a row to for each watched step.
-        scaler: the gradient scaler of the training.
-        keep: the most watched steps that the history holds.
         renderer: what shows the history.
         settings: the limits of rules in force.
         on_report: told of the report of the training when the monitor is closed.
-        on_violation: as in `Inspector.monitor`.
+        every, csv, scaler, keep, on_violation: as in `Inspector.monitor`.
 
     Attributes:
         history: the watched steps as arrays.
         observers: called with each new `StepRow`, in order, when the step is in the history and in
             the files.
-        unfinished: the step that an exception ended, if it was watched; ``None`` otherwise.
 
     Raises:
         InspectionError: an argument is of a wrong type.
@@ -97,10 +90,10 @@ class TrainingMonitor(NamesItsAttributes):
         self._model = model
         self._selection = selection
         self._make_report = make_report
-        self._judge = TrainingJudge(settings, make_report, on_report, on_violation)
+        self._on_report = on_report
+        self._judge = TrainingJudge(settings, make_report, on_violation)
         names = [n.name for n in named_modules(model) if selection.roles(n.name, n.module)]
-        self._table = None if csv is None else CsvLines(_path(csv, "csv"), names)
-        self.unfinished: StepRow | None = None
+        self._table = None if csv is None else CsvLines(csv, names)
         self._watch = PassiveWatch(model, selection, scaler)
         self._state = "new"
         self._on_close: list[Callable[[], object]] = []
@@ -121,9 +114,7 @@ class TrainingMonitor(NamesItsAttributes):
         traceback: TracebackType | None,
     ) -> None:
         try:
-            if error is not None:
-                self._take_unfinished()
-            elif self._last is None and self._watch.has_seen:
+            if error is None and self._last is None and self._watch.has_seen:
                 warnings.warn(
                     "the monitor saw no step: step_end() was never called; call it after each "
                     "training step",
@@ -134,14 +125,6 @@ class TrainingMonitor(NamesItsAttributes):
         except BaseException:  # Ctrl-C, once more
             self.close()
             raise
-
-    def _take_unfinished(self) -> None:
-        """Keep what was seen of the step that an exception ended."""
-        with suppress(Exception):  # the user's exception is what matters
-            if self._watch.is_on:
-                seen = self._watch.end()
-                number = 0 if self._last is None else self._last + 1
-                self.unfinished = row_of(number, seen) if seen.passes else None
 
     def start(self) -> Self:
         """Begin to watch: what entering the context does, for loops that cannot be put into one.
@@ -192,10 +175,9 @@ class TrainingMonitor(NamesItsAttributes):
         self._watch.close()
         if self._table is not None:
             self._table.close()
-        if self._state == "started" and self._observation is not None:
-            self.report_of_training()
-            self._judge.hand_out()
-        self._state = "closed"
+        was_started, self._state = self._state == "started", "closed"
+        if was_started and self._observation is not None and self._on_report is not None:
+            self._on_report(self.report_of_training())
         while self._on_close:
             self._on_close.pop()()
 
@@ -212,37 +194,28 @@ class TrainingMonitor(NamesItsAttributes):
             InspectionError: the monitor is not running, the number is no higher than the one
                 before, or the loss is no scalar.
         """
-        number = self._number(step)
-        seen = self._end_watching(number, _scalar(loss)) if self._watch.is_on else None
-        self._advance(number)
-        row = None if seen is None else self._take(number, seen)
-        if row is not None:
-            self._tell(row)
-
-    def _end_watching(self, number: int, loss: Tensor | float | None) -> WatchedStep | None:
-        try:
-            return self._watch.end(loss)
-        except Exception as error:  # noqa: BLE001 - ours
-            self._warn_of_loss(number, error)
-            return None
-
-    def _warn_of_loss(self, number: int, error: Exception) -> None:
-        """Say what cost a step's numbers, an error of ours say: it does not end the training."""
-        why = f"by an error in pytest-modelhealth: {type(error).__name__}: {error}"
-        if isinstance(error, InspectionError):
-            why = str(error)
-        warnings.warn(
-            f"step {number} is lost to the monitor, {why}",
-            ModelHealthWarning,
-            stacklevel=4,
-        )
-
-    def _advance(self, number: int) -> None:
-        """Watch the next step if it is to be watched, as far as its number can be guessed."""
+        number, value = self._number(step), _scalar(loss)
+        row: StepRow | None = None
+        lost = ""
+        if self._watch.is_on:
+            try:
+                seen = self._watch.end(value)
+                row = row_of(number, seen)
+            except InspectionError as error:
+                lost = str(error)
+            except Exception as error:  # noqa: BLE001 - ours: it does not end the training
+                lost = f"by an error in pytest-modelhealth: {type(error).__name__}: {error}"
+        if lost:
+            warnings.warn(
+                f"step {number} is lost to the monitor, {lost}", ModelHealthWarning, stacklevel=2
+            )
+        # the next step is watched if it is one of those, as far as its number can be guessed
         stride = 1 if self._last is None else number - self._last
         self._last = number
         if (number + stride) // self.every != number // self.every:
             self._watch.begin()
+        if row is not None:
+            self._take(row, seen)
 
     def _number(self, step: object) -> int:
         if self._state != "started":
@@ -251,36 +224,36 @@ class TrainingMonitor(NamesItsAttributes):
                 f"step_end() was called, but the monitor {why}: call it inside "
                 "'with inspector.monitor(...) as monitor:'"
             )
-        last = self._last
-        if step is None:
-            return 0 if last is None else last + 1
-        number = _whole(step, "step", 0)
-        if last is not None and number <= last:
-            what = "twice" if number == last else f"after step {last}"
+        last = -1 if self._last is None else self._last
+        number = last + 1 if step is None else _whole(step, "step", 0)
+        if number <= last:
             raise InspectionError(
-                f"step_end({number}) was called {what}: numbers of steps must rise; call it once a "
-                "training step, or leave the number out to have steps counted"
+                f"step_end({number}) was called after step {last}: numbers of steps must rise; "
+                "call it once a training step, or leave the number out to have steps counted"
             )
         return number
 
-    def _take(self, number: int, seen: WatchedStep) -> StepRow | None:
+    def _take(self, row: StepRow, seen: WatchedStep) -> None:
+        """Have rules, history, files and observers take a step, in this order."""
         if self._latest is None:
-            self._check_first(number, seen)
-        try:
-            row = row_of(number, seen)
-        except Exception as error:  # noqa: BLE001 - ours
-            self._warn_of_loss(number, error)
-            return None
+            self._check_first(row.step, seen)
+        row = self._judge.follow(row, seen.observation)
         self._latest, self._observation, self._report = row, seen.observation, None
-        return row
+        self.history.add(row)
+        if self._table is not None:
+            self._table.write(row)
+        for observer in self.observers:
+            observer(row)
+        self._judge.react(row)
 
     def _check_first(self, number: int, seen: WatchedStep) -> None:
         """Warn if nothing was seen of the model, and refuse patterns without a layer."""
+        layers = seen.observation.layers
         if seen.passes:
             modules = {named.name: named.module for named in named_modules(self._model)}
-            named = [(name, modules.get(name)) for name in seen.observation.layers]
+            named = [(name, modules.get(name)) for name in layers]
             ensure_match(self._selection.rules, named, self._model)
-        elif not any(layer.status is Status.OPAQUE for layer in seen.observation.layers.values()):
+        elif not any(layer.status is Status.OPAQUE for layer in layers.values()):
             why = (
                 "does the loop train this very object, with gradients on, before step_end()? The "
                 "replay of a CUDA graph calls no hooks"
@@ -292,16 +265,6 @@ class TrainingMonitor(NamesItsAttributes):
                 ModelHealthWarning,
                 stacklevel=4,
             )
-
-    def _tell(self, row: StepRow) -> None:
-        assert self._observation is not None
-        self._latest = row = self._judge.follow(row, self._observation)
-        self.history.add(row)
-        if self._table is not None:
-            self._table.write(row)
-        for observer in self.observers:
-            observer(row)
-        self._judge.react(row)
 
     # What was seen.
 
@@ -368,33 +331,12 @@ class TrainingMonitor(NamesItsAttributes):
         __tracebackhide__ = True
         self.report_of_training().assert_healthy(**thresholds)
 
-    def top(
-        self, k: int = 5, by: str = "gradient_norm", *, containers: bool = False
-    ) -> list[tuple[str, float]]:
-        """Return the layers of the latest watched step with the largest values of a statistic.
-
-        Args:
-            k: how many at most.
-            by: the statistic, one of `STATISTICS`.
-            containers: whether layers that hold others are among them.
-
-        Raises:
-            InspectionError: no step was watched yet, or there is no such statistic.
-        """
-        require_statistic(by)
-        row, most = self.latest, _whole(k, "k", 1)
-        holders = {layer.rpartition(".")[0] for layer in row.layers if layer}
-        values = row.values[by]
-        order = np.argsort(-np.nan_to_num(values, nan=-np.inf), kind="stable")
-        ranked = [(row.layers[at], float(values[at])) for at in order if values[at] == values[at]]
-        return [found for found in ranked if containers or found[0] not in holders][:most]
-
     # How it is shown.
 
     @property
     def events(self) -> tuple[Event, ...]:
         """What rules object to in the training so far, and since which step, the gravest first."""
-        return self._judge.events()
+        return self._judge.events
 
     def plot(
         self, path: Path | None = None, *, events: Iterable[tuple[int, str, str]] | None = None
@@ -415,8 +357,8 @@ class TrainingMonitor(NamesItsAttributes):
     @property
     def _worst(self) -> Event | None:
         """The gravest of what fails; what only warns is none."""
-        failures = self._judge.events(warnings=False)
-        return failures[0] if failures else None
+        events = self.events
+        return events[0] if events and self._judge.report._judgement.violations else None
 
     def __repr__(self) -> str:
         return self.summary().partition("\n")[0]
@@ -434,29 +376,11 @@ def _whole(value: object, name: str, least: int) -> int:
     Raises:
         InspectionError: it is none, or too small.
     """
-    try:
-        number = operator.index(value) if not isinstance(value, bool | Tensor) else None  # type: ignore[arg-type]
-    except TypeError:
-        number = None
-    if number is None or number < least:
-        raise InspectionError(f"{name} must be a whole number from {least} on, not {_shown(value)}")
-    return number
-
-
-def _shown(value: object) -> str:
-    """Return a plain value as it is written, and of anything else what it is."""
-    if isinstance(value, str | bytes | int | float | None):
-        return repr(value)
-    return f"a {type(value).__name__}"
-
-
-def _path(path: object, name: str) -> Path:
-    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
-        raise InspectionError(
-            f"{name} must be the path of the file to write, such as 'health.{name}', "
-            f"not {_shown(path)}"
-        )
-    return path
+    is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not is_whole or value < least:  # type: ignore[operator]
+        what = repr(value) if isinstance(value, str | int | float) else f"a {type(value).__name__}"
+        raise InspectionError(f"{name} must be a whole number from {least} on, not {what}")
+    return int(value)  # type: ignore[call-overload, no-any-return]
 
 
 def _scalar(loss: Any) -> Tensor | float | None:
@@ -465,17 +389,14 @@ def _scalar(loss: Any) -> Tensor | float | None:
     Raises:
         InspectionError: it is no scalar.
     """
-    if loss is None:
-        return None
+    if loss is None or isinstance(loss, int | float | np.number):
+        return None if loss is None else float(loss)
+    if isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex():
+        return loss.detach()
+    what = repr(loss) if isinstance(loss, str) else f"a {type(loss).__name__}"
     if isinstance(loss, Tensor):
-        if loss.numel() == 1 and not loss.is_complex():
-            return loss.detach()
-        shape = f"a tensor of shape {tuple(loss.shape)}"
-        what = "a complex tensor" if loss.is_complex() else shape
-        raise InspectionError(f"the loss given to step_end() is {what}, not a real scalar")
-    try:
-        return float(loss)
-    except (TypeError, ValueError):
-        raise InspectionError(
-            f"the loss given to step_end() is {_shown(loss)}, not a scalar tensor or a number"
-        ) from None
+        what = f"a tensor of shape {tuple(loss.shape)} and {loss.dtype}"
+    raise InspectionError(
+        f"the loss given to step_end() is {what}, not a real scalar: give a tensor of one element "
+        "or a number"
+    )

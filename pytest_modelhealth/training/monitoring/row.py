@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -51,17 +51,18 @@ class Origin:
     def __str__(self) -> str:
         if self.role == "loss":
             return "the loss is not finite, though all activations are"
-        what = _WORDS[self.role].format(name=self.name)
+        what = WORDS[self.role].format(name=self.name)
         return f"not finite first in {what} of {self.label!r}"
 
 
-_WORDS = {
+WORDS = {
     "inputs": "the inputs",
     "parameters": "the parameter {name!r}",
     "activations": "the activations",
     "gradients": "the gradients",
     "parameter_gradients": "the gradient of the parameter {name!r}",
 }
+"""What a role is called, by the name of the parameter."""
 
 
 def _origin_of(layers: Sequence[LayerRecord], loss: float | None) -> Origin | None:
@@ -123,7 +124,6 @@ STATISTICS = (
     "weight_update_ratio",
     "trainable_fraction",
     "learning_rate",
-    "least_weight_rms",
     "running_std",
     "saturation",
     "training_mode",
@@ -140,10 +140,9 @@ the optimizer changed by the norm of the weights before. NaN stands where nothin
 From ``input_std`` on they are evidence for rules. ``unit_observations`` is how many values of each
 unit were seen, ``weight_update_ratio`` the update ratio of the parameters with two dimensions or
 more, ``trainable_fraction`` how many of the parameters require gradients, ``learning_rate`` the
-largest that an optimizer stepped with, ``least_weight_rms`` the size of the smallest parameter with
-two dimensions or more, ``running_std`` the root of the mean of running variances, ``saturation``
-how near to its ends a bounded activation is, from 0 to 1, ``training_mode`` 1 or 0 for dropout and
-batch norm, ``hooks`` how many hooks the module had.
+largest that an optimizer stepped with, ``running_std`` the root of the mean of running variances,
+``saturation`` how near to its ends a bounded activation is, from 0 to 1, ``training_mode`` 1 or 0
+for dropout and batch norm, ``hooks`` how many hooks the module had.
 """
 
 
@@ -159,9 +158,7 @@ class StepRow:
         update_ratio: norm of all changes of parameters by the norm of those parameters before; NaN
             where no optimizer made a step.
         layers: names of the layers, in execution order, those never called last.
-        types: class of each, or the name of its function (``"relu"``).
         values: an array over `layers` by statistic (`STATISTICS`).
-        parameter_updates: update ratio of each parameter by its full name.
         origin: where the first value that is no number came from, if there is one.
         passes: how many forward passes the step had.
         optimizer_steps: how many steps optimizers made in it; none where a gradient scaler skipped
@@ -174,9 +171,7 @@ class StepRow:
     gradient_norm: float
     update_ratio: float
     layers: tuple[str, ...]
-    types: tuple[str, ...]
     values: Mapping[str, Reals]
-    parameter_updates: Mapping[str, float] = field(default_factory=dict)
     origin: Origin | None = None
     passes: int = 0
     optimizer_steps: int = 0
@@ -257,19 +252,13 @@ def row_of(step: int, seen: WatchedStep) -> StepRow:
             )
         )
     table = np.array(rows, dtype=np.float64).reshape(len(rows), len(STATISTICS)).T
-    changes = {key: seen.updates[key] for key in weights}
     return StepRow(
         step=step,
         loss=seen.observation.loss,
         gradient_norm=_joined([g for lyr in layers for g in lyr.parameter_gradients.values()]),
-        update_ratio=_ratio(_joined(changes.values()), weights.values()),
+        update_ratio=_ratio(_joined([seen.updates[key] for key in weights]), weights.values()),
         layers=tuple(layer.name for layer in layers),
-        types=tuple(layer.type_name for layer in layers),
         values=dict(zip(STATISTICS, table, strict=True)),
-        parameter_updates={
-            ".".join(filter(None, key)): _ratio(_joined([change]), [weights[key]])
-            for key, change in changes.items()
-        },
         origin=_origin_of(layers, seen.observation.loss),
         passes=seen.passes,
         optimizer_steps=seen.optimizer_steps,
@@ -326,7 +315,6 @@ def _evidence(layer: LayerRecord, seen: WatchedStep) -> tuple[float, ...]:
         change / before if before else math.nan,
         1.0 - frozen / len(parameters) if parameters else math.nan,
         seen.rates.get(layer.name, math.nan),
-        min((matrix.rms for matrix in matrices.values()), default=math.nan),
         math.sqrt(max(variance, 0.0)),  # NaN stays NaN
         _saturation(layer, made),
         float(seen.modes.get(layer.name, math.nan)),

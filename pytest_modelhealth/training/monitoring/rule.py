@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pytest_modelhealth.checks.check import held_against
 from pytest_modelhealth.report import Course, CourseEvent, Violation
 from pytest_modelhealth.settings import Limit, Settings, Severity
-from pytest_modelhealth.training.monitoring.following.follower import See
+from pytest_modelhealth.training.monitoring.course import See
 
 PATIENCE = 10
 """How many watched steps something must go on for: what is shorter is a spike."""
@@ -21,7 +21,6 @@ def breach(
     limit: Limit | None = None,
     severity: Severity = "fail",
     cause: str = "",
-    details: tuple[str, ...] = (),
 ) -> Violation:
     """Return what is wrong with an event; fields as of `Violation`."""
     return Violation(
@@ -35,11 +34,7 @@ def breach(
         tensor=event.tensor,
         independent=True,
         severity=severity,
-        details=details,
     )
-
-
-Grade = Callable[[CourseEvent, Course], Severity | None]
 
 
 @dataclass(frozen=True)
@@ -47,10 +42,11 @@ class Kind:
     """What a rule objects to in one kind of event: a row of its table.
 
     Args:
-        kind: that of the event; of several rows for one the first that applies counts.
+        kind: that of the event.
         message: what is wrong; fields of the event, of the loss and of what was measured in braces.
         cause: the likely cause, one sentence.
-        measure: what of an event is held against the limit, one of `_MEASURES`.
+        measure: what of an event is held against the limit: its ``value``, the ``change`` of that
+            by its reference, the ``factor`` up or down, or for how many ``rows`` it went on.
         limit: name of the setting; without one whatever `grade` grades is wrong.
         below: whether values below the limit break it, and not those above.
         scale: what the limit is multiplied by first.
@@ -66,39 +62,31 @@ class Kind:
     below: bool = False
     scale: float = 1.0
     patience: int = PATIENCE
-    grade: Severity | Grade = "fail"
+    grade: Severity | Callable[[CourseEvent, Course], Severity | None] = "fail"
 
     def assess(self, event: CourseEvent, course: Course, settings: Settings) -> Violation | None:
         """Return what is wrong with an event, if anything is."""
-        is_short = self.measure != "rows" and event.rows < self.patience
-        if event.recovered or is_short:
+        if event.recovered or (self.measure != "rows" and event.rows < self.patience):
             return None
         change = event.value / event.reference if event.reference else float(self.below)
-        measured = _MEASURES[self.measure](event, change)
-        limit = settings.limit(self.limit, event.layer) if self.limit else None
-        if limit is not None:
+        measures = {
+            "value": event.value,
+            "change": change,
+            "factor": max(change, 1.0 / change if change else 0.0),
+            "rows": float(event.rows),
+        }
+        value, limit = measures[self.measure], None
+        if self.limit:
+            limit = settings.limit(self.limit, event.layer)
             bound = limit.value * self.scale
-            if not (measured < bound if self.below else measured > bound):
+            if not (value < bound if self.below else value > bound):
                 return None
         severity = self.grade if isinstance(self.grade, str) else self.grade(event, course)
         if severity is None:
             return None
-        told = {**vars(event), **event.facts, "layer": named(event), "change": change}
-        message = self.message.format(**told, loss=course.loss)
-        return breach(event, message, measured, limit, severity, self.cause)
-
-
-_MEASURES: dict[str, Callable[[CourseEvent, float], float]] = {
-    "value": lambda event, change: event.value,
-    "rows": lambda event, change: float(event.rows),
-    "change": lambda event, change: change,
-    "factor": lambda event, change: max(change, 1.0 / change if change else 0.0),
-    "jump": lambda event, change: abs(event.value - event.reference),
-}
-"""By name: the value, how many steps showed it, the value by its reference (also up or down)."""
-
-
-Assess = Callable[[CourseEvent, Course, Settings], Violation | None]
+        facts = {**vars(event), **event.facts, "layer": label(event), "change": change}
+        message = self.message.format(**facts, loss=course.loss)
+        return breach(event, message, value, limit, severity, self.cause)
 
 
 @dataclass(frozen=True)
@@ -112,7 +100,7 @@ class Rule:
     """
 
     see: See
-    assess: Assess
+    assess: Callable[[CourseEvent, Course, Settings], Violation | None]
     unseen: str = ""
 
 
@@ -121,21 +109,20 @@ def rule(see: See, *kinds: Kind, unless: str = "", unseen: str = "") -> Rule:
 
     Args:
         see, unseen: as of `Rule`.
-        kinds: of several rows for one kind the first that applies counts.
+        kinds: its table.
         unless: what of the loss leaves nothing to object to.
     """
+    table = {kind.kind: kind for kind in kinds}
 
     def assess(event: CourseEvent, course: Course, settings: Settings) -> Violation | None:
         if unless and getattr(course.loss, unless):
             return None
-        rows = (kind for kind in kinds if kind.kind == event.kind)
-        assessed = (row.assess(event, course, settings) for row in rows)
-        return next((found for found in assessed if found is not None), None)
+        return table[event.kind].assess(event, course, settings)
 
     return Rule(see, assess, unseen)
 
 
-def named(event: CourseEvent) -> str:
+def label(event: CourseEvent) -> str:
     """Return the layer of an event for people."""
     return repr(event.layer) if event.layer else "the model"
 

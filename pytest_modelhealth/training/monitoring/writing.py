@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from pytest_modelhealth.errors import InspectionError, ModelHealthWarning
-from pytest_modelhealth.training.libraries import is_of
 from pytest_modelhealth.training.monitoring.row import STATISTICS, StepRow, require_statistic
 
 COLUMNS = ("step", "loss", "gradient_norm", "update_ratio")
@@ -30,50 +29,50 @@ class CsvLines:
     Args:
         path: where it lies.
         layers: names of the layers that are known from the start.
+
+    Raises:
+        InspectionError: `path` is no path.
     """
 
-    def __init__(self, path: str | os.PathLike[str], layers: Sequence[str]) -> None:
+    def __init__(self, path: Any, layers: Sequence[str]) -> None:
+        if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+            raise InspectionError(
+                f"csv must be the path of the file to write, such as 'health.csv', not {path!r}"
+            )
         self.path = Path(path)
         self._layers = layers
         self._file: IO[bytes] | None = None
-        self._columns: list[str] | None = None
+        self._columns: list[str] = []
         self._is_warned = False
 
     def open(self) -> None:
         """Open the file.
 
         Raises:
-            InspectionError: it cannot be written, or what is in it does not fit.
+            InspectionError: it cannot be written, or is the table of another model.
         """
         try:
             self._file = self.path.open("r+b" if self.path.exists() else "x+b")
-            end = 0
-            # an empty file cannot be mapped
-            with suppress(ValueError), mmap(self._file.fileno(), 0) as lines:
-                end = lines.rfind(b"\n") + 1
-            self._file.truncate(end)  # without a line that a crash left unfinished
-            self._file.seek(0)
-            self._check(self._file.readline().decode(errors="replace"))
+            header = next(csv.reader([self._file.readline().decode(errors="replace")]), [])
+            missing = [name for name in self._names(self._layers) if name not in set(header)]
+            if header and missing:
+                raise InspectionError(
+                    f"{str(self.path)!r} is a table of something else: its header lacks "
+                    f"{missing[0]!r}. Give another path, or move it away"
+                )
+            self._columns = header
+            with suppress(ValueError), mmap(self._file.fileno(), 0) as lines:  # empty: no map
+                self._file.truncate(lines.rfind(b"\n") + 1)
             self._file.seek(0, os.SEEK_END)
-        except OSError as error:
+        except BaseException as error:
             self.close()
-            raise InspectionError(f"cannot write {str(self.path)!r}: {error}") from error
-        except BaseException:
-            self.close()
+            if isinstance(error, OSError):
+                raise InspectionError(f"cannot write {str(self.path)!r}: {error}") from error
             raise
 
-    def _check(self, first: str) -> None:
-        """Take the columns of a table that is there, if it is one of these layers."""
-        header = next(csv.reader([first]), [])
-        expected = (*COLUMNS, *_cells(self._layers))
-        if header and (missing := set(expected).difference(header)):
-            lacking = next(column for column in expected if column in missing)
-            raise InspectionError(
-                f"{str(self.path)!r} is a table of something else: its header lacks {lacking!r}, "
-                f"{len(missing)} columns are missing. It was written of another model, selection "
-                "or version: give another path, or move it away"
-            )
-        self._columns = header or None
+    @staticmethod
+    def _names(layers: Iterable[str]) -> list[str]:
+        return [*COLUMNS, *(f"{layer}:{name}" for layer in layers for name in STATISTICS)]
 
     def close(self) -> None:
         """Close the file."""
@@ -85,8 +84,27 @@ class CsvLines:
         """Add a row. A file that cannot be written any longer is left alone, with a warning."""
         if self._file is None:
             return
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        if not self._columns:
+            self._columns = self._names(dict.fromkeys((*self._layers, *row.layers)))
+            writer.writerow(self._columns)
+        cells: dict[str, Any] = {name: getattr(row, name) for name in COLUMNS}
+        for statistic in STATISTICS:
+            for layer, number in zip(row.layers, row.values[statistic].tolist(), strict=True):
+                cells[f"{layer}:{statistic}"] = "" if math.isnan(number) else number
+        late = sorted({name.rpartition(":")[0] for name in cells.keys() - set(self._columns)})
+        if late and not self._is_warned:
+            self._is_warned = True
+            warnings.warn(
+                f"step {row.step} has layers that the header of {str(self.path)!r} does not know: "
+                f"{', '.join(late[:3])}. They are left out of it; the history has them",
+                ModelHealthWarning,
+                stacklevel=4,
+            )
+        writer.writerow([cells.get(column, "") for column in self._columns])
         try:
-            self._file.write(self._text(row).encode())
+            self._file.write(text.getvalue().encode())
             self._file.flush()
         except OSError as error:
             with suppress(OSError):  # closing writes what is left
@@ -98,39 +116,6 @@ class CsvLines:
                 stacklevel=4,
             )
 
-    def _text(self, row: StepRow) -> str:
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        if self._columns is None:
-            self._columns = [*COLUMNS, *_cells(dict.fromkeys((*self._layers, *row.layers)))]
-            writer.writerow(self._columns)
-        cells: dict[str, Any] = {name: getattr(row, name) for name in COLUMNS}
-        for statistic in STATISTICS:
-            numbers = row.values[statistic].tolist()
-            for layer, number in zip(row.layers, numbers, strict=True):
-                cells[f"{layer}:{statistic}"] = "" if math.isnan(number) else number
-        new = set(cells).difference(self._columns)
-        if new and not self._is_warned:
-            self._is_warned = True
-            layers = sorted({column.rpartition(":")[0] for column in new})
-            warnings.warn(
-                f"step {row.step} has layers that the header of {str(self.path)!r} does not know: "
-                f"{', '.join(layers[:3])}. They are left out of it; the history has them",
-                ModelHealthWarning,
-                stacklevel=4,
-            )
-        writer.writerow([cells.get(column, "") for column in self._columns])
-        return text.getvalue()
-
-
-def _cells(layers: Iterable[str]) -> list[str]:
-    return [f"{layer}:{statistic}" for layer in layers for statistic in STATISTICS]
-
-
-# Other destinations
-
-Write = Callable[[int, dict[str, float]], object]
-"""Takes the number of a step, and its numbers by their names."""
 
 WRITTEN = (
     "activation_rms",
@@ -144,86 +129,49 @@ WRITTEN = (
 _MOST_FAILURES = 3
 
 
-def writers_of(to: Any) -> list[tuple[str, Write]]:
-    """Return what writes to a destination, or to several in a list or tuple, with their names.
-
-    Raises:
-        InspectionError: something is no destination.
-    """
-    if to is None:
-        return []
-    return [_writer(one) for one in (to if isinstance(to, list | tuple) else [to])]
-
-
-def _writer(destination: Any) -> tuple[str, Write]:
-    name = str(getattr(destination, "__name__", type(destination).__name__))
-    is_tensorboard = is_of(destination, "torch.utils.tensorboard", "tensorboardX")
-    if is_tensorboard and hasattr(destination, "add_scalar"):
-
-        def write(step: int, numbers: dict[str, float]) -> None:
-            for key, value in numbers.items():
-                destination.add_scalar(key, value, step)
-
-        return name, write
-    if callable(destination) and not isinstance(destination, type):
-        return name, destination
-    raise InspectionError(
-        f"to={destination!r} ({type(destination).__name__}) is nothing that numbers can be "
-        "written to. Give a SummaryWriter of TensorBoard, a function of the step and a dictionary "
-        "of numbers by name (for any other logger: to=lambda step, numbers: run.log(numbers)), or "
-        "a list of them."
-    )
-
-
 class Scalars:
-    """An observer of a monitor that writes to destinations.
+    """An observer of a monitor that writes to TensorBoard, or calls functions.
 
     ``modelhealth/loss``, ``modelhealth/gradient_norm`` and ``modelhealth/update_ratio`` are of the
     whole model, ``modelhealth/encoder.0/gradient_norm`` is of a layer. Written are layers that hold
     no others, and those with parameters of their own; the model itself goes by its type's name.
 
     Args:
-        writers: of the destinations.
+        to: a writer or function, or a list or tuple of them; ``None`` is none.
         model_type: name of the model's type.
         statistics: of each layer.
 
     Raises:
-        InspectionError: there is no such statistic.
+        InspectionError: something is no destination, or there is no such statistic.
     """
 
-    def __init__(
-        self,
-        writers: Sequence[tuple[str, Write]],
-        model_type: str,
-        statistics: Iterable[str] | None = None,
-    ) -> None:
-        self._writers = list(writers)
+    def __init__(self, to: Any, model_type: str, statistics: Iterable[str] | None = None) -> None:
+        destinations = [] if to is None else to if isinstance(to, list | tuple) else [to]
+        self.writers = [(destination, _write_to(destination)) for destination in destinations]
+        self._failures = [0] * len(self.writers)
         self._model_type = model_type
-        chosen = (statistics,) if isinstance(statistics, str) else tuple(statistics or ())
-        for statistic in chosen:
+        chosen = WRITTEN if statistics is None else statistics
+        self._statistics = (chosen,) if isinstance(chosen, str) else tuple(chosen)
+        for statistic in self._statistics:
             require_statistic(statistic)
-        self._statistics = WRITTEN if statistics is None else chosen
-        self._failures = [0] * len(self._writers)  # in a row
-        self._warned: set[int] = set()
 
     def __call__(self, row: StepRow) -> None:
         """Write the numbers of a step."""
         numbers = dict(self._numbers(row))
-        for at, (name, write) in enumerate(self._writers):
+        for at, (destination, write) in enumerate(self.writers):
             if self._failures[at] == _MOST_FAILURES:
                 continue
             try:
                 write(row.step, dict(numbers))
-                self._failures[at] = 0
             except Exception as error:  # noqa: BLE001 - another library's: the training goes on
                 self._failures[at] += 1
-                if at not in self._warned:
-                    self._warned.add(at)
+                if self._failures[at] == 1:
+                    name = getattr(destination, "__name__", type(destination).__name__)
                     warnings.warn(
                         f"{name} did not take the numbers of step {row.step}: "
                         f"{type(error).__name__}: {error}. The training goes on, and the monitor "
-                        f"keeps its history; after {_MOST_FAILURES} failures in a row nothing more "
-                        "is written there",
+                        f"keeps its history; after {_MOST_FAILURES} failures nothing more is "
+                        "written there",
                         ModelHealthWarning,
                         stacklevel=4,
                     )
@@ -242,3 +190,24 @@ class Scalars:
             for layer, value, is_owner in zip(row.layers, values, owns, strict=True):
                 if (layer not in holders or is_owner) and not math.isnan(value):
                     yield f"modelhealth/{layer or self._model_type}/{statistic}", value
+
+
+def _write_to(destination: Any) -> Callable[[int, dict[str, float]], object]:
+    """Return what takes the number of a step, and its numbers by their names."""
+    if not isinstance(destination, type):
+        if hasattr(destination, "add_scalar"):  # TensorBoard's
+
+            def write(step: int, numbers: dict[str, float]) -> None:
+                for name, value in numbers.items():
+                    destination.add_scalar(name, value, step)
+
+            return write
+        if callable(destination):
+            function: Callable[[int, dict[str, float]], object] = destination
+            return function
+    raise InspectionError(
+        f"to={destination!r} ({type(destination).__name__}) is nothing that numbers can be "
+        "written to. Give a SummaryWriter of TensorBoard, a function of the step and a dictionary "
+        "of numbers by name (for any other logger: to=lambda step, numbers: run.log(numbers)), or "
+        "a list of them."
+    )

@@ -1,4 +1,4 @@
-"""The checks of a whole training: a table each of what is wrong with what a follower saw begin."""
+"""The checks of a whole training: a table each of what is wrong with what began in a step."""
 
 from __future__ import annotations
 
@@ -20,48 +20,50 @@ _TOGETHER = 20
 
 
 def findings(check: Listed, observation: Observation, settings: Settings) -> Iterator[Finding]:
-    """Yield what a training breaks, if one was watched, or that nothing was seen of it."""
+    """Yield what a training breaks, if one was watched, or that nothing was seen of it.
+
+    Of several violations in one layer the first stands, those of other layers that begin with an
+    earlier one of the kind are what it affects, and one that a waiver accepts stands alone.
+    """
     course, rule = observation.course, RULES[check.name]
     if course is None:
         return
     if rule.unseen and not course.passes and course.steps:
         yield check.inconclusive(place(observation), rule.unseen.format(course.steps))
-    events = (event for event in course.events if event.rule == check.name)
-    assessed = [(event, rule.assess(event, course, settings)) for event in events]
-    found = [
-        (event, replace(violation, layer=place(observation, event.layer).name))
-        for event, violation in assessed
-        if violation is not None
-    ]
-    found.sort(key=lambda pair: (pair[1].severity != "fail", pair[0].step))
-    yield from _together(found, settings)
-
-
-def _together(
-    found: list[tuple[CourseEvent, Violation]], settings: Settings
-) -> Iterator[Violation]:
-    """Yield violations, those that begin with an earlier one of the kind as layers it affects.
-
-    Of several in one layer the first stands; one that a waiver accepts stands alone.
-    """
+    breaches = []
+    for event in course.events:
+        violation = rule.assess(event, course, settings) if event.rule == check.name else None
+        if violation is not None:
+            layer = place(observation, event.layer).name
+            breaches.append((event, replace(violation, layer=layer)))
+    breaches.sort(key=lambda pair: (pair[1].severity != "fail", pair[0].step))
     roots: list[tuple[CourseEvent, Violation]] = []
-    alone = []
-    for event, violation in found:
+    for event, violation in breaches:
         if any(waiver.covers(violation.check, violation.layer) for waiver in settings.waivers):
-            alone.append(violation)
+            yield violation
             continue
-        for at, (first, root) in enumerate(roots):
-            if root.layer == violation.layer:
-                roots[at] = first, replace(root, details=(*root.details, violation.message))
-                break
+        at = _root_of(event, violation, roots)
+        if at is None:
+            roots.append((event, violation))
+            continue
+        first, root = roots[at]
+        if root.layer == violation.layer:
+            root = replace(root, details=(*root.details, violation.message))
         else:
-            for at, (first, root) in enumerate(roots):
-                is_same = (first.kind, root.severity) == (event.kind, violation.severity)
-                if is_same and abs(event.step - first.step) <= max(_TOGETHER, first.rows):
-                    affected = (*root.affected, violation.layer)
-                    roots[at] = first, replace(root, affected=affected)
-                    break
-            else:
-                roots.append((event, violation))
+            root = replace(root, affected=(*root.affected, violation.layer))
+        roots[at] = first, root
     yield from (root for _, root in roots)
-    yield from alone
+
+
+def _root_of(
+    event: CourseEvent, violation: Violation, roots: list[tuple[CourseEvent, Violation]]
+) -> int | None:
+    """Return which violation one belongs to: that of its layer, or one of its kind and time."""
+    for at, (_, root) in enumerate(roots):
+        if root.layer == violation.layer:
+            return at
+    for at, (first, root) in enumerate(roots):
+        is_same = (first.kind, root.severity) == (event.kind, violation.severity)
+        if is_same and abs(event.step - first.step) <= max(_TOGETHER, first.rows):
+            return at
+    return None

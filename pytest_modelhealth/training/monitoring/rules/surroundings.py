@@ -2,146 +2,245 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
 from pytest_modelhealth.report import Course, CourseEvent, Violation
 from pytest_modelhealth.settings import Settings, Severity
-from pytest_modelhealth.training.monitoring.following import surroundings as following
-from pytest_modelhealth.training.monitoring.rule import PATIENCE, Kind, Rule, breach, named, rule
+from pytest_modelhealth.training.monitoring.course import Follower, Table
+from pytest_modelhealth.training.monitoring.levels import Level, Levels, grown
+from pytest_modelhealth.training.monitoring.row import WORDS, StepRow
+from pytest_modelhealth.training.monitoring.rule import PATIENCE, Kind, Rule, breach, label, rule
 
-_FEW = 3
-_NONFINITE = {
-    "inputs": (
-        "in the inputs of {layer}",
-        "the batch of this step holds values that are no numbers",
-    ),
-    "parameters": (
-        "in the parameter {tensor!r} of {layer}",
-        "the step before wrote them: its gradient or learning rate was not finite",
-    ),
-    "activations": (
-        "in the activations of {layer}",
-        "an operation of this layer overflows, or divides by zero",
-    ),
-    "gradients": (
-        "in the gradients of {layer}",
-        "the backward pass divides by zero or overflows, as the derivative of sqrt at 0",
-    ),
-    "parameter_gradients": (
-        "in the gradient of the parameter {tensor!r} of {layer}",
-        "the backward pass of this layer divides by zero or overflows",
-    ),
-    "loss": (
-        "in the loss",
-        "the loss takes the logarithm of zero, divides by zero or overflows",
-    ),
+RULES: dict[str, Rule] = {}
+
+
+def nonfinite_steps(table: Table, follower: Follower) -> Iterator[None]:
+    """Tells steps that are skipped from those that reach the weights."""
+    loss_before, step_before = math.nan, -1
+    while True:
+        row = table.row
+        kind, origin, loss = _kind(row), row.origin, row.loss
+        for other, layer in list(follower.open):
+            if other != kind and (other, kind) != ("poisoned", "skipped"):
+                follower.mark(other, False, math.nan, math.nan, layer=layer)
+        layers = [layer for own, layer in follower.open if own == kind]
+        if layers:
+            follower.mark(kind, True, math.nan, loss_before, layer=layers[0])
+        elif kind:
+            follower.mark(
+                kind,
+                True,
+                math.nan if loss is None else loss,
+                loss_before,
+                layer="" if origin is None else origin.layer,
+                role="loss" if origin is None else origin.role,
+                tensor="" if origin is None else origin.name,
+                facts={"loss_before": loss_before, "step_before": step_before},
+            )
+        if loss is not None and math.isfinite(loss):
+            loss_before = loss
+        step_before = row.step
+        yield
+
+
+def _kind(row: StepRow) -> str:
+    """Return what kind of step it is; ``""`` if all are numbers."""
+    bad_loss = row.loss is not None and not math.isfinite(row.loss)
+    if row.origin is None and not bad_loss and not math.isinf(row.gradient_norm):
+        return ""
+    if bool((row.values["parameter_nonfinite"] > 0).any()):
+        return "poisoned"
+    bad_gradients = not math.isfinite(row.gradient_norm) and bool(
+        (row.values["parameter_gradient_nonfinite"] > 0).any()
+    )
+    if not bad_loss and not bad_gradients and row.origin is not None:
+        is_forward = row.origin.role in ("inputs", "activations")
+        return "masked" if is_forward else "skipped"
+    return "poisoned" if row.optimizer_steps else "skipped"
+
+
+_CAUSES = {
+    "inputs": "the batch of this step holds values that are no numbers",
+    "parameters": "the step before wrote them: its gradient or learning rate was not finite",
+    "activations": "an operation of this layer overflows, or divides by zero",
+    "gradients": "the backward pass divides by zero or overflows, as the derivative of sqrt at 0",
+    "parameter_gradients": "the backward pass of this layer divides by zero or overflows",
+    "loss": "the loss takes the logarithm of zero, divides by zero or overflows",
 }
-"""Where it is, and the likely cause, by the role of the tensor."""
+"""What it is likely to come from, by the role of the first tensor."""
 
 
 def _nonfinite(event: CourseEvent, course: Course, settings: Settings) -> Violation | None:
     """Return what is wrong with values that are no numbers."""
-    where, cause = _NONFINITE[event.role]
-    where = where.format(tensor=event.tensor, layer=named(event))
-    loss, after = event.facts.get("loss_before", 0.0), event.facts.get("step_before", -1.0)
-    before = f"the loss before was {loss:.3g}" if loss == loss else ""  # NaN: none was seen
-    since = f"step {event.step}"
+    where, cause = "in the loss", _CAUSES[event.role]
+    if event.role != "loss":
+        where = f"in {WORDS[event.role].format(name=event.tensor)} of {label(event)}"
+    since, after = f"step {event.step}", event.facts["step_before"]
     if event.step - after > 1.0 and after >= 0.0:
         since += f" (step {after:.0f} was fine, those between unwatched)"
-    limit, value = None, float(event.rows)
     severity: Severity = "warn" if event.recovered else "fail"
     if event.kind == "skipped":
-        limit, value = settings["max_skipped_steps"], float(event.last - event.step + 1)
-        if event.rows < _FEW or value < limit.value:
+        limit, steps = settings["max_skipped_steps"], float(event.last - event.step + 1)
+        if event.rows < 3 or steps < limit.value:
             return None
         text = (
-            f"every optimizer step is skipped over {value:.0f} steps, as something is not "
+            f"every optimizer step is skipped over {steps:.0f} steps, as something is not "
             f"finite: since {since}, first {where}"
         )
-        cause = "it is not the scale that overflows: the loss or a layer makes NaN or infinity "
-        cause += "at any scale"
-    elif event.kind == "masked":
+        cause = (
+            "it is not the scale that overflows: the loss or a layer makes NaN or infinity at any "
+            "scale"
+        )
+        return breach(event, text, steps, limit, severity, cause)
+    if event.kind == "masked":
         text = f"NaN or infinity {where} since {since}, which reaches neither loss nor gradients"
-        cause, severity = "", "warn"
-    else:
-        text = f"NaN or infinity first appears {where} in {since}"
-        text += f"; it was gone after step {event.last}" if event.recovered else ""
-        text += f"; {before}" if before else ""
-    return breach(event, text, value, limit, severity, cause, (before,) if before else ())
+        return breach(event, text, float(event.rows), None, "warn")
+    text = f"NaN or infinity first appears {where} in {since}"
+    text += f"; it was gone after step {event.last}" if event.recovered else ""
+    loss = event.facts["loss_before"]
+    text += "" if math.isnan(loss) else f"; the loss before was {loss:.3g}"
+    return breach(event, text, float(event.rows), None, severity, cause)
 
 
-_LARGE = 0.03
-_LEAPS = 5.0
-_SOME = 5e-3
-_DOUBLE = 2.0
-_WIDE = 10.0
+# NaN and infinity reach no weight, and stay in no step.
+RULES["nonfinite_steps"] = Rule(nonfinite_steps, _nonfinite)
+
 _STEEP = 30.0
-_LOST, _WORSE = 50.0, 5.0
-_PATIENT = 2 * PATIENCE
+_WIDE = 10.0
+
+
+def loss_divergence(table: Table, follower: Follower) -> Iterator[None]:
+    """An episode lasts while the loss is above its best by more than its own noise."""
+    updates, gradients = Level(), Level()
+    noise, best_step, above_since = math.inf, -1, -1
+    nothing = {"update_ratio": 0.0, "update_growth": 0.0, "gradient_growth": 0.0}
+    most = nothing
+    while True:
+        row, loss, is_on = table.row, table.loss.summary, bool(follower.open)
+        updates.add(row.update_ratio, going_on=is_on)
+        gradients.add(row.gradient_norm, going_on=is_on)
+        if not loss.is_known or row.loss is None:
+            yield
+            continue
+        if not is_on and (loss.best_step != best_step or noise > loss.noise):
+            best_step, noise = loss.best_step, loss.noise
+        floor = max(6.0 * noise, 0.5 * loss.progress, 0.05 * abs(loss.first))
+        if row.loss - loss.best <= floor:
+            above_since = -1
+        elif above_since < 0:
+            above_since = row.step
+        is_above = not loss.lost <= floor
+        if is_above:
+            latest = {
+                "update_ratio": math.exp(updates.low),
+                "update_growth": math.exp(updates.low - updates.usual),
+                "gradient_growth": math.exp(gradients.low - gradients.reference),
+            }
+            # the largest of each; NaN, of few values, is none
+            most = {name: max(most[name], latest[name]) for name in most}
+        else:
+            most = nothing
+        since = above_since if above_since >= 0 else None
+        facts = {**most, "first": loss.first, "noise": noise, "best_step": loss.best_step}
+        follower.mark("loss", is_above, loss.recent, loss.best, since=since, facts=facts)
+        yield
 
 
 def _diverged(event: CourseEvent, course: Course, settings: Settings) -> Violation | None:
     """Return what is wrong with a loss that is above its best."""
     if event.recovered or event.rows < PATIENCE:
         return None
-    facts, loss = event.facts, course.loss
-    gained = facts["first"] - event.reference
-    start = abs(facts["first"]) if loss.never_negative else 0.0
-    scale = max(gained, start, _WIDE * facts["noise"], 1e-12)
-    rise = event.value - event.reference
-    risen, limit = rise / scale, settings["max_loss_rise"]
+    facts, loss, rise = event.facts, course.loss, event.value - event.reference
+    ratio, steepness = facts["update_ratio"], facts["gradient_growth"]
     text = (
         f"the loss rose from {event.reference:.3g}, its best at step {facts['best_step']:.0f}, "
         f"to {event.value:.3g}, and stayed there since step {event.step}"
     )
-    if risen > limit.value:
-        return breach(event, text, risen, limit, cause=_cause(event))
-    gain = gained if gained > 0.3 * max(start, _WIDE * facts["noise"]) else scale
-    lost, least = rise / gain, settings["max_lost_progress"]
-    if lost < least.value or rise < _WIDE * facts["noise"]:
-        return None
-    if _is_unstable(event):
-        return breach(event, text, lost, least, cause=_cause(event))
-    if event.rows < _PATIENT or course.most_optimizer_steps > 1:
-        return None
-    is_far = event.value > max(_LOST * event.reference, _WORSE * abs(facts["first"]))
-    if loss.never_negative and is_far:
-        return breach(event, text, lost, least, cause="steps are too large, and add up")
-    why = "the model diverged, or what it learns changed: its data, its targets, its rewards"
-    return breach(event, text, lost, least, severity="warn", cause=why)
-
-
-def _is_unstable(event: CourseEvent) -> bool:
-    """Whether updates or gradients are out of all proportion while the loss is high."""
-    facts = event.facts
-    ratio, growth = facts["update_ratio"], facts["update_growth"]
-    leaps = (ratio > _LARGE and growth > _DOUBLE) or (ratio > _SOME and growth > _LEAPS)
-    return leaps or ratio > _WIDE * _SOME * 2 or facts["gradient_growth"] > _STEEP
-
-
-def _cause(event: CourseEvent) -> str:
-    facts = event.facts
-    if facts["gradient_growth"] > _STEEP:
-        return f"gradients grew {facts['gradient_growth']:.3g}-fold with it: the step is too large"
-    return (
-        f"updates of up to {facts['update_ratio']:.2g} of the weights go with it: the learning "
-        "rate is too large"
+    cause = (
+        f"updates of up to {ratio:.2g} of the weights go with it: the learning rate is too large"
     )
+    if steepness > _STEEP:
+        cause = f"gradients grew {steepness:.3g}-fold with it: the step is too large"
+    start = abs(facts["first"]) if loss.never_negative else 0.0
+    gained, noise = facts["first"] - event.reference, _WIDE * facts["noise"]
+    scale = max(gained, start, noise, 1e-12)
+    limit = settings["max_loss_rise"]
+    if rise / scale > limit.value:
+        return breach(event, text, rise / scale, limit, cause=cause)
+    lost = rise / (gained if gained > 0.3 * max(start, noise) else scale)
+    limit = settings["max_lost_progress"]
+    if lost < limit.value or rise < noise:
+        return None
+    # updates or gradients are out of all proportion while the loss is high
+    growth = facts["update_growth"]
+    leaps = (ratio > 0.03 and growth > 2.0) or (ratio > 5e-3 and growth > 5.0)
+    if leaps or ratio > 0.1 or steepness > _STEEP:
+        return breach(event, text, lost, limit, cause=cause)
+    if event.rows < 2 * PATIENCE or course.most_optimizer_steps > 1:
+        return None
+    is_far = event.value > max(50.0 * event.reference, 5.0 * abs(facts["first"]))
+    if loss.never_negative and is_far:
+        return breach(event, text, lost, limit, cause="steps are too large, and add up")
+    cause = "the model diverged, or what it learns changed: its data, its targets, its rewards"
+    return breach(event, text, lost, limit, "warn", cause)
 
 
-_OTHER = 10.0
+# What was learnt is not lost again.
+RULES["loss_divergence"] = Rule(loss_divergence, _diverged)
 
 
-def _of_another_size(event: CourseEvent, course: Course) -> Severity | None:
-    small, large = sorted((event.value, event.reference))
-    return "warn" if large >= _OTHER * small else None
+def input_shift(table: Table, follower: Follower) -> Iterator[None]:
+    """Compares the standard deviation of the model's inputs with what was usual."""
+    spread = Level()
+    is_shifted = False
+    while True:
+        std = table.row["", "input_std"] if "" in table.row.layers else math.nan
+        if not math.isnan(std):
+            spread.add(std, going_on=is_shifted)
+            usual = math.exp(spread.usual)
+            is_constant = spread.count >= 15 and std < 1e-6 * usual
+            follower.mark("constant", is_constant, std, usual)
+            if not is_constant:
+                is_up = spread.low - spread.usual > math.log(10.0)
+                is_down = spread.usual - spread.high > math.log(10.0)
+                is_shifted = spread.count > 15 and (is_up or is_down)
+                value = math.exp(spread.low if is_up else spread.high)
+                follower.mark("scale", is_shifted, value, usual)
+        yield
 
 
-_JUMPED = "the standard deviation of the model's inputs jumped from {reference:.3g} to "
-_JUMPED += "{value:.3g} since step {step}, and stays there"
-_OTHER_INPUTS = (
-    _JUMPED,
-    "the loader no longer standardises its samples, or gives other ones",
-    "factor",
+# A batch that stands out is none; a curriculum may change the scale a little.
+RULES["input_shift"] = rule(
+    input_shift,
+    Kind(
+        "constant",
+        "all inputs of the model are the same number since step {step}: their standard "
+        "deviation is {value:.3g}, it was {reference:.3g}",
+        "the loader gives blank or constant samples: nothing can be learnt of them",
+    ),
+    Kind(
+        "scale",
+        "the standard deviation of the model's inputs jumped from {reference:.3g} to "
+        "{value:.3g} since step {step}, and stays there",
+        "the loader no longer standardises its samples, or gives other ones",
+        "factor",
+        "max_input_shift",
+    ),
 )
+
+
+def mode_switch(table: Table, follower: Follower) -> Iterator[None]:
+    """An episode lasts while a layer that was in training mode is in evaluation mode."""
+    trained = np.zeros(0)
+    while True:
+        modes = table.values("training_mode")
+        trained = grown(trained, len(modes), 0.0) + (modes == 1.0)
+        active = (modes == 0.0) & (trained >= 5)
+        follower.mark("switched", active, modes, trained, valid=~np.isnan(modes))
+        yield
 
 
 def _switched(event: CourseEvent, course: Course) -> Severity | None:
@@ -150,30 +249,9 @@ def _switched(event: CourseEvent, course: Course) -> Severity | None:
     return "fail" if not event.layer else None if is_whole else "warn"
 
 
-RULES: dict[str, Rule] = {}
-
-# NaN and infinity reach no weight, and stay in no step.
-RULES["nonfinite_steps"] = Rule(following.nonfinite_steps, _nonfinite)
-
-# What was learnt is not lost again.
-RULES["loss_divergence"] = Rule(following.loss_divergence, _diverged)
-
-# A batch that stands out is none; a curriculum may change the scale a little.
-RULES["input_shift"] = rule(
-    following.input_shift,
-    Kind(
-        "constant",
-        "all inputs of the model are the same number since step {step}: their standard "
-        "deviation is {value:.3g}, it was {reference:.3g}",
-        "the loader gives blank or constant samples: nothing can be learnt of them",
-    ),
-    Kind("scale", *_OTHER_INPUTS, "max_input_shift"),
-    Kind("scale", *_OTHER_INPUTS, grade=_of_another_size),
-)
-
 # Layers that are in evaluation mode from the start may be held there on purpose.
 RULES["mode_switch"] = rule(
-    following.mode_switch,
+    mode_switch,
     Kind(
         "switched",
         "{layer} trains in evaluation mode since step {step}, over {rows} watched steps; it "
@@ -185,9 +263,23 @@ RULES["mode_switch"] = rule(
     ),
 )
 
+
+def growing_hooks(table: Table, follower: Follower) -> Iterator[None]:
+    """An episode lasts while a layer has more hooks in every step than in the one before."""
+    before = rises = np.zeros(0)
+    while True:
+        hooks = table.values("hooks")
+        before, rises = grown(before, len(hooks)), grown(rises, len(hooks), 0.0)
+        valid = ~np.isnan(hooks)
+        rises = np.where(hooks > before, rises + 1.0, rises * ~valid)
+        follower.mark("rising", rises >= 10, hooks, before, valid=valid)
+        before = np.where(valid, hooks, before)
+        yield
+
+
 # Hooks that are removed again may be registered in each step.
 RULES["growing_hooks"] = rule(
-    following.growing_hooks,
+    growing_hooks,
     Kind(
         "rising",
         "{layer} gets more forward hooks in every step since step {step}: it has {value:.0f} now",
@@ -197,9 +289,25 @@ RULES["growing_hooks"] = rule(
     ),
 )
 
+
+def statistics_drift(table: Table, follower: Follower) -> Iterator[None]:
+    """Compares the running deviation with the usual deviation of what the layer is given."""
+    running, inputs = Levels(), Levels()
+    while True:
+        in_training = table.values("training_mode") == 1.0
+        values = np.where(in_training, table.values("running_std"), np.nan)
+        if follower.open or not np.isnan(values).all():
+            running.add(values)
+            inputs.add(table.values("input_std"))
+            value, usual = np.exp(running.low), np.exp(inputs.usual)
+            valid = running.valid & (running.count > 20)
+            follower.mark("far", valid & (value > 10.0 * usual), value, usual, valid=valid)
+        yield
+
+
 # A single batch that stands out is forgotten within some steps.
 RULES["statistics_drift"] = rule(
-    following.statistics_drift,
+    statistics_drift,
     Kind(
         "far",
         "the running statistics of {layer} are far from its usual batches since step {step}: "

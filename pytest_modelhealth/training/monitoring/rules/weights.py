@@ -1,21 +1,35 @@
-"""Rules for weights and updates in the course of a training."""
+"""Rules for weights: updates, sizes, what stands still and what something else writes."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from functools import partial
+
+import numpy as np
 
 from pytest_modelhealth.report import Course, CourseEvent
 from pytest_modelhealth.settings import Severity
-from pytest_modelhealth.training.monitoring.following import weights as following
+from pytest_modelhealth.training.monitoring.course import Follower, Table
+from pytest_modelhealth.training.monitoring.levels import LATELY, Levels, Mask, Runs, grown
 from pytest_modelhealth.training.monitoring.rule import Kind, Rule, by_loss, rule
 
-_PATIENT = 20
-_HIGH = 1e-2
-_LONG = 100
+RULES: dict[str, Rule] = {}
 
 
-def _high_for_nothing(event: CourseEvent, course: Course) -> Severity | None:
-    return "warn" if event.value > _HIGH and course.loss.is_flat else None
+def update_ratio(table: Table, follower: Follower) -> Iterator[None]:
+    """An episode lasts while the least of the latest ratios is large."""
+    ratios = Levels()
+    while True:
+        ratios.add(table.values("weight_update_ratio"))
+        active = (np.exp(ratios.low) > 0.01) & (ratios.count > 10)
+        for kind in ("large", "useless"):
+            follower.mark_levels(kind, active, ratios, ratios.usual)
+        yield
+
+
+def _useless(event: CourseEvent, course: Course) -> Severity | None:
+    return "warn" if course.loss.is_flat else None
 
 
 _CHANGES = (
@@ -23,88 +37,49 @@ _CHANGES = (
 )
 _RATE = "the learning rate is too large for these weights"
 
+# Weights that begin at zero may grow at first.
+RULES["update_ratio"] = rule(
+    update_ratio,
+    Kind("large", _CHANGES, _RATE, limit="max_update_ratio", patience=20, grade=by_loss),
+    Kind(
+        "useless",
+        _CHANGES + ", and the loss is where it began",
+        _RATE,
+        patience=100,
+        grade=_useless,
+    ),
+)
 
-_CERTAIN = 1000.0
+
+def weight_drift(table: Table, follower: Follower) -> Iterator[None]:
+    """Compares the size of weights with that at the beginning, and with the largest so far."""
+    levels, first, largest = Levels(zeros=True), np.zeros(0), np.zeros(0)
+    while True:
+        sizes = table.values("parameter_rms")
+        levels.add(sizes)
+        first = grown(first, len(sizes))
+        first = np.where(np.isnan(first), sizes, first)
+        low, high = np.exp(levels.low), np.exp(levels.high)
+        largest = np.fmax(grown(largest, len(sizes), 0.0), low)
+        valid = levels.valid & (levels.count >= LATELY)
+        start = np.maximum(first, 0.01)
+        active = valid & (low / start > 10.0) & (low > 1.0)
+        follower.mark("growth", active, low, start, valid=valid)
+        follower.mark("shrinking", valid & (high / largest < 0.1), high, largest, valid=valid)
+        yield
 
 
 def _drifted(event: CourseEvent, course: Course) -> Severity | None:
     """By a factor of a thousand it fails, whatever the loss says."""
     small, large = sorted((event.value, event.reference))
-    return "fail" if large > _CERTAIN * small else by_loss(event, course)
+    return "fail" if large > 1000.0 * small else by_loss(event, course)
 
 
 _SIZES = "from {reference:.3g} to {value:.3g} (rms); it passed a tenth of that in step {step}"
 
-
-_MOST = 0.5
-
-
-def _left_out_for_long(event: CourseEvent, course: Course) -> Severity | None:
-    return "fail" if event.rows >= _MOST * course.steps else "warn"
-
-
-_RESTS = "{layer} is no longer updated since step {step}, over {rows} watched steps, while others "
-
-
-_still = partial(Kind, measure="rows", limit="max_still_steps")
-
-
-_STANDSTILL_LONG = 5
-_STANDSTILL_MOST = 0.4
-_NO_RATE = 1e-7
-_NOISY = 0.3
-_OFTEN = 4
-
-
-def _longer_than_pauses(event: CourseEvent, course: Course) -> Severity | None:
-    return "fail" if event.rows > _OFTEN * event.reference else None
-
-
-def _stops(event: CourseEvent, course: Course) -> Severity | None:
-    is_most = event.rows >= _STANDSTILL_MOST * course.steps
-    return _longer_than_pauses(event, course) if is_most else None
-
-
-def _stops_at_no_rate(event: CourseEvent, course: Course) -> Severity | None:
-    return _stops(event, course) if event.facts["rate"] < _NO_RATE else None
-
-
-def _rarely(event: CourseEvent, course: Course) -> Severity | None:
-    return "warn" if event.rows >= course.steps / 4 else None
-
-
-def _learns_nothing(event: CourseEvent, course: Course) -> Severity | None:
-    """Adversarial losses stand still in healthy trainings, and noise hides what is learnt."""
-    loss = course.loss
-    is_clear = loss.never_negative and loss.noise < _NOISY * abs(loss.first)
-    return "warn" if is_clear and course.most_optimizer_steps <= 1 else None
-
-
-_NO_CHANGE = "no parameter changed any longer since step {step}, over {rows} watched steps, though "
-_NO_CHANGE += "gradients came; the loss is {loss.recent:.3g}"
-
-
-_standing = partial(Kind, measure="rows", limit="max_steps_standing")
-
-
-RULES: dict[str, Rule] = {}
-
-# Weights that begin at zero may grow at first.
-RULES["update_ratio"] = rule(
-    following.update_ratio,
-    Kind("large", _CHANGES, _RATE, limit="max_update_ratio", patience=_PATIENT, grade=by_loss),
-    Kind(
-        "large",
-        _CHANGES + ", and the loss is where it began",
-        _RATE,
-        patience=_LONG,
-        grade=_high_for_nothing,
-    ),
-)
-
 # What begins at zero may grow to the size of others.
 RULES["weight_drift"] = rule(
-    following.weight_drift,
+    weight_drift,
     Kind(
         "growth",
         "the parameters of {layer} grew {change:.3g}-fold, " + _SIZES,
@@ -124,9 +99,49 @@ RULES["weight_drift"] = rule(
     ),
 )
 
+
+def stopped_updates(table: Table, follower: Follower) -> Iterator[None]:
+    """An episode lasts while a layer that moved stands still, though it has gradients."""
+    has_matrix: Mask = np.zeros(0, dtype=bool)
+    moved, still = np.zeros(0), Runs()
+    while True:
+        if not table.row.update_ratio > 0.0:
+            yield
+            continue
+        updates, weights = table.values("update_norm"), table.values("weight_update_ratio")
+        has_matrix = grown(has_matrix, len(updates), False) | (weights > 0.0)
+        updates = np.where(has_matrix, weights, updates)
+        moved = grown(moved, len(updates), 0.0) + (updates > 0.0)
+        has_moved, rates = moved >= 5, table.values("learning_rate")
+        has_gradients = table.values("parameter_gradient_norm") > 0.0
+        trainable = table.values("trainable_fraction")
+        rests = has_moved & ~(updates > 0.0)  # on purpose, it seems
+        valid = ~np.isnan(trainable)
+        follower.mark("frozen", rests & (trainable == 0.0), 0.0, moved, valid=valid)
+        active = rests & (rates == 0.0) & (trainable > 0.0)
+        follower.mark("rate_zero", active, 0.0, moved, valid=~np.isnan(rates))
+        stands = (updates == 0.0) & has_gradients & has_moved & ~(rates == 0.0)
+        left_out = np.isnan(updates) & has_gradients & has_moved & (trainable > 0.0)
+        lacks = stands | left_out
+        valid = lacks | (updates > 0.0) | (rates == 0.0)
+        still.add(lacks, valid, table.row.step)
+        if lacks.any() or follower.open:
+            noted, since, rows = still.count >= 5, still.since, still.count
+            for kind, active in (("zero", stands & noted), ("left_out", left_out & noted)):
+                follower.mark(kind, active, 0.0, moved, valid=valid, since=since, rows=rows)
+        yield
+
+
+def _left_out_for_long(event: CourseEvent, course: Course) -> Severity | None:
+    return "fail" if event.rows >= 0.5 * course.steps else "warn"
+
+
+_RESTS = "{layer} is no longer updated since step {step}, over {rows} watched steps, while others "
+_still = partial(Kind, measure="rows", limit="max_still_steps")
+
 # Frozen layers, and those whose rate a schedule brings to zero, may stand still.
 RULES["stopped_updates"] = rule(
-    following.stopped_updates,
+    stopped_updates,
     _still(
         "frozen",
         _RESTS + "are: its parameters no longer have requires_grad",
@@ -155,9 +170,59 @@ RULES["stopped_updates"] = rule(
     ),
 )
 
+_ULP = 1e-8  # less than half of the last digit of float32, by the value itself
+
+
+def standstill(table: Table, follower: Follower) -> Iterator[None]:
+    """Nothing moves from the start, or no longer; each ends with the first change."""
+    before, is_still, is_without = math.nan, True, True
+    count, longest, since = 0, 0, 0  # of steps in a row that change nothing
+    while True:
+        row, loss = table.row, table.loss.summary
+        norms = float(row.values["parameter_norm"][row.values["parameter_norm"] > 0.0].sum())
+        is_same = norms == before and not row.update_ratio > 0.0
+        is_next_to_same = abs(norms - before) <= _ULP * norms and not row.update_ratio > _ULP
+        before = norms
+        has_gradients = row.gradient_norm > 0.0 or math.isinf(row.gradient_norm)
+        flows = has_gradients or bool((row.values["gradient_norm"] > 0.0).any())
+        is_still &= is_same or table.steps == 1
+        is_without &= not has_gradients
+        first, rows = loss.first, table.steps
+        follower.mark("weights", is_still and not is_without, norms, first, rows=rows)
+        is_cut = is_without and row.passes > 0
+        follower.mark("gradients", is_cut, row.gradient_norm, first, rows=rows)
+        stops = is_next_to_same and flows and not is_still
+        valid = not math.isnan(row.gradient_norm) or row.update_ratio > 0.0
+        if stops:
+            since = since if count else row.step
+            count += 1
+        elif valid:
+            longest = max(longest, count) if row.update_ratio > _ULP else longest
+            count = 0
+        follower.mark("stopped", stops, count, longest, valid=valid, since=since, rows=count)
+        is_flat = loss.is_known and loss.is_flat
+        follower.mark("loss", is_flat, loss.recent, first, role="loss", rows=rows)
+        yield
+
+
+def _stops(event: CourseEvent, course: Course) -> Severity | None:
+    """It is most of the training, and longer than the pauses that a loop makes."""
+    is_long = event.rows >= 0.4 * course.steps and event.rows > 4 * event.reference
+    return "fail" if is_long else None
+
+
+def _learns_nothing(event: CourseEvent, course: Course) -> Severity | None:
+    """Adversarial losses stand still in healthy trainings, and noise hides what is learnt."""
+    loss = course.loss
+    is_clear = loss.never_negative and loss.noise < 0.3 * abs(loss.first)
+    return "warn" if is_clear and course.most_optimizer_steps <= 1 else None
+
+
+_standing = partial(Kind, measure="rows", limit="max_steps_standing")
+
 # Something is learnt, or there is nothing to learn.
 RULES["standstill"] = rule(
-    following.standstill,
+    standstill,
     _standing(
         "weights",
         "no parameter changed in {rows} watched steps, though gradients came",
@@ -170,36 +235,17 @@ RULES["standstill"] = rule(
     ),
     _standing(
         "stopped",
-        _NO_CHANGE,
-        "the learning rate is next to 0: its schedule ended, or counts other steps",
-        grade=_stops_at_no_rate,
-    ),
-    _standing(
-        "stopped",
-        _NO_CHANGE,
-        "the learning rate is too small for the weights' dtype, or the optimizer rests",
+        "no parameter changed any longer since step {step}, over {rows} watched steps, though "
+        "gradients came; the loss is {loss.recent:.3g}",
+        "the learning rate is next to 0 or too small for the weights' dtype, or no step is taken",
         grade=_stops,
-    ),
-    _standing(
-        "rare",
-        "an optimizer hardly steps any longer since step {step}: in {value:.0%} of the latest "
-        "watched steps, in {reference:.0%} of the first, though gradients came",
-        "the loop skips updates: a condition on the loss, a scaler, or a count of batches",
-        grade=_rarely,
-    ),
-    _standing(
-        "idle",
-        "no optimizer took a step since step {step}, over {rows} watched steps, though "
-        "gradients came",
-        "a scaler skips every step, as gradients are not finite, or step() is not called",
-        grade=_longer_than_pauses,
     ),
     _standing(
         "loss",
         "the loss is where it began after {rows} watched steps: {loss.recent:.3g}",
         "updates are too small or too large, the targets do not belong to the inputs, or the "
         "output does not depend on them",
-        scale=_STANDSTILL_LONG,
+        scale=5,
         grade=_learns_nothing,
     ),
     unless="is_at_floor",
@@ -207,15 +253,34 @@ RULES["standstill"] = rule(
     "with gradients on, before step_end()",
 )
 
+
+def outside_changes(table: Table, follower: Follower) -> Iterator[None]:
+    """A norm changes by no more than the norm of the update, unless something else writes."""
+    before = updates = quiet = np.zeros(0)
+    step = -1
+    while True:
+        norms = table.values("parameter_norm")
+        before, updates = grown(before, len(norms)), grown(updates, len(norms))
+        quiet = grown(quiet, len(norms), 0.0)
+        if table.row.step == step + 1:
+            jump = np.abs(norms - before)
+            is_other = (updates > 0.0) & (jump > 3.0 * updates) & (jump > 0.03 * before)
+            active, facts = is_other & (quiet >= 20), {"update": updates}
+            follower.mark("outside", active, norms, before, valid=False, facts=facts)
+            quiet = np.where(is_other, 0.0, quiet + (updates > 0.0))
+        before, step = norms, table.row.step
+        updates = table.values("update_norm")
+        yield
+
+
 # Bounds that are put on weights in each step belong to a training, and are none.
 RULES["outside_changes"] = rule(
-    following.outside_changes,
+    outside_changes,
     Kind(
         "outside",
         "the weights of {layer} were replaced or overwritten before step {last}: their norm "
         "jumped from {reference:.3g} to {value:.3g}, the update was {update:.3g}",
         "they were initialised anew, loaded, averaged or scaled by something else",
-        "jump",
         patience=1,
         grade="warn",
     ),

@@ -1,1 +1,0 @@
-"""What rules remember of a training: each follower sees one step after the other."""
