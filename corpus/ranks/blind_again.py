@@ -377,7 +377,7 @@ class Averaged(nn.Module):
         return self.net(x)
 
 
-@HEALTHY.healthy()
+@HEALTHY.healthy(also=("wiring",))
 def average_of_the_weights_beside_the_wrapper(rank: int) -> Made:
     seeded(0)
     net = Trunked()
@@ -558,7 +558,7 @@ def last_batch_one_shorter(rank: int) -> Made:
     return Made(model, *images(rank, 33 - (rank == 2)), seed=10 + rank)
 
 
-@HEALTHY.healthy()
+@HEALTHY.healthy(also=("wiring",))
 def same_branch_on_all_ranks(rank: int) -> Made:
     seeded(0)
     inputs, target = rows(rank)

@@ -685,14 +685,14 @@ def batch_norm_frozen_in_a_trained_network(rank: int) -> Made:
     return Made(model, *images(rank, 4), seed=10 + rank)
 
 
-@HEALTHY.healthy()
+@HEALTHY.healthy(also=("wiring",))
 def unused_layer_that_is_declared(rank: int) -> Made:
     seeded(0)
     model = DistributedDataParallel(Spare(), find_unused_parameters=True)
     return Made(model, *rows(rank), seed=10 + rank)
 
 
-@HEALTHY.healthy()
+@HEALTHY.healthy(also=("wiring",))
 def unused_layer_of_a_static_graph(rank: int) -> Made:
     seeded(0)
     return Made(DistributedDataParallel(Spare(), static_graph=True), *rows(rank), seed=10 + rank)

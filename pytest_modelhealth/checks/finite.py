@@ -81,15 +81,16 @@ def _forward(observation: Observation, explained: set[str]) -> Iterator[Violatio
         origin = None if record.name in reached else _origin(record, observation, is_bad)
         if origin is not None:
             place, cause = origin
-            shows = any(other.name == place for other in bad)
+            made = observation.layers.get(place)
+            shows = made is not None and _is_not_finite(made.activations)
             causes.setdefault(place if shows else record.name, cause)
             reached |= {record.name, *flow.reach(record.name)}
     if bad and not (causes or explained):  # inputs unwatched: the first to return
         causes[bad[0].name] = _forward_cause(bad[0], observation)
-    for record in bad:
-        if record.name in causes and record.activations is not None:
-            out = record.activations
-            yield _violation(observation, record, "activations", out, causes[record.name])
+    for name, cause in causes.items():
+        record = observation.layers[name]
+        if record.activations is not None:
+            yield _violation(observation, record, "activations", record.activations, cause)
 
 
 def _origin(record: LayerRecord, observation: Observation, is_bad: Bad) -> tuple[str, str] | None:
@@ -112,6 +113,9 @@ def _origin(record: LayerRecord, observation: Observation, is_bad: Bad) -> tuple
             before = next(_made_between(ways, observation, BREAKING), None)
         elif given is not None and given.negative_inf_count and record.activation not in _SOFTMAX:
             before = next(_made_between(ways, observation, BREAKING[:1]), None)
+            makers = [r for r in known if _is_not_finite(r.activations)]
+            if before is None and makers and not _is_not_finite(makers[0].inputs):
+                before = (makers[0].name, _forward_cause(makers[0], observation))
     if before is not None or not is_good:
         return before
     ends = () if is_inner else flow.consumers(record.name)
@@ -246,7 +250,7 @@ def _violation(
         where = f"{where.removesuffix('s')} {tensor!r}"
     parts = ((statistics.nan_count, "NaN"), (statistics.inf_count, "inf"))
     counts = " and ".join(f"{count} {name}" for count, name in parts if count)
-    is_first = role == "activations" and not _is_nan_or_positive_inf(record.inputs)
+    is_first = role == "activations" and not _is_not_finite(record.inputs)
     return FINITE.fault(
         record,
         f"{counts} of {statistics.count} values in its {where}"

@@ -109,9 +109,10 @@ def zero_gradients(observation: Observation) -> Iterator[Finding]:
         zero = {name: record for name, record in zero.items() if name in lasting}
     if not zero:
         return
-    if observation.loss == 0.0:  # `loss` names one that is switched off
-        last = max(zero.values(), key=completed)
-        yield MISSING_GRADIENTS.inconclusive(last, _NOTHING_TO_LEARN)
+    if observation.loss == 0.0:  # `loss` names one that is off, `dead_units` what is dead
+        if not any(map(_is_dead, called(observation))):
+            last = max(zero.values(), key=completed)
+            yield MISSING_GRADIENTS.inconclusive(last, _NOTHING_TO_LEARN)
         return
     flow = flow_of(observation)
     names: dict[str, list[str]] = defaultdict(list)  # of parameters, by what the flow calls them

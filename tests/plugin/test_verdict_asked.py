@@ -380,8 +380,8 @@ def test_several(inspector):
 """
 DOUBT = "ModelHealthWarning: inconclusive: 1 (dead_units): 8 of 8 units were inactive*at least 100*"
 BARE = [
-    "E * inconclusive: 1 (dead_units): 8 of 8 units were inactive*",
-    "E * Nothing is violated, but not enough was seen to call it healthy.*",
+    "E *inconclusive: 1 (dead_units): 8 of 8 units were inactive*",
+    "E *Nothing is violated, but not enough was seen to call it healthy.*",
 ]
 
 

@@ -70,6 +70,8 @@ def _event(observation: Observation, violation: Violation, rank: int) -> _Event:
     record, role = observation.layers.get(violation.layer), violation.role
     begun = math.inf if record is None or record.entered is None else float(record.entered)
     ended = math.inf if record is None else float(completed(record))
+    if violation.between_ranks and math.isinf(begun):  # that it never ran follows
+        return _Event(_FORWARD, -math.inf, rank, violation)
     if role in _BACKWARD_ROLES:
         return _Event(_BACKWARD, -ended, rank, violation)
     if role == "activations":
@@ -164,6 +166,7 @@ def _consequences(
 _FOLLOWING = {
     "finite": ("same_weights",),  # a NaN in a weight of one rank
     "missing_gradients": ("unused_parameters",),
+    "unused_parameters": ("wiring",),  # it is never called
 }
 """What else is seen between ranks of the fault of a layer."""
 

@@ -20,6 +20,7 @@ from pytest_modelhealth.checks.zero_gradients import (
     zero_parameters,
     zero_slices,
 )
+from pytest_modelhealth.layers import named_modules
 from pytest_modelhealth.probes.alike_samples import alike_outputs
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.running import Runs, said
@@ -53,10 +54,14 @@ def what_stays_zero(runs: Runs) -> Effects:
     """
     zero = dict.fromkeys(zero_parameters(runs.observation))
     slices = {(r.name, name): (kind, set(i)) for r, name, kind, i in zero_slices(runs.observation)}
-    parameters = dict(runs.model.named_parameters(remove_duplicate=False))
     with closing(_trained(runs)) as outputs:
         for _ in outputs:
-            gradients = {name: parameter.grad for name, parameter in parameters.items()}
+            # a replica has other parameters meanwhile
+            gradients = {
+                f"{layer}.{name}".removeprefix("."): parameter.grad
+                for layer, module, *_ in named_modules(runs.model)
+                for name, parameter in module.named_parameters(recurse=False)
+            }
             zero = {n: None for n in zero if (grad := gradients[n]) is None or not grad.any()}
             for (layer, name), (kind, idle) in list(slices.items()):
                 gradient = gradients[f"{layer}.{name}".removeprefix(".")]
@@ -69,7 +74,7 @@ def what_stays_zero(runs: Runs) -> Effects:
                 break
     partings = [Parting(ZERO, 0.0, names=tuple(zero))] if zero else []
     for (layer, name), (kind, idle) in slices.items():
-        size = parameters[f"{layer}.{name}".removeprefix(".")].shape[kind == COLUMNS]
+        size = runs.observation.layers[layer].parameters[name].shape[kind == COLUMNS]
         is_range = max(idle) - min(idle) + 1 == len(idle)
         detail = f"{len(idle)} of the {size} {kind}"
         detail += f" ({min(idle)} to {max(idle)})" if is_range else ""
