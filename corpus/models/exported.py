@@ -16,6 +16,11 @@ def between(*layers: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Linear(16, 16), *layers, nn.Linear(16, 16)).eval()
 
 
+def convolutions(**settings: Any) -> nn.Sequential:
+    """A convolution after another."""
+    return nn.Sequential(nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3, **settings)).eval()
+
+
 class Functional(nn.Module):
     """Calls its activation, whose slope the module does not keep."""
 

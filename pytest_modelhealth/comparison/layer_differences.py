@@ -40,7 +40,7 @@ def _module(runs: TwoRuns, side: int, name: str | None) -> nn.Module | None:
 def _is_graph(module: nn.Module) -> bool:
     """Whether a graph runs in place of a module's own code: scripted, exported or of ONNX."""
     is_script = isinstance(module, torch.jit.ScriptModule)
-    return is_script or not {"_settings", "graph"}.isdisjoint(vars(module))
+    return is_script or not {"_ty", "graph"}.isdisjoint(vars(module))
 
 
 def other_settings(pair: Pair, runs: TwoRuns) -> Iterator[str]:

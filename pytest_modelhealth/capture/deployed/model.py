@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 
 from pytest_modelhealth.capture.deployed.program import Call, Ran, Runtime, calls_of
 from pytest_modelhealth.capture.engine import Engine, Request
-from pytest_modelhealth.capture.graph_settings import merged
 from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.layer import Layer
 from pytest_modelhealth.capture.observing.recorder import Recorder
@@ -28,7 +26,7 @@ _WHY_UNBOUNDED = "the graph names layers in it, and not what it takes and gives 
 
 
 class DeployedLayer(nn.Module):
-    """What a file says of one layer: its name, its class by name, its parameters and settings.
+    """What a file says of one layer: its name, its class by name and its parameters.
 
     Args:
         type_name: qualified name of the layer's class.
@@ -39,7 +37,6 @@ class DeployedLayer(nn.Module):
         self._ty = type_name
         self._opaque = ""
         self._source = ""
-        self._settings: Mapping[str, Any] = {}
         self.training = None  # type: ignore[assignment]  # which no graph says
 
     def forward(self, *_: Tensor) -> Any:
@@ -57,7 +54,6 @@ class DeployedModel(DeployedLayer):
         self.program = program
         self._hooks: Hooks | None = None
         self._layers: dict[str, DeployedLayer] = {"": self}
-        settings: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
         for path, type_name in program.layers.items():
             self._layer(path, type_name)
         for one in program.operations:
@@ -66,9 +62,6 @@ class DeployedModel(DeployedLayer):
             if one.scopes:
                 path = one.scopes[-1].path
                 self._layers[path]._source = self._layers[path]._source or one.source
-                settings[path].append(one.settings)
-        for path, operations in settings.items():
-            self._layers[path]._settings = merged(operations)
         for name, tensor in program.parameters.items():
             path, _, own = name.rpartition(".")
             parameter = nn.Parameter(tensor, requires_grad=False)
