@@ -19,6 +19,7 @@ from contextlib import redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -79,10 +80,9 @@ class Collector:
 def printed_by(files: list[Path]) -> dict[str, str]:
     """Run the tests of some files in this process, and return what each failing one prints."""
     collector = Collector()
-    os.environ["COLUMNS"] = "80"
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--color=no"]
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # as a script loads it first
-    with redirect_stdout(StringIO()):
+    with redirect_stdout(StringIO()), mock.patch.dict(os.environ, COLUMNS="80"):
         pytest.main([*options, *map(str, files)], plugins=[collector])
     return collector.printed
 

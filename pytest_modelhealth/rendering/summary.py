@@ -147,19 +147,25 @@ def remarks(report: HealthReport, *, briefly: bool = False) -> list[str]:
 
 def _probes(report: HealthReport, briefly: bool) -> list[str]:
     """Return what probes ran and what they took, and what they note, a line each."""
-    probed = report.observation.probes
-    if not probed.records:
+    probed, asked = report.observation.probes, report._settings.probes
+    # one that ran by itself and found nothing is no part of a failure
+    own = {violation.check for violation in report.violations}
+    told = [r for r in probed.records if not briefly or asked(r.probe) or r.probe in own]
+    if not told:
         return []
-    judged = [record.probe for record in probed.records if record.outcome is Outcome.JUDGED]
+    judged = [record.probe for record in told if record.outcome is Outcome.JUDGED]
     cost = f"{plural(probed.forwards, 'further forward')}, {number(probed.seconds)} s"
     lines = [f"probes: {', '.join(judged) or 'none'} judged ({cost})"]
     doubtful = {found.check for found in report.inconclusive}
-    for record in probed.records:
+    for record in told:
         lines += [f"note: {record.probe}: {printable(note)}" for note in record.notes]
         if record.outcome is Outcome.NOT_APPLICABLE and not briefly:
             lines.append(f"note: {record.probe} does not apply: {printable(record.reason)}")
-        is_asked = report._settings.probes(record.probe)
-        if record.outcome is Outcome.NOT_TOLD and is_asked and record.probe not in doubtful:
+        if (
+            record.outcome is Outcome.NOT_TOLD
+            and asked(record.probe)
+            and record.probe not in doubtful
+        ):
             lines.append(f"note: {record.probe} cannot tell: {printable(record.reason)}")
     return lines
 

@@ -68,20 +68,26 @@ def program_of(model: Any, folder: Path | None) -> Program:
     parts: dict[Any, list[Any]] = defaultdict(list)  # nodes by the operation that they are part of
     for at, (node, one) in enumerate(zip(graph.node, said, strict=True)):
         parts[(one.scopes, one.operation or at, one.target)].append((at, node))
-    readings = Counter(name for node in graph.node for name in node.input)
-    readings.update(outputs)
+    whole = _before_rounding(graph)
+    readings = Counter(
+        whole.get(name, name)
+        for node in graph.node
+        for name in (() if node.op_type in _ROUNDING else node.input)
+    )
+    readings.update(whole.get(name, name) for name in outputs)
     operations = []
     for (scopes, _, target), nodes in sorted(parts.items(), key=lambda item: item[1][-1][0]):
-        taken = Counter(name for _, node in nodes for name in node.input if name)
+        taken = [name for _, node in nodes for name in node.input if name]
+        inside = Counter(whole.get(name, name) for name in taken)
         made = [name for _, node in nodes for name in node.output if name]
-        used = tuple(name for name in made if readings[name] > taken[name])
+        used = tuple(name for name in made if readings[name] > inside[name])
         first = nodes[0][1]
         if not (root or taken):
             continue  # a constant
         operation = Operation(
             name=re.sub(r"^aten\._?(\w+?)_?(\.\w+)?$", r"\1", target),
             scopes=scopes if root else (Scope((first.name or made[0]).replace(".", "_"), target),),
-            inputs=tuple(name for name in taken if name not in made),
+            inputs=tuple(n for n in dict.fromkeys(taken) if whole.get(n, n) not in made),
             outputs=used or tuple(made[-1:]),
             rounds=first.op_type in _ROUNDING,
             source=source_line(_metadata(first).get(_TRACE)),
@@ -100,6 +106,16 @@ def program_of(model: Any, folder: Path | None) -> Program:
         names_layers=bool(root),
         note=_NOTE if root else f"{_NOTE}; {_NO_METADATA}",
     )
+
+
+def _before_rounding(graph: Any) -> dict[str, str]:
+    """Return what each rounded value was before: rounding within an operation is no end of it."""
+    whole: dict[str, str] = {}
+    for node in graph.node:
+        if node.op_type in _ROUNDING:
+            source = node.input[0]
+            whole |= dict.fromkeys(node.output, whole.get(source, source))
+    return whole
 
 
 class _Said(NamedTuple):
