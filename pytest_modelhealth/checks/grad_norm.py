@@ -93,7 +93,10 @@ class _Walk:
 
     @cached_property
     def _steep(self) -> list[LayerRecord]:
-        return [r for r in called(self.observation) if r.activation in _STEEPEST]
+        flow = flow_of(self.observation)
+        steep = (r for r in called(self.observation) if r.activation in _STEEPEST)
+        # past a gate leads another way
+        return [r for r in steep if r.name not in flow or not flow.gate(r.name)]
 
 
 def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:

@@ -411,13 +411,14 @@ def _towers_on_one(flow: Flow, modules: _Modules) -> tuple[str, str, str] | None
     for call in flow.graph.calls:
         given = [vertices[number] for number in call.inputs]
         below = modules.get(call.layer, [])
-        if not any(one.kind == "input" for one in given) or not any(r.parameters for r in below):
+        is_given = bool(given) and given[0].kind == "input"
+        if not is_given or not any(record.parameters for record in below):
             continue
         forms = modules.form(call.layer) if len(below) > 1 else ()
         for key in (call.layer, forms) if forms else (call.layer,):
             other = first.setdefault((call.parent, key, call.inputs), call.layer)
             if call is not flow.calls(other)[0]:
-                return other, call.layer, next(one.name for one in given if one.kind == "input")
+                return other, call.layer, given[0].name
     return None
 
 
