@@ -13,8 +13,6 @@ from pytest_modelhealth import Inspector
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.step.bare import (
     converted_batch,
-    converted_copy,
-    default_dtype,
 )
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.tolerance import (
@@ -103,37 +101,13 @@ def test_a_change_of_a_weight_is_far_outside_the_noise():
     assert abs(a.std - b.std) > 100 * allowed
 
 
-def test_a_float64_copy_computes_in_float64():
-    """Parameters, buffers and plain tensors are converted; integers and the original are not."""
-
-    class Holder(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = nn.BatchNorm1d(8)
-            self.plain = torch.ones(8)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.norm(x) * self.plain
-
-    original = Holder()
-    found = converted_copy(original, torch.float64)
-    output = found(converted_batch(torch.randn(4, 8), torch.float64))
-    assert output.dtype == torch.float64
-    assert found.norm.num_batches_tracked.dtype == torch.int64
-    assert original.plain.dtype == original.norm.weight.dtype == torch.float32
-
-
-def test_the_default_dtype_comes_back_after_an_error():
-    """The setting of the process is put back however the run ends."""
-
-    def failing() -> None:
-        with default_dtype(torch.float64):
-            assert torch.ones(1).dtype == torch.float64
-            raise ValueError("inside")
-
-    with pytest.raises(ValueError, match="inside"):
-        failing()
-    assert torch.ones(1).dtype == torch.float32
+def test_a_copy_of_a_batch_is_converted():
+    """Its floating tensors are; integers and the original are not."""
+    batch = {"x": torch.randn(4, 8), "ids": torch.arange(4)}
+    found = converted_batch(batch, torch.float64)
+    assert found["x"].dtype == torch.float64
+    assert found["ids"].dtype == torch.int64
+    assert batch["x"].dtype == torch.float32
 
 
 @pytest.mark.parametrize(

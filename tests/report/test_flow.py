@@ -422,26 +422,6 @@ def test_a_flow_is_data(right: Flow) -> None:
     assert repr(right).endswith("exact>")
 
 
-def test_what_has_no_way_but_one() -> None:
-    """A layer beside it with another way is not among them."""
-
-    class Gated(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem, self.inner, self.head = (nn.Linear(4, 4) for _ in range(3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.stem(x)
-            return self.head(x + torch.tanh(x) * self.inner(x))
-
-    flow = flow_of(Gated(), torch.randn(16, 4))
-    (product,) = (n for n, v in enumerate(flow.graph.vertices) if v.function == "mul")
-    edges = [(product, place) for place in (0, 1)]
-    assert {"inner", "inner.weight"} & flow.only_through(edges) == {"inner"}
-    assert "stem" not in flow.only_through(edges)
-    assert flow.only_through([]) == frozenset()
-
-
 def test_the_last_of_some_layers_feed_no_other_of_them(right: Flow, cut: Flow) -> None:
     """By gradient, a cut ends what one feeds."""
     assert right.last_of("stem", "blocks.3.fc1", "side") == ("blocks.3.fc1", "side")

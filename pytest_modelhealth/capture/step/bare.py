@@ -45,20 +45,6 @@ def copied(model: nn.Module) -> nn.Module:
         ) from error
 
 
-def converted_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Return a copy that keeps and computes in `dtype`: parameters, buffers, plain attributes.
-
-    Raises:
-        InspectionError: the model cannot be copied.
-    """
-    result = copied(model)
-    state = State(result)
-    for tensor in (*state.leaves, *state.tensors):
-        if tensor.is_leaf and tensor.layout == torch.strided:
-            convert(tensor, dtype)
-    return result
-
-
 def converted_batch(
     batch: Any, dtype: torch.dtype | None, device: torch.device | None = None
 ) -> Any:
@@ -79,17 +65,6 @@ def convert(tensor: Tensor, dtype: torch.dtype) -> None:
         tensor.data = tensor.data.to(dtype.to_complex())
     elif tensor.is_floating_point():
         tensor.data = tensor.data.to(dtype)
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Let tensors that a model makes while it runs be of `dtype`; for the whole process."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 class Beside:

@@ -6,7 +6,7 @@ buffer, a constant. Every question is a sweep over the vertices, so its cost is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from functools import cached_property
 from typing import TypeVar
 
@@ -18,7 +18,6 @@ from pytest_modelhealth.report.flow.graph import (
     By,
     Call,
     Cut,
-    Edge,
     Ending,
     Gate,
     Graph,
@@ -341,26 +340,6 @@ class Flow:
             elif made.function in AS_IT_IS:
                 todo.extend((taker, vertex) for taker in index.takers[vertex])
         return tuple(gates)
-
-    def only_through(self, edges: Collection[Edge]) -> frozenset[str]:
-        """Return the layers and sources that have ways for gradients, and none but through these.
-
-        Args:
-            edges: operations, each with the position of the operand that it takes there.
-        """
-        index = self._indexed
-        if index.graph.loss is None:
-            return frozenset()
-        by_gradient = index.next_to("gradient", back=True)
-
-        def past(number: int) -> Iterator[int]:
-            vertex = index.graph.vertices[number]
-            for place, operand in enumerate(vertex.operands):
-                if vertex.passes_gradient(place) and (number, place) not in edges:
-                    yield operand
-
-        reached, free = walk([index.graph.loss], by_gradient), walk([index.graph.loss], past)
-        return index.names_of(reached) - index.names_of(free)
 
     def last_of(self, *layers: str, by: By = "value") -> tuple[str, ...]:
         """Return those of `layers` that feed no other of them; of a loop, the last to run."""
