@@ -16,6 +16,7 @@ from torch import nn
 
 from pytest_modelhealth.errors import InspectionError, LayerNotFoundError, suggest
 from pytest_modelhealth.report import ROLES
+from pytest_modelhealth.settings.setting import dotted
 
 _SPELLED = {"LeakyReLU": "leaky_relu", "LogSoftmax": "log_softmax", "Softmax2d": "softmax"}
 
@@ -311,7 +312,7 @@ def _find(
     inside, why = (*around, module), _why_inside(module, why)
     for name, child in children.items():
         if child is not None and not any(child is outer for outer in inside):
-            _find(child, f"{path}.{name}" if path else name, inside, why, found)
+            _find(child, dotted(path, name), inside, why, found)
 
 
 _WRAPPER_ATTRIBUTES = {

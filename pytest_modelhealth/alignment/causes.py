@@ -12,7 +12,7 @@ from functools import cached_property
 
 from pytest_modelhealth.alignment.result import Alignment, Pair
 from pytest_modelhealth.report import LayerRecord, Status
-from pytest_modelhealth.settings.setting import is_inside
+from pytest_modelhealth.settings.setting import dotted, is_inside
 
 MOST_CALLS = 3
 """So many layers that are called more or less often are named in a story."""
@@ -141,11 +141,6 @@ def called(before: int, now: int) -> str:
 def retyped(before: str, now: str) -> str:
     """Spell that a layer is of another type."""
     return f"it is a {now}, was a {before}"
-
-
-def dotted(layer: str, own_name: str) -> str:
-    """Return the full name of a tensor, of a layer that may be the model itself."""
-    return ".".join(filter(None, (layer, own_name)))
 
 
 def _full_name(layer: LayerRecord, own: str) -> str:

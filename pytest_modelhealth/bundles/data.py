@@ -20,6 +20,7 @@ from pytest_modelhealth.capture.step.isolation import generator_access
 from pytest_modelhealth.capture.step.state import is_generator
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import named_modules, original_class
+from pytest_modelhealth.settings.setting import dotted
 
 _FORMAT = "pytest-modelhealth inspection 6"
 """Its number is raised when a key changes its name or its meaning; a reader refuses others."""
@@ -113,7 +114,7 @@ def _held(model: nn.Module) -> Iterator[tuple[str, dict[str, Any], str, Any]]:
             for name, value in list(owner.items()):
                 is_kept = isinstance(value, Tensor) or is_generator(type(value))
                 if is_kept or (value is None and owner is module._buffers):
-                    yield (f"{named.name}.{name}" if named.name else name), owner, name, value
+                    yield dotted(named.name, name), owner, name, value
 
 
 def tensors_of(model: nn.Module) -> list[Tensor]:

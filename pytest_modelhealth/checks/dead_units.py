@@ -17,6 +17,7 @@ from pytest_modelhealth.checks.facts import (
 from pytest_modelhealth.checks.paths import held_by, maker
 from pytest_modelhealth.report import LayerRecord, Observation
 from pytest_modelhealth.settings import Settings
+from pytest_modelhealth.settings.setting import dotted
 from pytest_modelhealth.statistics import TensorStatistics
 
 DEAD_UNITS = CHECKS["dead_units"]
@@ -128,7 +129,7 @@ def _may_open(record: LayerRecord, observation: Observation) -> bool:
         is_closed(layer)
         for layer in called(observation)
         if not feeding.isdisjoint(
-            (layer.name, *(f"{layer.name}.{name}".lstrip(".") for name in layer.parameters))
+            (layer.name, *(dotted(layer.name, name) for name in layer.parameters))
         )
     )
 

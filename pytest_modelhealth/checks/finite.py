@@ -12,7 +12,7 @@ from pytest_modelhealth.checks.paths import BREAKING, UNDERIVABLE, first_of, nam
 from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
 from pytest_modelhealth.report.ranks import named_ranks
 from pytest_modelhealth.settings import Settings
-from pytest_modelhealth.settings.setting import is_inside
+from pytest_modelhealth.settings.setting import dotted, is_inside
 from pytest_modelhealth.statistics import TensorStatistics
 
 FINITE = CHECKS["finite"]
@@ -193,7 +193,7 @@ def _backward(observation: Observation) -> Iterator[Violation]:
     for record in called(observation):
         for name, statistics in record.parameter_gradients.items():
             if statistics.nonfinite_count and record not in bad:
-                own = f"{record.name}.{name}".lstrip(".")
+                own = dotted(record.name, name)
                 source = own if own in flow else record.name
                 begun.append((source, record, "parameter_gradients", name))
     stories: list[tuple[Violation, Collection[object], set[str]]] = []

@@ -37,7 +37,7 @@ from pytest_modelhealth.checks.paths import (
 )
 from pytest_modelhealth.report import LayerRecord, Observation, Violation
 from pytest_modelhealth.settings import Limit, Settings
-from pytest_modelhealth.settings.setting import is_inside
+from pytest_modelhealth.settings.setting import dotted, is_inside
 from pytest_modelhealth.statistics import TensorStatistics
 
 GRAD_NORM = CHECKS["grad_norm"]
@@ -260,7 +260,7 @@ def _vanishing(walk: _Walk, settings: Settings) -> Iterator[Violation]:
     past_scores = _past_scores(walk) if starved else set()
     for first in starved:
         way = walk.way(first.name)
-        own = {first.name, *(f"{first.name}.{name}".lstrip(".") for name in first.parameters)}
+        own = {first.name, *(dotted(first.name, name) for name in first.parameters)}
         if first.name in explained or not _has_scale(first) or own.isdisjoint(past_scores):
             continue
         if any(r.name in fed for r in takewhile(lambda r: r.name not in strong, way)):
@@ -396,7 +396,7 @@ def _gates(walk: _Walk, healthy: set[str]) -> dict[str, float]:
         small = [part for part in parts if 0.0 < part < _SMALLEST_WEIGHT_RMS]
         if not small or record.name not in healthy:
             continue
-        own = [f"{record.name}.{name}".removeprefix(".") for name in record.parameters]
+        own = [dotted(record.name, name) for name in record.parameters]
         is_added = any(map(flow.is_added, (*enclosing(record.name), *own)))
         if is_added or record.name not in before_weights:
             gates[record.name] = min(small)

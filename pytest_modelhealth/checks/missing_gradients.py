@@ -27,7 +27,7 @@ from pytest_modelhealth.checks.zero_gradients import idle_rows, zero_gradients
 from pytest_modelhealth.report import Cut, Flow, LayerRecord, Observation, Violation
 from pytest_modelhealth.report.flow import UNSEEN, Recurrence, near
 from pytest_modelhealth.settings import Settings
-from pytest_modelhealth.settings.setting import ancestors, is_inside, parent
+from pytest_modelhealth.settings.setting import ancestors, dotted, is_inside, parent
 
 MISSING_GRADIENTS = CHECKS["missing_gradients"]
 UNREGISTERED_PARAMETERS = CHECKS["unregistered_parameters"]
@@ -186,7 +186,7 @@ def _names(record: LayerRecord, lacking: list[str], flow: Flow) -> list[str]:
     if is_leaf and record.gradients is None:
         return [record.name] if len(lacking) == len(trainable(record)) else []
     off = record.unreached - record.read_in_vain
-    names = {name: f"{record.name}.{name}".lstrip(".") for name in lacking if name not in off}
+    names = {name: dotted(record.name, name) for name in lacking if name not in off}
     read = [full for name, full in names.items() if full in flow or name in record.read_in_vain]
     return read or ([record.name] if is_leaf else [])
 

@@ -34,6 +34,7 @@ from pytest_modelhealth.report.flow import (
 )
 from pytest_modelhealth.report.flow.index import walk
 from pytest_modelhealth.settings import Settings
+from pytest_modelhealth.settings.setting import dotted
 
 MISSING_GRADIENTS = CHECKS["missing_gradients"]
 
@@ -59,7 +60,7 @@ def zero_parameters(observation: Observation) -> dict[str, LayerRecord]:
     of which a part learns `recurrences` tells.
     """
     return {
-        f"{record.name}.{name}".removeprefix("."): record
+        dotted(record.name, name): record
         for record in observation.layers.values()
         for name, gradient in record.parameter_gradients.items()
         if gradient.abs_max == 0.0 and gradient.finite_count == gradient.count > 0
@@ -88,7 +89,7 @@ def zero_slices(
         calls = flow.calls(record.name) if record.zero_slices and record.name in flow else ()
         given = [flow.graph.vertices[number] for call in calls for number in call.inputs]
         for name, slices in record.zero_slices.items():
-            full = f"{record.name}.{name}".removeprefix(".")
+            full = dotted(record.name, name)
             takers = flow.consumers(full) if full in flow else ()
             taken = {one.function for one in flow.operations(full, *takers)} if takers else set()
             if name in record.frozen or not taken.isdisjoint(CHOICES | {"embedding"}):
@@ -270,7 +271,7 @@ def _is_masked(made: list[Vertex], observation: Observation, flow: Flow) -> bool
 def _factors(made: list[Vertex], observation: Observation, flow: Flow) -> dict[Vertex, str]:
     """Return the products on a way with a factor of zero, and what to say of each."""
     zeros = {
-        f"{record.name}.{name}".removeprefix(".")
+        dotted(record.name, name)
         for record in observation.layers.values()
         for name, seen in (*record.parameters.items(), *record.buffers.items())
         if seen.count and seen.abs_max == 0.0

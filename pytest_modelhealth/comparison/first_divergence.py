@@ -19,7 +19,7 @@ from pytest_modelhealth.comparison.rounding import other_dtypes
 from pytest_modelhealth.comparison.trace import Trace, TwoRuns, container
 from pytest_modelhealth.comparison.weights import Changed
 from pytest_modelhealth.report import UNCALLED, Status
-from pytest_modelhealth.settings.setting import is_inside, parent
+from pytest_modelhealth.settings.setting import dotted, is_inside, parent
 
 _OTHER_BACKWARD = "its backward changed: a detach(), a custom autograd.Function"
 _OTHER_LOSS = "the loss function, its reduction, or a scale?"
@@ -255,7 +255,7 @@ class Search:
     def _parameter_gradient(self, first: TensorResult) -> Divergence:
         name = first.key.layer
         pair = self._pair_or_stand_in(name)
-        tensor = f"{self._label(name)}.{first.key.tensor}".lstrip(".")
+        tensor = dotted(self._label(name), first.key.tensor)
         story = f"forward is right, and so are all gradients before that of {tensor}"
         for tie in self.causes.ties:
             if pair is tie.owner or (pair is tie.pair and first.key.tensor == tie.parameter):

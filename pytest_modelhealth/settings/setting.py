@@ -22,6 +22,11 @@ def parent(layer: str) -> str:
     return layer.rpartition(".")[0]
 
 
+def dotted(layer: str, own_name: str) -> str:
+    """Return the full name of a tensor or layer in a layer, which may be the model, ``""``."""
+    return f"{layer}.{own_name}" if layer and own_name else layer or own_name
+
+
 def ancestors(layer: str) -> Iterator[str]:
     """Yield the layers that one lies in, the innermost first and the model, ``""``, last."""
     while layer:

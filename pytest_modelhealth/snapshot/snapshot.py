@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from pytest_modelhealth.alignment.causes import dotted
 from pytest_modelhealth.alignment.result import containers
 from pytest_modelhealth.report import (
     ROLES,
@@ -17,6 +16,7 @@ from pytest_modelhealth.report import (
     Observation,
     Status,
 )
+from pytest_modelhealth.settings.setting import dotted
 from pytest_modelhealth.statistics import TensorStatistics
 from pytest_modelhealth.tolerance import TensorName
 

@@ -41,6 +41,7 @@ from pytest_modelhealth.layers import (
 )
 from pytest_modelhealth.report import Option
 from pytest_modelhealth.report.ranks import Placement
+from pytest_modelhealth.settings.setting import dotted
 from pytest_modelhealth.statistics import (
     Entry,
     Ledger,
@@ -134,7 +135,7 @@ class Recorder:
         self, caller: Layer, function: str, index: int, options: Mapping[str, Option]
     ) -> Layer:
         """Return the layer of the `index`-th call of `function` in one call of `caller`."""
-        stem = f"{caller.name}.{function}" if caller.name else function
+        stem = dotted(caller.name, function)
         while True:
             name = f"{stem}_{index}" if index else stem
             layer = self.layers.get(name)
@@ -158,7 +159,7 @@ class Recorder:
                     continue
                 owner, own_name = owners.setdefault(id(parameter), (layer, name))
                 if owner is not layer or own_name != name:
-                    layer.tied[name] = f"{owner.name}.{own_name}" if owner.name else own_name
+                    layer.tied[name] = dotted(owner.name, own_name)
 
     # What became of a call.
 

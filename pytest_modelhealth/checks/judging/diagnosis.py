@@ -28,6 +28,7 @@ from pytest_modelhealth.report import (
     Status,
     Violation,
 )
+from pytest_modelhealth.settings.setting import dotted
 
 
 def diagnose(observation: Observation, findings: Iterable[Finding]) -> list[Finding]:
@@ -96,7 +97,7 @@ class _Story:
     @cached_property
     def after(self) -> frozenset[str]:
         """What its values get to."""
-        own = f"{self._layer}.{self.root.violation.tensor}".lstrip(".")
+        own = dotted(self._layer, self.root.violation.tensor)
         start = own if own in self._flow else self._layer
         if start not in self._flow:  # it never ran
             return frozenset({self._layer})

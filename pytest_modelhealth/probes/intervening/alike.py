@@ -25,6 +25,7 @@ from pytest_modelhealth.probes.alike_samples import alike_outputs
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.running import Runs, said
 from pytest_modelhealth.report import Parting
+from pytest_modelhealth.settings.setting import dotted
 
 _RATE = 1e-3
 """Adam's default: its first steps move every weight by about as much, whatever its gradient."""
@@ -58,13 +59,13 @@ def what_stays_zero(runs: Runs) -> Effects:
         for _ in outputs:
             # a replica has other parameters meanwhile
             gradients = {
-                f"{layer}.{name}".removeprefix("."): parameter.grad
+                dotted(layer, name): parameter.grad
                 for layer, module, *_ in named_modules(runs.model)
                 for name, parameter in module.named_parameters(recurse=False)
             }
             zero = {n: None for n in zero if (grad := gradients[n]) is None or not grad.any()}
             for (layer, name), (kind, idle) in list(slices.items()):
-                gradient = gradients[f"{layer}.{name}".removeprefix(".")]
+                gradient = gradients[dotted(layer, name)]
                 if gradient is not None:
                     rows = gradient.transpose(0, 1) if kind == COLUMNS else gradient
                     idle.difference_update(rows.flatten(1).any(1).nonzero().flatten().tolist())

@@ -16,6 +16,7 @@ from pytest_modelhealth.capture.observing.autograd_graph import is_made_by_a_los
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.probes.intervening.running import said
 from pytest_modelhealth.report import LayerMode, Observation
+from pytest_modelhealth.settings.setting import dotted
 from pytest_modelhealth.training.stepping.session import Session, loss_in
 from pytest_modelhealth.training.stepping.snapshot import named_in
 from pytest_modelhealth.training.stepping.watching import (
@@ -162,7 +163,7 @@ def _named(session: Session, containers: list[Any]) -> tuple[str, ...]:
     names = {id(value): name for name, value in named_in(session.given.step).items()}
     for layer, module in session.model.named_modules() if containers else ():
         for attribute, value in vars(module).items():
-            names[id(value)] = f"{layer}.{attribute}".lstrip(".")
+            names[id(value)] = dotted(layer, attribute)
     return tuple(names.get(id(one), f"a {type(one).__name__}") for one in containers)
 
 
