@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -72,14 +73,66 @@ def holders(pattern: str) -> set[str]:
     return {name for name, text in files.items() if re.search(pattern, text)}
 
 
-def test_one_place_calls_a_model_of_the_users() -> None:
-    """Whatever runs a batch says `Inputs.call`; a training step of Lightning's is no model."""
-    callers = holders(r"(?<!bind)\(\*[\w.]*\bargs, \*\*[\w.]+\.kwargs\)")
-    assert callers == {"capture/step/batch.py", "training/stepping/givers/lightning.py"}
-    assert holders(r"\b(model|module)\(\*") == {"capture/step/batch.py"}
+def callers(names: str, attributes: str = "$", *, arguments: int = 0) -> set[str]:
+    """The files that call something by a name, or by an attribute, with arguments if so many."""
+
+    def is_called(call: ast.AST) -> bool:
+        if not isinstance(call, ast.Call) or len(call.args) < arguments:
+            return False
+        if isinstance(call.func, ast.Name):
+            return bool(re.fullmatch(names, call.func.id))
+        return isinstance(call.func, ast.Attribute) and bool(
+            re.fullmatch(attributes, call.func.attr)
+        )
+
+    trees = {path: ast.parse(path.read_text("utf-8")) for path in PACKAGE.rglob("*.py")}
+    found = [path for path, tree in trees.items() if any(map(is_called, ast.walk(tree)))]
+    return {str(path.relative_to(PACKAGE)) for path in found}
 
 
-def test_one_place_puts_random_numbers_and_memory_back() -> None:
-    """What a run moved is put back by the guard of `capture/step`, for every kind of run."""
-    assert holders(r"set_rng_state|\bsetstate\b|\.set_state\b") == {"capture/step/isolation.py"}
-    assert holders(r"_unsafe_preserve_version_counter|\.resize_\(") == {"capture/step/state.py"}
+def test_one_place_calls_what_is_the_users() -> None:
+    """A model and a step are called by `Inputs.call`, a loss by `compute_loss`.
+
+    What is `forward` by itself passes on a call that the user's code makes: of the module whose
+    training step runs, and of a function of autograd. Probes have a `forward` of `Runs`, flows one
+    of graphs; a `step` of numbers is their spacing.
+    """
+    assert callers("model|module|net", "_model|_module|training_step|validation_step") == {
+        "capture/step/batch.py"
+    }
+    assert callers("loss|_called", "_loss") == {"capture/step/loss.py"}
+    assert callers("step", "_?step", arguments=2) == {"plugin/suite/case.py"}  # a method of its own
+    assert callers("forward") == {
+        "capture/step/batch.py",
+        "probes/intervening/own_backwards.py",
+    }
+    assert callers("backward|closure") == {
+        "capture/step/run.py",
+        "training/stepping/givers/lightning.py",
+        "training/stepping/watching.py",
+    }
+
+
+def test_one_guard_puts_back() -> None:
+    """What a run moved is put back by `Guard`, for every kind of run."""
+    guard, state = "capture/step/guard.py", "capture/step/state.py"
+    assert holders(r"set_rng_state|\bsetstate\b|\.set_state\b") == {guard}
+    assert holders(r"_unsafe_preserve_version_counter|\.resize_\(") == {state}
+    assert holders(r"(?<!_tensor)_hooks\.clear\(|setattr\(leaf") == {guard}
+    # gradients: of FSDP's whole parameters, which nobody else knows
+    assert holders(r"\.grad = ") == {guard, "capture/parallel/engines.py"}
+    # modes: those of a bundle that is unpacked, and of models that are made of a program
+    assert holders(r"\.training = ") == {
+        guard,
+        "bundles/data.py",
+        "capture/deployed/exported.py",
+        "capture/deployed/model.py",
+    }
+    # what is held against a loaded state: a candidate, a step that is resumed, a suite's new model
+    assert holders(r"\w\.load_state_dict[(,]") == {
+        guard,
+        "comparison/sides.py",
+        "plugin/suite/equality.py",
+        "training/stepping/interventions.py",
+    }
+    assert holders(r"cell_contents = ") == {"training/stepping/reached.py"}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pytest_modelhealth import __version__
 from pytest_modelhealth.capture import Inputs
-from pytest_modelhealth.capture.step.isolation import generator_access
+from pytest_modelhealth.capture.step.guard import access
 from pytest_modelhealth.capture.step.state import is_generator
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import named_modules, original_class
@@ -140,7 +140,7 @@ def pack_model(model: nn.Module, missing: Missing) -> dict[str, Any]:
     """Return what a model holds, by name, and the modes of its modules."""
     values = {}
     for path, _, _, value in _held(model):
-        state = generator_access(value)[0]() if is_generator(type(value)) else value
+        state = access(value)[0]() if is_generator(type(value)) else value
         values[path] = pack(state, f"model.{path}", missing)
     return {
         "type": original_class(model).__qualname__,
@@ -175,7 +175,7 @@ def unpack_model(data: Mapping[str, Any], model: nn.Module, missing: Missing) ->
             continue
         value = data["values"][path]
         if is_generator(type(own)):
-            read, write = generator_access(own)
+            read, write = access(own)
             write(unpack(value, read(), f"model.{path}", missing))
         elif isinstance(own, Tensor) and isinstance(value, Tensor) and own.shape == value.shape:
             value = value.to(own.device)

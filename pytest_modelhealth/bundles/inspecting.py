@@ -19,7 +19,7 @@ from pytest_modelhealth.bundles.data import (
     write,
 )
 from pytest_modelhealth.capture.observing.tensors import find_tensors, version
-from pytest_modelhealth.capture.step.isolation import random_state, restore_random_state
+from pytest_modelhealth.capture.step.guard import random_state, restore_random_state
 from pytest_modelhealth.checks.judging import judge
 from pytest_modelhealth.inspector import Inspector
 from pytest_modelhealth.report import ROLES, HealthReport

@@ -15,8 +15,9 @@ from pytest_modelhealth.capture import Engine, Request
 from pytest_modelhealth.capture.observing.sample_statistics import Collector
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs, batch_size
-from pytest_modelhealth.capture.step.isolation import exited_whole, values_kept
-from pytest_modelhealth.capture.step.state import Memory, State
+from pytest_modelhealth.capture.step.guard import Guard
+from pytest_modelhealth.capture.step.isolation import exited_whole
+from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.data_sets.extremes import Extremes
 from pytest_modelhealth.errors import InspectionError, ModelHealthWarning
 from pytest_modelhealth.layers import type_name
@@ -110,7 +111,9 @@ def in_mode(model: Any, training: bool | None) -> Iterator[None]:
         return
     if getattr(model, "training", None) is None:  # exported, or run by another runtime
         raise InspectionError(_ONE_MODE.format(type_name(model)))
-    with exited_whole(_put_back(model)):
+    state = State(model)
+    guard = Guard(state, values=any(map(_has_own_train, state.modules)), numbers=False)
+    with exited_whole(guard):
         try:
             model.train(training)
         except NotImplementedError:  # the module of an exported program
@@ -122,17 +125,6 @@ _ONE_MODE = (
     "{} is in the mode it was made in, for good: leave training out, or inspect the model that it "
     "was made of"
 )
-
-
-@contextmanager
-def _put_back(model: nn.Module) -> Iterator[None]:
-    state = State(model)
-    trains_itself = any(map(_has_own_train, state.modules))
-    with values_kept(state, Memory([*state.leaves, *state.tensors] if trains_itself else ())):
-        try:
-            yield
-        finally:
-            state.restore_containers()
 
 
 def _has_own_train(module: nn.Module) -> bool:

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from torch.utils.module_tracker import ModuleTracker
 
-from pytest_modelhealth.capture.observing.tensors import NEVER_LAZY, find_tensors
-from pytest_modelhealth.capture.step.state import stored_parts
+from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.capture.step.state import inner_tensors, stored_parts
 
 Shape = Sequence[int]
 Formula = Callable[..., int]
@@ -140,12 +140,8 @@ class Storages:
 
 def _storages(tensor: Tensor) -> list[Any]:
     """Return the storages that a tensor consists of; none where they are out of reach."""
-    wrapper: Any = tensor
-    if type(tensor) not in NEVER_LAZY and is_traceable_wrapper_subclass(wrapper):
-        inner = (getattr(wrapper, name) for name in wrapper.__tensor_flatten__()[0])
-        return [storage for part in inner for storage in _storages(part)]
-    parts = stored_parts(tensor)
-    return [] if parts is None else [part.untyped_storage() for part in parts]
+    parts = (part for inner in inner_tensors(tensor) for part in stored_parts(inner) or ())
+    return [part.untyped_storage() for part in parts]
 
 
 class Meter(TorchDispatchMode):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -15,6 +14,8 @@ from pytest_modelhealth.capture.deployed.program import Operation, Program, Ran,
 from pytest_modelhealth.capture.deployed.settings import of_node
 from pytest_modelhealth.capture.observing.operators import source_line
 from pytest_modelhealth.capture.step.batch import Inputs
+from pytest_modelhealth.capture.step.guard import Guard
+from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.statistics.dense import quantised, unseen
 
 _NAMESPACE = "quantized_decomposed"
@@ -82,7 +83,8 @@ class GraphRuntime(Runtime):
         names = getattr(self._module.graph._codegen, "pytree_info", None)
         order = names.orig_args if names is not None else []
         given = sorted(inputs.kwargs, key=lambda name: order.index(name) if name in order else 0)
-        with unseen(), _buffers_put_back(self._module):  # of the functions that it calls
+        # unseen: the functions that it calls; a graph may write to buffers of the user's model
+        with unseen(), Guard(State(self._module), numbers=False):
             output = watched.run(*inputs.args, *(inputs.kwargs[name] for name in given))
         return Ran(
             operations=self.program.operations,
@@ -113,18 +115,6 @@ class GraphRuntime(Runtime):
                     is_buffer = name.startswith("running_")
                     found[is_buffer].setdefault(f"{path}.{name}", watched.values[given.name])
         return found
-
-
-@contextmanager
-def _buffers_put_back(module: fx.GraphModule) -> Iterator[None]:
-    """Put back what a graph writes to the buffers of the user's model."""
-    before = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    try:
-        yield
-    finally:
-        for buffer, value in before:
-            if not torch.equal(buffer, value):
-                buffer.copy_(value)
 
 
 def _function(node: fx.Node) -> str:

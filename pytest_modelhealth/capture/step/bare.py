@@ -14,13 +14,8 @@ from torch import Tensor, nn
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import copied_batch
 from pytest_modelhealth.capture.step.company import in_company, refuse_again_and_again
-from pytest_modelhealth.capture.step.isolation import (
-    Inspection,
-    Switch,
-    exited_whole,
-    untouched,
-    values_kept,
-)
+from pytest_modelhealth.capture.step.guard import Guard
+from pytest_modelhealth.capture.step.isolation import Inspection, Switch, exited_whole
 from pytest_modelhealth.capture.step.run import eagerly
 from pytest_modelhealth.capture.step.state import Memory, State
 from pytest_modelhealth.errors import InspectionError
@@ -48,23 +43,20 @@ def copied(model: nn.Module) -> nn.Module:
 def converted_batch(
     batch: Any, dtype: torch.dtype | None, device: torch.device | None = None
 ) -> Any:
-    """Return a copy of a batch with its floating tensors in `dtype`, and all on `device`."""
+    """Return a copy of a batch with its floating tensors in `dtype`, and all on `device`.
+
+    Complex ones get the complex dtype of that width.
+    """
     result = copied_batch(batch)
     for tensor in find_tensors(result) if result is not batch else ():
         if tensor.is_leaf:
             if device is not None:
                 tensor.data = tensor.data.to(device)
-            if dtype is not None:
-                convert(tensor, dtype)
+            if dtype is not None and tensor.is_complex():
+                tensor.data = tensor.data.to(dtype.to_complex())
+            elif dtype is not None and tensor.is_floating_point():
+                tensor.data = tensor.data.to(dtype)
     return result
-
-
-def convert(tensor: Tensor, dtype: torch.dtype) -> None:
-    """Bring a floating or complex tensor to `dtype` or the complex dtype of its width, in place."""
-    if tensor.is_complex():
-        tensor.data = tensor.data.to(dtype.to_complex())
-    elif tensor.is_floating_point():
-        tensor.data = tensor.data.to(dtype)
 
 
 class Beside:
@@ -94,7 +86,7 @@ class Beside:
     @contextmanager
     def put_back(
         self, batch: Any, *, evaluation: bool, watched: bool = False, fused: bool = False
-    ) -> Iterator[None]:
+    ) -> Iterator[Guard]:
         """Put everything back that happens to the model inside, however it ends.
 
         Args:
@@ -107,12 +99,11 @@ class Beside:
             inspection = Inspection(company.state, self.model)
             apart = [] if watched else [inspection.apart(), eagerly()]
             switched = [_silenced()] if fused else [_unfused(), _silenced()]
-            put_back = untouched(inspection, batch)
-            kept = values_kept(self._state, self._parameters)
-            with exited_whole(kept, put_back, *apart, *switched):
+            untouched = inspection.untouched(batch, self._parameters)
+            with exited_whole(*apart, *switched, untouched) as guard:
                 if evaluation:
                     self.model.eval()
-                yield
+                yield guard
 
 
 @Switch

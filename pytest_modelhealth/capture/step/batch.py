@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from pytest_modelhealth.capture.engine import Request
 from pytest_modelhealth.capture.observing.tensors import find_tensors, is_a
+from pytest_modelhealth.capture.step.guard import Guard
 from pytest_modelhealth.capture.step.loss import compute_loss, validate_loss
-from pytest_modelhealth.capture.step.state import contents_kept
+from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.errors import InspectionError
 
 
@@ -52,7 +53,7 @@ class Inputs:
         return cls(batch)
 
     def call(self, model: Callable[..., Any]) -> Any:
-        """Return what a model gives for them: the one place that calls a model of the user's."""
+        """Return what a model or a step of the user's gives for them: the one place that calls."""
         return model(*self.args, **self.kwargs)
 
 
@@ -149,7 +150,7 @@ def run_by_training_step(request: Request, *, with_outputs: bool = False) -> Ite
         yield request
         return
     parts = [part for part in module.modules() if is_lightning(part)]
-    with contents_kept([attributes, *map(vars, parts)]):
+    with Guard(State(containers=[attributes, *map(vars, parts)]), numbers=False):
         for part in parts:
             vars(part).update(log=log_nothing, log_dict=log_nothing)
         attributes["forward"] = _TrainingStep(module, with_outputs)
@@ -185,7 +186,7 @@ class _TrainingStep:
 
         attributes["forward"] = run_forward
         try:
-            output = module.training_step(*args, **kwargs)
+            output = Inputs(*args, **kwargs).call(module.training_step)
         finally:
             attributes["forward"] = self
         _require_loss(module, output)

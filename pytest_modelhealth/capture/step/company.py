@@ -130,7 +130,7 @@ def _entered(model: nn.Module, state: State, wrappers: Wrappers, stack: ExitStac
         stack.enter_context(shards.apart())
         state = State(model)
     if wrappers.replicated:
-        stack.callback(state.restore_containers)
+        stack.callback(state.restore)
         stay_local(wrappers.replicated)
         state.exchange(doubles(wrappers.replicated))
         state = State(model)

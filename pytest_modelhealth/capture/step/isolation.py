@@ -1,24 +1,20 @@
-"""Keeps inspections apart, and puts back what a run touched, whatever ends it."""
+"""Keeps inspections apart, and signals and the garbage collector away from them."""
 
 from __future__ import annotations
 
 import gc
-import random
 import signal
-import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
 from types import FrameType
 from typing import Any, Self
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pytest_modelhealth.capture.observing.flow import counter
 from pytest_modelhealth.capture.observing.hooks import Hooks
-from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.capture.step.guard import Guard
 from pytest_modelhealth.capture.step.state import MOMENTS, Memory, State
 from pytest_modelhealth.errors import InspectionError
 
@@ -35,7 +31,7 @@ class Inspection:
         self.doing = "forward"  # what of the user's runs now
         self.hooks: Hooks | None = None  # once there is something to see
         # when the first of those that run now, in whatever threads, began: they all put it back
-        self.random_state: dict[str, Any] | None = None
+        self.numbers: dict[str, Any] | None = None
         self._model = model
         self._thread = threading.current_thread()
 
@@ -57,7 +53,7 @@ class Inspection:
                     f"and was looked at meanwhile; {_NEXT_MOVE}"
                 )
             if _running and not here:
-                self.random_state = _running[0].random_state
+                self.numbers = _running[0].numbers
             _running.append(self)
         try:
             with ExitStack() as stack:
@@ -68,6 +64,18 @@ class Inspection:
             with _lock:
                 _running.remove(self)
                 _last_end = next(MOMENTS)
+
+    @contextmanager
+    def untouched(self, batch: Any, values: Memory | bool = False) -> Iterator[Guard]:
+        """Start from no gradient, and leave no trace on the model, however it ends.
+
+        Values of parameters are not copied unless that is asked for: that some forward wrote to one
+        shows in its version.
+        """
+        with Guard(self.state, batch, values=values, numbers=self.numbers or True) as guard:
+            self.numbers = guard.numbers
+            guard.leaves.set_aside()
+            yield guard
 
     @property
     def _label(self) -> str:
@@ -114,159 +122,6 @@ def _common(a: State, b: State) -> str | None:
         return f"a module ({type(shared).__name__})"
     kind = "parameter" if isinstance(shared, nn.Parameter) else "tensor"
     return f"a {kind} of shape {tuple(shared.shape)}"
-
-
-@contextmanager
-def untouched(inspection: Inspection, batch: Any) -> Iterator[None]:
-    """Leave no trace on the model of what happens inside, however it ends.
-
-    Attributes get their objects and values back, buffers among them, parameters and the batch's
-    leaf tensors their ``.grad``, modules their training mode and hooks, and random generators their
-    state: those of Python, NumPy and torch, and those that the model holds. Hooks that run an
-    optimizer inside backward are set aside meanwhile, since they would train the model. Values of
-    parameters are not copied, which would double the model's memory; `Versions` tells of a forward
-    that writes to one.
-    """
-    state = inspection.state
-    if inspection.random_state is None:
-        inspection.random_state = random_state()
-    leaves = [*state.leaves, *(t for t in find_tensors(batch) if t.is_leaf and t.requires_grad)]
-    with ExitStack() as stack:
-        stack.callback(restore_random_state, inspection.random_state)
-        for generator in state.generators:
-            stack.callback(generator_restorer(generator))
-        stack.callback(state.restore_containers)
-        stack.callback(Memory(state.tensors).restore)
-        stack.enter_context(gradients_set_aside(leaves))
-        yield
-
-
-def _attributes_restorer(owners: Iterable[Any], *names: str) -> Callable[[], None]:
-    """Return a function that gives objects back the attributes they have now."""
-    held = [(one, name, getattr(one, name)) for one in owners for name in names]
-
-    def restore() -> None:
-        for owner, name, value in held:
-            if getattr(owner, name) is not value:
-                setattr(owner, name, value)
-
-    return restore
-
-
-@contextmanager
-def gradients_set_aside(leaves: Iterable[Tensor]) -> Iterator[None]:
-    """Start from no gradient on `leaves`, and put theirs back: the same objects, untouched."""
-    leaves = list({id(leaf): leaf for leaf in leaves}.values())
-    restore = _attributes_restorer(leaves, "requires_grad", "grad")
-    hooks = [(h, h.copy()) for leaf in leaves if (h := leaf._post_accumulate_grad_hooks)]
-    try:
-        for leaf in leaves:
-            if leaf.grad is not None:
-                leaf.grad = None
-        for registered, _ in hooks:
-            # in place: autograd holds this dictionary, and runs what is in it even after the
-            # attribute was set to None
-            registered.clear()
-        yield
-    finally:
-        for registered, copies in hooks:
-            registered.update(copies)
-        restore()
-
-
-@contextmanager
-def values_kept(state: State, values: Memory) -> Iterator[None]:
-    """Put values back, what requires a gradient, and the modes of modules, in scripts too."""
-    modes = _attributes_restorer([m for m in state.modules if hasattr(m, "training")], "training")
-    flags = _attributes_restorer(state.leaves, "requires_grad")
-    try:
-        yield
-    finally:
-        values.restore()
-        modes()
-        flags()
-
-
-def _generators() -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], Any]]]:
-    """Yield what reads and what sets the state of each random generator that is not a model's."""
-    yield "python", random.getstate, random.setstate
-    yield "torch", torch.get_rng_state, torch.set_rng_state
-    if "numpy" in sys.modules:
-        numpy = sys.modules["numpy"].random
-        yield "numpy", numpy.get_state, numpy.set_state
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        yield "cuda", torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all
-    if torch.backends.mps.is_available():
-        yield "mps", torch.mps.get_rng_state, torch.mps.set_rng_state
-
-
-def random_state() -> dict[str, Any]:
-    """Return the state of all random generators that are not the model's own."""
-    return {name: read() for name, read, _ in _generators()}
-
-
-def restore_random_state(state: dict[str, Any]) -> None:
-    """Put all random generators back to a state of `random_state`."""
-    for name, _, write in _generators():
-        if name in state:
-            write(state[name])
-
-
-_CUDNN = torch.backends.cudnn
-_SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
-    "default_dtype": (torch.get_default_dtype, torch.set_default_dtype),
-    "threads": (torch.get_num_threads, torch.set_num_threads),
-    "gradients": (torch.is_grad_enabled, torch.set_grad_enabled),
-    "deterministic": (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-    "anomaly": (
-        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
-        lambda modes: torch.autograd.set_detect_anomaly(*modes),
-    ),
-    "matmul_precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    **{
-        f"cudnn_{name}": (partial(getattr, _CUDNN, name), partial(setattr, _CUDNN, name))
-        for name in ("benchmark", "deterministic")
-    },
-}
-"""What of torch may be switched: how each is read and set."""
-
-
-def switches() -> dict[str, Any]:
-    """Return how torch's switches stand."""
-    return {name: read() for name, (read, _) in _SWITCHES.items()}
-
-
-def set_switches(state: dict[str, Any]) -> None:
-    """Have torch's switches stand as `switches` said."""
-    for name, (read, write) in _SWITCHES.items():
-        if read() != state[name]:
-            write(state[name])
-
-
-@contextmanager
-def random_numbers_kept() -> Iterator[None]:
-    """Put all random generators that are not the model's own back in the end."""
-    state = random_state()
-    try:
-        yield
-    finally:
-        restore_random_state(state)
-
-
-def generator_access(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], object]]:
-    """Return what reads the state of a random generator, and what sets it."""
-    if isinstance(generator, random.Random):
-        return generator.getstate, generator.setstate
-    if hasattr(generator, "set_state"):  # of torch, numpy.random.RandomState
-        return generator.get_state, generator.set_state
-    bits = getattr(generator, "bit_generator", generator)  # of a numpy.random.Generator
-    return partial(getattr, bits, "state"), partial(setattr, bits, "state")
-
-
-def generator_restorer(generator: Any) -> Callable[[], Any]:
-    """Return a function that puts a generator back where it stands now."""
-    read, write = generator_access(generator)
-    return partial(write, read())
 
 
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGALRM") if hasattr(signal, name)]

@@ -47,8 +47,13 @@ def compute_loss(output: Any, target: Any, loss: Callable[..., Any] | None) -> T
             f"loss is {loss!r} and cannot be called: give a function loss(output, target), for "
             "example torch.nn.functional.cross_entropy"
         )
-    value = loss(output) if target is None else loss(output, target)
-    validate_loss(value, output)
+    return _called(loss, *((output,) if target is None else (output, target)))
+
+
+def _called(loss: Callable[..., Any], *of: Any, what: str = "the loss") -> Tensor:
+    """Return what a loss of the user's gives: the one place that calls one."""
+    value = loss(*of)
+    validate_loss(value, of[0], what)
     return value.reshape(()) if value.ndim else value  # type: ignore[no-any-return]
 
 
@@ -250,10 +255,10 @@ class TaskLosses:
     def __call__(self, output: Any, *target: Any) -> Tensor:
         """Return the sum, as ``first + second + ...`` gives it, and keep each for its gradient."""
         targets = {name: self._own(name, *target) for name in self._losses}
-        for name, loss in self._losses.items():
-            value = loss(output, *targets[name])
-            validate_loss(value, output, f"the loss of task {name!r}")
-            self.values[name] = value.reshape(()) if value.ndim else value
+        self.values = {
+            name: _called(loss, output, *targets[name], what=f"the loss of task {name!r}")
+            for name, loss in self._losses.items()
+        }
         first, *others = (self.values[name] for name in self._losses)
         return sum(others, first)
 

@@ -29,14 +29,13 @@ from pytest_modelhealth.capture.observing.tensors import (
 )
 from pytest_modelhealth.capture.step.batch import Inputs, batch_size
 from pytest_modelhealth.capture.step.company import Company, in_company
+from pytest_modelhealth.capture.step.guard import Leaves
 from pytest_modelhealth.capture.step.isolation import (
     Inspection,
     Switch,
     collected_rarely,
     deep_graphs_freed,
     exited_whole,
-    gradients_set_aside,
-    untouched,
 )
 from pytest_modelhealth.capture.step.loss import LossWatch, TaskLosses, compute_loss, conflicts
 from pytest_modelhealth.capture.step.state import State, graph_leaves
@@ -175,7 +174,7 @@ class _Step:
         request, state = self._request, self._company.state
         inspection = Inspection(state, request.model)
         with exited_whole(
-            inspection.apart(), untouched(inspection, self._batch), watch(self._recorder)
+            inspection.apart(), inspection.untouched(self._batch), watch(self._recorder)
         ) as hooks:
             inspection.hooks = hooks
             output = self._run_forward(hooks)
@@ -282,7 +281,8 @@ class _Step:
         known = {id(leaf) for leaf in company.state.leaves}
         leaves = graph_leaves([loss.grad_fn])
         unknown = [leaf for leaf in leaves if id(leaf) not in known]
-        with gradients_set_aside(unknown), hooks.differentiating():
+        with Leaves(unknown) as others, hooks.differentiating():
+            others.set_aside()
             if callable(backward):
                 backward(loss)
             else:

@@ -7,11 +7,11 @@ import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import count, pairwise
+from itertools import chain, count, pairwise
 from math import prod
 from operator import is_
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,28 +31,39 @@ class State:
     Modules outside torch's registry, in a list say, are part of it. Objects of the user's own
     classes are not opened.
 
+    Args:
+        roots: the model, or several.
+        containers: some that hold the same objects in the end, which are not looked into.
+
     Attributes:
         modules: every module, the model first.
         leaves: every parameter and every other tensor that collects a gradient.
         tensors: every tensor that is no parameter: buffers and plain attributes.
         generators: random generators kept in attributes.
+        scripts: the modules whose attributes lie in C++.
         lazy: parameters and buffers that the first forward creates.
         moment: when this was looked at, counted by `MOMENTS`.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    _closed = frozenset(
+        {bool, int, float, complex, str, bytes, type(None), FunctionType, torch.dtype}
+    )
+    """Types of what leads to nothing."""
+
+    def __init__(self, *roots: Any, containers: Iterable[Any] = ()) -> None:
         self.moment = next(MOMENTS)
         self.modules: list[nn.Module] = []
         self.leaves: list[Tensor] = []
         self.tensors: list[Tensor] = []
         self.generators: list[Any] = []
+        self.scripts: list[nn.Module] = []
         self.lazy: list[Tensor] = []
         self._empty: list[Any] = []  # containers that hold nothing: a dozen a module, for hooks
-        self._others: list[tuple[Any, list[Any]]] = []  # each with what it holds
+        self._others = [(one, _items(one)) for one in containers]  # each with what it holds
         self._seen: dict[int, Any] = {}
-        self._visit(model)
+        self._visit_all(roots)
 
-    def restore_containers(self) -> None:
+    def restore(self) -> None:
         """Put the same objects in again, in the order they had."""
         for container in self._empty:
             container.clear()
@@ -76,7 +87,7 @@ class State:
         return not any(self._empty) and all(_holds(*other) for other in self._others)
 
     def _visit_all(self, values: Iterable[Any]) -> None:
-        empty = self._empty
+        empty, closed = self._empty, self._closed
         for value in values:
             kind = type(value)
             if kind in _CONTAINERS:  # most are, and hold nothing
@@ -84,7 +95,7 @@ class State:
                     self._open(value)
                 else:
                     empty.append(value)
-            elif kind not in _ATOMS:
+            elif kind not in closed:
                 self._visit(value)
 
     def _open(self, container: Any) -> None:
@@ -112,6 +123,7 @@ class State:
         self.modules.append(module)
         self._open(vars(module))
         if isinstance(module, torch.jit.ScriptModule):  # keeps its own in C++
+            self.scripts.append(module)
             for owned in (module._parameters, module._buffers, module._modules):
                 self._visit_all(owned.values())
 
@@ -130,7 +142,6 @@ class State:
 
 
 _CONTAINERS = frozenset({dict, OrderedDict, defaultdict, Counter, list, set, deque})
-_ATOMS = frozenset({bool, int, float, complex, str, bytes, type(None), FunctionType, torch.dtype})
 _GENERATORS = (torch.Generator, random.Random)
 
 
@@ -175,19 +186,9 @@ def _fill(container: Any, items: list[Any]) -> None:
         container.extend(items)
 
 
-@contextmanager
-def contents_kept(containers: Iterable[Any]) -> Iterator[None]:
-    """Have containers hold the same objects in the end: dictionaries of attributes, lists, sets."""
-    held = [(container, _items(container)) for container in containers]
-    try:
-        yield
-    finally:
-        for container, items in held:
-            if not _holds(container, items):
-                _fill(container, items)
-
-
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_PLAIN = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64})
+"""What most tensors consist of."""
 
 
 class Memory:
@@ -199,15 +200,16 @@ class Memory:
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self._aliases: list[tuple[Tensor, Tensor]] = []
-        self._storages: dict[int, tuple[Any, int, set[_View]]] = {}  # each with its size
+        self._storages: dict[int, tuple[Any, int, list[Tensor]]] = {}  # each with its size
         self._copies: list[tuple[Tensor, Tensor]] = []
         self._others: list[tuple[Tensor, Tensor]] = []  # without a storage: they are copied whole
         with _as_stored():
-            for tensor in tensors:
+            for tensor in chain.from_iterable(map(inner_tensors, tensors)):
                 self._add(tensor)
-            for storage, _, views in self._storages.values():
-                shown = [_integers(storage, view) for view in _apart(views)]
-                self._copies += [(integers, integers.clone()) for integers in shown]
+            for storage, _, parts in self._storages.values():
+                shown = _integers(parts[0]) if len(parts) == 1 else None
+                shown_once = _shown_once(storage, parts) if shown is None else [shown]
+                self._copies += [(integers, integers.clone()) for integers in shown_once]
 
     @property
     def nbytes(self) -> int:
@@ -234,13 +236,6 @@ class Memory:
                 tensor.copy_(value)
 
     def _add(self, tensor: Tensor) -> None:
-        wrapper: Any = tensor
-        if type(tensor) not in NEVER_LAZY and is_traceable_wrapper_subclass(wrapper):
-            inner = (getattr(wrapper, name) for name in wrapper.__tensor_flatten__()[0])
-            for part in inner:
-                if isinstance(part, Tensor):  # a DTensor has its mesh there, too
-                    self._add(part)
-            return
         alias = tensor.detach()
         parts = stored_parts(alias)
         if parts is None:
@@ -250,64 +245,57 @@ class Memory:
         for part in parts:
             if not part.is_meta and (part.is_nested or part.numel()):
                 storage = part.untyped_storage()
-                held = self._storages.setdefault(storage._cdata, (storage, storage.nbytes(), set()))
-                held[2].add(_view(part, held[1]))
+                held = self._storages.setdefault(storage._cdata, (storage, storage.nbytes(), []))
+                held[2].append(part)
 
 
-class _View(NamedTuple):
-    """Elements of a storage, each once, the innermost dimension first."""
-
-    itemsize: int
-    offset: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-
-    @property
-    def bytes(self) -> range:
-        """From the first byte to the last."""
-        reach = sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True))
-        return range(self.offset * self.itemsize, (self.offset + reach + 1) * self.itemsize)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it shows every byte from the first to the last."""
-        return len(self.bytes) == prod(self.shape) * self.itemsize
+def _integers(part: Tensor) -> Tensor | None:
+    """Return most tensors as integers, in less time; ``None`` for others."""
+    if part.dtype in _PLAIN and not part.is_nested and part.is_contiguous() and not part.is_neg():
+        return part.data.view(_INTEGERS[part.itemsize])  # with a version of its own
+    return None
 
 
-def _view(part: Tensor, size: int) -> _View:
-    """Return what a tensor shows of its storage, which has so many bytes."""
-    if part.is_nested:
-        return _View(1, 0, (size,), (1,))
-    steps = sorted(
-        (step, n) for n, step in zip(part.shape, part.stride(), strict=True) if n > 1 and step
-    )
-    shape, stride = tuple(n for _, n in steps), tuple(step for step, _ in steps)
-    view = _View(part.itemsize, int(part.storage_offset()), shape, stride)
-    if any(outer <= (n - 1) * inner for (inner, n), (outer, _) in pairwise(steps)):
-        # one element may stand in several places
-        return view._replace(shape=(len(view.bytes) // view.itemsize,), stride=(1,))
-    return view
+def _shown_once(storage: Any, parts: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Yield what tensors show of a storage as integers, whose copies and comparisons are exact.
 
-
-def _apart(views: set[_View]) -> Iterator[_View]:
-    """Yield views, but those that lie within a whole one."""
+    Each element comes once, and so do those of a view that lies within another without gaps.
+    """
+    views = {}
+    for part in parts:
+        size, offset, steps = 1, 0, [(1, storage.nbytes())]
+        if not part.is_nested:
+            size, offset = part.itemsize, int(part.storage_offset())
+            dimensions = zip(part.stride(), part.shape, strict=True)
+            steps = sorted((step, n) for step, n in dimensions if n > 1 and step)
+        reach = 1 + sum((n - 1) * step for step, n in steps)
+        if any(outer <= (n - 1) * inner for (inner, n), (outer, _) in pairwise(steps)):
+            steps = [(1, reach)]  # one element may stand in several places
+        has_gaps = prod(n for _, n in steps) < reach
+        key = offset * size, -(offset + reach) * size, has_gaps
+        views[*key, *steps] = size, offset, steps
     covered = 0
-    for view in sorted(views, key=lambda v: (v.bytes.start, -v.bytes.stop, not v.is_whole)):
-        if view.bytes.stop > covered:
-            yield view
-            covered = view.bytes.stop if view.is_whole else covered
+    for (_, end, has_gaps, *_), (size, offset, steps) in sorted(views.items()):
+        if -end > covered:
+            covered = covered if has_gaps else -end
+            width = min(size, 8)
+            factor = size // width  # of complex numbers
+            yield torch.empty(0, dtype=_INTEGERS[width], device=storage.device).set_(
+                storage,
+                offset * factor,
+                (*(n for _, n in steps), factor),
+                (*(step * factor for step, _ in steps), 1),
+            )
 
 
-def _integers(storage: Any, view: _View) -> Tensor:
-    """Return what a view shows as integers, whose copies and comparisons are exact."""
-    itemsize = min(view.itemsize, 8)
-    factor = view.itemsize // itemsize  # of complex numbers
-    return torch.empty(0, dtype=_INTEGERS[itemsize], device=storage.device).set_(
-        storage,
-        view.offset * factor,
-        (*view.shape, factor),
-        (*(step * factor for step in view.stride), 1),
-    )
+def inner_tensors(tensor: Any) -> Iterator[Tensor]:
+    """Yield the tensors inside one of a wrapper class; any other itself."""
+    if type(tensor) in NEVER_LAZY or not is_traceable_wrapper_subclass(tensor):
+        yield tensor
+        return
+    for part in (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]):
+        if isinstance(part, Tensor):  # a DTensor has its mesh there, too
+            yield from inner_tensors(part)
 
 
 def stored_parts(tensor: Tensor) -> list[Tensor] | None:

@@ -196,7 +196,7 @@ class Subject:
         model = anew.model
         if not any(p.requires_grad for p in model.parameters()):
             return anew
-        step = UsualStep(anew.loss)
+        usual_step = UsualStep(anew.loss)
         with seeded(self.suite.seed):
             model.train(_mode(model, training=True) or model.training)
             optimizer = self.optimizer(model)
@@ -204,7 +204,7 @@ class Subject:
                 batch = anew.batch
                 request = Request(model, **batch, by_training_step=True)
                 with find_engine(model).called(request) as call:
-                    step(model, optimizer, (call.inputs, batch["target"]))
+                    usual_step(model, optimizer, (call.inputs, batch["target"]))
         return anew
 
     def anew(self, seed: int) -> Made | None:

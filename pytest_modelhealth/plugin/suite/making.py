@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs, copied_batch
-from pytest_modelhealth.capture.step.isolation import random_numbers_kept
+from pytest_modelhealth.capture.step.guard import Guard
 from pytest_modelhealth.errors import InspectionError, SettingsError, suggest
 from pytest_modelhealth.plugin.suite.suite import ModelHealthSuite
 from pytest_modelhealth.plugin.suite.transformers_models import batch_of, is_pretrained, small_model
@@ -122,7 +122,7 @@ class Made:
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Draw from a fixed seed inside, and go on as before afterwards."""
-    with random_numbers_kept():
+    with Guard():
         random.seed(seed)
         torch.manual_seed(seed)
         if "numpy" in sys.modules:

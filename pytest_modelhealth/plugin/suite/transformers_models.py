@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pytest_modelhealth.capture.step.batch import Inputs
+from pytest_modelhealth.data_sets.running import in_mode
+
 _SIZES: dict[str, Any] = {
     "vocab_size": 1000, "hidden_size": 64, "d_model": 64, "n_embd": 64, "dim": 64, "embed_dim": 64,
     "embedding_size": 64, "num_hidden_layers": 2, "num_layers": 2, "n_layer": 2, "n_layers": 2,
@@ -98,10 +101,8 @@ def batch_of(model: Any) -> dict[str, Any]:
     if "decoder_input_ids" in takes and "labels" not in takes:
         batch["decoder_input_ids"] = batch["input_ids"]
     batch |= _labels(model, batch, takes)
-    training = model.training
-    with torch.no_grad():
-        model.eval()(**batch)
-    model.train(training)
+    with torch.no_grad(), in_mode(model, False):
+        Inputs.of(batch).call(model)
     return batch
 
 

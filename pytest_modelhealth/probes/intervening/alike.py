@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.capture.step.isolation import gradients_set_aside
+from pytest_modelhealth.capture.step.guard import Leaves
 from pytest_modelhealth.capture.step.state import graph_leaves
 from pytest_modelhealth.checks.zero_gradients import (
     COLUMNS,
@@ -104,7 +104,8 @@ def _trained(runs: Runs, *, differentiates_last: bool = True) -> Generator[Any]:
                         raise ValueError("the loss has no gradient")
                     optimizer.zero_grad()
                     leaves = graph_leaves([loss.grad_fn])
-                    with gradients_set_aside([leaf for leaf in leaves if id(leaf) not in learns]):
+                    with Leaves([leaf for leaf in leaves if id(leaf) not in learns]) as others:
+                        others.set_aside()
                         loss.backward()  # through parameters of the loss itself, too
                     runs.count["backwards"] += 1
                 yield output

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from pytest_modelhealth.capture.step.batch import Inputs
-from pytest_modelhealth.capture.step.isolation import random_state, restore_random_state
+from pytest_modelhealth.capture.step.guard import restore_random_state
 from pytest_modelhealth.layers import named_modules
 from pytest_modelhealth.probes.conventions import Effects, UntellableError
 from pytest_modelhealth.probes.intervening.changes import Change
@@ -94,11 +94,10 @@ def _called_in_a_row(
     A call is a batch and the seed of its random numbers; ``None`` takes the usual ones.
     """
     ran, before = list[Ran](), State()
-    with runs.kept([(b.args, b.kwargs) for b, _ in calls]):
-        usual = random_state()
+    with runs.kept([(b.args, b.kwargs) for b, _ in calls]) as guard:
         for batch, seed in calls:
             before = _state(runs) if len(ran) == len(calls) - 1 else before
-            restore_random_state(usual)
+            restore_random_state(guard.numbers)  # those of the model's own generators go on
             ran.append(runs.take(batch, seed=seed))
         return ran, _changes(before, _state(runs))
 

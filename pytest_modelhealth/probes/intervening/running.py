@@ -17,6 +17,7 @@ from pytest_modelhealth.capture.engine import Engine, Request
 from pytest_modelhealth.capture.observing.tensors import find_tensors, version
 from pytest_modelhealth.capture.step.bare import Beside
 from pytest_modelhealth.capture.step.batch import Inputs, deep_copy
+from pytest_modelhealth.capture.step.guard import Guard
 from pytest_modelhealth.capture.step.loss import TaskLosses, compute_loss, no_loss
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.probes.conventions import Conventions, UntellableError
@@ -92,7 +93,7 @@ class Runs:
         """The model."""
         return self._beside.model
 
-    def kept(self, batch: Any) -> AbstractContextManager[None]:
+    def kept(self, batch: Any) -> AbstractContextManager[Guard]:
         """Put back what happens inside to the model, to the batch and to the model's mode."""
         return self._beside.put_back(batch, evaluation=False)
 

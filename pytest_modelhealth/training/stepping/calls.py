@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,12 +12,13 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from pytest_modelhealth.capture.observing.autograd_graph import is_made_by_a_loss, sign_of
+from pytest_modelhealth.capture.passive.hooks import named_values
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.probes.intervening.running import said
 from pytest_modelhealth.report import LayerMode, Observation
 from pytest_modelhealth.settings.setting import dotted
+from pytest_modelhealth.training.stepping.reached import opened
 from pytest_modelhealth.training.stepping.session import Session, loss_in
-from pytest_modelhealth.training.stepping.snapshot import named_in
 from pytest_modelhealth.training.stepping.watching import (
     Call,
     cosine,
@@ -62,12 +62,10 @@ _MOST_CALLS = 32
 def call_step(session: Session, calls: int) -> Calls:
     """Call the step several times from the beginning."""
     made, watch = Calls(), session.watch()
-    containers = [
-        one for one in session.snapshot.found if isinstance(one, list | dict | set | deque)
-    ]
+    containers = session.reached.containers
     graphs = [_graphs_in(containers)]
     asked, ends = dict[int, Tensor](), [torch.get_rng_state()]
-    schedules = [one for one in session.snapshot.found if isinstance(one, LRScheduler)]
+    schedules = [one for one in session.reached.objects if isinstance(one, LRScheduler)]
     begun = [repr(one.state_dict()) for one in schedules]  # a count of epochs may stand still
     while (number := len(made.seen)) < calls or (number < _MOST_CALLS and _waits(made)):
         before = {key: p.detach().clone() for key, p in session.parameters.items()}
@@ -160,7 +158,7 @@ def _graphs_in(containers: list[Any]) -> list[int]:
 
 def _named(session: Session, containers: list[Any]) -> tuple[str, ...]:
     """Return what containers are called where a step names them, or a module of the model."""
-    names = {id(value): name for name, value in named_in(session.given.step).items()}
+    names = {id(value): name for name, value in named_values(opened(session.given.step)[0]).items()}
     for layer, module in session.model.named_modules() if containers else ():
         for attribute, value in vars(module).items():
             names[id(value)] = dotted(layer, attribute)

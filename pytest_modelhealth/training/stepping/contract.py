@@ -87,6 +87,6 @@ def run_contract(
     notes = (
         f"the step reads an iterator from around it ({kind}), which cannot be put back: it has "
         f"moved on by what {session.called} calls take; give the batch as an argument"
-        for kind in dict.fromkeys(session.snapshot.iterators)
+        for kind in dict.fromkeys(session.reached.iterators)
     )
     return replace(made.observation, stepped=stepped, notes=(*made.observation.notes, *notes))

@@ -79,7 +79,7 @@ def _slope(
 
     Weights are moved by `SHIFTS` so many `times`, by their norm, which counts as `least` at least.
     """
-    session.snapshot.rewind()
+    session.guard.rewind()
     weights = times * max(_length(session.parameters[key].detach() for key in along), least)
     wide, narrow = (_secant(session, along, length, shift * weights) for shift in SHIFTS)
     if wide is None or narrow is None:
@@ -93,11 +93,11 @@ def _secant(
     """Return the slope between weights moved so far either way; ``None``: lost in rounding."""
     ends: list[float] = []
     for sign in (1.0, -1.0):
-        session.snapshot.rewind()
+        session.guard.rewind()
         for key, direction in along.items():
             weights = session.parameters[key].data
             weights.copy_(widened(weights) + sign * shift / length * widened(direction))
-        session.snapshot.restore_random_numbers()
+        session.guard.restore_numbers()
         try:
             loss = loss_in(session.call())
         except Exception:  # noqa: BLE001 - the user's, on weights that we moved
@@ -150,7 +150,7 @@ def half_influence(session: Session, first: Call, calls: int) -> tuple[bool, ...
     second_by_first = [*starts, *(starts[i % half] for i in range(len(ends)))]
     try:
         for order in (first_by_second, second_by_first):
-            session.snapshot.rewind()
+            session.guard.rewind()
             other = session.watched(session.watch(), session.changed_batch(order))
             influences.append(
                 _differ(_nonzero(first.gradients), _nonzero(other.gradients))
@@ -174,7 +174,7 @@ def _differ(a: Mapping[int, Tensor], b: Mapping[int, Tensor]) -> bool:
 
 def overfitted(session: Session, calls: int) -> tuple[float, float, int]:
     """Call the step on the one batch again and again; return the first and least loss, and when."""
-    session.snapshot.rewind()
+    session.guard.rewind()
     losses = [math.nan] * calls
     with suppress(Exception):  # a later call, of which another check says that it raises
         for number in track(range(calls), "overfitting"):
@@ -190,13 +190,13 @@ def resumed(session: Session) -> str:
     Returns:
         What differs, the first such; ``""`` if nothing does, bit for bit.
     """
-    session.snapshot.rewind()
+    session.guard.rewind()
     session.call()
     try:
         stateful = (session.model, *session.given.optimizers, *session.given.restore)
         saved = [copy.deepcopy(one.state_dict()) for one in stateful]
         once = _next(session)
-        session.snapshot.rewind()
+        session.guard.rewind()
         for one, state in zip(stateful, saved, strict=True):
             one.load_state_dict(state)
         again = _next(session)
@@ -213,8 +213,8 @@ def resumed(session: Session) -> str:
 
 def _next(session: Session) -> dict[str, Tensor]:
     """Make a call, and return all that it leaves."""
-    session.snapshot.restore_random_numbers()
-    session.snapshot.clear_gradients()
+    session.guard.restore_numbers()
+    session.guard.leaves.clear()
     loss = loss_in(session.call())
     state = session.model.state_dict().items()
     left = {name: tensor.clone() for name, tensor in state if isinstance(tensor, Tensor)}
@@ -226,7 +226,7 @@ def sets_a_seed(session: Session, end: Tensor) -> bool:
 
     A step that draws in its first call only leaves them as they are in later ones.
     """
-    session.snapshot.rewind()
+    session.guard.rewind()
     torch.rand(1)
     with suppress(Exception):  # the user's
         session.call()

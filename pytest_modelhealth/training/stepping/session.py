@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -16,15 +16,16 @@ from torch.nn.parameter import is_lazy
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.passive.step import PassiveWatch
 from pytest_modelhealth.capture.passive.updates import parameters_of
-from pytest_modelhealth.capture.step.batch import copied_batch, deep_copy
+from pytest_modelhealth.capture.step.batch import Inputs, copied_batch, deep_copy
 from pytest_modelhealth.capture.step.company import refuse_again_and_again
+from pytest_modelhealth.capture.step.guard import Guard
 from pytest_modelhealth.capture.step.isolation import collected_rarely, exited_whole
 from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.capture.step.unregistered import places
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection
 from pytest_modelhealth.report import Observation
-from pytest_modelhealth.training.stepping.snapshot import Snapshot
+from pytest_modelhealth.training.stepping.reached import Reached
 from pytest_modelhealth.training.stepping.watching import Call, Watch
 
 
@@ -147,11 +148,12 @@ class Session:
         refuse_again_and_again(model, reduces=True)
         self.model, self.given = model, given
         self.passive = PassiveWatch(model, selection, given.scaler)
-        self.snapshot = Snapshot(model, given.optimizers, given.restore, given.step)
+        self.reached = Reached(given.step, (model, *given.optimizers, *given.restore))
+        self.guard = Guard(self.reached, values=True, switches=True, stateful=given.restore)
         self.called = 0
         held = [p for optimizer in given.optimizers for p in parameters_of(optimizer)]
         kept = State(model).leaves
-        leaves = (*model.parameters(), *held, *kept, *self.snapshot.leaves)
+        leaves = (*model.parameters(), *held, *kept, *self.reached.leaves)
         self.parameters = {id(p): p for p in leaves}
         self.strays = _strays(model, kept)
         self.zeros = {
@@ -173,23 +175,13 @@ class Session:
         Raises:
             InspectionError: the model is being inspected or monitored.
         """
-        with exited_whole(self._opened(), collected_rarely()):
-            yield
-
-    @contextmanager
-    def _opened(self) -> Iterator[None]:
         try:
             self.passive.open()
         except InspectionError as error:
             raise InspectionError(f"run_step watches as a monitor does: {error}") from None
-        try:
-            self.snapshot.rewind()
+        with exited_whole(closing(self.passive), self.guard, collected_rarely()):
+            self.guard.rewind()
             yield
-        finally:
-            try:
-                self.snapshot.restore()
-            finally:
-                self.passive.close()
 
     def watch(self) -> Watch:
         """Return what watches calls, from the first on."""
@@ -215,7 +207,7 @@ class Session:
         self.called += 1
         batch = copied_batch(self.given.batch) if batch is None else batch
         try:
-            return self.given.step(self.model, self.given.optimizer, batch)
+            return Inputs(self.model, self.given.optimizer, batch).call(self.given.step)
         except AttributeError as error:
             if self.given.optimizer is None and "'NoneType'" in str(error):
                 raise InspectionError(f"{NEEDS_OPTIMIZER} ({error})") from error
@@ -228,7 +220,7 @@ class Session:
             calls: how many.
             order: numbers of the samples that the batch has instead of its own.
         """
-        self.snapshot.rewind()
+        self.guard.rewind()
         for _ in range(calls):
             self.call(None if order is None else self.changed_batch(order))
         return {key: p.detach().clone() for key, p in self.parameters.items()}

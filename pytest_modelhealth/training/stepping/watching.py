@@ -121,7 +121,7 @@ class Watch(OptimizerSteps):
 
     def _hooks(self) -> Iterator[Any]:
         leaves = [p for p in self._parameters.values() if p.requires_grad and p.is_leaf]
-        for parameter in leaves:  # the dictionaries of hooks that this leaves go by the snapshot
+        for parameter in leaves:  # the dictionaries of hooks that this leaves go by the guard
             reach, add = partial(self._reach, id(parameter)), partial(self._add, id(parameter))
             yield parameter.register_hook(_uncompiled(reach))
             yield parameter.register_post_accumulate_grad_hook(_uncompiled(add))

@@ -25,8 +25,8 @@ from pytest_modelhealth.capture.step.batch import (
     log_nothing,
     loss_in,
 )
-from pytest_modelhealth.capture.step.isolation import random_numbers_kept
-from pytest_modelhealth.capture.step.state import contents_kept
+from pytest_modelhealth.capture.step.guard import Guard
+from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.training.libraries import is_of
 from pytest_modelhealth.training.stepping.givers import Given
@@ -108,8 +108,7 @@ def _step(fabric: Any, schedules: list[Any], trainer: Any) -> Callable[[Any, Any
 
 
 def _training_step(module: Any, batch: Any, number: int) -> Any:
-    arguments = arguments_of(module, batch, number)
-    return module.training_step(*arguments.args, **arguments.kwargs)
+    return arguments_of(module, batch, number).call(module.training_step)
 
 
 def _optimized(module: Any, optimizer: Any, batch: Any, number: int, trainer: Any) -> Any:
@@ -151,7 +150,7 @@ def _attached(module: nn.Module, trainer: Any) -> Iterator[Any]:
     """Have the module, and those in it, run by Fabric, and log nothing."""
     fabric = _fabric(module, trainer)
     parts: list[Any] = [part for part in module.modules() if is_lightning(part)]
-    with contents_kept(map(vars, parts)):
+    with Guard(State(containers=map(vars, parts)), numbers=False):
         for part in parts:
             part.trainer = None
         for part in parts:
@@ -184,7 +183,7 @@ def _configured(module: Any, given: Any) -> tuple[list[Any], list[Any]]:
     """Return the optimizers and schedules of a module, those that were given before its own."""
     if given is not None:
         return optimizers_in(given), []
-    with random_numbers_kept():
+    with Guard():
         configured = module.configure_optimizers()
     several = configured if isinstance(configured, tuple | list) else [configured]
     if len(several) == 2 and all(isinstance(part, tuple | list) for part in several):

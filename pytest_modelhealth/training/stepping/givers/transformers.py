@@ -14,8 +14,9 @@ from typing import Any
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from pytest_modelhealth.capture.step.isolation import random_numbers_kept
-from pytest_modelhealth.capture.step.state import contents_kept
+from pytest_modelhealth.capture.step.batch import Inputs
+from pytest_modelhealth.capture.step.guard import Guard
+from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.training.libraries import is_of
 from pytest_modelhealth.training.stepping.givers import Given
@@ -32,7 +33,7 @@ def made(given: Given) -> Iterator[TrainingStep]:
     """Return the step; in the end, trainer and accelerator are as they were."""
     trainer = given.step
     _require(given)
-    with _kept(trainer):
+    with _guard(trainer):
         optimizer, prepared = _optimizers(trainer, given.optimizer)
         model = trainer.accelerator.prepare_model(given.model, device_placement=False)
         if model is not given.model:
@@ -87,7 +88,7 @@ def _step(trainer: Any, prepared: Any, scheduler: Any) -> Callable[[Any, Any, An
         losses = []
         for number, inputs in enumerate(batches, start=1):
             accelerator.sync_gradients = number == count
-            losses.append(trainer.training_step(model, inputs, items))
+            losses.append(Inputs(model, inputs, items).call(trainer.training_step))
         if args.max_grad_norm is not None and args.max_grad_norm > 0:
             accelerator.clip_grad_norm_(model.parameters(), args.max_grad_norm)
         prepared.step()
@@ -100,9 +101,8 @@ def _step(trainer: Any, prepared: Any, scheduler: Any) -> Callable[[Any, Any, An
     return step
 
 
-@contextmanager
-def _kept(trainer: Any) -> Iterator[None]:
-    """Put back what the attributes of a trainer, its accelerator and its model are."""
+def _guard(trainer: Any) -> Guard:
+    """Return what puts back the attributes of a trainer, its accelerator and its model."""
     accelerator = trainer.accelerator
     holders = [trainer, accelerator, accelerator.gradient_state, trainer.model]
     lists = [accelerator._optimizers, accelerator._models, accelerator._schedulers]
@@ -111,8 +111,7 @@ def _kept(trainer: Any) -> Iterator[None]:
         holders += [trainer.optimizer, _bare(trainer.optimizer)]
     if trainer.lr_scheduler is not None:
         holders.append(trainer.lr_scheduler)
-    with random_numbers_kept(), contents_kept([*map(vars, holders), *groups, *lists]):
-        yield
+    return Guard(State(containers=[*map(vars, holders), *groups, *lists]))
 
 
 def _optimizers(trainer: Any, given: Any) -> tuple[Any, Any]:

@@ -1,0 +1,203 @@
+"""Holds what was before the user's code ran, and puts it back, in place and bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from operator import attrgetter
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.capture.step.state import Memory, State
+
+
+class Guard:
+    """What was when it was made; as a context it puts that back in the end.
+
+    Containers get the same objects back, modes and hooks of modules among them, tensors their
+    memory and its bytes, leaves their ``.grad``, flags and hooks, and random generators their
+    state: those of Python, NumPy and torch, and those that were found.
+
+    Args:
+        state: what is put back; nothing but random numbers where it is left out.
+        batch: whose leaves get their gradients back.
+        values: whether values of leaves are put back, which are copied for it, or copies of them
+            that were made before. Without, a model's memory is not doubled.
+        numbers: states of the random generators, as `random_state` returns them; ``True`` takes
+            those of now, ``False`` lets random numbers go on.
+        switches: whether torch's switches are put back.
+        stateful: objects that are put back by `load_state_dict`.
+    """
+
+    def __init__(
+        self,
+        state: State | None = None,
+        batch: Any = None,
+        *,
+        values: Memory | bool = False,
+        numbers: dict[str, Any] | bool = True,
+        switches: bool = False,
+        stateful: Iterable[Any] = (),
+    ) -> None:
+        self.state = state = state or State()
+        given = [t for t in find_tensors(batch) if t.is_leaf and t.requires_grad]
+        self.leaves = Leaves([*state.leaves, *given])
+        self._modes = [(m, m.training) for m in state.scripts if hasattr(m, "training")]
+        copied = [*state.leaves, *state.tensors] if values is True else state.tensors
+        self._memory = [Memory(copied), *([values] if isinstance(values, Memory) else [])]
+        self._generators = [(write, read()) for read, write in map(access, state.generators)]
+        self._switches = [(pair, pair[0]()) for pair in _SWITCHES if switches]
+        self._stateful = [(one, copy.deepcopy(one.state_dict())) for one in stateful]
+        self.numbers = random_state() if numbers is True else numbers or {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.restore()
+
+    def restore(self) -> None:
+        """Put everything back, whatever one of it raises."""
+        with ExitStack() as stack:  # the last first
+            stack.callback(self.restore_numbers)
+            stack.callback(self.leaves.restore)
+            stack.callback(self._restore_settings)
+            for memory in self._memory:
+                stack.callback(memory.restore)
+            stack.callback(self.state.restore)
+            for one, saved in self._stateful:
+                stack.callback(one.load_state_dict, copy.deepcopy(saved))
+
+    def rewind(self) -> None:
+        """Put everything back, but with no gradient anywhere."""
+        self.restore()
+        self.leaves.clear()
+
+    def restore_numbers(self) -> None:
+        """Put all random generators back."""
+        for write, state in self._generators:
+            write(state)
+        restore_random_state(self.numbers)
+
+    def _restore_settings(self) -> None:
+        for module, mode in self._modes:
+            module.training = mode
+        for (read, write), value in self._switches:
+            if read() != value:
+                write(value)
+
+
+class Leaves:
+    """What leaf tensors carry beside their values: gradients, flags and hooks."""
+
+    def __init__(self, leaves: Iterable[Tensor]) -> None:
+        self._held = [
+            (
+                leaf,
+                leaf.requires_grad,
+                leaf.grad,
+                tuple(h if h is None else h.copy() for h in _hooks(leaf)),
+            )
+            for leaf in {id(leaf): leaf for leaf in leaves}.values()
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.restore()
+
+    def clear(self) -> None:
+        """Leave no gradient."""
+        for leaf, *_ in self._held:
+            if leaf.grad is not None:
+                leaf.grad = None
+
+    def set_aside(self) -> None:
+        """Leave no gradient, and no hook that runs an optimizer inside backward: it would train."""
+        self.clear()
+        for leaf, *_ in self._held:
+            if leaf._post_accumulate_grad_hooks:
+                leaf._post_accumulate_grad_hooks.clear()
+
+    def restore(self) -> None:
+        """Put the same objects back."""
+        for leaf, required, gradient, hooks in self._held:
+            if leaf.requires_grad != required:
+                leaf.requires_grad = required
+            if _hooks(leaf) != hooks:
+                for name, before in zip(_HOOKS, hooks, strict=True):
+                    # in place: autograd holds this dictionary, and runs what is in it even after
+                    # the attribute was set to None
+                    if (now := getattr(leaf, name)) is not None:
+                        now.clear()
+                        now.update(before or {})
+                        if before is None:
+                            setattr(leaf, name, None)
+            if leaf.grad is not gradient:
+                leaf.grad = gradient
+
+
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_hooks = attrgetter(*_HOOKS)
+
+
+def _process_generators() -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], Any]]]:
+    """Yield what reads and what sets the state of each random generator that is not a model's."""
+    yield "python", random.getstate, random.setstate
+    yield "torch", torch.get_rng_state, torch.set_rng_state
+    if "numpy" in sys.modules:
+        numpy = sys.modules["numpy"].random
+        yield "numpy", numpy.get_state, numpy.set_state
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        yield "cuda", torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all
+    if torch.backends.mps.is_available():
+        yield "mps", torch.mps.get_rng_state, torch.mps.set_rng_state
+
+
+def random_state() -> dict[str, Any]:
+    """Return the state of all random generators that are not the model's own."""
+    return {name: read() for name, read, _ in _process_generators()}
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Put all random generators back to a state of `random_state`."""
+    for name, _, write in _process_generators():
+        if name in state:
+            write(state[name])
+
+
+def access(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], object]]:
+    """Return what reads the state of a random generator, and what sets it."""
+    if isinstance(generator, random.Random):
+        return generator.getstate, generator.setstate
+    if hasattr(generator, "set_state"):  # of torch, numpy.random.RandomState
+        return generator.get_state, generator.set_state
+    bits = getattr(generator, "bit_generator", generator)  # of a numpy.random.Generator
+    return partial(getattr, bits, "state"), partial(setattr, bits, "state")
+
+
+_CUDNN = torch.backends.cudnn
+_SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    (
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        lambda modes: torch.autograd.set_detect_anomaly(*modes),
+    ),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    *(
+        (partial(getattr, _CUDNN, name), partial(setattr, _CUDNN, name))
+        for name in ("benchmark", "deterministic")
+    ),
+)
+"""What of torch may be switched: how each is read and set."""
