@@ -20,6 +20,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import optimizer as optimizers
 
 from pytest_modelhealth import InspectionError, Inspector, LayerNotFoundError, ModelHealthWarning
 from pytest_modelhealth.training.monitoring.row import STATISTICS, StepRow
@@ -87,8 +88,44 @@ def test_a_row_holds_the_statistics_of_the_report() -> None:
     assert "update ratio" in str(row)
 
 
+class Prompt(nn.Module):
+    """A layer that returns its parameter, so that a hook on its output is one on the parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.zeros(16))
+
+    def forward(self) -> Tensor:
+        return self.value
+
+
+class Prompted(Net):
+    """The same, to which a prompt is added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prompt = Prompt()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.drop(F.relu(self.norm(self.a(x) + self.prompt()))))
+
+
+def hooks_of(model: nn.Module, *others: Any) -> dict[Any, Any]:
+    """Return all dictionaries of hooks of modules, parameters, other objects and of torch."""
+    named = [*model.named_modules(), *enumerate(others), ("torch", optimizers)]
+    held = [(name, key, value) for name, one in named for key, value in vars(one).items()]
+    both = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    held += [(name, key, getattr(p, key)) for name, p in model.named_parameters() for key in both]
+    hooks = {(name, key): value for name, key, value in held if "hooks" in key}
+    return {key: list(v.items()) if isinstance(v, dict) else v for key, v in hooks.items()}
+
+
 def test_steps_between_are_free_of_us() -> None:
-    """Hooks lie on the model in watched steps alone, and the training is the bare one."""
+    """Hooks lie on the model in watched steps alone, and the training is the bare one.
+
+    Between, each dictionary of hooks of model, parameters, optimizer and torch holds what the user
+    put into it, and is none where it was none.
+    """
     model = net()
     seen = []
     with Inspector(model).monitor(every=3) as monitor:
@@ -97,6 +134,22 @@ def test_steps_between_are_free_of_us() -> None:
     assert monitor.history.steps.tolist() == [0, 3, 6]
     assert values(model) == trained(steps=8)
     assert traces(model) == []
+
+    prompted = Prompted()
+    optimizer = adam(prompted)
+    prompted.a.register_forward_hook(lambda *_: None)
+    prompted.a.weight.register_hook(lambda gradient: gradient)
+    optimizer.register_step_post_hook(lambda *_: None)
+    before, changed = hooks_of(prompted, optimizer), []
+    with Inspector(prompted).monitor(every=3) as monitor:
+        for step in range(7):
+            changed.append(hooks_of(prompted, optimizer) != before)
+            loss_of(prompted, step).backward()
+            changed.append(hooks_of(prompted, optimizer) != before)
+            optimizer.step()
+            monitor.step_end()
+    assert [number // 2 for number, differs in enumerate(changed) if differs] == [0, 0, 3, 3, 6, 6]
+    assert hooks_of(prompted, optimizer) == before
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,8 @@ class PassiveStep(OptimizerSteps):
             recorder.by_module[module].opaque = WHY_OPAQUE
         self._held = {id(held[2]): held for held in recorder.held("_parameters")}
         super().__init__({number: held[2] for number, held in self._held.items()})
+        # a layer may return one, and so have it hooked
+        self._unhooked = [p for *_, p in self._held.values() if p._backward_hooks is None]
         self._before_step = KnownTensors[bool]()  # gradients of earlier steps
         for _, _, parameter in self._held.values():
             if parameter.grad is not None:
@@ -123,6 +125,9 @@ class PassiveStep(OptimizerSteps):
         """Leave nothing on the model."""
         self._hooks.end_calls()
         self._hooks.remove()
+        for parameter in self._unhooked:
+            if parameter._backward_hooks is not None and not parameter._backward_hooks:
+                parameter._backward_hooks = None
         self.hear_no_more()
 
     @property
@@ -369,16 +374,10 @@ class PassiveWatch:
     def close(self) -> None:
         """Take everything off the model and let go of it."""
         try:
-            with uninterrupted():
-                self._close()
-        except BaseException:  # a signal that came in before it was held
-            self._close()
-            raise
-
-    def _close(self) -> None:
-        self._discard()
-        with _lock:
-            _watching.discard(self)
+            self.discard()
+        finally:
+            with _lock:
+                _watching.discard(self)
 
     def __del__(self) -> None:
         """Leave nothing on the model though nobody closed this."""
