@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import ClassVar
@@ -105,18 +104,10 @@ class LightningEngine(EagerEngine):
             return run_by_training_step(request, with_outputs=with_outputs)
         return nullcontext(request)
 
-    def run(self, request: Request) -> Observation:
-        """Run the batch with hooks on every module that can have them."""
-        return self._explained(request, super().run)
-
-    def measure(self, request: Request) -> Observation:
-        """Run the batch with hooks that tell which layer runs, and measure what that costs."""
-        return self._explained(request, super().measure)
-
-    def _explained(self, request: Request, run: Callable[[Request], Observation]) -> Observation:
+    def _run(self, request: Request, watch: Watch) -> Observation:
         try:
             with self.called(request, with_outputs=False) as prepared:
-                return run(prepared)
+                return super()._run(prepared, watch)
         except InspectionError:
             raise
         except Exception as error:

@@ -10,8 +10,9 @@ from weakref import WeakKeyDictionary
 
 from torch import fx, nn
 
-from pytest_modelhealth.capture.engine import Engine, Request
-from pytest_modelhealth.capture.step.run import Watch, observed_eagerly, run_step
+from pytest_modelhealth.capture.eager import EagerEngine
+from pytest_modelhealth.capture.engine import Request
+from pytest_modelhealth.capture.step.run import Watch, run_step
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.report import Observation
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 
-class ExportedEngine(Engine):
-    """Exported programs."""
+class ExportedEngine(EagerEngine):
+    """Exported programs, run as modules once they are unflattened."""
 
     precedence = 1
     files: ClassVar[str] = "exported programs (*.pt2)"
@@ -51,16 +52,6 @@ class ExportedEngine(Engine):
             _set_modes(unflattened, model.graph.nodes)
             self._unflattened[model] = unflattened
         return self._unflattened[model]
-
-    def run(self, request: Request) -> Observation:
-        """Run the batch through the unflattened program."""
-        return self._run(request, observed_eagerly)
-
-    def measure(self, request: Request) -> Observation:
-        """Run the batch through the unflattened program, and measure what that costs."""
-        from pytest_modelhealth.capture.costing.measure import measured
-
-        return measured(request, self._run)
 
     def _run(self, request: Request, watch: Watch) -> Observation:
         return run_step(request, self.module(request.model), [], watch)

@@ -53,7 +53,7 @@ class Inputs:
         return cls(batch)
 
     def call(self, model: Callable[..., Any]) -> Any:
-        """Return what a model or a step of the user's gives for them: the one place that calls."""
+        """Return what a model, or a step, gives for them: the one place that calls the user's."""
         return model(*self.args, **self.kwargs)
 
 
