@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -118,10 +119,5 @@ def _unfused() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fused)
 
 
-@Switch
-@contextmanager
-def _silenced() -> Iterator[None]:
-    """Keep warnings of changed batches to ourselves: a deviation over one sample, say."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+_silenced = Switch(partial(warnings.catch_warnings, action="ignore"))
+"""Keeps warnings of changed batches to ourselves: a deviation over one sample, say."""
