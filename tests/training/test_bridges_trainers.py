@@ -319,6 +319,23 @@ def test_transformers_steps_are_those_of_the_optimizer(make_trainer, count):
     assert not has_hooks(trainer.model)
 
 
+def test_steps_of_transformers_between_are_free_of_us(make_trainer):
+    """With ``every=2``, no hook is on the model in the others, that of the callback included."""
+    from transformers import TrainerCallback
+
+    class Looks(TrainerCallback):
+        def on_step_begin(self, args, state, control, **given):
+            seen.append((state.global_step + 1, has_hooks(given["model"])))
+
+    trainer, seen = make_trainer(callbacks=[Looks()]), []
+    monitor = Inspector(trainer.model).monitor(every=2)
+    trainer.add_callback(monitor.callback("transformers"))
+    trainer.train()
+    assert seen == [(1, True), (2, True), (3, False), (4, True)]
+    assert monitor.history.steps.tolist() == [1, 2, 4]
+    assert (monitor.history.loss > 0).all()
+
+
 def test_a_context_ends_the_monitor_if_transformers_raises(make_trainer):
     """It tells no callback of exceptions, so the monitor is entered around the training."""
     bad = [*DATA[:8], *({"x": d["x"] * float("nan"), "labels": d["labels"]} for d in DATA[8:])]

@@ -27,10 +27,8 @@ class Hooks:
         if not state.is_world_process_zero:
             return
         self._follower.begin(getattr(given.get("optimizer"), "scaler", None))
-        self._remove()
-        if not args.torch_compile:
-            self._hook = given["model"].register_forward_hook(self._look, with_kwargs=True)
-            self._follower.monitor._on_close.append(self._remove)
+        self._follower.monitor._on_close.append(self._remove)
+        self._begin_step(args, given["model"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """End a step: the optimizer has made one."""
@@ -40,11 +38,18 @@ class Hooks:
             loss = loss / len(losses)
         if state.is_world_process_zero:
             self._follower.step_end(state.global_step, loss)
+            self._begin_step(args, given["model"])
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """End."""
         self._remove()
         self._follower.end()
+
+    def _begin_step(self, args: Any, model: nn.Module) -> None:
+        """Look for the loss in steps that are watched, and leave the model alone in others."""
+        self._remove()
+        if self._follower.monitor._watch.is_on and not args.torch_compile:
+            self._hook = model.register_forward_hook(self._look, with_kwargs=True)
 
     def _remove(self) -> None:
         if self._hook is not None:

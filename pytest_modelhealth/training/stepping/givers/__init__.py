@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -84,6 +85,18 @@ def _usual(given: Given) -> TrainingStep:
         raise InspectionError(NEEDS_OPTIMIZER)
     step, batch = UsualStep(given.loss), (given.inputs, given.target)
     return TrainingStep(step, given.optimizer, batch, given.restored, "UsualStep", is_usual=True)
+
+
+def is_of(value: object, *packages: str) -> bool:
+    """Whether a package defines the type of an object, or one that it derives from.
+
+    A module is told by its own name.
+    """
+    if isinstance(value, ModuleType):
+        names = [value.__name__]
+    else:
+        names = [kind.__module__ for kind in type(value).__mro__]
+    return any(name == pkg or name.startswith(f"{pkg}.") for name in names for pkg in packages)
 
 
 class UsualStep:

@@ -18,8 +18,7 @@ from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.capture.step.guard import Guard
 from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.training.libraries import is_of
-from pytest_modelhealth.training.stepping.givers import Given
+from pytest_modelhealth.training.stepping.givers import Given, is_of
 from pytest_modelhealth.training.stepping.session import TrainingStep
 
 
