@@ -30,9 +30,10 @@ from pytest_modelhealth.capture.passive.hooks import (
     PASSES_A_PAGE,
     WHY_OPAQUE,
     Compiled,
+    OptimizerSteps,
     PassiveHooks,
+    can_be_subtracted,
 )
-from pytest_modelhealth.capture.passive.updates import OptimizerSteps, can_be_subtracted
 from pytest_modelhealth.capture.step.batch import batch_size
 from pytest_modelhealth.capture.step.company import notes_on_ranks
 from pytest_modelhealth.capture.step.isolation import is_inspecting, uninterrupted

@@ -10,7 +10,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from pytest_modelhealth.capture.passive.updates import parameters_of
+from pytest_modelhealth.capture.passive.hooks import parameters_of
 from pytest_modelhealth.probes.intervening.running import said
 from pytest_modelhealth.progress import track
 from pytest_modelhealth.report import LossSlope

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.capture.passive.hooks import parameters_of
 from pytest_modelhealth.capture.passive.step import PassiveWatch
-from pytest_modelhealth.capture.passive.updates import parameters_of
 from pytest_modelhealth.capture.step.batch import Inputs, copied_batch, deep_copy
 from pytest_modelhealth.capture.step.company import refuse_again_and_again
 from pytest_modelhealth.capture.step.guard import Guard

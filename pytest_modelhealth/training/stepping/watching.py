@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pytest_modelhealth.capture.eager import is_compiled
 from pytest_modelhealth.capture.observing.hooks import OurHook
 from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.capture.passive.updates import OptimizerSteps, parameters_of
+from pytest_modelhealth.capture.passive.hooks import OptimizerSteps, parameters_of
 
 
 @dataclass
