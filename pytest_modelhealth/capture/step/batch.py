@@ -234,7 +234,9 @@ def _hints(request: Request, error: Exception) -> Iterator[str]:
     hints = [_instead(value, "batch") for value in passed if _is_blamed(value, error)]
     if _is_blamed(request.target, error):
         hints.append(_instead(request.target, "target"))
-    if _is_raised_by_loss(error):
+    # by the loss, or by the backward pass, in which some losses stumble first
+    codes = {frame.f_code for frame, _ in walk_tb(error.__traceback__)}
+    if not codes.isdisjoint((compute_loss.__code__, torch.autograd.backward.__code__)):
         hints += [_of_another_dtype(tensor, error) for tensor in find_tensors(request.target)]
     yield from dict.fromkeys(hint for hint in hints if hint)
     too_many = _TOO_MANY.search(str(error)) if isinstance(error, TypeError) else None
@@ -256,12 +258,6 @@ def _is_blamed(value: object, error: Exception) -> bool:
     *_, (innermost, _) = walk_tb(error.__traceback__)
     is_torchs = str(innermost.f_globals.get("__name__")).partition(".")[0] == "torch"
     return isinstance(error, TypeError | AttributeError) and is_torchs
-
-
-def _is_raised_by_loss(error: Exception) -> bool:
-    """Whether the loss raised it, or the backward pass, in which some losses stumble first."""
-    codes = {frame.f_code for frame, _ in walk_tb(error.__traceback__)}
-    return not codes.isdisjoint((compute_loss.__code__, torch.autograd.backward.__code__))
 
 
 def _of_another_dtype(target: Tensor, error: Exception) -> str | None:

@@ -111,21 +111,18 @@ class State:
         self._seen[id(value)] = value
         kind = type(value)  # an object's own word for it may be a lie
         if issubclass(kind, nn.Module):
-            self._add_module(value)
+            self.modules.append(value)
+            self._open(vars(value))
+            if isinstance(value, torch.jit.ScriptModule):  # keeps its own in C++
+                self.scripts.append(value)
+                for owned in (value._parameters, value._buffers, value._modules):
+                    self._visit_all(owned.values())
         elif issubclass(kind, Tensor):
             self._add_tensor(value)
         elif kind is tuple:
             self._visit_all(value)
         elif is_generator(kind):
             self.generators.append(value)
-
-    def _add_module(self, module: nn.Module) -> None:
-        self.modules.append(module)
-        self._open(vars(module))
-        if isinstance(module, torch.jit.ScriptModule):  # keeps its own in C++
-            self.scripts.append(module)
-            for owned in (module._parameters, module._buffers, module._modules):
-                self._visit_all(owned.values())
 
     def _add_tensor(self, tensor: Tensor) -> None:
         is_parameter = isinstance(tensor, nn.Parameter)
@@ -210,11 +207,6 @@ class Memory:
                 shown = _integers(parts[0]) if len(parts) == 1 else None
                 shown_once = _shown_once(storage, parts) if shown is None else [shown]
                 self._copies += [(integers, integers.clone()) for integers in shown_once]
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes that are copied, of tensors that lie in a storage."""
-        return sum(copy.nbytes for _, copy in self._copies)
 
     def restore(self) -> None:
         """Give the tensors their memory back, and the memory its bytes."""

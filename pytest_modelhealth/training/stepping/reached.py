@@ -98,7 +98,7 @@ class Reached(State):
         self._depth = depth
 
     def _visit(self, value: Any) -> None:
-        kind = type(value)
+        kind, numpy = type(value), sys.modules.get("numpy")
         is_plain = issubclass(kind, nn.Module | Tensor) or is_generator(kind)
         if is_plain or id(value) in self._seen or self._depth == _DATA:
             super()._visit(value)
@@ -110,7 +110,7 @@ class Reached(State):
             self._visit_small(value.values() if issubclass(kind, dict) else value)
         elif issubclass(kind, Iterator):
             self.iterators.append(kind.__name__)
-        elif _is_array(kind):
+        elif numpy is not None and issubclass(kind, numpy.ndarray) and kind is not numpy.memmap:
             self._seen[id(value)] = value
             self._arrays.append((value, value.copy()))
         elif issubclass(kind, _TRAINING) or kind.__module__.startswith(_OF_TRAINING):
@@ -172,11 +172,6 @@ def _contents(cell: types.CellType) -> Any:
         return cell.cell_contents
     except ValueError:  # a variable that has no value yet
         return _NOTHING
-
-
-def _is_array(kind: type) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and issubclass(kind, numpy.ndarray) and kind is not numpy.memmap
 
 
 def _package(value: Any) -> str:

@@ -155,7 +155,12 @@ class Session:
         kept = State(model).leaves
         leaves = (*model.parameters(), *held, *kept, *self.reached.leaves)
         self.parameters = {id(p): p for p in leaves}
-        self.strays = _strays(model, kept)
+        unknown = {id(leaf) for leaf in kept}.difference(map(id, model.parameters()))
+        self.strays = {  # names of leaves in modules that torch does not know to be in the model
+            key: ".".join(filter(None, (place.layer, place.path)))
+            for key, place in (places(model, unknown) if unknown else {}).items()
+            if place.kind == "module"
+        }
         self.zeros = {
             id(p) for p in model.parameters() if p.ndim > 1 and p.numel() and not p.detach().any()
         }
@@ -250,17 +255,6 @@ def _require_values(model: nn.Module) -> None:
                 f"{name} lies on the meta device and has no values, so that no step can be run: "
                 "load the weights, or model.to_empty(device=...) and initialise them"
             )
-
-
-def _strays(model: nn.Module, leaves: list[Tensor]) -> dict[int, str]:
-    """Return the names of leaves in modules that torch does not know to be in the model."""
-    unknown = {id(leaf) for leaf in leaves}.difference(map(id, model.parameters()))
-    found = places(model, unknown) if unknown else {}
-    return {
-        key: ".".join(filter(None, (place.layer, place.path)))
-        for key, place in found.items()
-        if place.kind == "module"
-    }
 
 
 def rows_in(batch: Any) -> list[Tensor]:
