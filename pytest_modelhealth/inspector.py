@@ -42,7 +42,8 @@ from pytest_modelhealth.training.monitoring.judging import Reaction
 from pytest_modelhealth.training.monitoring.monitor import TrainingMonitor
 from pytest_modelhealth.training.monitoring.writing import Scalars
 from pytest_modelhealth.training.stepping.contract import run_contract
-from pytest_modelhealth.training.stepping.givers import Given, step_of
+from pytest_modelhealth.training.stepping.givers import UsualStep, step_of
+from pytest_modelhealth.training.stepping.session import TrainingStep
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -489,13 +490,13 @@ class Inspector(NamesItsAttributes):
         """
         self._require_module("run_step runs a torch.nn.Module as a loop does")
         self._begin()
-        given = Given(self._model, step, optimizer, batch, restore, inputs, target, loss)
+        given = TrainingStep(self._model, step, optimizer, batch, restore, inputs, target, loss)
         hints = hinted(self._request(inputs, target, loss, None, None))
         with step_of(given) as made, hints:
             observation = run_contract(
-                self._model, made, self._selection, calls=calls, overfit=overfit, resume=resume
+                made, self._selection, calls=calls, overfit=overfit, resume=resume
             )
-        if made.is_usual:
+        if isinstance(made.step, UsualStep):
             whole = self._observe(self._request(inputs, target, loss, None, made.scaler))
             observation = replace(whole, stepped=observation.stepped)
         return self._reported(observation, self._settings)

@@ -32,7 +32,8 @@ from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import HealthReport, Judgement, Observation, Verdict, Violation
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.training.stepping.contract import run_contract
-from pytest_modelhealth.training.stepping.givers import Given, UsualStep, step_of
+from pytest_modelhealth.training.stepping.givers import UsualStep, step_of
+from pytest_modelhealth.training.stepping.session import TrainingStep
 
 if TYPE_CHECKING:
     from pytest_modelhealth.comparison.comparison import Comparison
@@ -165,11 +166,11 @@ class Subject:
         model, batch = made.model, made.batch
         with seeded(self.suite.seed), in_mode(model, _mode(model, training=True)):
             optimizer = self.optimizer(model)
-            given = Given(
+            given = TrainingStep(
                 model, None, optimizer, None, (), batch["inputs"], batch["target"], batch["loss"]
             )
             with step_of(given) as step:
-                stepped = run_contract(model, step, Selection()).stepped
+                stepped = run_contract(step, Selection()).stepped
             return replace(seen, stepped=stepped)
 
     def optimizer(self, model: nn.Module) -> Any:

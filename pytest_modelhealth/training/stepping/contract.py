@@ -27,7 +27,6 @@ from pytest_modelhealth.training.stepping.watching import Steps, cosine, norm
 
 
 def run_contract(
-    model: nn.Module,
     given: TrainingStep,
     selection: Selection,
     *,
@@ -38,7 +37,6 @@ def run_contract(
     """Return what the step did, and the layers of its first call; all else is as it was.
 
     Args:
-        model: the model.
         given: the step, and what it works on.
         selection: which roles of which layers to observe in the first call.
         calls: how often the step is called from the beginning.
@@ -55,7 +53,7 @@ def run_contract(
     for name, value, least in numbers:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise InspectionError(f"{name} must be a whole number from {least} on, not {value!r}")
-    session = Session(model, given, selection)
+    model, session = given.model, Session(given, selection)
     with session.open():
         untied = untied_weights(model)
         made = call_step(session, calls)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 
@@ -33,21 +33,26 @@ class TrainingStep(NamedTuple):
     """What a user gives to be run.
 
     Args:
-        step: called as ``step(model, optimizer, batch)``.
+        model: the model.
+        step: a function ``step(model, optimizer, batch)``, or what one is made of: a trainer, or
+            nothing.
         optimizer: an optimizer, or a tuple, list or mapping of several; ``None`` where the step
             moves the parameters itself, or has its own.
         batch: what a step is given.
         restore: what else a step changes, each with `state_dict` and `load_state_dict`.
+        inputs, target, loss: of the usual step.
         name: what the step is called in messages.
-        is_usual: whether it was made of inputs, target and loss.
     """
 
-    step: Callable[[Any, Any, Any], Any]
-    optimizer: Any
-    batch: Any
-    restore: tuple[Any, ...] = ()
+    model: nn.Module
+    step: Any = None
+    optimizer: Any = None
+    batch: Any = None
+    restore: Any = ()
+    inputs: Any = None
+    target: Any = None
+    loss: Any = None
     name: str = "step"
-    is_usual: bool = False
 
     @property
     def optimizers(self) -> list[Any]:
@@ -138,12 +143,12 @@ class Session:
     """Calls of a step, each series of them from the state and the random numbers of the first.
 
     Args:
-        model: the model.
         given: the step, and what it works on.
         selection: which roles of which layers to observe in the first call.
     """
 
-    def __init__(self, model: nn.Module, given: TrainingStep, selection: Selection) -> None:
+    def __init__(self, given: TrainingStep, selection: Selection) -> None:
+        model = given.model
         _require_values(model)
         refuse_again_and_again(model, reduces=True)
         self.model, self.given = model, given

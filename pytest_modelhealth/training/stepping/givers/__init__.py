@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
@@ -24,26 +24,7 @@ from pytest_modelhealth.training.stepping.session import (
 )
 
 
-class Given(NamedTuple):
-    """The arguments of `Inspector.run_step`, and its model."""
-
-    model: nn.Module
-    step: Any = None
-    optimizer: Any = None
-    batch: Any = None
-    restore: Any = ()
-    inputs: Any = None
-    target: Any = None
-    loss: Any = None
-
-    @property
-    def restored(self) -> tuple[Any, ...]:
-        """What else the step changes, as a tuple."""
-        several = isinstance(self.restore, tuple | list | set)
-        return tuple(self.restore) if several else (self.restore,)
-
-
-def step_of(given: Given) -> AbstractContextManager[TrainingStep]:
+def step_of(given: TrainingStep) -> AbstractContextManager[TrainingStep]:
     """Return a context of the step that is made of what was given; in the end nothing is left.
 
     Raises:
@@ -51,6 +32,8 @@ def step_of(given: Given) -> AbstractContextManager[TrainingStep]:
     """
     from pytest_modelhealth.training.stepping.givers import lightning, transformers
 
+    several = isinstance(given.restore, tuple | list | set)
+    given = given._replace(restore=tuple(given.restore) if several else (given.restore,))
     if lightning.recognises(given):
         return lightning.made(given)
     if transformers.recognises(given):
@@ -58,18 +41,17 @@ def step_of(given: Given) -> AbstractContextManager[TrainingStep]:
     return nullcontext(_usual(given) if given.step is None else _own(given))
 
 
-def _own(given: Given) -> TrainingStep:
+def _own(given: TrainingStep) -> TrainingStep:
     """Take ``step(model, optimizer, batch)`` as it is."""
     if any(one is not None for one in (given.inputs, given.target, given.loss)):
         raise InspectionError(
             "inputs, target and loss are of the usual step: leave the step out, or give a step "
             "of your own its batch, run_step(step, optimizer, batch)"
         )
-    name = name_of(given.step)
-    return TrainingStep(given.step, given.optimizer, given.batch, given.restored, name)
+    return given._replace(name=name_of(given.step))
 
 
-def _usual(given: Given) -> TrainingStep:
+def _usual(given: TrainingStep) -> TrainingStep:
     """Make the usual step of inputs, target and loss, where nothing else was given."""
     if given.batch is not None:
         raise InspectionError(
@@ -83,8 +65,8 @@ def _usual(given: Given) -> TrainingStep:
         )
     if given.optimizer is None:
         raise InspectionError(NEEDS_OPTIMIZER)
-    step, batch = UsualStep(given.loss), (given.inputs, given.target)
-    return TrainingStep(step, given.optimizer, batch, given.restored, "UsualStep", is_usual=True)
+    batch = given.inputs, given.target
+    return given._replace(step=UsualStep(given.loss), batch=batch, name="UsualStep")
 
 
 def is_of(value: object, *packages: str) -> bool:

@@ -28,14 +28,14 @@ from pytest_modelhealth.capture.step.batch import (
 from pytest_modelhealth.capture.step.guard import Guard
 from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.training.stepping.givers import Given, is_of
+from pytest_modelhealth.training.stepping.givers import is_of
 from pytest_modelhealth.training.stepping.session import TrainingStep, optimizers_in
 
 _FABRICS = {"lightning": "lightning.fabric", "pytorch_lightning": "lightning_fabric"}
 _TRAINERS = ("lightning.pytorch.trainer", "pytorch_lightning.trainer")
 
 
-def recognises(given: Given) -> bool:
+def recognises(given: TrainingStep) -> bool:
     """Whether the model is a `LightningModule`, and neither a step nor a loss was given."""
     is_step = given.step is None or is_of(given.step, *_TRAINERS)
     comes_alone = given.loss is None and given.target is None
@@ -44,7 +44,7 @@ def recognises(given: Given) -> bool:
 
 
 @contextmanager
-def made(given: Given) -> Iterator[TrainingStep]:
+def made(given: TrainingStep) -> Iterator[TrainingStep]:
     """Return the step; meanwhile, the module believes to be run by Fabric."""
     module: Any = given.model
     batch = given.inputs if given.batch is None else given.batch
@@ -64,8 +64,8 @@ def made(given: Given) -> Iterator[TrainingStep]:
             fabric.lr_scheduler_configs = schedules
             step = _step(fabric, schedules, trainer)
             optimizer = optimizers[0] if len(optimizers) == 1 else (*optimizers,)
-            restore = (*(each.scheduler for each in schedules), *given.restored)
-            yield TrainingStep(step, optimizer, batch, restore, "training_step")
+            restore = (*(each.scheduler for each in schedules), *given.restore)
+            yield TrainingStep(module, step, optimizer, batch, restore, name="training_step")
     except AttributeError as error:
         if "self.trainer." not in str(error):
             raise

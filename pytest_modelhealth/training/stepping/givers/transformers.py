@@ -18,17 +18,17 @@ from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.capture.step.guard import Guard
 from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.training.stepping.givers import Given, is_of
+from pytest_modelhealth.training.stepping.givers import is_of
 from pytest_modelhealth.training.stepping.session import TrainingStep
 
 
-def recognises(given: Given) -> bool:
+def recognises(given: TrainingStep) -> bool:
     """Whether a trainer was given in place of a step."""
     return is_of(given.step, "transformers.trainer")
 
 
 @contextmanager
-def made(given: Given) -> Iterator[TrainingStep]:
+def made(given: TrainingStep) -> Iterator[TrainingStep]:
     """Return the step; in the end, trainer and accelerator are as they were."""
     trainer = given.step
     _require(given)
@@ -44,12 +44,12 @@ def made(given: Given) -> Iterator[TrainingStep]:
             trainer.lr_scheduler = None  # of an earlier training; each has its own
         scheduler = trainer.create_scheduler(_steps(trainer), optimizer)
         scaler = getattr(trainer.accelerator, "scaler", None)
-        restore = (scheduler, *([] if scaler is None else [scaler]), *given.restored)
+        restore = (scheduler, *([] if scaler is None else [scaler]), *given.restore)
         step = _step(trainer, prepared, scheduler)
-        yield TrainingStep(step, optimizer, given.batch, restore, "training_step")
+        yield given._replace(step=step, optimizer=optimizer, restore=restore, name="training_step")
 
 
-def _require(given: Given) -> None:
+def _require(given: TrainingStep) -> None:
     trainer = given.step
     if given.model is not trainer.model:
         raise InspectionError(
