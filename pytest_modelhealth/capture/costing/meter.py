@@ -63,12 +63,6 @@ _BY_NAME: dict[str, Formula] = {
 }
 
 
-def own_formulas() -> dict[Any, Formula]:
-    """Return the formula of each operator that this version of torch has, for its counter."""
-    aten = torch.ops.aten
-    return {getattr(aten, name): made for name, made in _BY_NAME.items() if hasattr(aten, name)}
-
-
 @dataclass(slots=True, eq=False)
 class _Followed:
     """A storage that is in use."""
@@ -160,7 +154,9 @@ class Meter(TorchDispatchMode):
         self.saved_bytes: Counter[str] | None = Counter() if sees_saved else None
         self.storages = Storages()
         self._running_layer = running_layer
-        self._counter = FlopCounterMode(display=False, custom_mapping=own_formulas())
+        aten = torch.ops.aten  # of this version of torch
+        known = {getattr(aten, name): f for name, f in _BY_NAME.items() if hasattr(aten, name)}
+        self._counter = FlopCounterMode(display=False, custom_mapping=known)
         # that of torch hooks every module and tensor to tell layers apart, which we do ourselves
         self._counter.mod_tracker = _NoModules()
         self._counted = 0

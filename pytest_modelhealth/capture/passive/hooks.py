@@ -258,19 +258,15 @@ class PassiveHooks(Hooks):
         if not self._is_recomputation():
             self.passes += 1
             if self.passes % PASSES_A_PAGE == 0:
-                self._forget_what_is_gone()
+                # keep no hooks of tensors that are gone
+                refs = [(weakref.ref(hooks), hook) for hooks, hook in self._tensor_hooks]
+                self._tensor_hooks.clear()
+                self._older = [one for one in (*self._older, *refs) if one[0]() is not None]
             if self._on_pass is not None:
                 self._on_pass(arguments)
         if self._is_functional:
             self._mode_is_on = True
             self.functions.turn_on()
-
-    def _forget_what_is_gone(self) -> None:
-        """Keep no hooks of tensors that are gone."""
-        refs = [(weakref.ref(hooks), hook) for hooks, hook in self._tensor_hooks]
-        self._tensor_hooks.clear()
-        self._older += refs
-        self._older = [known for known in self._older if known[0]() is not None]
 
     def _note_backward(self) -> None:
         """Have the end of the backward pass told that runs, once."""

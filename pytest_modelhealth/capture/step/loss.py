@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
@@ -94,18 +94,15 @@ def validate_loss(value: object, output: Any, what: str = "the loss") -> None:
 
 
 def _own_loss(output: Any) -> Tensor | None:
-    for candidate in (_attribute_loss(output), output):
+    candidates = [output]
+    with suppress(Exception):  # the user's own, and it was we who asked for a loss
+        is_mapping = issubclass(type(output), Mapping)
+        named = output.get("loss") if is_mapping else getattr(output, "loss", None)
+        candidates.insert(0, named)
+    for candidate in candidates:
         if is_a(candidate, Tensor) and candidate.numel() == 1 and _is_real(candidate):
             return candidate.reshape(()) if candidate.ndim else candidate
     return _random_projection(output)
-
-
-def _attribute_loss(output: Any) -> Any:
-    is_mapping = issubclass(type(output), Mapping)
-    try:
-        return output.get("loss") if is_mapping else getattr(output, "loss", None)
-    except Exception:  # noqa: BLE001 - the user's own, and it was we who asked for a loss
-        return None
 
 
 def _random_projection(output: Any) -> Tensor | None:
