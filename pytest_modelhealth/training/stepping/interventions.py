@@ -97,7 +97,6 @@ def _secant(
         for key, direction in along.items():
             weights = session.parameters[key].data
             weights.copy_(widened(weights) + sign * shift / length * widened(direction))
-        session.guard.restore_numbers()
         try:
             loss = loss_in(session.call())
         except Exception:  # noqa: BLE001 - the user's, on weights that we moved
