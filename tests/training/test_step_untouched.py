@@ -227,7 +227,9 @@ def test_modes_of_torch_are_put_back() -> None:
         found = (torch.get_deterministic_debug_mode(), torch.is_anomaly_enabled(), checked)
         found += (torch.get_num_threads(),)
         found += (torch.get_float32_matmul_precision(), torch.get_default_dtype())
-        return (*found, torch.backends.cudnn.deterministic)
+        backends = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
+        found += tuple(getattr(one, "fp32_precision", "") for one in backends)
+        return (*found, torch.backends.cudnn.deterministic, torch.is_grad_enabled())
 
     before, model, calls = modes(), net(), itertools.count(1)  # which is not put back
 
@@ -246,6 +248,25 @@ def test_modes_of_torch_are_put_back() -> None:
         with contextlib.suppress(KeyboardInterrupt):
             Inspector(model).run_step(step, sgd(model), (X, Y))
         assert modes() == before
+
+
+def test_precision_that_was_set_for_one_backend_is_put_back() -> None:
+    """Torch then refuses to tell the precision of all."""
+    matmul = torch.backends.cuda.matmul
+    if not hasattr(matmul, "fp32_precision"):
+        pytest.skip("this torch has one precision for all backends")
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        matmul.fp32_precision = "ieee"
+        return usual(model, optimizer, batch)
+
+    before, matmul.fp32_precision = matmul.fp32_precision, "tf32"
+    try:
+        model = net()
+        Inspector(model).run_step(step, sgd(model), (X, Y))
+        assert matmul.fp32_precision == "tf32"
+    finally:
+        matmul.fp32_precision = before
 
 
 def test_what_a_step_freezes_replaces_and_fills_is_put_back() -> None:

@@ -23,7 +23,8 @@ class Guard:
 
     Containers get the same objects back, modes and hooks of modules among them, tensors their
     memory and its bytes, leaves their ``.grad``, flags and hooks, and random generators their
-    state: those of Python, NumPy and torch, and those that were found.
+    state: those of Python, NumPy and torch, and those that were found. Grad mode is put back too:
+    Ctrl-C may come between ``torch.no_grad()`` and what leaves it.
 
     Args:
         state: what is put back; nothing but random numbers where it is left out.
@@ -53,6 +54,7 @@ class Guard:
         copied = [*state.leaves, *state.tensors] if values is True else state.tensors
         self._memory = [Memory(copied), *([values] if isinstance(values, Memory) else [])]
         self._generators = [(write, read()) for read, write in map(access, state.generators)]
+        self._is_grad_enabled = torch.is_grad_enabled()
         self._switches = [(pair, pair[0]()) for pair in _SWITCHES if switches]
         self._stateful = [(one, copy.deepcopy(one.state_dict())) for one in stateful]
         self.numbers = random_state() if numbers is True else numbers or {}
@@ -89,8 +91,9 @@ class Guard:
     def _restore_settings(self) -> None:
         for module, mode in self._modes:
             module.training = mode
+        torch.set_grad_enabled(self._is_grad_enabled)
         for (read, write), value in self._switches:
-            if read() != value:
+            if value is not None and read() != value:
                 write(value)
 
 
@@ -184,20 +187,28 @@ def access(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], object]]:
     return partial(getattr, bits, "state"), partial(setattr, bits, "state")
 
 
-_CUDNN = torch.backends.cudnn
+def _matmul_precision() -> str | None:
+    """Return the precision of matrix products, ``None`` where it was set for single backends."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return None
+
+
+_CUDNN, _MKLDNN = torch.backends.cudnn, torch.backends.mkldnn
+_FLAGS: list[tuple[Any, str]] = [(_CUDNN, "benchmark"), (_CUDNN, "deterministic")]
+for _backend in (torch.backends, torch.backends.cuda, _CUDNN, _MKLDNN):  # since torch 2.9
+    _parts = (_backend, *(getattr(_backend, name, None) for name in ("matmul", "conv", "rnn")))
+    _FLAGS += [(part, "fp32_precision") for part in _parts if hasattr(part, "fp32_precision")]
 _SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_num_threads, torch.set_num_threads),
-    (torch.is_grad_enabled, torch.set_grad_enabled),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     (
         lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
         lambda modes: torch.autograd.set_detect_anomaly(*modes),
     ),
-    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    *(
-        (partial(getattr, _CUDNN, name), partial(setattr, _CUDNN, name))
-        for name in ("benchmark", "deterministic")
-    ),
+    (_matmul_precision, torch.set_float32_matmul_precision),
+    *((partial(getattr, *flag), partial(setattr, *flag)) for flag in _FLAGS),
 )
 """What of torch may be switched: how each is read and set."""
