@@ -77,7 +77,6 @@ def _forced_eager() -> Iterator[None]:
         yield
 
 
-@collected_rarely()
 def run_step(
     request: Request,
     model: nn.Module,
@@ -103,7 +102,10 @@ def run_step(
             f"cannot inspect {type(request.model).__name__} while a CUDA graph is captured: "
             "reading a tensor would end the capture; inspect it before or after torch.cuda.graph"
         )
-    with deep_graphs_freed() as graph, exited_whole(in_company(model, state)) as company:
+    with (
+        deep_graphs_freed() as graph,
+        exited_whole(collected_rarely(), in_company(model, state)) as company,
+    ):
         return _Step(request, model, notes, company).run(watch, graph)
 
 
