@@ -100,18 +100,20 @@ class UnitDimensions:
 
     def __init__(self) -> None:
         self._by_shape: dict[torch.Size, int] = {}
-        self._by_module: dict[nn.Module | None, int | None] = {None: None}
+        self._by_kind: dict[type | None, int | None] = {None: None}
 
-    def of(self, module: nn.Module | None, tensor: torch.Tensor) -> int | None:
-        """Return the dimension of the units of `tensor`, an output of `module`."""
+    def of(self, kind: type | None, tensor: torch.Tensor) -> int | None:
+        """Return the dimension of the units of `tensor`, an output of a module of this class."""
         if tensor.is_nested or (dimensions := tensor.ndim) < 2:
             return None
-        if module is not None and module not in self._by_module:
-            self._by_module[module] = _unit_dimension(original_class(module))
-        settled = self._by_module[module]
-        if settled is not None:
-            self._by_shape[tensor.shape] = settled % dimensions
-        return self._by_shape.get(tensor.shape, 1 if dimensions >= 4 else dimensions - 1)
+        if kind not in self._by_kind:
+            assert kind is not None
+            self._by_kind[kind] = _unit_dimension(kind)
+        settled, shape = self._by_kind[kind], tensor.shape
+        if settled is None:
+            return self._by_shape.get(shape, 1 if dimensions >= 4 else dimensions - 1)
+        self._by_shape[shape] = settled = settled % dimensions
+        return settled
 
 
 def _unit_dimension(kind: type) -> int | None:
@@ -138,15 +140,13 @@ class NamedModule(NamedTuple):
     opaque: str = ""  # why no hook can reach it, if none can
 
 
-def calls_no_functional_layer(module: nn.Module, kind: type) -> bool:
-    """Whether `module`, of a class of the user's or torch's, is torch's own without others in it.
+def is_simple(kind: type) -> bool:
+    """Whether a class is one of torch's, of which a module without others calls no functional layer.
 
-    Of these only activations call functional layers, and in an activation none counts. Losses
-    call functions that are recorded.
+    Activations do, and in an activation none counts. Losses call functions that are recorded.
     """
     home = kind.__module__
-    is_torchs = home.startswith("torch.nn.modules.") and home != "torch.nn.modules.loss"
-    return is_torchs and not module._modules and "forward" not in vars(module)
+    return home.startswith("torch.nn.modules.") and home != "torch.nn.modules.loss"
 
 
 def type_name(module: nn.Module) -> str:
@@ -212,8 +212,11 @@ def stops_gradients(module: nn.Module) -> bool:
     """Whether a module rounds what it takes to a grid, and so passes no gradient on."""
     if is_quantised(module):
         return True
-    held = module._parameters.values()
-    return any(getattr(p, name, None) is not None for p in held for name in _ROUNDS_INPUTS)
+    for parameter in module._parameters.values():
+        if parameter is not None and type(parameter) is not nn.Parameter:  # torchao has its own
+            if any(getattr(parameter, name, None) is not None for name in _ROUNDS_INPUTS):
+                return True
+    return False
 
 
 def own_parameters(module: nn.Module) -> dict[str, torch.Tensor | None]:
@@ -222,7 +225,7 @@ def own_parameters(module: nn.Module) -> dict[str, torch.Tensor | None]:
     They are read from the module's own dictionary, a copy of what a script keeps in C++: a
     parametrised attribute computes when read.
     """
-    held: dict[str, Any] = dict(module._parameters.items())
+    held: dict[str, Any] = module._parameters
     if held or not is_quantised(module):
         return held
     packed: Any = module
@@ -306,12 +309,13 @@ def _find(
         found[module] = NamedModule(path, module, (), opaque)
     else:
         found[module] = first._replace(aliases=(*first.aliases, path))
-    children = {} if is_quantised(module) else module._modules  # there they hold packed weights
-    if not children:
+    children = module._modules
+    if not children or is_quantised(module):  # there they hold packed weights
         return
     inside, why = (*around, module), _why_inside(module, why)
+    ids = set(map(id, inside))
     for name, child in children.items():
-        if child is not None and not any(child is outer for outer in inside):
+        if child is not None and id(child) not in ids:
             _find(child, dotted(path, name), inside, why, found)
 
 

@@ -154,16 +154,16 @@ def test_subclasses_of_activations_are_activations() -> None:
 )
 def test_units_by_type(module: nn.Module, shape: tuple[int, ...], dimension: int | None) -> None:
     """Channels come second after convolutions, features last after linear layers."""
-    assert UnitDimensions().of(module, torch.empty(shape)) == dimension
+    assert UnitDimensions().of(type(module), torch.empty(shape)) == dimension
 
 
 def test_an_activation_takes_the_units_of_what_came_before() -> None:
     """An activation's units lie where those of the latest layer of the same shape lay."""
     units, shape = UnitDimensions(), torch.empty(2, 5, 7)
-    assert units.of(nn.ReLU(), shape) == 2
-    units.of(nn.Conv1d(3, 5, 3), shape)
-    assert units.of(nn.ReLU(), shape) == 1
-    units.of(nn.Linear(3, 7), shape)
+    assert units.of(nn.ReLU, shape) == 2
+    units.of(nn.Conv1d, shape)
+    assert units.of(nn.ReLU, shape) == 1
+    units.of(nn.Linear, shape)
     assert units.of(None, shape) == 2
 
 

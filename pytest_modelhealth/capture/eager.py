@@ -17,6 +17,7 @@ from pytest_modelhealth.capture.step.batch import (
     is_run_by_training_step,
     run_by_training_step,
 )
+from pytest_modelhealth.capture.step.isolation import collected_rarely
 from pytest_modelhealth.capture.step.run import Watch, observed_eagerly, run_step
 from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.errors import InspectionError
@@ -41,6 +42,7 @@ class EagerEngine(Engine):
 
         return measured(request, self._run)
 
+    @collected_rarely()
     def _run(self, request: Request, watch: Watch) -> Observation:
         notes = []
         model = request.model

@@ -77,9 +77,8 @@ def find_kind(tensor: Tensor, unit_dim: int | None, samples: int = 0) -> tuple[K
     storage = _address(tensor)
     if not storage:  # FSDP freed it
         return None, 0
-    key: tuple[object, ...] = (tensor.shape, tensor.dtype, unit_dim, samples)
-    if not tensor.is_contiguous():
-        key = (*key, tensor.stride())
+    stride = None if tensor.is_contiguous() else tensor.stride()
+    key = (tensor.shape, tensor.dtype, unit_dim, samples, stride)
     try:
         kind = _kinds[key]
     except KeyError:
@@ -88,7 +87,7 @@ def find_kind(tensor: Tensor, unit_dim: int | None, samples: int = 0) -> tuple[K
         kind = _kinds[key] = _new_kind(tensor, unit_dim, samples)
     if kind is None:
         return None, 0
-    return kind, storage + int(tensor.storage_offset()) * kind.itemsize
+    return kind, storage + tensor.storage_offset() * kind.itemsize  # type: ignore[return-value]
 
 
 # looked up once: this runs for every tensor of a step

@@ -52,49 +52,47 @@ _AS_FLOAT = {
 
 
 class Entry:
-    """What was found in one tensor.
+    """What was found in one tensor; what is not set is read off the class.
 
     Args:
-        make, arguments: what makes the tensor's statistics, as it was when it was added.
+        source: what has it: its ``statistics(subject, place, first_nonfinite)`` makes it.
+        subject, place: as the source wants them.
         has_units: whether the tensor's units were looked at.
+
+    Attributes:
         samples_equal: whether all samples of the tensor hold equal values; ``None`` where nobody
             looked.
         waits: whether what was found is still on another device.
     """
 
-    __slots__ = ("_arguments", "_known", "_make", "has_units", "samples_equal", "waits")
+    samples_equal: bool | None = None
+    waits = False
+    _first_nonfinite: tuple[int, ...] | None = None
+    _known: TensorStatistics | None = None
+    _zeros: int | None = None
 
-    def __init__(
-        self,
-        make: Callable[..., TensorStatistics],
-        arguments: tuple[Any, ...],
-        has_units: bool,
-        samples_equal: bool | None = None,
-        waits: bool = False,
-    ) -> None:
-        self._make = make
-        self._arguments = arguments
-        self._known: TensorStatistics | None = None
+    def __init__(self, source: Any, subject: Any, place: int, has_units: bool) -> None:
+        self._source, self._subject, self._place = source, subject, place
         self.has_units = has_units
-        self.samples_equal = samples_equal
-        self.waits = waits
 
     @property
     def statistics(self) -> TensorStatistics:
         """The statistics of the tensor as it was when it was added."""
         if self._known is None:
-            self._known = self._make(*self._arguments)
+            self._known = self._source.statistics(
+                self._subject, self._place, self._first_nonfinite
+            )
         return self._known
 
     @property
     def zero_count(self) -> int | None:
         """How many values are zero, without the other statistics; ``None`` on another device."""
-        if self.waits:
-            return None
-        if self._known is None and self._make is Results.statistics:
-            results, _, place, _ = self._arguments
-            return int(results.zero_count(place))
-        return self.statistics.zero_count
+        if self._zeros is None and not self.waits:
+            is_read = self._known is None and type(self._source) is Results
+            self._zeros = (
+                self._source.zero_count(self._place) if is_read else self.statistics.zero_count
+            )
+        return self._zeros
 
     @property
     def reach(self) -> tuple[float, int] | None:
@@ -104,10 +102,8 @@ class Entry:
         """
         if self.waits:
             return None
-        if self._known is None and self._make is Results.statistics:
-            results, _, place, _ = self._arguments
-            found: tuple[float, int] = results.reach(place)
-            return found
+        if self._known is None and type(self._source) is Results:
+            return self._source.reach(self._place)
         seen = self.statistics
         value = seen.max if seen.max >= -seen.min else seen.min
         return value, seen.nan_count + seen.positive_inf_count
@@ -115,20 +111,33 @@ class Entry:
     @staticmethod
     def of(statistics: TensorStatistics) -> Entry:
         """Return an entry that holds what is known already."""
-        return Entry(lambda: statistics, (), statistics.units is not None)
+        entry = Entry(None, None, 0, statistics.units is not None)
+        entry._known = statistics
+        return entry
 
     def of_dtype(self, dtype: torch.dtype) -> Entry:
         """Return the entry of a tensor of this dtype, which another one was made of to be read."""
         name = str(dtype).removeprefix("torch.")
-        return Entry(
-            lambda: replace(self.statistics, dtype=name), (), self.has_units, waits=self.waits
-        )
+        return self._changed(lambda seen: replace(seen, dtype=name), self.has_units)
 
     def reshaped(self, shape: tuple[int, ...]) -> Entry:
         """Return the entry, without units, of a tensor of the same values in the same order."""
-        return Entry(
-            lambda: _reshaped(self.statistics, shape), (), has_units=False, waits=self.waits
-        )
+        return self._changed(lambda seen: _reshaped(seen, shape), has_units=False)
+
+    def _changed(
+        self, change: Callable[[TensorStatistics], TensorStatistics], has_units: bool
+    ) -> Entry:
+        entry = Entry(_Changed(), (self, change), 0, has_units)
+        entry.waits = self.waits
+        return entry
+
+
+class _Changed:
+    """The source of an entry that is made of another."""
+
+    def statistics(self, subject: Any, place: int, first: object) -> TensorStatistics:
+        entry, change = subject
+        return change(entry.statistics)  # type: ignore[no-any-return]
 
 
 def _reshaped(seen: TensorStatistics, shape: tuple[int, ...]) -> TensorStatistics:
@@ -190,9 +199,10 @@ class Ledger:
             return found
         results = self._by_thread.get(get_ident()) or self._begin()
         done = results.reduce_many([kind.job for _, kind, _ in read], [a for _, _, a in read])
-        for (i, kind, _), (place, remarks) in zip(read, done, strict=True):
+        for (i, kind, _), (place, remarks, zeros) in zip(read, done, strict=True):
             if not remarks & OUT_OF_RANGE:
-                found[i] = self._entry(kind, results, place, remarks, tensors[i])
+                found[i] = entry = self._entry(kind, results, place, remarks, tensors[i])
+                entry._zeros = zeros
         return found
 
     def queues(self, tensor: Tensor) -> bool:
@@ -211,13 +221,12 @@ class Ledger:
         self, kind: Kind, results: Results, place: int, remarks: int, tensor: Tensor
     ) -> Entry:
         """Return the entry of a tensor that the kernel has read."""
-        first = self._first_nonfinite(tensor) if remarks & NOT_ALL_FINITE else None
-        return Entry(
-            Results.statistics,
-            (results, kind.subject, place, first),
-            kind.has_units,
-            remarks >= EQUAL_SAMPLES if kind.compares_samples else None,
-        )
+        entry = Entry(results, kind.subject, place, kind.has_units)
+        if kind.compares_samples:
+            entry.samples_equal = remarks >= EQUAL_SAMPLES
+        if remarks & NOT_ALL_FINITE:
+            entry._first_nonfinite = self._first_nonfinite(tensor)
+        return entry
 
     def _first_nonfinite(self, tensor: Tensor) -> tuple[int, ...] | None:
         """Find the first value that is not finite, if that was not done too often."""
@@ -259,10 +268,10 @@ class Ledger:
             if self._queue.is_fetched:
                 self._queue = _Queue()
             self.has_queued = True
-            where = (self._queue.add(wanted), subject)
-            return Entry(
-                self._queue.statistics, where, subject.observations is not None, waits=True
-            )
+            place = self._queue.add(wanted)
+            entry = Entry(self._queue, subject, place, subject.observations is not None)
+            entry.waits = True
+            return entry
 
 
 class _Queue:
@@ -285,10 +294,10 @@ class _Queue:
         self.size += wanted.numbers.numel() * wanted.numbers.itemsize
         return len(self._queued) - 1
 
-    def statistics(self, index: int, subject: Subject) -> TensorStatistics:
-        """Return one tensor's statistics; those of all are fetched before."""
+    def statistics(self, subject: Subject, place: int, first: object) -> TensorStatistics:
+        """Return the statistics of the tensor at an index; those of all are fetched before."""
         self.fetch()
-        return queued.decode(self._queued[index], self._numbers[index], subject)
+        return queued.decode(self._queued[place], self._numbers[place], subject)
 
     def fetch(self) -> None:
         """Fetch all results, in one transfer from each device."""

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from pytest_modelhealth.capture.costing.meter import Meter
 from pytest_modelhealth.capture.engine import Engine, Request
 from pytest_modelhealth.capture.observing.function_mode import Call
-from pytest_modelhealth.capture.observing.hooks import Frame, Hooks, guarded, observed
+from pytest_modelhealth.capture.observing.hooks import Frame, Hooks, observed
 from pytest_modelhealth.capture.observing.layer import Layer
 from pytest_modelhealth.capture.observing.operators import containers_shown
 from pytest_modelhealth.capture.observing.recorder import Recorder
@@ -86,9 +86,6 @@ class MeteringHooks(Hooks):
                 form.dtype = str(tensor.dtype).removeprefix("torch.")
             form.activation_bytes += tensor.numel() * tensor.itemsize
 
-    _enter_function = guarded(_see_inputs)  # type: ignore[arg-type]
-    _complete_function = guarded(_see_output)  # type: ignore[arg-type]
-
 
 def _shape(tensor: Tensor) -> Shape:
     return tuple((tensor.values() if tensor.is_nested else tensor).shape)
@@ -143,7 +140,7 @@ class _Watch:
         """Let `recorder` see the layers that run inside, and measure what they cost."""
         hooks = MeteringHooks(recorder)
         meter = Meter(hooks.metered_layer, sees_saved=not self._why_not_saved)
-        held = (*recorder.held("_parameters"), *recorder.held("_buffers"))
+        held = sum(recorder.held(), [])
         # but those that the first forward makes
         meter.storages.give(tensor for _, _, tensor in held if not is_lazy(tensor))
         meter.storages.give(self._batch)
@@ -177,7 +174,7 @@ def _watch_cuda() -> Callable[[], int] | None:
 
 def _layers(recorder: Recorder, forms: dict[str, Form], meter: Meter) -> dict[str, LayerCosts]:
     parameters: dict[str, dict[str, Size]] = {}
-    for layer, name, tensor in recorder.held("_parameters"):
+    for layer, name, tensor in recorder.held()[0]:
         sizes = parameters.setdefault(layer.name, {})
         sizes[name] = Size(tensor.numel(), tensor.numel() * tensor.itemsize)
     return {

@@ -128,8 +128,8 @@ class DeployedModel(DeployedLayer):
             entries = []
             recorder.complete(layer)
             for tensor in returned:
-                recorder.note_returned(layer, requires_grad=False)
-                dimension = recorder.unit_dimension(layer.module, tensor)
+                recorder.note_returned(layer, False)
+                dimension = recorder.unit_dimension(layer.kind, tensor)
                 entries.append(recorder.add_output(layer, tensor, dimension))
             recorder.compare_samples(layer, inputs, returned, entries)
 

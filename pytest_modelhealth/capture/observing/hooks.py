@@ -9,9 +9,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import wraps
-from typing import Any, TypeVarTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +35,10 @@ from pytest_modelhealth.capture.observing.tensors import (
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.statistics import Entry
 
-_Ts = TypeVarTuple("_Ts")
+# looked up once: these run for every call of a layer
+_Unseen = torch._C.DisableTorchFunction  # what we ask of a tensor is no call of the user's
+_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+_tracing_state = torch._C._get_tracing_state
 
 
 @contextmanager
@@ -54,38 +55,31 @@ def observed(recorder: Recorder, hooks: Hooks | None = None) -> Iterator[Hooks]:
         yield hooks
 
 
-@dataclass(slots=True, eq=False)
 class Frame:
-    """One call of a layer that has not returned yet."""
+    """One call of a layer that has not returned yet.
 
-    layer: Layer
-    is_recomputation: bool  # activation checkpointing makes the call again
-    handling: BaseException | None = None  # the exception being handled when the call began
+    Args:
+        layer: the layer.
+        is_recomputation: whether activation checkpointing makes the call again.
+        handling: the exception being handled when the call began.
+    """
+
     call: OpenCall | None = None  # in the flow, where that is recorded
     inputs: Sequence[Given] = ()
     functions: dict[str, int] | None = None  # how many calls of each it has made so far
     resume: Callable[[], None] | None = None  # puts the function mode back on
 
-
-def guarded(
-    method: Callable[[Hooks, Layer, *_Ts], None],
-) -> Callable[[Hooks, Layer, *_Ts], None]:
-    """Put an error of ours on the record: it must never reach the user's forward or backward."""
-
-    @wraps(method)
-    def guarded(self: Hooks, layer: Layer, *args: *_Ts) -> None:
-        try:
-            # what we ask of a tensor is no call of the user's
-            with torch._C.DisableTorchFunction():
-                method(self, layer, *args)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is ours
-            self.recorder.fail(layer, error)
-
-    return guarded
+    def __init__(
+        self, layer: Layer, is_recomputation: bool, handling: BaseException | None = None
+    ) -> None:
+        self.layer, self.is_recomputation, self.handling = layer, is_recomputation, handling
 
 
 class Hooks:
-    """All hooks of one run; none of them keeps a tensor longer than the call it saw it in."""
+    """All hooks of one run; none of them keeps a tensor longer than the call it saw it in.
+
+    An error of ours goes on the record: it must never reach the user's forward or backward.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -96,7 +90,7 @@ class Hooks:
         self._modules: list[nn.Module] = []
         self._tensor_hooks: list[tuple[dict[Any, Any], Any]] = []  # where each is, and itself
         self._differentiating = False
-        self._graph_task = torch._C._current_graph_task_id()  # -1, unless this is in a backward
+        self._graph_task = _graph_task()  # -1, unless this is in a backward
 
     def register(self) -> None:
         """Hook every module, after the user's own hooks.
@@ -166,54 +160,63 @@ class Hooks:
         finally:
             self._differentiating = False
 
-    @guarded
     def enter(self, layer: Layer, arguments: Any) -> None:
         """Begin a call of a layer."""
-        frame = Frame(layer, self._is_recomputation(), sys.exception())
-        self._stack.append(frame)
-        module = layer.module
-        assert module is not None
-        # a hook of the user's might call functional layers
-        if layer.is_torchs_own and len(module._forward_hooks) == 1:
-            frame.resume = self.functions.step_aside()
-        elif _changes_under_a_mode(module):
-            frame.resume = self.functions.suspend()
-            if frame.resume is not None:
-                self.recorder.note(
-                    f"functional layers inside {layer.label!r} were not looked at: without "
-                    "gradients its fused path gives other numbers while it is watched"
-                )
-        self._see_inputs(layer, frame, arguments)
+        try:
+            with _Unseen():
+                frame = Frame(layer, _graph_task() != self._graph_task, sys.exception())
+                self._stack.append(frame)
+                module: Any = layer.module
+                # a hook of the user's might call functional layers
+                if layer.is_torchs_own and len(module._forward_hooks) == 1:
+                    frame.resume = self.functions.step_aside()
+                elif isinstance(module, _FUSED_IN_EVALUATION) and _changes_under_a_mode(module):
+                    frame.resume = self.functions.suspend()
+                    if frame.resume is not None:
+                        self.recorder.note(
+                            f"functional layers inside {layer.label!r} were not looked at: without "
+                            "gradients its fused path gives other numbers while it is watched"
+                        )
+                self._see_inputs(layer, frame, arguments)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is ours
+            self.recorder.fail(layer, error)
 
     def _is_recomputation(self) -> bool:
         """Whether activation checkpointing is running a forward again, inside our backward."""
-        return torch._C._current_graph_task_id() != self._graph_task
+        return _graph_task() != self._graph_task
 
     def _see_inputs(self, layer: Layer, frame: Frame, arguments: Any) -> None:
         tensors = find_tensors(arguments)
         if frame.is_recomputation:
             frame.inputs = [(tensor, version(tensor), None) for tensor in tensors]
-        else:
-            self.recorder.enter(layer)
-            frame.inputs = self.recorder.add_inputs(layer, tensors)
-            frame.call = self.flow.enter(layer, tensors)
-            if frame.call is not None and layer.place is None:
-                layer.place = frame.call.place
+            return
+        self.recorder.enter(layer)
+        frame.inputs = self.recorder.add_inputs(layer, tensors)
+        frame.call = call = self.flow.enter(layer, tensors)
+        if call is not None and layer.place is None:
+            layer.place = call.place
 
-    _enter_function = guarded(_see_inputs)
-
-    @guarded
     def complete(self, layer: Layer, output: Any) -> None:
         """End the latest call of a layer, which returned `output` or raised."""
-        frame = self._end(layer)
-        if frame is None:
-            return
-        if output is None and sys.exception() is not frame.handling:
-            raised = type(sys.exception()).__name__
-            layer.why_empty = f"it raised {raised}, which the model caught"
-            self.flow.complete(frame.call, [], is_one_vertex=False)
-        else:
-            self._see_output(layer, frame, output)
+        try:
+            with _Unseen():
+                stack = self._stack
+                if stack and stack[-1].layer is layer:
+                    frame = stack.pop()
+                    if frame.resume is not None:
+                        frame.resume()
+                elif (found := self._end(layer)) is not None:
+                    frame = found
+                else:
+                    return
+                if output is None and sys.exception() is not frame.handling:
+                    raised = type(sys.exception()).__name__
+                    layer.why_empty = f"it raised {raised}, which the model caught"
+                    self.flow.complete(frame.call, [], is_one_vertex=False)
+                else:
+                    self._see_output(layer, frame, output)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is ours
+            self.recorder.fail(layer, error)
 
     def _end(self, layer: Layer) -> Frame | None:
         """End the latest call of a layer, if one has not returned.
@@ -252,10 +255,17 @@ class Hooks:
         functions[name] = number + 1
         layer = self.recorder.functional_layer(caller.layer, name, number, options)
         frame = Frame(layer, self._is_recomputation())
-        self._enter_function(layer, frame, (args, kwargs))
+        self._guard(self._see_inputs, layer, frame, (args, kwargs))
         output = call(*args, **kwargs)
-        self._complete_function(layer, frame, output)
+        self._guard(self._see_output, layer, frame, output)
         return output
+
+    def _guard(self, see: Callable[..., None], layer: Layer, frame: Frame, tensors: Any) -> None:
+        try:
+            with _Unseen():
+                see(layer, frame, tensors)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is ours
+            self.recorder.fail(layer, error)
 
     def _see_output(self, layer: Layer, frame: Frame, output: Any) -> None:
         tensors = find_tensors(output)
@@ -273,23 +283,17 @@ class Hooks:
             if not holds_numbers(tensor):
                 continue
             returned.append(tensor)
-            dimension = recorder.unit_dimension(layer.module, tensor)
+            dimension = recorder.unit_dimension(layer.kind, tensor)
             if is_new:
                 entries.append(recorder.add_output(layer, tensor, dimension))
-            takes_gradient = recorder.note_returned(
-                layer,
-                requires_grad=tensor.requires_grad,
-                is_input=_is_among(tensor, frame.inputs),
-                grad_off=not torch.is_grad_enabled(),
-            )
-            if takes_gradient:
+            if _is_among(tensor, frame.inputs):
+                layer.returned_input = True
+            elif recorder.note_returned(layer, tensor.requires_grad):
                 self._hook_gradient(layer, tensor, dimension)
-        if is_new:
+        if is_new and not (layer.equal_samples is False and layer.name):
             recorder.compare_samples(layer, frame.inputs, returned, entries)
         if layer.replays:
             recorder.forget()
-
-    _complete_function = guarded(_see_output)
 
     def _hook_gradient(self, layer: Layer, tensor: Tensor, unit_dimension: int | None) -> None:
         """Hook a tensor's gradient, and its base's where the tensor is a view.
@@ -299,11 +303,11 @@ class Hooks:
         that is written to later never fires; the hook on its base does.
         """
         _ = tensor.grad_fn
-        if tensor._backward_hooks:
+        if (known := tensor._backward_hooks) is not None and known:
             # that of a layer inside, which returned the same tensor, serves both, unless the user's
             # code hooked the tensor in between: then there are two gradients. A tensor that was
             # written to has lost its hooks, one whose base was by the line above
-            latest: Any = next(reversed(tensor._backward_hooks))
+            latest: Any = next(reversed(known))
             if type(latest) is _GradientHook and latest.add(self, layer, unit_dimension):
                 return
         hook = _GradientHook(self, layer, unit_dimension)
@@ -340,9 +344,9 @@ class Hooks:
         if not self.takes_gradients(layers):
             return False
         try:
-            with torch._C.DisableTorchFunction():
+            with _Unseen():
                 self.recorder.add_gradient(layers, gradient, unit_dimension)
-        except Exception as error:  # noqa: BLE001 - as in guarded
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is ours
             for layer in layers:
                 self.recorder.fail(layer, error)
         return True
@@ -358,19 +362,19 @@ def _is_among(tensor: Tensor, given: Sequence[Given]) -> bool:
 
 def is_traced() -> bool:
     """Whether what runs now is being written down: our own operations would be a part of it."""
-    return torch._C._get_tracing_state() is not None or is_compiling()
+    return _tracing_state() is not None or is_compiling()
 
 
 _FUSED_IN_EVALUATION = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
 
 
 def _changes_under_a_mode(module: nn.Module) -> bool:
-    """Whether this is a module that drops its fused path while a function mode is on.
+    """Whether a module with a fused path drops it while a function mode is on.
 
     That changes its output: at padded positions, and elsewhere in the last bits. The path is open
     only without gradients.
     """
-    if not isinstance(module, _FUSED_IN_EVALUATION) or module.training:
+    if module.training:
         return False
     return not (torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()))
 
@@ -412,7 +416,7 @@ class _EnterHook(_ModuleHook):
     __slots__ = ()
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not is_traced():
+        if _tracing_state() is None and not is_compiling():
             self._hooks.enter(self._layer, (args, kwargs) if kwargs else args)
         elif not is_compiling():
             self._layer.traced = True
@@ -424,7 +428,7 @@ class _CompleteHook(_ModuleHook):
     __slots__ = ()
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if not is_traced():
+        if _tracing_state() is None and not is_compiling():
             self._hooks.complete(self._layer, output)
 
 

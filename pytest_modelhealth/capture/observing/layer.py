@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from types import CodeType
 from typing import Any
 
@@ -16,11 +17,12 @@ from pytest_modelhealth.report.ranks import Placement
 from pytest_modelhealth.statistics import Entry
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(init=False, eq=False)
 class Layer:
     """One layer: what it is, what its calls took and gave, and why that may be missing.
 
-    What has the name of a field of `LayerRecord` is that, in the making.
+    What has the name of a field of `LayerRecord` is that, in the making. What is not set is read
+    off the class: a run makes a layer for each module.
     """
 
     name: str
@@ -28,7 +30,7 @@ class Layer:
     roles: frozenset[str]  # that are observed
     module: nn.Module | None = None  # of a function none, and none when the run is over
     kind: type | None = None  # the class of its module, as the user wrote it
-    aliases: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()  # further names
     functional: bool = False
     activation: str | None = None
     is_torchs_own: bool = False  # a module of torch that calls no functional layer
@@ -39,8 +41,6 @@ class Layer:
     calls: int = 0
     entered: int | None = None
     completed: int | None = None
-    seen: dict[str, list[Entry]] = field(default_factory=dict)  # in tensors of its calls, by role
-    own: dict[str, dict[str, Entry]] = field(default_factory=dict)  # in parameters and buffers
     returned_own: bool = False  # a tensor that it was not given
     returned_input: bool = False  # one that it was
     why_empty: str = ""  # what a call did that returned no tensor
@@ -50,14 +50,21 @@ class Layer:
     traced: bool = False  # called while a trace was made
     place: tuple[CodeType, int] | None = None  # where the user's code first called it
     source: str = ""
-    options: Mapping[str, Option] = field(default_factory=dict)
-    tied: dict[str, str] = field(default_factory=dict)
-    # parameters on which no output depends; whether a function was given their values all the same
-    unreached: dict[str, bool] = field(default_factory=dict)
     equal_samples: bool | None = None
     equal_input_samples: bool | None = None
-    zero_slices: dict[str, ZeroSlices] = field(default_factory=dict)
-    placements: dict[str, Placement] = field(default_factory=dict)
+    seen: dict[str, list[Entry]] = field(init=False)  # in tensors of its calls, by role
+    own: dict[str, dict[str, Entry]] = field(init=False)  # in parameters and buffers
+    options: Mapping[str, Option] = field(init=False)
+    tied: dict[str, str] = field(init=False)
+    # parameters on which no output depends; whether a function was given their values all the same
+    unreached: dict[str, bool] = field(init=False)
+    zero_slices: dict[str, ZeroSlices] = field(init=False)
+    placements: dict[str, Placement] = field(init=False)
+
+    def __init__(self, name: str, type_name: str, roles: frozenset[str]) -> None:
+        self.name, self.type_name, self.roles = name, type_name, roles
+        self.seen, self.own, self.options, self.tied = {}, {}, {}, {}
+        self.unreached, self.zero_slices, self.placements = {}, {}, {}
 
     @property
     def label(self) -> str:
@@ -112,21 +119,28 @@ FUNCTIONAL_DROPOUT: dict[Callable[..., Any], str] = {
 """Functions whose calls are no layers, but a setting of the module that makes them."""
 
 
-def _plain(named: Mapping[str, Any]) -> dict[str, Option]:
+def _plain(named: Iterable[tuple[str, Any]]) -> dict[str, Option]:
     """Return what is a plain value under a public name; ``_stacklevel`` is for warnings."""
-    return {n: v for n, v in named.items() if type(v) in _PLAIN and not n.startswith("_")}
+    return {n: v for n, v in named if type(v) in _PLAIN and n[0] != "_"}
+
+
+_ATTRIBUTES = tuple(vars(nn.Module()))
 
 
 def module_options(module: nn.Module) -> dict[str, Option]:
     """Return the plain public attributes of a module: `training`, `eps`, `p`, `num_embeddings`."""
-    return _plain(vars(module))
+    attributes = vars(module)
+    if tuple(islice(attributes, len(_ATTRIBUTES))) != _ATTRIBUTES:
+        return _plain(attributes.items())
+    training, own = attributes["training"], islice(attributes.items(), len(_ATTRIBUTES), None)
+    return ({"training": training} if type(training) is bool else {}) | _plain(own)
 
 
 def call_options(
     function: str, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Option]:
     """Return the plain arguments of a functional call by name, those left out not among them."""
-    return _plain({**dict(zip(_POSITIONAL.get(function, ()), args[1:], strict=False)), **kwargs})
+    return _plain([*zip(_POSITIONAL.get(function, ()), args[1:], strict=False), *kwargs.items()])
 
 
 def with_dropout(

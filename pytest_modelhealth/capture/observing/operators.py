@@ -139,6 +139,8 @@ def note_source_lines(recorder: Recorder) -> None:
     """Take down the line of each layer that a graph knows it of, as ``torch.export`` does."""
     root: nn.Module | None = None  # of a program, whose parts tell paths from there
     for module, layer in list(recorder.by_module.items()):
+        if _TELLING.isdisjoint(vars(module)):  # nearly all
+            continue
         if isinstance(line := vars(module).get("_source"), str):  # of a deployed model
             layer.source = layer.source or line
         graph = _graph(module)
@@ -150,6 +152,10 @@ def note_source_lines(recorder: Recorder) -> None:
             for called, line in _calls(node, module, root, recorder):
                 called.source = called.source or line
         _note_functional_calls(graph, module, layer, recorder)
+
+
+_TELLING = frozenset({"_source", "_call_modules", "_graph", "graph"})
+"""Attributes of modules that know lines, as those of ``torch.fx`` and ``torch.export`` do."""
 
 
 def _graph(module: nn.Module) -> fx.Graph | None:
@@ -264,16 +270,16 @@ class Listener:
             recorder.enter(layer)
         if not holds_numbers(value):
             return
-        recorder.note_returned(layer, requires_grad=requires_grad or value.requires_grad)
+        recorder.note_returned(layer, requires_grad or value.requires_grad)
         recorder.forget()
         recorder.complete(layer)
-        recorder.add_output(layer, value, recorder.unit_dimension(layer.module, value))
+        recorder.add_output(layer, value, recorder.unit_dimension(layer.kind, value))
 
     def gradient(self, index: int, gradient: Tensor) -> None:
         """Take the gradient with respect to one tensor that a layer returned."""
         layer = self._layers[index]
         if "gradients" in layer.roles and self._hooks.takes_gradients([layer]):
-            dimension = self._hooks.recorder.unit_dimension(layer.module, gradient)
+            dimension = self._hooks.recorder.unit_dimension(layer.kind, gradient)
             self._hooks.recorder.add_gradient([layer], gradient, dimension)
 
     def close(self) -> None:

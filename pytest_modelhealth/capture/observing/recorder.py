@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from pytest_modelhealth.layers import (
     Selection,
     UnitDimensions,
     activation_of,
-    calls_no_functional_layer,
+    is_simple,
     original_class,
     own_parameters,
     replays_cuda_graph,
@@ -94,25 +94,26 @@ class Recorder:
         # the line of a functional call, where a graph knows it: by caller, function and number
         self.lines: dict[tuple[str, str, int], str] = {}
         self._events = 0
-        classes: dict[type, tuple[str, type, str | None]] = {}
+        classes: dict[type, tuple[str, type, str | None, bool]] = {}
         for name, module, aliases, opaque in modules:
             known = classes.get(type(module))
             if known is None:
                 kind = original_class(module)
-                known = type_name(module), kind, activation_of(kind)
-                if kind is type(module) and "_ty" not in vars(
-                    module
-                ):  # else one stands for several
+                known = type_name(module), kind, activation_of(kind), is_simple(kind)
+                # of a stand-in, one stands for several
+                if kind is type(module) and "_ty" not in vars(module):
                     classes[kind] = known
-            layer = Layer(name, known[0], selection.roles(name, module), module, known[1], aliases)
-            layer.activation = known[2]
-            layer.is_torchs_own = calls_no_functional_layer(module, known[1])
-            layer.replays = replays_cuda_graph(module)
-            layer.opaque = opaque
-            held = own_parameters(module)
-            layer.frozen = frozenset(
-                [n for n, p in held.items() if p is not None and not p.requires_grad]
-            )
+            layer = Layer(name, known[0], selection.roles(name, module))
+            layer.module, layer.kind, layer.activation = module, known[1], known[2]
+            if "forward" in vars(module):
+                layer.replays = replays_cuda_graph(module)
+            elif known[3] and not module._modules:
+                layer.is_torchs_own = True
+            if aliases or opaque:
+                layer.aliases, layer.opaque = aliases, opaque
+            for own, parameter in own_parameters(module).items():
+                if parameter is not None and not parameter.requires_grad:
+                    layer.frozen = layer.frozen | {own}
             self.layers[name] = self.by_module[module] = layer
 
     def merge(self) -> None:
@@ -140,7 +141,8 @@ class Recorder:
             name = f"{stem}_{index}" if index else stem
             layer = self.layers.get(name)
             if layer is None:
-                layer = Layer(name, function, self._selection.roles(name, None), functional=True)
+                layer = Layer(name, function, self._selection.roles(name, None))
+                layer.functional = True
                 layer.activation = None if function == ATTENTION else function
                 layer.source = self.lines.get((caller.name, function, index), "")
                 self.layers[name] = layer
@@ -153,7 +155,8 @@ class Recorder:
         """Take down how modules are set up, and which parameters are those of an earlier layer."""
         owners: dict[int, tuple[Layer, str]] = {}
         for module, layer in self.by_module.items():
-            layer.options = {**module_options(module), **layer.options}
+            options = module_options(module)
+            layer.options = {**options, **layer.options} if layer.options else options
             for name, parameter in module._parameters.items():
                 if parameter is None:
                     continue
@@ -175,22 +178,17 @@ class Recorder:
         self._events += 1
         layer.completed = self._events
 
-    def note_returned(
-        self, layer: Layer, *, requires_grad: bool, is_input: bool = False, grad_off: bool = False
-    ) -> bool:
-        """Note that a call of `layer` returned a tensor with numbers, maybe one it was given.
+    def note_returned(self, layer: Layer, requires_grad: bool) -> bool:
+        """Note that a call of `layer` returned a tensor with numbers that it was not given.
 
         Returns:
             Whether a gradient of it is asked for and may come.
         """
-        if is_input:
-            layer.returned_input = True
-            return False
         layer.returned_own = True
         if requires_grad and "gradients" in layer.roles:
             layer.requires_grad = True
             return True
-        layer.grad_off = layer.grad_off or grad_off
+        layer.grad_off = layer.grad_off or not torch.is_grad_enabled()
         return False
 
     def note_pass_with_graph(self, layers: Iterable[Layer]) -> None:
@@ -215,7 +213,8 @@ class Recorder:
     def add_inputs(self, layer: Layer, tensors: list[Tensor]) -> list[Given]:
         """Take what `layer` was called with; integers only where there is nothing else."""
         if len(tensors) == 1:  # most layers
-            return [self.add_input(layer, tensors[0])]
+            tensor = tensors[0]
+            return [(tensor, version(tensor), self._add(layer, "inputs", tensor, None))]
         has_numbers = any(map(holds_numbers, tensors))
         return [
             (tensor, version(tensor), None)
@@ -226,8 +225,7 @@ class Recorder:
 
     def add_input(self, layer: Layer, tensor: Tensor) -> Given:
         """Take one tensor that `layer` was called with."""
-        entry = self._add(layer, "inputs", tensor, None)
-        return tensor, version(tensor), entry
+        return tensor, version(tensor), self._add(layer, "inputs", tensor, None)
 
     def add_output(self, layer: Layer, tensor: Tensor, unit_dimension: int | None) -> Entry | None:
         """Take one tensor that `layer` returned; return what was found, if it was read."""
@@ -240,7 +238,10 @@ class Recorder:
         if role in layer.roles:
             try:
                 entry = self.reader.read(tensor, unit_dimension)
-                _append(layer, role, entry)
+                if role in layer.seen:
+                    _append(layer, role, entry)
+                else:
+                    layer.seen[role] = [entry]
             except UnsupportedTensorError as error:
                 layer.unsupported = str(error)
             if self.placements is not None:
@@ -262,7 +263,10 @@ class Recorder:
         try:
             entry = self.reader.read_gradient(gradient, unit_dimension)
             for layer in layers:
-                _append(layer, "gradients", entry)
+                if "gradients" in layer.seen:
+                    _append(layer, "gradients", entry)
+                else:
+                    layer.seen["gradients"] = [entry]
                 for collector in self._collectors:
                     collector.see(layer.name, "gradients", gradient, entry, unit_dimension)
         except UnsupportedTensorError as error:
@@ -310,15 +314,18 @@ class Recorder:
 
     # What a model holds, and its loss.
 
-    def held(self, kind: Literal["_parameters", "_buffers"]) -> list[Held]:
-        """Return each parameter or buffer once, at the first layer that owns it."""
-        found: dict[int, Held] = {}
+    def held(self) -> tuple[list[Held], list[Held]]:
+        """Return the parameters and the buffers, each once, at the first layer that owns it."""
+        parameters, buffers = dict[int, Held](), dict[int, Held]()
         for module, layer in self.by_module.items():
-            own = module._buffers if kind == "_buffers" else own_parameters(module)
-            for name, tensor in own.items():
-                if tensor is not None and id(tensor) not in found:
-                    found[id(tensor)] = (layer, name, tensor)
-        return list(found.values())
+            for name, tensor in (module._parameters or own_parameters(module)).items():
+                if tensor is not None:
+                    parameters.setdefault(id(tensor), (layer, name, tensor))
+            if module._buffers:
+                for name, tensor in module._buffers.items():
+                    if tensor is not None:
+                        buffers.setdefault(id(tensor), (layer, name, tensor))
+        return [*parameters.values()], [*buffers.values()]
 
     def add_state(self, role: str, tensors: Iterable[Held]) -> None:
         """Read parameters, their gradients or buffers."""
@@ -350,10 +357,11 @@ class Recorder:
         It looks only where the statistics of both have counted that many zeros.
         """
         for layer in self.by_module.values():
-            for name, gradients in layer.own.get("parameter_gradients", {}).items():
-                zeros, weights = gradients.zero_count, layer.own.get("parameters", {}).get(name)
+            for name, gradients in layer.own.get("parameter_gradients", _NONE).items():
+                zeros = gradients.zero_count
                 if zeros == 0:
                     continue  # nearly all
+                weights = layer.own.get("parameters", _NONE).get(name)
                 parameter = layer.parameters[name]
                 # on another device it is not known yet
                 self.has_zero_gradients |= zeros is None or zeros == parameter.numel()
@@ -412,6 +420,7 @@ class Recorder:
         return self._loss.statistics.mean_of_all if isinstance(self._loss, Entry) else self._loss
 
 
+_NONE: Mapping[str, Entry] = {}
 _NEXT_TO_ZERO = 1e-30
 """float32 ends at 1e-38, and subnormal numbers at 1e-45: what is next to that was larger before."""
 
@@ -426,10 +435,7 @@ _MOST_ENTRIES = 256
 
 
 def _append(layer: Layer, role: str, entry: Entry) -> None:
-    entries = layer.seen.get(role)
-    if entries is None:
-        layer.seen[role] = [entry]
-        return
+    entries = layer.seen[role]
     entries.append(entry)
     if len(entries) > _MOST_ENTRIES and (merged := merged_entries(entries)):
         entries[:] = [Entry.of(merged)]

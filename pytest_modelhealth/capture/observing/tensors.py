@@ -132,7 +132,10 @@ def version(tensor: Tensor) -> int | None:
     """
     if type(tensor) not in NEVER_LAZY and is_lazy(tensor):
         return None
-    return None if tensor.is_inference() else tensor._version
+    try:
+        return tensor._version
+    except RuntimeError:
+        return None
 
 
 def version_probe(tensor: Tensor) -> Tensor:
@@ -235,7 +238,7 @@ class Reader:
             UnsupportedTensorError: it cannot be read.
         """
         entry = self._known.get(tensor)
-        if entry is None or not (unit_dimension is None or entry.has_units):
+        if entry is None or (unit_dimension is not None and not entry.has_units):
             entry = self.ledger.add(tensor, unit_dimension, self.samples)
             if not tensor.is_inference():  # a write would not show
                 self._known.put(tensor, entry)

@@ -94,7 +94,7 @@ class PassiveStep(OptimizerSteps):
         hidden = self._inside.difference(self._around.values())
         for module in hidden.intersection(recorder.by_module):
             recorder.by_module[module].opaque = WHY_OPAQUE
-        self._held = {id(held[2]): held for held in recorder.held("_parameters")}
+        self._held = {id(held[2]): held for held in recorder.held()[0]}
         super().__init__({number: held[2] for number, held in self._held.items()})
         # a layer may return one, and so have it hooked
         self._unhooked = [p for *_, p in self._held.values() if p._backward_hooks is None]
@@ -249,7 +249,7 @@ class PassiveStep(OptimizerSteps):
             missing = [held for n, held in self._held.items() if n not in self._gradients]
             self._read_gradients(missing, NO_SCALE if self._is_unscaled() else self._scale)
             self._read_parameters()
-            recorder.add_state("buffers", recorder.held("_buffers"))
+            recorder.add_state("buffers", recorder.held()[1])
             if isinstance(loss, Tensor):
                 recorder.add_loss(loss)
         for number, entry in {**self._gradients, **self._taken}.items():

@@ -133,8 +133,8 @@ class _Step:
             from pytest_modelhealth.capture.parallel.placements import of_gradient, placement_of
 
             recorder.placements = Placements(placement_of, of_gradient)
-        parameters = recorder.held("_parameters")
-        held = ((Kind.PARAMETER, parameters), (Kind.BUFFER, recorder.held("_buffers")))
+        parameters, buffers = recorder.held()
+        held = ((Kind.PARAMETER, parameters), (Kind.BUFFER, buffers))
         recorder.flow.name_sources(_sources(arguments, request.target, held, state))
         self._registered = Registered(model, [tensor for _, _, tensor in parameters], tensors)
         # what is not copied beforehand, and its version: a parameter by the name of its layer and
@@ -220,8 +220,8 @@ class _Step:
         recorder = self._recorder
         with self._company.parameters_shown():
             recorder.note_modules()
-            recorder.add_state("buffers", recorder.held("_buffers"))
-            parameters = recorder.held("_parameters")
+            parameters, buffers = recorder.held()
+            recorder.add_state("buffers", buffers)
             recorder.add_state("parameters", parameters)
         return parameters
 

@@ -7,7 +7,7 @@ import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import chain, count, pairwise
+from itertools import chain, count, islice, pairwise
 from math import prod
 from operator import is_
 from types import FunctionType
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
-from pytest_modelhealth.capture.observing.autograd_graph import walk
 from pytest_modelhealth.capture.observing.tensors import NEVER_LAZY
 
 MOMENTS = count(1)
@@ -65,8 +64,9 @@ class State:
 
     def restore(self) -> None:
         """Put the same objects in again, in the order they had."""
-        for container in self._empty:
-            container.clear()
+        for container in self._empty if any(self._empty) else ():
+            if container:
+                container.clear()
         for container, held in self._others:
             if not _holds(container, held):
                 _fill(container, held)
@@ -111,18 +111,28 @@ class State:
         self._seen[id(value)] = value
         kind = type(value)  # an object's own word for it may be a lie
         if issubclass(kind, nn.Module):
-            self.modules.append(value)
-            self._open(vars(value))
-            if isinstance(value, torch.jit.ScriptModule):  # keeps its own in C++
-                self.scripts.append(value)
-                for owned in (value._parameters, value._buffers, value._modules):
-                    self._visit_all(owned.values())
+            self._add_module(value)
         elif issubclass(kind, Tensor):
             self._add_tensor(value)
         elif kind is tuple:
             self._visit_all(value)
         elif is_generator(kind):
             self.generators.append(value)
+
+    def _add_module(self, module: nn.Module) -> None:
+        self.modules.append(module)
+        attributes = vars(module)
+        self._seen[id(attributes)] = attributes
+        values = [*attributes.values()]
+        self._others.append((attributes, [*attributes, *values]))
+        if tuple(islice(attributes, len(_ATTRIBUTES))) == _ATTRIBUTES and not any(values[_HOOKS]):
+            self._empty += values[_HOOKS]  # in one go: nearly all modules have no hooks
+            del values[_HOOKS]
+        self._visit_all(values)
+        if isinstance(module, torch.jit.ScriptModule):  # keeps its own in C++
+            self.scripts.append(module)
+            for owned in (module._parameters, module._buffers, module._modules):
+                self._visit_all(owned.values())
 
     def _add_tensor(self, tensor: Tensor) -> None:
         is_parameter = isinstance(tensor, nn.Parameter)
@@ -138,13 +148,29 @@ class State:
             self.tensors.append(tensor)
 
 
+_ATTRIBUTES = tuple(vars(nn.Module()))
+"""What every module has, in this order unless a class of the user's made it another."""
+_HOOKS = slice(_ATTRIBUTES.index("_buffers") + 1, _ATTRIBUTES.index("_modules"))
+"""Of these its hooks, and two more that are empty or ``None`` as a rule."""
+
 _CONTAINERS = frozenset({dict, OrderedDict, defaultdict, Counter, list, set, deque})
 _GENERATORS = (torch.Generator, random.Random)
 
 
 def graph_leaves(roots: Iterable[Any]) -> list[Tensor]:
     """Return the leaf tensors that a backward pass from these nodes of a graph gets to."""
-    return [node.variable for node in walk(roots) if isinstance(node, _AccumulateGrad)]
+    leaves, nodes = list[Tensor](), [*roots]
+    met = {None, *nodes}
+    while nodes:
+        node = nodes.pop()
+        following = () if node is None else node.next_functions
+        for one, _ in following:
+            if one not in met:
+                met.add(one)
+                nodes.append(one)
+        if not following and type(node) is _AccumulateGrad:
+            leaves.append(node.variable)
+    return leaves
 
 
 _AccumulateGrad: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]

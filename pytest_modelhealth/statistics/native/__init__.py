@@ -161,8 +161,10 @@ class Results:
         page.used = used + (done & _WORDS)
         return page.first_place + used, done >> _REMARKS_FROM_BIT
 
-    def reduce_many(self, jobs: Sequence[Job], addresses: Sequence[int]) -> list[tuple[int, int]]:
-        """Reduce tensors in one call; return of each what `reduce` does."""
+    def reduce_many(
+        self, jobs: Sequence[Job], addresses: Sequence[int]
+    ) -> list[tuple[int, int, int]]:
+        """Reduce tensors in one call; return of each what `reduce` does, and its zeros."""
         page, room = self._page, sum([job.room for job in jobs])
         if page.used + room > page.words:
             page = self._new_page(room)
@@ -173,9 +175,11 @@ class Results:
         words = self._library.modelhealth_reduce(
             packed.ctypes.data, len(jobs), where, places.ctypes.data, self._thread_count()
         )
-        first = page.first_place + page.used
+        starts = page.used + (places & _WORDS)
+        zeros = page.integers[starts + _ZERO_COUNT].tolist()
         page.used += words
-        return [(first + (done & _WORDS), done >> _REMARKS_FROM_BIT) for done in places.tolist()]
+        remarks = (places >> _REMARKS_FROM_BIT).tolist()
+        return list(zip((page.first_place + starts).tolist(), remarks, zeros, strict=True))
 
     def _thread_count(self) -> int:
         return 1 if _is_forked(os.getpid()) else self._threads or torch.get_num_threads()

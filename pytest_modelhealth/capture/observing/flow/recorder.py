@@ -8,7 +8,7 @@ from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pytest_modelhealth.capture.observing.flow.origins import Function, Origins, Source
 from pytest_modelhealth.capture.observing.flow.rows import (
@@ -87,7 +87,7 @@ class FunctionCall(NamedTuple):
     written: tuple[int, ...]  # where the values came from that it wrote over
 
 
-_CALL = Kind.CALL  # to look it up takes as long as to make a call
+_MODULE_CALL = nn.Module._wrapped_call_impl.__code__
 
 
 class FlowRecorder:
@@ -117,19 +117,20 @@ class FlowRecorder:
 
     def enter(self, layer: Layer, given: list[Tensor]) -> OpenCall | None:
         """Begin a call of a layer; our own caller has turned functions of torch off."""
-        if not self._records():
+        if not self.is_on or (get_ident() != self._thread and not self._is_here()):
             return None
         rows = self._rows
         around = rows.running[-1]
         number = len(rows.calls)
-        call = OpenCall(
-            _CALL, layer.name, (), 0, False, number, -1, None, layer.type_name, around.call
-        )
+        call = OpenCall(layer.name, layer.type_name, number, around.call)
         try:
             # Before the counter is read: the node of a view may be made only now.
             call.operands = self._origins.of_all(given)
-            # that of a hook of ours, or of whatever else of ours sees the call
-            call.place = place_of(sys._getframe(4), around.place)
+            # that of a hook of ours, which a call of a module is the third frame from as a rule, or
+            # of whatever else of ours sees the call
+            frame = sys._getframe(6)
+            is_module = frame.f_code is _MODULE_CALL
+            call.place = place_of(frame if is_module else sys._getframe(4), around.place)
         except Exception as error:  # noqa: BLE001 - ours
             self._fail(error)
             return None
@@ -143,10 +144,10 @@ class FlowRecorder:
 
         Of one of torch's own layers, or a function, nothing inside was seen: it is one vertex.
         """
-        if call is None or not self._records():
+        if call is None or not self.is_on or (get_ident() != self._thread and not self._is_here()):
             return
         running, call.end = self._rows.running, counter()
-        if call in running:
+        if running[-1] is not call and call in running:
             while running[-1] is not call:  # an exception ended it without a word to us
                 running.pop().end = call.end
         try:
@@ -322,9 +323,6 @@ class FlowRecorder:
 
     def _graph(self) -> Graph:
         return self._rows.graph(self._outputs, self._loss)
-
-    def _records(self) -> bool:
-        return self.is_on and (get_ident() == self._thread or self._is_here())
 
     def _is_here(self) -> bool:
         if get_ident() != self._thread:

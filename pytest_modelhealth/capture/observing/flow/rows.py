@@ -97,12 +97,12 @@ def ensure_room(held: Sized) -> None:
         raise TooManyError(f"the run has more than {MOST_VERTICES:,} operations")
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Row:
     """A vertex in the making. Operands from `first_cut` on pass no gradient."""
 
-    kind: Kind
-    name: str
+    kind: Kind = Kind.CALL
+    name: str = ""
     operands: tuple[int, ...] = ()
     first_cut: int = 0
     live: bool = False
@@ -117,16 +117,23 @@ class Row:
         return Vertex(self.kind, self.name, self.operands, cuts, self.call, self.live, line)
 
 
-@dataclass(slots=True, eq=False)
 class OpenCall(Row):
-    """One call of a layer, while it runs and after; its own number is `call`."""
+    """One call of a layer, while it runs and after; its own number is `call`.
 
-    type_name: str = ""  # the class of the layer, or its function
-    parent: int = -1  # the number of the call around it
-    begin: int = -1  # the first number of its nodes
-    end: int = -1  # the first after them
-    index: int = -1  # its vertex, where it is one
+    Args:
+        name: of the layer.
+        type_name: the class of the layer, or its function.
+        call: its number.
+        parent: the number of the call around it.
+    """
+
+    begin = -1  # the first number of its nodes
+    end = -1  # the first after them
+    index = -1  # its vertex, where it is one
     outputs: tuple[int, ...] = ()
+
+    def __init__(self, name: str, type_name: str = "", call: int = -1, parent: int = -1) -> None:
+        self.name, self.type_name, self.call, self.parent = name, type_name, call, parent
 
 
 class Rows:
@@ -136,7 +143,7 @@ class Rows:
         self._rows: list[Row] = []  # by vertex
         self.calls: list[OpenCall] = []  # of layers, by number
         # those that have not returned, the innermost last; the first is none
-        self.running = [OpenCall(Kind.CALL, "")]
+        self.running = [OpenCall("")]
         self.notes: dict[str, None] = {}
         self.own_functions: dict[int, int] = {}  # the user's own, by the number of their node
 
