@@ -1,7 +1,7 @@
 """Mergeable summaries of tensors: the numbers that every check, table and snapshot reads."""
 
 from pytest_modelhealth.statistics.dense import UnsupportedTensorError, unseen
-from pytest_modelhealth.statistics.ledger import Entry, Ledger, reduce
+from pytest_modelhealth.statistics.ledger import Entries, Entry, Ledger, reduce
 from pytest_modelhealth.statistics.tensor_statistics import (
     DEAD_RATIO,
     HIGHEST_EXPONENT,
@@ -16,6 +16,7 @@ __all__ = [
     "DEAD_RATIO",
     "HIGHEST_EXPONENT",
     "LOWEST_EXPONENT",
+    "Entries",
     "Entry",
     "ExponentCounts",
     "Histogram",

@@ -9,7 +9,7 @@ stay there, so that nobody waits for the device, and are fetched all at once.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from threading import get_ident
 from typing import Any
@@ -132,6 +132,66 @@ class Entry:
         return entry
 
 
+class Entries:
+    """What was found in tensors that were read together, each made an entry when asked for.
+
+    Args:
+        found: of each tensor its entry or, with `results`, where the kernel wrote what it found;
+            ``None`` of one that was not read.
+        results, kinds: what the kernel wrote to, and the kind of each tensor.
+        zeros, largest: of each its zeros and its largest magnitude, as `Results.reduce_many`.
+    """
+
+    def __init__(
+        self,
+        found: list[Entry | int | None],
+        results: Results | None = None,
+        kinds: Sequence[Kind | None] = (),
+        zeros: Sequence[int] = (),
+        largest: Sequence[float] = (),
+    ) -> None:
+        self._found, self._results, self._kinds = found, results, kinds
+        self._zeros, self._largest = zeros, largest
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __iter__(self) -> Iterator[Entry | None]:
+        return map(self.__getitem__, range(len(self._found)))
+
+    def __getitem__(self, index: int) -> Entry | None:
+        found = self._found[index]
+        if type(found) is not int:
+            return found
+        kind = self._kinds[index]
+        assert kind is not None
+        entry = self._found[index] = Entry(self._results, kind.subject, found, kind.has_units)
+        entry._zeros = self._zeros[index]
+        return entry
+
+    def __setitem__(self, index: int, entry: Entry) -> None:
+        self._found[index] = entry
+
+    @property
+    def unread(self) -> list[int]:
+        """The indices of tensors that were not read."""
+        return [index for index, found in enumerate(self._found) if found is None]
+
+    def zero_count(self, index: int) -> int | None:
+        """Return how many zeros a tensor has, as `Entry` has it; ``None`` of one not read."""
+        if type(self._found[index]) is int:
+            return self._zeros[index]
+        entry = self[index]
+        return None if entry is None else entry.zero_count
+
+    def largest(self, index: int) -> float | None:
+        """Return the largest magnitude of a tensor, as `Entry.reach`; ``None`` of one not read."""
+        if type(self._found[index]) is int:
+            return self._largest[index]
+        reach = None if (entry := self[index]) is None else entry.reach
+        return None if reach is None else abs(reach[0])
+
+
 class _Changed:
     """The source of an entry that is made of another."""
 
@@ -186,24 +246,36 @@ class Ledger:
         with unseen():
             return self._add_unusual(tensor, unit_dim)
 
-    def add_many(self, tensors: Sequence[Tensor]) -> list[Entry | None]:
+    def add_many(self, tensors: Sequence[Tensor]) -> Entries:
         """Read tensors, without units, in one call of the kernel.
 
         Returns:
             The entry of each, ``None`` for one that the kernel does not read: it is left to `add`.
         """
-        found: list[Entry | None] = [None] * len(tensors)
         wanted = [] if self._queue_all else [find_kind(tensor, None) for tensor in tensors]
-        read = [(i, kind, address) for i, (kind, address) in enumerate(wanted) if kind is not None]
-        if not read:
-            return found
+        kinds = [kind for kind, _ in wanted]
+        jobs = [kind.job for kind in kinds if kind is not None]
+        found: list[Any] = [None] * len(tensors)
+        if not jobs:
+            return Entries(found)
         results = self._by_thread.get(get_ident()) or self._begin()
-        done = results.reduce_many([kind.job for _, kind, _ in read], [a for _, _, a in read])
-        for (i, kind, _), (place, remarks, zeros) in zip(read, done, strict=True):
-            if not remarks & OUT_OF_RANGE:
-                found[i] = entry = self._entry(kind, results, place, remarks, tensors[i])
-                entry._zeros = zeros
-        return found
+        places, remarks, *columns = results.reduce_many(jobs, [a for _, a in wanted if a])
+        if len(jobs) < len(tensors):
+            unread = [index for index, kind in enumerate(kinds) if kind is None]
+            for index in unread:
+                for column in (places, remarks, *columns):
+                    column.insert(index, 0)
+        else:
+            unread = []
+        entries = Entries(places, results, kinds, *columns)
+        for index in unread:
+            places[index] = None
+        for index in [index for index, remark in enumerate(remarks) if remark]:
+            if remarks[index] & OUT_OF_RANGE:
+                places[index] = None
+            elif remarks[index] & NOT_ALL_FINITE and (entry := entries[index]) is not None:
+                entry._first_nonfinite = self._first_nonfinite(tensors[index])
+        return entries
 
     def queues(self, tensor: Tensor) -> bool:
         """Whether the statistics of `tensor` stay on its device until somebody asks for them."""

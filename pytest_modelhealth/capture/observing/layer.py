@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pytest_modelhealth.report import Option, ZeroSlices
 from pytest_modelhealth.report.ranks import Placement
-from pytest_modelhealth.statistics import Entry
+from pytest_modelhealth.statistics import Entries, Entry
 
 
 @dataclass(init=False, eq=False)
@@ -53,7 +53,6 @@ class Layer:
     equal_samples: bool | None = None
     equal_input_samples: bool | None = None
     seen: dict[str, list[Entry]] = field(init=False)  # in tensors of its calls, by role
-    own: dict[str, dict[str, Entry]] = field(init=False)  # in parameters and buffers
     options: Mapping[str, Option] = field(init=False)
     tied: dict[str, str] = field(init=False)
     # parameters on which no output depends; whether a function was given their values all the same
@@ -63,7 +62,7 @@ class Layer:
 
     def __init__(self, name: str, type_name: str, roles: frozenset[str]) -> None:
         self.name, self.type_name, self.roles = name, type_name, roles
-        self.seen, self.own, self.options, self.tied = {}, {}, {}, {}
+        self.seen, self.options, self.tied = {}, {}, {}
         self.unreached, self.zero_slices, self.placements = {}, {}, {}
 
     @property
@@ -80,6 +79,9 @@ class Layer:
 
 Given = tuple[Tensor, int | None, Entry | None]
 """A tensor that a layer was called with, its version then, and what was found if it was read."""
+
+Own = tuple[list[tuple[Layer, str]], Entries]
+"""What was found in parameters, their gradients or buffers, and of which layer each is."""
 
 Held = tuple[Layer, str, Tensor]
 """A parameter, a buffer or a gradient: the layer that has it, and its own name there."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_modelhealth.capture.observing.flow import FlowRecorder
-from pytest_modelhealth.capture.observing.layer import Given, Held, Layer, module_options
+from pytest_modelhealth.capture.observing.layer import Given, Held, Layer, Own, module_options
 from pytest_modelhealth.capture.observing.loss_calls import LossCalls
 from pytest_modelhealth.capture.observing.sample_statistics import (
     Collector,
@@ -77,6 +77,7 @@ class Recorder:
     ) -> None:
         self.layers: dict[str, Layer] = {}  # all of them, by name
         self.by_module: dict[nn.Module, Layer] = {}
+        self.own: dict[str, Own] = {}  # what was found in parameters and buffers, by role
         self.errors: list[str] = []  # ours
         self.has_zero_gradients = False  # a parameter's, or those of rows of one, as far as known
         self.notes: list[str] = []
@@ -340,43 +341,46 @@ class Recorder:
         # what we ask of a tensor is no call of the user's: a function mode would see each
         with torch._C.DisableTorchFunction():
             entries = self.reader.read_many([one[2] for one in held], gradients=are_gradients)
-            for (layer, name, tensor), known in zip(held, entries, strict=True):
+            for index in entries.unread:
+                layer, name, tensor = held[index]
                 try:
-                    entry = read(tensor) if known is None else known
-                    layer.own.setdefault(role, {})[name] = entry
+                    entries[index] = read(tensor)
                 except UnsupportedTensorError as error:
                     layer.unsupported = f"{name}: {error}"
                 except Exception as error:  # noqa: BLE001 - ours, as in a hook
                     self.fail(layer, error)
-                if self.placements is not None:
-                    _place(layer, f"{role}.{name}", self.placements.of(tensor))
+            for layer, name, tensor in held if self.placements is not None else ():
+                _place(layer, f"{role}.{name}", self.placements.of(tensor))
+        self.own[role] = [one[:2] for one in held], entries
 
     def note_zero_slices(self) -> None:
         """Note the rows and columns of parameters that are zero and get a gradient of zero.
 
         It looks only where the statistics of both have counted that many zeros.
         """
-        for layer in self.by_module.values():
-            for name, gradients in layer.own.get("parameter_gradients", _NONE).items():
-                zeros = gradients.zero_count
-                if zeros == 0:
-                    continue  # nearly all
-                weights = layer.own.get("parameters", _NONE).get(name)
-                parameter = layer.parameters[name]
-                # on another device it is not known yet
-                self.has_zero_gradients |= zeros is None or zeros == parameter.numel()
-                if weights is None or not (weights.zero_count and zeros):
-                    continue
-                if isinstance(layer.module, nn.Embedding | nn.EmbeddingBag):
-                    continue  # most batches leave out most rows of a table
-                slices = zero_slices(parameter, weights, gradients)
-                if slices is not None:
-                    layer.zero_slices[name] = slices
-                    self.has_zero_gradients = True
+        places, gradients = self.own["parameter_gradients"]
+        unread = set(gradients.unread)
+        owners, weights = self.own["parameters"]
+        of_weights = {place: index for index, place in enumerate(owners)}
+        for index, (layer, name) in enumerate(places):
+            zeros = gradients.zero_count(index)
+            if zeros == 0 or index in unread:
+                continue  # nearly all have none
+            parameter = layer.parameters[name]
+            # on another device it is not known yet
+            self.has_zero_gradients |= zeros is None or zeros == parameter.numel()
+            at = of_weights.get((layer, name))
+            if at is None or not (zeros and weights.zero_count(at)):
+                continue
+            if isinstance(layer.module, nn.Embedding | nn.EmbeddingBag):
+                continue  # most batches leave out most rows of a table
+            slices = zero_slices(parameter, weights[at], gradients[index])  # type: ignore[arg-type]
+            if slices is not None:
+                layer.zero_slices[name] = slices
+                self.has_zero_gradients = True
         if self.has_zero_gradients:  # they may have shrunk away, which no step of training undoes
-            held = (layer.own.get("parameter_gradients", {}) for layer in self.by_module.values())
-            reaches = (entry.reach for entries in held for entry in entries.values())
-            shrunk = any(reach and 0.0 < abs(reach[0]) < _NEXT_TO_ZERO for reach in reaches)
+            largest = map(gradients.largest, range(len(gradients)))
+            shrunk = any(one is not None and 0.0 < one < _NEXT_TO_ZERO for one in largest)
             self.has_zero_gradients = not shrunk
 
     def note_unreached(
@@ -420,7 +424,6 @@ class Recorder:
         return self._loss.statistics.mean_of_all if isinstance(self._loss, Entry) else self._loss
 
 
-_NONE: Mapping[str, Entry] = {}
 _NEXT_TO_ZERO = 1e-30
 """float32 ends at 1e-38, and subnormal numbers at 1e-45: what is next to that was larger before."""
 

@@ -13,11 +13,12 @@ from torch import nn
 
 from pytest_modelhealth.capture.observing.flow.rows import line_of
 from pytest_modelhealth.capture.observing.function_mode import FunctionalLayers
-from pytest_modelhealth.capture.observing.layer import Layer
-from pytest_modelhealth.capture.observing.recorder import merged_entries
+from pytest_modelhealth.capture.observing.layer import Layer, Own
+from pytest_modelhealth.capture.observing.recorder import Recorder, merged_entries
 from pytest_modelhealth.layers import ATTENTION, has_forward
 from pytest_modelhealth.report import Definition, LayerRecord, LayerRecords, Option, Status
 from pytest_modelhealth.settings.setting import ancestors
+from pytest_modelhealth.statistics import Entries, Entry
 
 
 def definitions(kind: type) -> tuple[Definition, ...]:
@@ -50,36 +51,44 @@ def _definition(kind: type) -> Definition:
 
 
 def layer_records(
-    layers: Iterable[Layer], *, backward: bool, functions: FunctionalLayers | None = None
+    recorder: Recorder, *, backward: bool, functions: FunctionalLayers | None = None
 ) -> LayerRecords:
     """Return the record of every layer of a run, in execution order, those never called last.
 
     `functions` saw which parameters functions were given, where those are seen.
     """
+    layers = recorder.layers.values()
     in_order = sorted(layers, key=lambda lyr: math.inf if lyr.entered is None else lyr.entered)
     by_name = {layer.name: layer for layer in in_order}
-    reasons = _reasons_why_not_called(list(by_name.values()), functions)
-    places: dict[type, tuple[Definition, ...]] = {}
+    reasons = _reasons_why_not_called(recorder, in_order, functions)
+    defined: dict[type, tuple[Definition, ...]] = {}
+    own: dict[tuple[Layer, str], dict[str, Entry]] = {}
 
     def make(name: str) -> LayerRecord:
+        if not own:  # for the first of them, of all
+            for role, (places, entries) in recorder.own.items():
+                for (layer, parameter), entry in zip(places, entries, strict=True):
+                    if entry is not None:
+                        own.setdefault((layer, role), {})[parameter] = entry
         layer = by_name[name]
         kind, became = layer.kind, reasons.get(layer) or _status(layer, backward)
-        if kind is None:
-            return _record(layer, became, ())
-        if kind not in places:
-            places[kind] = definitions(kind)
-        return _record(layer, became, places[kind])
+        if kind is not None and kind not in defined:
+            defined[kind] = definitions(kind)
+        statistics: dict[str, Any] = {
+            role: {name: entry.statistics for name, entry in own.get((layer, role), {}).items()}
+            for role in ("parameters", "parameter_gradients", "buffers")
+        }
+        return _record(layer, became, () if kind is None else defined[kind], statistics)
 
     return LayerRecords(by_name, make)
 
 
 def _record(
-    layer: Layer, became: tuple[Status, str], places: tuple[Definition, ...]
+    layer: Layer,
+    became: tuple[Status, str],
+    places: tuple[Definition, ...],
+    statistics: dict[str, Any],
 ) -> LayerRecord:
-    statistics: dict[str, Any] = {
-        role: {name: entry.statistics for name, entry in layer.own.get(role, {}).items()}
-        for role in ("parameters", "parameter_gradients", "buffers")
-    }
     for role in ("inputs", "activations", "gradients"):
         statistics[role] = merged_entries(layer.seen.get(role, ()))
     values = {name: getattr(layer, name) for name in _AS_THEY_ARE}
@@ -180,28 +189,40 @@ _BY_UNSEEN_CODE = (
 
 
 def _reasons_why_not_called(
-    layers: list[Layer], functions: FunctionalLayers | None
+    recorder: Recorder, layers: list[Layer], functions: FunctionalLayers | None
 ) -> dict[Layer, tuple[Status, str]]:
     uncalled = [layer for layer in layers if not layer.calls]
+    if not uncalled:
+        return {}
+    used: dict[Layer, list[str]] = {}  # parameters with a gradient
+    for (layer, name), entry in zip(*recorder.own.get("parameter_gradients", _NOTHING), strict=True):
+        if entry is not None:
+            used.setdefault(layer, []).append(name)
     owners: dict[int, Layer] = {}  # by the id of a parameter, the first layer with it that ran
-    for layer in layers if uncalled else ():
+    for layer in layers:
         for parameter in layer.parameters.values() if layer.calls else ():
             owners.setdefault(id(parameter), layer)
     opaque = {layer: layer.opaque or (_TRACED if layer.traced else "") for layer in uncalled}
-    if functions is not None and uncalled:
+    if functions is not None:
         for layer in uncalled:
             if has_forward(layer.module) and not opaque[layer]:
-                opaque[layer] = _why_out_of_sight(layer, owners, functions.read)
+                names = used.get(layer, ())
+                opaque[layer] = _why_out_of_sight(layer, names, owners, functions.read)
         _add_containers_out_of_sight(opaque, layers)
     readers = {} if functions is None else functions.readers
     return {
-        layer: (Status.OPAQUE, why) if why else _why_not_called(layer, owners, readers)
+        layer: (Status.OPAQUE, why)
+        if why
+        else _why_not_called(layer, layer in used, owners, readers)
         for layer, why in opaque.items()
     }
 
 
+_NOTHING: Own = ([], Entries([]))
+
+
 def _why_not_called(
-    layer: Layer, owners: Mapping[int, Layer], readers: Mapping[int, str]
+    layer: Layer, is_used: bool, owners: Mapping[int, Layer], readers: Mapping[int, str]
 ) -> tuple[Status, str]:
     if not has_forward(layer.module):
         holds = "it only holds other layers"
@@ -218,7 +239,7 @@ def _why_not_called(
         what = f"{by} read its {' and '.join(read)}"
         why = f"it was never called; {what}, in its own .forward() or in the code around it"
         return Status.PARAMETERS_READ, why
-    if layer.own.get("parameter_gradients"):
+    if is_used:
         return Status.PARAMETERS_READ, (
             "it was never called, yet its parameters were used: by .forward(), by a copy, a graph "
             "or compiled code made of it, or read directly"
@@ -226,14 +247,17 @@ def _why_not_called(
     return Status.NOT_CALLED, "it was never called in this batch"
 
 
-def _why_out_of_sight(layer: Layer, owners: Mapping[int, Layer], read: Collection[int]) -> str:
+def _why_out_of_sight(
+    layer: Layer, used: Iterable[str], owners: Mapping[int, Layer], read: Collection[int]
+) -> str:
     """Return why an uncalled layer ran all the same where nothing shows it, if it did.
 
     Its parameters got gradients, but no function that was called from Python was given them.
     """
-    parameters = layer.parameters
-    used = [parameters.get(name) for name in layer.own.get("parameter_gradients", ())]
-    if any(type(p) is nn.Parameter and id(p) not in read and id(p) not in owners for p in used):
+    parameters = [layer.parameters.get(name) for name in used]
+    if any(
+        type(p) is nn.Parameter and id(p) not in read and id(p) not in owners for p in parameters
+    ):
         return f"it was never called; its parameters were used by {_BY_UNSEEN_CODE}"
     return ""
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.statistics import Entry, Ledger, UnsupportedTensorError
+from pytest_modelhealth.statistics import Entries, Entry, Ledger, UnsupportedTensorError
 
 
 @contextmanager
@@ -255,14 +255,14 @@ class Reader:
         unscaled = self._scale.unscale(gradient)
         return self.ledger.add(unscaled, unit_dimension).of_dtype(gradient.dtype)
 
-    def read_many(self, tensors: Sequence[Tensor], *, gradients: bool) -> list[Entry | None]:
+    def read_many(self, tensors: Sequence[Tensor], *, gradients: bool) -> Entries:
         """Return the entry of each tensor, ``None`` for one that is to be read by itself."""
         if not (gradients and self._scale.factor != 1.0):
             try:
                 return self.ledger.add_many(tensors)
             except Exception:  # noqa: BLE001 - ours: read by itself, it is of one layer
                 pass
-        return [None] * len(tensors)
+        return Entries([None] * len(tensors))
 
     def of_loss(self, value: Any) -> Entry | None:
         """Return the entry of what a loss function took or gave, if it is a tensor with values.

@@ -40,7 +40,12 @@ from pytest_modelhealth.capture.step.isolation import is_inspecting, uninterrupt
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection, named_modules
 from pytest_modelhealth.report import LayerRecord, Observation
-from pytest_modelhealth.statistics import Entry, TensorStatistics, UnsupportedTensorError
+from pytest_modelhealth.statistics import (
+    Entries,
+    Entry,
+    TensorStatistics,
+    UnsupportedTensorError,
+)
 
 _MODAL = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
 """Modules that do something else in evaluation mode."""
@@ -252,11 +257,11 @@ class PassiveStep(OptimizerSteps):
             recorder.add_state("buffers", recorder.held()[1])
             if isinstance(loss, Tensor):
                 recorder.add_loss(loss)
-        for number, entry in {**self._gradients, **self._taken}.items():
-            layer, name, _ = self._held[number]
-            layer.own.setdefault("parameter_gradients", {})[name] = entry
+        gradients = {**self._gradients, **self._taken}
+        places = [self._held[number][:2] for number in gradients]
+        recorder.own["parameter_gradients"] = places, Entries([*gradients.values()])
         recorder.note_modules()
-        records = layer_records(recorder.layers.values(), backward=self._hooks.saw_backward)
+        records = layer_records(recorder, backward=self._hooks.saw_backward)
         recorder.let_go()
         recorder.loss_calls.settle()
         observation = self._observation(records, loss)

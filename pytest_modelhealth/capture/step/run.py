@@ -321,7 +321,7 @@ class _Step:
         named = [(layer.name, layer.module) for layer in recorder.layers.values()]
         ensure_match(self._request.selection.rules, named, self._request.model)
         layers = layer_records(
-            recorder.layers.values(), backward=self._is_differentiated, functions=self._functions
+            recorder, backward=self._is_differentiated, functions=self._functions
         )
         recorder.let_go()
         recorder.loss_calls.settle()

@@ -163,8 +163,13 @@ class Results:
 
     def reduce_many(
         self, jobs: Sequence[Job], addresses: Sequence[int]
-    ) -> list[tuple[int, int, int]]:
-        """Reduce tensors in one call; return of each what `reduce` does, and its zeros."""
+    ) -> tuple[list[int], list[int], list[int], list[float]]:
+        """Reduce tensors in one call.
+
+        Returns:
+            Places and remarks as `reduce` does, the numbers of zeros, and the largest magnitudes
+            of finite values, which are NaN where there is none.
+        """
         page, room = self._page, sum([job.room for job in jobs])
         if page.used + room > page.words:
             page = self._new_page(room)
@@ -177,9 +182,10 @@ class Results:
         )
         starts = page.used + (places & _WORDS)
         zeros = page.integers[starts + _ZERO_COUNT].tolist()
+        largest = np.maximum(-page.reals[starts + _MIN], page.reals[starts + _MAX]).tolist()
         page.used += words
         remarks = (places >> _REMARKS_FROM_BIT).tolist()
-        return list(zip((page.first_place + starts).tolist(), remarks, zeros, strict=True))
+        return (page.first_place + starts).tolist(), remarks, zeros, largest
 
     def _thread_count(self) -> int:
         return 1 if _is_forked(os.getpid()) else self._threads or torch.get_num_threads()
