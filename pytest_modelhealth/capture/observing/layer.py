@@ -37,6 +37,7 @@ class Layer:
     replays: bool = False  # a CUDA graph, which writes to memory without a new version
     frozen: frozenset[str] = frozenset()  # parameters that required no gradient before the forward
     opaque: str = ""  # why it cannot be observed
+    holds: bool = False  # parameters or buffers of its own
     unsupported: str = ""  # what kept a tensor of it from being read
     calls: int = 0
     entered: int | None = None

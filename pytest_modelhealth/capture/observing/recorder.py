@@ -351,6 +351,8 @@ class Recorder:
                     self.fail(layer, error)
             for layer, name, tensor in held if self.placements is not None else ():
                 _place(layer, f"{role}.{name}", self.placements.of(tensor))
+        for layer, _, _ in held:
+            layer.holds = True
         self.own[role] = [one[:2] for one in held], entries
 
     def note_zero_slices(self) -> None:

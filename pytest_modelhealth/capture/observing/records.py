@@ -65,12 +65,12 @@ def layer_records(
     own: dict[tuple[Layer, str], dict[str, Entry]] = {}
 
     def make(name: str) -> LayerRecord:
-        if not own:  # for the first of them, of all
-            for role, (places, entries) in recorder.own.items():
-                for (layer, parameter), entry in zip(places, entries, strict=True):
-                    if entry is not None:
-                        own.setdefault((layer, role), {})[parameter] = entry
         layer = by_name[name]
+        if layer.holds and not own:  # for the first of them, of all
+            for role, (places, entries) in recorder.own.items():
+                for (holder, parameter), entry in zip(places, entries, strict=True):
+                    if entry is not None:
+                        own.setdefault((holder, role), {})[parameter] = entry
         kind, became = layer.kind, reasons.get(layer) or _status(layer, backward)
         if kind is not None and kind not in defined:
             defined[kind] = definitions(kind)

@@ -260,6 +260,8 @@ class PassiveStep(OptimizerSteps):
         gradients = {**self._gradients, **self._taken}
         places = [self._held[number][:2] for number in gradients]
         recorder.own["parameter_gradients"] = places, Entries([*gradients.values()])
+        for layer, _ in places:
+            layer.holds = True
         recorder.note_modules()
         records = layer_records(recorder, backward=self._hooks.saw_backward)
         recorder.let_go()
