@@ -64,10 +64,8 @@ class EagerEngine(Engine):
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether `torch.compile` made this module, or `module.compile()` was called."""
-    return (
-        type(module).__name__ == "OptimizedModule"
-        or getattr(module, "_compiled_call_impl", None) is not None
-    )
+    is_called_so = vars(module).get("_compiled_call_impl") is not None
+    return is_called_so or type(module).__name__ == "OptimizedModule"
 
 
 def _copy_of_lazy(model: nn.Module, lazy: list[Tensor]) -> nn.Module:

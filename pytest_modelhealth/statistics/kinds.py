@@ -69,7 +69,6 @@ def find_kind(tensor: Tensor, unit_dim: int | None, samples: int = 0) -> tuple[K
         type(tensor) not in _PLAIN_TYPES
         or not tensor.is_cpu
         or tensor.layout is not _STRIDED
-        or tensor.is_nested
         or tensor.is_neg()
         or _is_transformed(tensor)
     ):
@@ -77,8 +76,11 @@ def find_kind(tensor: Tensor, unit_dim: int | None, samples: int = 0) -> tuple[K
     storage = _address(tensor)
     if not storage:  # FSDP freed it
         return None, 0
-    stride = None if tensor.is_contiguous() else tensor.stride()
-    key = (tensor.shape, tensor.dtype, unit_dim, samples, stride)
+    try:
+        stride = None if tensor.is_contiguous() else tensor.stride()
+        key = (tensor.shape, tensor.dtype, unit_dim, samples, stride)
+    except RuntimeError:  # a nested one
+        return None, 0
     try:
         kind = _kinds[key]
     except KeyError:

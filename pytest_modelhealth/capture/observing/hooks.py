@@ -104,13 +104,14 @@ class Hooks:
 
     def hook(self, module: nn.Module, layer: Layer) -> None:
         """Take the calls of `module` for those of `layer`."""
+        number = self._id
         self._modules.append(module)
-        module._forward_pre_hooks[self._id] = _EnterHook(self, layer)
-        module._forward_pre_hooks_with_kwargs[self._id] = True
-        module._forward_hooks[self._id] = _CompleteHook(self, layer)
+        module._forward_pre_hooks[number] = _EnterHook(self, layer)
+        module._forward_pre_hooks_with_kwargs[number] = True
+        module._forward_hooks[number] = _CompleteHook(self, layer)
         # called after an exception too, so that the stack of calls stays right where the
         # user's forward catches it
-        module._forward_hooks_always_called[self._id] = True
+        module._forward_hooks_always_called[number] = True
 
     def end_calls(self) -> None:
         """End the calls that an exception left open."""
@@ -303,7 +304,7 @@ class Hooks:
         that is written to later never fires; the hook on its base does.
         """
         _ = tensor.grad_fn
-        if (known := tensor._backward_hooks) is not None and known:
+        if known := tensor._backward_hooks:
             # that of a layer inside, which returned the same tensor, serves both, unless the user's
             # code hooked the tensor in between: then there are two gradients. A tensor that was
             # written to has lost its hooks, one whose base was by the line above

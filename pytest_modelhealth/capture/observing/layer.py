@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from types import CodeType
 from typing import Any
 
@@ -127,16 +126,25 @@ def _plain(named: Iterable[tuple[str, Any]]) -> dict[str, Option]:
     return {n: v for n, v in named if type(v) in _PLAIN and n[0] != "_"}
 
 
-_ATTRIBUTES = tuple(vars(nn.Module()))
+class ModuleOptions:
+    """Reads the plain public attributes of modules: `training`, `eps`, `p`, `num_embeddings`.
 
+    What is plain of one is so of the next of its class, whose attributes are of the same types.
+    """
 
-def module_options(module: nn.Module) -> dict[str, Option]:
-    """Return the plain public attributes of a module: `training`, `eps`, `p`, `num_embeddings`."""
-    attributes = vars(module)
-    if tuple(islice(attributes, len(_ATTRIBUTES))) != _ATTRIBUTES:
-        return _plain(attributes.items())
-    training, own = attributes["training"], islice(attributes.items(), len(_ATTRIBUTES), None)
-    return ({"training": training} if type(training) is bool else {}) | _plain(own)
+    def __init__(self) -> None:
+        self._plain: dict[type, tuple[tuple[str, ...], list[type], list[int]]] = {}
+
+    def of(self, module: nn.Module) -> dict[str, Option]:
+        """Return those of one module."""
+        attributes = vars(module)
+        names, values = tuple(attributes), [*attributes.values()]
+        types = [*map(type, values)]
+        known = self._plain.get(type(module))
+        if known is None or known[0] != names or known[1] != types:
+            plain = [i for i, n in enumerate(names) if types[i] in _PLAIN and n[0] != "_"]
+            self._plain[type(module)] = known = names, types, plain
+        return {names[index]: values[index] for index in known[2]}
 
 
 def call_options(

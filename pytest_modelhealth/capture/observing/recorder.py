@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_modelhealth.capture.observing.flow import FlowRecorder
-from pytest_modelhealth.capture.observing.layer import Given, Held, Layer, Own, module_options
+from pytest_modelhealth.capture.observing.layer import Given, Held, Layer, ModuleOptions, Own
 from pytest_modelhealth.capture.observing.loss_calls import LossCalls
 from pytest_modelhealth.capture.observing.sample_statistics import (
     Collector,
@@ -155,8 +155,9 @@ class Recorder:
     def note_modules(self) -> None:
         """Take down how modules are set up, and which parameters are those of an earlier layer."""
         owners: dict[int, tuple[Layer, str]] = {}
+        options_of = ModuleOptions().of
         for module, layer in self.by_module.items():
-            options = module_options(module)
+            options = options_of(module)
             layer.options = {**options, **layer.options} if layer.options else options
             for name, parameter in module._parameters.items():
                 if parameter is None:
@@ -351,9 +352,11 @@ class Recorder:
                     self.fail(layer, error)
             for layer, name, tensor in held if self.placements is not None else ():
                 _place(layer, f"{role}.{name}", self.placements.of(tensor))
-        for layer, _, _ in held:
+        places = []
+        for layer, name, _ in held:
             layer.holds = True
-        self.own[role] = [one[:2] for one in held], entries
+            places.append((layer, name))
+        self.own[role] = places, entries
 
     def note_zero_slices(self) -> None:
         """Note the rows and columns of parameters that are zero and get a gradient of zero.

@@ -50,6 +50,7 @@ from pytest_modelhealth.report import (
     TaskGradients,
     UnregisteredParameter,
 )
+from pytest_modelhealth.settings.setting import dotted
 
 Watch = Callable[[Recorder], AbstractContextManager[Hooks]]
 """Lets a recorder see the layers of a model while it runs."""
@@ -137,11 +138,9 @@ class _Step:
         held = ((Kind.PARAMETER, parameters), (Kind.BUFFER, buffers))
         recorder.flow.name_sources(_sources(arguments, request.target, held, state))
         self._registered = Registered(model, [tensor for _, _, tensor in parameters], tensors)
-        # what is not copied beforehand, and its version: a parameter by the name of its layer and
-        # its own, or a tensor of the batch by its number
-        named: list[tuple[Sequence[str], Tensor]] = [((lyr.name, n), t) for lyr, n, t in parameters]
-        named += [((str(number),), tensor) for number, tensor in enumerate(tensors)]
-        self._versions = [(name, tensor, version(tensor)) for name, tensor in named]
+        # what is not copied beforehand, and its version
+        self._parameters, self._tensors = parameters, tensors
+        self._versions = self._versions_now()
         self._tasks = TaskLosses(request.loss) if isinstance(request.loss, Mapping) else None
         self._notes = [*notes, *company.notes, *self._note_on_unregistered_modules()]
         self._functions: FunctionalLayers | None = None
@@ -306,6 +305,10 @@ class _Step:
                     line = recorder.flow.line_of_leaf
                     self._unregistered = self._registered.leaves_out(leaves, line)
 
+    def _versions_now(self) -> list[int | None]:
+        tensors = [*(tensor for _, _, tensor in self._parameters), *self._tensors]
+        return list(map(version, tensors))
+
     def _settle(self) -> Observation:
         """Return all that was seen.
 
@@ -313,11 +316,13 @@ class _Step:
             LayerNotFoundError: a rule of the request matches no layer.
         """
         recorder, notes = self._recorder, self._notes
-        for name, tensor, before in self._versions:
-            if before is not None and version(tensor) != before:
-                own = ".".join(filter(None, name))
-                what = f"tensor {own} of the batch" if len(name) == 1 else f"the parameter {own!r}"
-                notes.append(f"the forward wrote to {what}, which is not undone")
+        versions = zip(self._versions, self._versions_now(), strict=True)
+        for index in [i for i, (was, now) in enumerate(versions) if was != now and was is not None]:
+            what = f"tensor {index - len(self._parameters)} of the batch"
+            if index < len(self._parameters):
+                layer, own, _ = self._parameters[index]
+                what = f"the parameter {dotted(layer.name, own)!r}"
+            notes.append(f"the forward wrote to {what}, which is not undone")
         named = [(layer.name, layer.module) for layer in recorder.layers.values()]
         ensure_match(self._request.selection.rules, named, self._request.model)
         layers = layer_records(

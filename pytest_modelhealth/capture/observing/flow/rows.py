@@ -167,9 +167,11 @@ class Rows:
 
     def add_call(self, call: OpenCall) -> None:
         """Add a call that is one vertex."""
-        ensure_room(self._rows)
-        call.index = len(self._rows)
-        self._rows.append(call)
+        rows = self._rows
+        call.index = index = len(rows)
+        if index >= MOST_VERTICES:
+            ensure_room(rows)
+        rows.append(call)
 
     def __getitem__(self, vertex: int) -> Row:
         return self._rows[vertex]
