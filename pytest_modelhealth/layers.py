@@ -141,7 +141,7 @@ class NamedModule(NamedTuple):
 
 
 def is_simple(kind: type) -> bool:
-    """Whether a class is one of torch's, of which a module without others calls no functional layer.
+    """Whether a class is torch's: a module of it, without others in it, calls no functional layer.
 
     Activations do, and in an activation none counts. Losses call functions that are recorded.
     """
@@ -213,9 +213,10 @@ def stops_gradients(module: nn.Module) -> bool:
     if is_quantised(module):
         return True
     for parameter in module._parameters.values():
-        if parameter is not None and type(parameter) is not nn.Parameter:  # torchao has its own
-            if any(getattr(parameter, name, None) is not None for name in _ROUNDS_INPUTS):
-                return True
+        if type(parameter) is nn.Parameter or parameter is None:
+            continue  # torchao has classes of its own
+        if any(getattr(parameter, name, None) is not None for name in _ROUNDS_INPUTS):
+            return True
     return False
 
 

@@ -9,7 +9,7 @@ stay there, so that nobody waits for the device, and are fetched all at once.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from threading import get_ident
 from typing import Any
@@ -79,9 +79,7 @@ class Entry:
     def statistics(self) -> TensorStatistics:
         """The statistics of the tensor as it was when it was added."""
         if self._known is None:
-            self._known = self._source.statistics(
-                self._subject, self._place, self._first_nonfinite
-            )
+            self._known = self._source.statistics(self._subject, self._place, self._first_nonfinite)
         return self._known
 
     @property
@@ -136,22 +134,22 @@ class Entries:
     """What was found in tensors that were read together, each made an entry when asked for.
 
     Args:
-        found: of each tensor its entry or, with `results`, where the kernel wrote what it found;
-            ``None`` of one that was not read.
-        results, kinds: what the kernel wrote to, and the kind of each tensor.
-        zeros, largest: of each its zeros and its largest magnitude, as `Results.reduce_many`.
+        found: of each tensor its entry, its number among those that the kernel read, or ``None``
+            where it was not read.
+        results, kinds: what the kernel wrote to, and the kind of each tensor that it read.
+        columns: of each of these the place, the zeros and the largest magnitude, as `Results` has
+            them.
     """
 
     def __init__(
         self,
-        found: list[Entry | int | None],
+        found: Iterable[Entry | int | None],
         results: Results | None = None,
-        kinds: Sequence[Kind | None] = (),
-        zeros: Sequence[int] = (),
-        largest: Sequence[float] = (),
+        kinds: Sequence[Kind] = (),
+        columns: tuple[Sequence[int], Sequence[int], Sequence[float]] = ((), (), ()),
     ) -> None:
-        self._found, self._results, self._kinds = found, results, kinds
-        self._zeros, self._largest = zeros, largest
+        self._found, self._results, self._kinds = [*found], results, kinds
+        self._places, self._zeros, self._largest = columns
 
     def __len__(self) -> int:
         return len(self._found)
@@ -161,15 +159,14 @@ class Entries:
 
     def __getitem__(self, index: int) -> Entry | None:
         found = self._found[index]
-        if type(found) is not int:
-            return found
-        kind = self._kinds[index]
-        assert kind is not None
-        entry = self._found[index] = Entry(self._results, kind.subject, found, kind.has_units)
-        entry._zeros = self._zeros[index]
-        return entry
+        if isinstance(found, int):
+            kind, place = self._kinds[found], self._places[found]
+            entry = Entry(self._results, kind.subject, place, kind.has_units)
+            entry._zeros = self._zeros[found]
+            self._found[index] = found = entry
+        return found
 
-    def __setitem__(self, index: int, entry: Entry) -> None:
+    def __setitem__(self, index: int, entry: Entry | None) -> None:
         self._found[index] = entry
 
     @property
@@ -179,16 +176,17 @@ class Entries:
 
     def zero_count(self, index: int) -> int | None:
         """Return how many zeros a tensor has, as `Entry` has it; ``None`` of one not read."""
-        if type(self._found[index]) is int:
-            return self._zeros[index]
-        entry = self[index]
-        return None if entry is None else entry.zero_count
+        found = self._found[index]
+        if isinstance(found, int):
+            return self._zeros[found]
+        return None if found is None else found.zero_count
 
     def largest(self, index: int) -> float | None:
         """Return the largest magnitude of a tensor, as `Entry.reach`; ``None`` of one not read."""
-        if type(self._found[index]) is int:
-            return self._largest[index]
-        reach = None if (entry := self[index]) is None else entry.reach
+        found = self._found[index]
+        if isinstance(found, int):
+            return self._largest[found]
+        reach = None if found is None else found.reach
         return None if reach is None else abs(reach[0])
 
 
@@ -253,27 +251,21 @@ class Ledger:
             The entry of each, ``None`` for one that the kernel does not read: it is left to `add`.
         """
         wanted = [] if self._queue_all else [find_kind(tensor, None) for tensor in tensors]
-        kinds = [kind for kind, _ in wanted]
-        jobs = [kind.job for kind in kinds if kind is not None]
-        found: list[Any] = [None] * len(tensors)
-        if not jobs:
-            return Entries(found)
+        kinds = [kind for kind, _ in wanted if kind is not None]
+        if not kinds:
+            return Entries([None] * len(tensors))
         results = self._by_thread.get(get_ident()) or self._begin()
-        places, remarks, *columns = results.reduce_many(jobs, [a for _, a in wanted if a])
-        if len(jobs) < len(tensors):
-            unread = [index for index, kind in enumerate(kinds) if kind is None]
-            for index in unread:
-                for column in (places, remarks, *columns):
-                    column.insert(index, 0)
-        else:
-            unread = []
-        entries = Entries(places, results, kinds, *columns)
-        for index in unread:
-            places[index] = None
-        for index in [index for index, remark in enumerate(remarks) if remark]:
-            if remarks[index] & OUT_OF_RANGE:
-                places[index] = None
-            elif remarks[index] & NOT_ALL_FINITE and (entry := entries[index]) is not None:
+        addresses = [address for kind, address in wanted if kind is not None]
+        remarks, columns = results.reduce_many([kind.job for kind in kinds], addresses)
+        numbers = iter(range(len(kinds)))
+        found = [None if kind is None else next(numbers) for kind, _ in wanted]
+        entries = Entries(found, results, kinds, columns)
+        for index, number in enumerate(found) if any(remarks) else ():
+            if number is not None and remarks[number] & OUT_OF_RANGE:
+                entries[index] = None
+            elif number is not None and remarks[number] & NOT_ALL_FINITE:
+                entry = entries[index]
+                assert entry is not None
                 entry._first_nonfinite = self._first_nonfinite(tensors[index])
         return entries
 

@@ -140,7 +140,8 @@ class _Watch:
         """Let `recorder` see the layers that run inside, and measure what they cost."""
         hooks = MeteringHooks(recorder)
         meter = Meter(hooks.metered_layer, sees_saved=not self._why_not_saved)
-        held = sum(recorder.held(), [])
+        parameters, buffers = recorder.held()
+        held = [*parameters, *buffers]
         # but those that the first forward makes
         meter.storages.give(tensor for _, _, tensor in held if not is_lazy(tensor))
         meter.storages.give(self._batch)

@@ -350,8 +350,9 @@ class Recorder:
                     layer.unsupported = f"{name}: {error}"
                 except Exception as error:  # noqa: BLE001 - ours, as in a hook
                     self.fail(layer, error)
-            for layer, name, tensor in held if self.placements is not None else ():
-                _place(layer, f"{role}.{name}", self.placements.of(tensor))
+            if self.placements is not None:
+                for layer, name, tensor in held:
+                    _place(layer, f"{role}.{name}", self.placements.of(tensor))
         places = []
         for layer, name, _ in held:
             layer.holds = True

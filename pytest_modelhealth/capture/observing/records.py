@@ -195,7 +195,9 @@ def _reasons_why_not_called(
     if not uncalled:
         return {}
     used: dict[Layer, list[str]] = {}  # parameters with a gradient
-    for (layer, name), entry in zip(*recorder.own.get("parameter_gradients", _NOTHING), strict=True):
+    for (layer, name), entry in zip(
+        *recorder.own.get("parameter_gradients", _NOTHING), strict=True
+    ):
         if entry is not None:
             used.setdefault(layer, []).append(name)
     owners: dict[int, Layer] = {}  # by the id of a parameter, the first layer with it that ran

@@ -125,7 +125,8 @@ class State:
         self._seen[id(attributes)] = attributes
         values = [*attributes.values()]
         self._others.append((attributes, [*attributes, *values]))
-        if tuple(islice(attributes, len(_ATTRIBUTES))) == _ATTRIBUTES and not any(values[_HOOKS]):
+        if tuple(islice(attributes, len(_ATTRIBUTES))) == _ATTRIBUTES and not any(values[_EMPTY]):
+            del values[_FLAG]
             self._empty += values[_HOOKS]  # in one go: nearly all modules have no hooks
             del values[_HOOKS]
         self._visit_all(values)
@@ -150,8 +151,10 @@ class State:
 
 _ATTRIBUTES = tuple(vars(nn.Module()))
 """What every module has, in this order unless a class of the user's made it another."""
-_HOOKS = slice(_ATTRIBUTES.index("_buffers") + 1, _ATTRIBUTES.index("_modules"))
-"""Of these its hooks, and two more that are empty or ``None`` as a rule."""
+_HOOKS = slice(_ATTRIBUTES.index("_buffers") + 1, _ATTRIBUTES.index("_modules") - 1)
+_EMPTY = slice(_HOOKS.start, _HOOKS.stop + 1)
+_FLAG = _ATTRIBUTES.index("_is_full_backward_hook")
+"""Of these the containers of its hooks, without the flag among them."""
 
 _CONTAINERS = frozenset({dict, OrderedDict, defaultdict, Counter, list, set, deque})
 _GENERATORS = (torch.Generator, random.Random)

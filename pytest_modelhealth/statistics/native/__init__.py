@@ -163,12 +163,12 @@ class Results:
 
     def reduce_many(
         self, jobs: Sequence[Job], addresses: Sequence[int]
-    ) -> tuple[list[int], list[int], list[int], list[float]]:
+    ) -> tuple[list[int], tuple[list[int], list[int], list[float]]]:
         """Reduce tensors in one call.
 
         Returns:
-            Places and remarks as `reduce` does, the numbers of zeros, and the largest magnitudes
-            of finite values, which are NaN where there is none.
+            The remarks on each, as `reduce` has them; and the places of the results, the numbers
+            of zeros, and the largest magnitudes of finite values, NaN where there is none.
         """
         page, room = self._page, sum([job.room for job in jobs])
         if page.used + room > page.words:
@@ -185,7 +185,7 @@ class Results:
         largest = np.maximum(-page.reals[starts + _MIN], page.reals[starts + _MAX]).tolist()
         page.used += words
         remarks = (places >> _REMARKS_FROM_BIT).tolist()
-        return (page.first_place + starts).tolist(), remarks, zeros, largest
+        return remarks, ((page.first_place + starts).tolist(), zeros, largest)
 
     def _thread_count(self) -> int:
         return 1 if _is_forked(os.getpid()) else self._threads or torch.get_num_threads()
