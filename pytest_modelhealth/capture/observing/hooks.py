@@ -120,11 +120,12 @@ class Hooks:
 
     def remove(self) -> None:
         """Remove every hook, and our hooks only."""
+        number = self._id
         for module in self._modules:
-            module._forward_pre_hooks.pop(self._id, None)
-            module._forward_pre_hooks_with_kwargs.pop(self._id, None)
-            module._forward_hooks.pop(self._id, None)
-            module._forward_hooks_always_called.pop(self._id, None)
+            module._forward_pre_hooks.pop(number, None)
+            module._forward_pre_hooks_with_kwargs.pop(number, None)
+            module._forward_hooks.pop(number, None)
+            module._forward_hooks_always_called.pop(number, None)
         for hooks, hook in self._tensor_hooks:
             hooks.pop(hook, None)
         # each of these leads back here: what a run made would be left to the garbage collector
@@ -291,8 +292,12 @@ class Hooks:
                 layer.returned_input = True
             elif recorder.note_returned(layer, tensor.requires_grad):
                 self._hook_gradient(layer, tensor, dimension)
-        if is_new and not (layer.equal_samples is False and layer.name):
-            recorder.compare_samples(layer, frame.inputs, returned, entries)
+        if is_new and (layer.equal_samples is not False or not layer.name):
+            entry = entries[0] if len(entries) == 1 else None
+            if layer.name and entry is not None and entry.samples_equal is False:
+                layer.equal_samples = False  # nearly all
+            else:
+                recorder.compare_samples(layer, frame.inputs, returned, entries)
         if layer.replays:
             recorder.forget()
 
