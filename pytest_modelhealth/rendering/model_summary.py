@@ -204,20 +204,20 @@ def document(summary: ModelSummary) -> Document:
     every = [r for r in summary.rows if summary.depth is None or r["depth"] <= summary.depth]
     rows = [
         Row([c.cell(row) for c in COLUMNS], help=row["reason"], name=printable(row["label"]))
-        for row in every[: summary.max_rows]
+        for row in every
     ]
     totals = summary.totals
     parts = [plural(totals["layers"] or 0, "layer")]
     if totals["parameters"] is not None:
         parts.append(plural(totals["parameters"], "parameter"))
     parts += [summary.run] if summary.run else []
-    left_out = len(every) - len(rows)
-    more = f"... and {plural(left_out, 'more line')}: summary(max_rows=None) shows all"
     return Document(
         f"{printable(summary.model_type)}: {', '.join(parts)}",
         columns=COLUMNS,
         rows=rows,
-        rest=more if left_out else "" if rows else "\nno layers",
+        most=summary.max_rows,
+        rest=lambda n: f"... and {plural(n, 'more line')}: summary(max_rows=None) shows all",
+        below=[] if rows else ["", "no layers"],
         code=_facts(summary),
         remarks=[printable(note) for note in summary.notes],
         narrowest=((1, 12), (0, 28), (len(COLUMNS) - 1, 8), (1, 8), (0, 16)),

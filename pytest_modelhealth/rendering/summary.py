@@ -218,27 +218,25 @@ def document(report: HealthReport, max_rows: int | None = None) -> Document:
         asides = [f"likely cause: {cause}"] * bool(cause) + [follows] * (not found.folded)
         notes[found.layer].append(Note(found.check, text, asides, warns))
     following = {consequence.layer for v in report.violations for consequence in v.folded}
-    gravest = sorted(report.layers, key=lambda name: (name not in violated, name not in notes))
-    chosen = set(gravest[:max_rows])
     rows = []
-    for record in (record for record in report if record.name in chosen):
-        name, is_observed = record.name, record.status is Status.OBSERVED
-        kind = "violated" if name in violated else "warned" if name in notes else ""
+    for record in report:
+        name = record.name
+        weight = (name in violated) + (name in notes)
+        kind = ("unseen" if record.status is not Status.OBSERVED else "seen", "warned", "violated")
         mark = "!" if name in violated else "~" if name in following else ""
-        kind = kind or ("seen" if is_observed else "unseen")
         cells = [column.cell(record) for column in COLUMNS]
-        rows.append(Row(cells, kind, record.reason, mark=mark, notes=notes[name]))
-    left_out = len(report) - len(rows)
+        rows.append(Row(cells, kind[weight], record.reason, "", mark, notes[name], weight))
     return Document(
         headline(report),
         report._judgement.verdict.value,
         facts=[run(report), *remarks(report)],
         columns=COLUMNS,
         rows=rows,
-        rest=f"  ... and {plural(left_out, 'more layer')}" if rows and left_out else "",
+        most=max_rows,
+        rest=lambda count: f"  ... and {plural(count, 'more layer')}",
         narrowest=((1, 12), (0, 28), (1, 8), (0, 16)),
         names=0,
-        indent=None,
+        marks=True,
     )
 
 

@@ -106,12 +106,13 @@ def summary(tests: Iterable[Test], most_bytes: int) -> str:
         titles = ("test", "verdict", "culprit", "check", "what")
         document = Document(
             f"Model health: {len(failing):,} of {of} with a model failed",
-            columns=[Column(title, "", str) for title in titles],
+            columns=[*map(Column, titles)],
             rows=[
                 Row([name, fault.verdict, fault.label, fault.check, fault.message])
-                for name, fault in failing[:_MOST_ROWS]
+                for name, fault in failing
             ],
-            rest=f"{plural(len(failing), 'test')} in all" if len(failing) > _MOST_ROWS else "",
+            most=_MOST_ROWS,
+            rest=lambda _: f"{plural(len(failing), 'test')} in all",
         )
     parts = ["\n", document.markdown()]
     left = most_bytes - sum(len(part.encode()) for part in parts) - _LONGEST_REMARK

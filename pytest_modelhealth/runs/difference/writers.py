@@ -19,7 +19,7 @@ _UNFOLDED, _MOST_CHARACTERS = 4_000, 39_000
 _WIDTH, _LONGEST_CELL = 120, 160
 _MOST_REMARKS, _MOST_ROWS, _MOST_PLACES = 5, 30, 2
 _COLUMNS = [
-    Column(title, "", str, is_text=True) for title in ("", "what", "where", "base", "head", "by")
+    Column(title, is_text=True) for title in ("", "what", "where", "base", "head", "by")
 ]
 
 
@@ -58,14 +58,14 @@ def _documents(difference: Difference) -> Iterator[Document]:
     for test, *others in _alike(difference):
         names = some([printable(other.id) for other in others], 4)
         causes = [printable(result.cause) for result in test.results if result.cause]
-        rows = [*_rows(sorted(test.every_change, key=lambda one: one.grade is not Grade.WORSE))]
-        more = len(rows) - _MOST_ROWS
+        changes = sorted(test.every_change, key=lambda one: one.grade is not Grade.WORSE)
         yield Document(
             headline=f"{test.grade}: {printable(test.id)}",
             facts=[*([f"likewise: {names}"] if others else []), *causes],
             columns=_COLUMNS,
-            rows=rows[:_MOST_ROWS],
-            rest=plural(more, "more row") if more > 0 else "",
+            rows=[*_rows(changes)],
+            most=_MOST_ROWS,
+            rest=lambda count: plural(count, "more row"),
             narrowest=[(3, 60), (4, 60)],
             indent="  ",
         )

@@ -15,7 +15,7 @@ from pytest_modelhealth.rendering.charts.flow import flow
 from pytest_modelhealth.rendering.charts.rows import depth, errors
 from pytest_modelhealth.rendering.charts.values import histograms
 from pytest_modelhealth.rendering.notation import in_bytes, plural, printable
-from pytest_modelhealth.rendering.template import environment
+from pytest_modelhealth.rendering.document import templates
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -65,7 +65,7 @@ def drawn(result: Mapping[str, Any], anchor: str) -> Drawn:
         panels = [Panel("Error through depth", told, errors(result, anchor))]
     elif kind == "drift" and result["drifts"]:
         panels = [_drift(result)]
-    macros: Any = environment(_TEMPLATES).get_template("panels.html").module
+    macros: Any = templates(_TEMPLATES).get_template("panels.html").module
     return Drawn(evidence, macros.panels_of(panels))
 
 
