@@ -1,12 +1,9 @@
-"""Drift: where a report left its snapshot by more than rounding explains, in words and as a table.
-
-It is for people who have not seen the model for a year: the cause comes first.
-"""
+"""Drift: where a report left its snapshot by more than rounding explains."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -16,7 +13,6 @@ from pytest_modelhealth.snapshot.tolerances import Allowance
 from pytest_modelhealth.tolerance import TensorName
 
 LOSS = "loss"
-MOST_TENSORS = 8
 MOST_CHANGES = 6
 
 
@@ -105,7 +101,7 @@ class DriftReport:
         return not (self.pair.of_one_form or self.pair.has_common_layers)
 
     def __str__(self) -> str:
-        return "\n".join(explain(self)) or f"no drift in {self.tensors} tensors"
+        return headline(self) if self.drifted else f"no drift in {self.tensors} tensors"
 
 
 class Outcome(StrEnum):
@@ -138,27 +134,6 @@ class SnapshotCheck:
     change: str = ""
 
 
-def explain(report: DriftReport) -> list[str]:
-    """Return the differences as lines, the verdict first; none where nothing may fail."""
-    if not report.drifted:
-        return []
-    lines = [headline(report)]
-    if report.drifts:
-        changes = phrases(change for change in report.changes if change.layer not in report.told)
-    else:
-        changes = phrases(report.failing_changes)[report.pair.has_common_layers :]
-    if report.story and not report.told:
-        lines.append(report.story)
-    lines += changes[:MOST_CHANGES]
-    if len(changes) > MOST_CHANGES:
-        lines.append(f"... and {len(changes) - MOST_CHANGES} more changes of layers")
-    if report.drifts:
-        lines += _table(report.drifts[:MOST_TENSORS])
-    if len(report.drifts) > MOST_TENSORS:
-        lines.append(f"... and {len(report.drifts) - MOST_TENSORS:,} more tensors after these")
-    return [*lines, *report.remarks]
-
-
 def note(report: DriftReport) -> str:
     """Return what is worth saying of a report that did not drift; ``""`` for nothing."""
     harmless = phrases(report.changes)
@@ -189,14 +164,3 @@ def headline(report: DriftReport) -> str:
     moved = drift.moved if math.isinf(drift.excess) else f"moved {drift.moved}"
     change = f"{drift.statistic} {drift.before} is now {drift.now}"
     return f"drift in {what}: {change}, {moved}, {place} {compared}"
-
-
-def _table(drifts: Sequence[Drift]) -> list[str]:
-    rows = [["layer", "role", "statistic", "snapshot", "now", "moved"]]
-    rows += [[d.label, d.role, d.statistic, d.before, d.now, d.moved] for d in drifts]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    words, numbers = widths[:3], widths[3:]
-    return [
-        "  ".join([*map(str.ljust, row, words), *map(str.rjust, row[3:], numbers)]).rstrip()
-        for row in rows
-    ]

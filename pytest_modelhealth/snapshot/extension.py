@@ -24,7 +24,6 @@ from pytest_modelhealth.snapshot.drift import (
     DriftReport,
     Outcome,
     SnapshotCheck,
-    explain,
     headline,
     note,
 )
@@ -77,6 +76,7 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
                 "exclude and include have no effect on a health snapshot: choose its layers with "
                 "inspector(model).watch(...)"
             )
+        self._explain = data._renderer("drift", "explain")
         if data.verdict is Verdict.UNHEALTHY:
             raise ModelHealthError(
                 f"{data.render('failure')}\nAn unhealthy report equals no snapshot and is never "
@@ -111,9 +111,8 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
             yield stranger
             return
         self.found = detect_drift(before, serialized_data)
-        lines = explain(self.found)
-        self.change = headline(self.found) if lines else ""
-        yield from lines
+        self.change = headline(self.found) if self.found.drifted else ""
+        yield from self._explain(self.found)
 
     def read_snapshot_data_from_location(
         self, *, snapshot_location: str, snapshot_name: str, session_id: str

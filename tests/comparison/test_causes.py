@@ -24,7 +24,8 @@ from corpus.models.called import (
 )
 from corpus.pairs import twins
 from pytest_modelhealth import Comparison, Inspector, compare
-from pytest_modelhealth.snapshot.drift import DriftReport, explain
+from pytest_modelhealth.rendering.drift import explain
+from pytest_modelhealth.snapshot.drift import DriftReport
 from pytest_modelhealth.snapshot.recording import check, record
 
 IDS = torch.arange(35).reshape(5, 7) % 20
