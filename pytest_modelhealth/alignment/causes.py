@@ -20,24 +20,16 @@ MOST_CALLS = 3
 
 @dataclass(frozen=True)
 class Cause:
-    """A layer that is called more or less often, or a parameter that is tied, or no longer.
+    """A layer that is called more or less often, or a parameter that is tied, or no longer."""
 
-    Args:
-        pair: the layer; the outermost of several, one in the other, that are called otherwise; of
-            two that share a parameter, the later in the order of registration.
-        phrase: ``"called twice, was once"``, ``"no longer tied to embedding.weight"``.
-        inside: the names in the reference of the layers of which it says all.
-        more: whether the layer is called more often.
-        parameter: own name of the parameter that is tied; ``""`` where it is calls.
-        owner: the other layer that has it.
-    """
-
+    # the layer; the outermost of several, one in the other, that are called otherwise; of two that
+    # share a parameter, the later in the order of registration
     pair: Pair
-    phrase: str
-    inside: frozenset[str]
-    more: bool = False
-    parameter: str = ""
-    owner: Pair | None = None
+    phrase: str  # ``"called twice, was once"``, ``"no longer tied to embedding.weight"``
+    inside: frozenset[str]  # the names in the reference of the layers of which it says all
+    more: bool = False  # whether the layer is called more often
+    parameter: str = ""  # own name of the parameter that is tied; ``""`` where it is calls
+    owner: Pair | None = None  # the other layer that has it
 
     @property
     def label(self) -> str:

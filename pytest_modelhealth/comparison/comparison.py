@@ -21,19 +21,12 @@ FORWARD = ("inputs", "activations", "outputs")
 
 @dataclass(frozen=True)
 class AlignedLayer:
-    """One layer on both sides, and how far its tensors are apart.
+    """One layer on both sides, and how far its tensors are apart."""
 
-    Args:
-        pair: its names, and what became of it.
-        type_name: its class in the reference, or in the candidate where it was inserted.
-        tensors: its tensors that were compared, in order of appearance.
-        changed_parameters: its parameters and buffers whose values differ.
-    """
-
-    pair: Pair
-    type_name: str
-    tensors: tuple[TensorResult, ...] = ()
-    changed_parameters: tuple[str, ...] = ()
+    pair: Pair  # its names, and what became of it
+    type_name: str  # its class in the reference, or in the candidate where it was inserted
+    tensors: tuple[TensorResult, ...] = ()  # its tensors that were compared, in order of appearance
+    changed_parameters: tuple[str, ...] = ()  # its parameters and buffers whose values differ
 
     @property
     def name(self) -> str:
@@ -63,32 +56,22 @@ class AlignedLayer:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where two models first compute something else, and why.
+    """Where two models first compute something else, and why."""
 
-    Args:
-        layer: name of the culprit in the reference (in the candidate, if it was inserted there).
-        candidate: its name in the candidate; ``None`` where it was removed.
-        label: the culprit for people.
-        kind: ``"parameters"``, ``"computation"``, ``"inserted"``, ``"removed"``, ``"moved"``,
-            ``"calls"``, ``"tying"``, ``"structure"``, ``"buffers"`` or ``"backward"``.
-        result: the first tensor that diverged.
-        story: what of the culprit is the same and what is not, one sentence.
-        cause: the likely cause, one sentence; ``""`` where nothing tells.
-        affected: names of the other layers that diverged, which only show what began here.
-        causes: the changes of calls and tied weights that the story names.
-        called_at: ``path:line`` of the code that calls the culprit in the reference and in the
-            candidate; ``""`` where that is not known.
-    """
-
-    layer: str
-    candidate: str | None
-    label: str
+    layer: str  # name of the culprit in the reference (in the candidate, if it was inserted there)
+    candidate: str | None  # its name in the candidate; ``None`` where it was removed
+    label: str  # the culprit for people
+    # ``"parameters"``, ``"computation"``, ``"inserted"``, ``"removed"``, ``"moved"``, ``"calls"``,
+    # ``"tying"``, ``"structure"``, ``"buffers"`` or ``"backward"``
     kind: str
-    result: TensorResult | None
-    story: str
-    cause: str
+    result: TensorResult | None  # the first tensor that diverged
+    story: str  # what of the culprit is the same and what is not, one sentence
+    cause: str  # the likely cause, one sentence; ``""`` where nothing tells
+    # names of the other layers that diverged, which only show what began here
     affected: tuple[str, ...] = ()
-    causes: tuple[Cause, ...] = ()
+    causes: tuple[Cause, ...] = ()  # the changes of calls and tied weights that the story names
+    # ``path:line`` of the code that calls the culprit in the reference and in the candidate; ``""``
+    # where that is not known
     called_at: tuple[str, str] = ("", "")
 
 

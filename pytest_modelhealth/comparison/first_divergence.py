@@ -31,19 +31,15 @@ _NO_HINT = "its settings or its forward?"
 
 @dataclass(frozen=True)
 class Search:
-    """The search for where two models first differ, and for the words to say it.
+    """The search for where two models first differ, and for the words to say it."""
 
-    Args:
-        runs: both runs.
-        changed: the parameters and buffers of each layer of the reference whose values differ.
-        results: what became of each tensor, in order of appearance in the reference.
-        of_snapshots: whether the runs are what snapshots keep of them: statistics, merged over
-            calls, of models that are not here. Layers go by their names in the later one.
-    """
-
-    runs: TwoRuns
+    runs: TwoRuns  # both runs
+    # the parameters and buffers of each layer of the reference whose values differ
     changed: Mapping[str, Changed]
+    # what became of each tensor, in order of appearance in the reference
     results: Sequence[TensorResult]
+    # whether the runs are what snapshots keep of them: statistics, merged over calls, of models
+    # that are not here. Layers go by their names in the later one
     of_snapshots: bool = False
 
     @property

@@ -19,19 +19,13 @@ BACKWARD = ("gradients", "parameter_gradients")
 
 @dataclass(frozen=True)
 class Link:
-    """One tensor of the reference and what it is compared with.
+    """One tensor of the reference and what it is compared with."""
 
-    Args:
-        reference: the tensor in the reference.
-        candidate: the tensor in the candidate; several that together are the one.
-        part: the rows of the candidate's tensor that are compared, if not all: first and last + 1.
-        transposed: whether the candidate keeps it transposed.
-    """
-
-    reference: Key
-    candidate: tuple[Key, ...]
+    reference: Key  # the tensor in the reference
+    candidate: tuple[Key, ...]  # the tensor in the candidate; several that together are the one
+    # the rows of the candidate's tensor that are compared, if not all: first and last + 1
     part: tuple[int, int] | None = None
-    transposed: bool = False
+    transposed: bool = False  # whether the candidate keeps it transposed
 
     def read(self, store: TensorStore, a: Trace, b: Trace) -> tuple[Tensor, Tensor]:
         """Return both tensors in the reference's shape; in their own where these do not fit."""

@@ -41,32 +41,21 @@ NONE: Size = (0.0, 0.0)
 
 @dataclass(eq=False)
 class TensorResult:
-    """What became of one tensor of the reference.
+    """What became of one tensor of the reference."""
 
-    Args:
-        link: the tensor, and what it is compared with.
-        limit: the ratio up to which the two are equivalent.
-        difference: what separates the two; ``None`` where they cannot be compared.
-        problem: what is wrong, where it is no number that is off: a shape, a missing gradient.
-        shape: the candidate's shape, where the tensor flows through the layer in another one; else
-            ``""``.
-        unseen: why it was not seen, where it is the gradient of a layer without parameters.
-        error: how far the candidate is off.
-        floor: the least noise to expect.
-        moved: how far further runs of the reference moved it.
-        measured_by: what the noise was measured by.
-    """
-
-    link: Link
-    limit: float
+    link: Link  # the tensor, and what it is compared with
+    limit: float  # the ratio up to which the two are equivalent
+    # what separates the two; ``None`` where they cannot be compared
     difference: Difference | None = None
+    # what is wrong, where it is no number that is off: a shape, a missing gradient
     problem: str = ""
+    # the candidate's shape, where the tensor flows through the layer in another one; else ``""``
     shape: str = ""
-    unseen: str = ""
-    error: Size = NONE
-    floor: Size = NONE
-    moved: Size = NONE
-    measured_by: str = "floor"
+    unseen: str = ""  # why it was not seen, where it is the gradient of a layer without parameters
+    error: Size = NONE  # how far the candidate is off
+    floor: Size = NONE  # the least noise to expect
+    moved: Size = NONE  # how far further runs of the reference moved it
+    measured_by: str = "floor"  # what the noise was measured by
 
     @property
     def key(self) -> Key:
@@ -129,24 +118,16 @@ class TensorResult:
 
 @dataclass
 class Judge:
-    """Tells of each linked tensor whether it differs by more than rounding explains.
+    """Tells of each linked tensor whether it differs by more than rounding explains."""
 
-    Args:
-        runs: both runs.
-        request: asks for a run of the reference's module: batch, target, loss and backward.
-        epsilons: machine epsilon of the reference and of the candidate.
-        factor: how many times the noise a difference may be.
-        coarser: machine epsilon of the layers of the reference that are coarser than the rest.
-        notes: takes what a reader should know.
-        steps: those of the weights of a quantised candidate; ``None`` for any other.
-    """
-
-    runs: TwoRuns
-    request: Request
-    epsilons: tuple[float, float]
-    factor: float
+    runs: TwoRuns  # both runs
+    request: Request  # asks for a run of the reference's module: batch, target, loss and backward
+    epsilons: tuple[float, float]  # machine epsilon of the reference and of the candidate
+    factor: float  # how many times the noise a difference may be
+    # machine epsilon of the layers of the reference that are coarser than the rest
     coarser: Mapping[str, float]
-    notes: list[str]
+    notes: list[str]  # takes what a reader should know
+    # those of the weights of a quantised candidate; ``None`` for any other
     steps: Steps | None = None
 
     def results(self, links: Iterable[Link]) -> list[TensorResult]:

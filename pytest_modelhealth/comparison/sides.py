@@ -29,19 +29,12 @@ from pytest_modelhealth.statistics.dense import is_quantised
 
 @dataclass(frozen=True)
 class Side:
-    """A model under comparison.
+    """A model under comparison."""
 
-    Args:
-        model: what runs.
-        name: ``"reference"`` or ``"candidate"``.
-        engine: what runs it.
-        note: what a reader should know of how it came about.
-    """
-
-    model: Any
-    name: str
-    engine: Engine
-    note: str = ""
+    model: Any  # what runs
+    name: str  # ``"reference"`` or ``"candidate"``
+    engine: Engine  # what runs it
+    note: str = ""  # what a reader should know of how it came about
 
     @property
     def module(self) -> nn.Module:

@@ -32,17 +32,12 @@ HALF = 0.51
 
 @dataclass(frozen=True)
 class Changed:
-    """What of a layer has other values, a phrase each.
+    """What of a layer has other values, a phrase each."""
 
-    Args:
-        parameters: the parameters, by name.
-        others: buffers, and parameters of another size, which a layer may not read in full.
-        are_all_read: whether each parameter of the reference has a counterpart.
-    """
-
-    parameters: Mapping[str, str] = field(default_factory=dict)
+    parameters: Mapping[str, str] = field(default_factory=dict)  # the parameters, by name
+    # buffers, and parameters of another size, which a layer may not read in full
     others: Mapping[str, str] = field(default_factory=dict)
-    are_all_read: bool = False
+    are_all_read: bool = False  # whether each parameter of the reference has a counterpart
 
     @property
     def phrases(self) -> tuple[str, ...]:

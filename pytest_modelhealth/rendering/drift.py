@@ -23,7 +23,10 @@ def explain(report: DriftReport) -> list[str]:
     document = Document(
         headline(report),
         facts=[*story, *few(changes, MOST_CHANGES, "more change")],
-        columns=[Column(title, is_text=is_text) for title, is_text in {**_COLUMNS, "moved": False}.items()],
+        columns=[
+            Column(title, is_text=is_text)
+            for title, is_text in {**_COLUMNS, "moved": False}.items()
+        ],
         rows=[Row([d.label, d.role, d.statistic, d.before, d.now, d.moved]) for d in report.drifts],
         most=MOST_TENSORS,
         rest=lambda count: f"... and {count:,} more tensors after these",

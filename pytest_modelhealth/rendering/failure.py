@@ -148,7 +148,9 @@ def _next_moves(report: HealthReport, worst: Violation) -> Iterator[str]:
     else:
         is_course = report.observation.course is not None
         yield f"look:         {'monitor.plot()' if is_course else 'print(report)'}"
-    for setting in (s for c in report._settings.checks if c.name == worst.check for s in c.settings):
+    for setting in (
+        s for c in report._settings.checks if c.name == worst.check for s in c.settings
+    ):
         limit = report._settings.limit(setting.name, worst.layer)
         if (limit.value, limit.origin) == (worst.limit, worst.origin):
             moved = f"@pytest.mark.modelhealth({setting.name}=...)"

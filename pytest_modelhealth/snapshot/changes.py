@@ -45,21 +45,13 @@ def stage(role: str, layer: str, place: Mapping[str, int]) -> tuple[int, int, in
 
 @dataclass(frozen=True)
 class LayerChange:
-    """What became of a layer, or of a tensor of it.
+    """What became of a layer, or of a tensor of it."""
 
-    Args:
-        what: ``"renamed"``, ``"added"``, ``"no gradients any more of"``.
-        label: the layer or tensor for people.
-        rest: the rest of the phrase.
-        layer: name of the layer.
-        fails: whether it fails by itself: no number tells what it does to another batch or to
-            training.
-    """
-
-    what: str
-    label: str
-    rest: str = ""
-    layer: str = ""
+    what: str  # ``"renamed"``, ``"added"``, ``"no gradients any more of"``
+    label: str  # the layer or tensor for people
+    rest: str = ""  # the rest of the phrase
+    layer: str = ""  # name of the layer
+    # whether it fails by itself: no number tells what it does to another batch or to training
     fails: bool = False
 
 

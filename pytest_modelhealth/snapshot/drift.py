@@ -18,28 +18,17 @@ MOST_CHANGES = 6
 
 @dataclass(frozen=True)
 class Drift:
-    """The statistic of a tensor that left its tolerance furthest.
+    """The statistic of a tensor that left its tolerance furthest."""
 
-    Args:
-        role: which tensor of the layer; ``"loss"`` for the loss.
-        layer: name of the layer in the report.
-        label: the tensor's name for people.
-        statistic: column of the snapshot file.
-        before: its value in the snapshot.
-        now: its value in the report.
-        distance: how far it moved; infinite where the two have no distance.
-        allowance: how far it may.
-        formal: whether only the form of the tensor changed, so that no number can be compared.
-    """
-
-    role: str
-    layer: str
-    label: str
-    statistic: str
-    before: str
-    now: str
-    distance: float
-    allowance: Allowance
+    role: str  # which tensor of the layer; ``"loss"`` for the loss
+    layer: str  # name of the layer in the report
+    label: str  # the tensor's name for people
+    statistic: str  # column of the snapshot file
+    before: str  # its value in the snapshot
+    now: str  # its value in the report
+    distance: float  # how far it moved; infinite where the two have no distance
+    allowance: Allowance  # how far it may
+    # whether only the form of the tensor changed, so that no number can be compared
     formal: bool = False
 
     @property
@@ -62,26 +51,18 @@ class Drift:
 
 @dataclass(frozen=True)
 class DriftReport:
-    """What is different between a snapshot and a report.
+    """What is different between a snapshot and a report."""
 
-    Args:
-        pair: both.
-        drifts: one a tensor, from cause to effect.
-        changes: layers that came, went or became something else.
-        kept: the tensors that did not drift, and what each was in the snapshot.
-        story: what began the drifts, a sentence; ``""`` where nothing drifted.
-        told: names of the layers of which the story says all, where it is a change of calls or of
-            a tied weight.
-        remarks: what may explain the differences, a sentence each.
-    """
-
-    pair: SnapshotPair
-    drifts: tuple[Drift, ...]
-    changes: tuple[LayerChange, ...]
+    pair: SnapshotPair  # both
+    drifts: tuple[Drift, ...]  # one a tensor, from cause to effect
+    changes: tuple[LayerChange, ...]  # layers that came, went or became something else
+    # the tensors that did not drift, and what each was in the snapshot
     kept: Mapping[TensorName, TensorName]
-    story: str = ""
+    story: str = ""  # what began the drifts, a sentence; ``""`` where nothing drifted
+    # names of the layers of which the story says all, where it is a change of calls or of a tied
+    # weight
     told: frozenset[str] = frozenset()
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()  # what may explain the differences, a sentence each
 
     @property
     def tensors(self) -> int:
@@ -115,23 +96,14 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class SnapshotCheck:
-    """One comparison of a report with its snapshot.
+    """One comparison of a report with its snapshot."""
 
-    Args:
-        file: the snapshot's.
-        outcome: what came of it.
-        text: what the failure says; ``""`` where there is none.
-        now: what the report has.
-        found: what separates the two, where both are there.
-        change: why it was recorded; ``""`` where it was not.
-    """
-
-    file: str
-    outcome: Outcome
-    text: str
-    now: Snapshot
-    found: DriftReport | None = None
-    change: str = ""
+    file: str  # the snapshot's
+    outcome: Outcome  # what came of it
+    text: str  # what the failure says; ``""`` where there is none
+    now: Snapshot  # what the report has
+    found: DriftReport | None = None  # what separates the two, where both are there
+    change: str = ""  # why it was recorded; ``""`` where it was not
 
 
 def note(report: DriftReport) -> str:

@@ -18,9 +18,7 @@ _UNFOLDED, _MOST_CHARACTERS = 4_000, 39_000
 
 _WIDTH, _LONGEST_CELL = 120, 160
 _MOST_REMARKS, _MOST_ROWS, _MOST_PLACES = 5, 30, 2
-_COLUMNS = [
-    Column(title, is_text=True) for title in ("", "what", "where", "base", "head", "by")
-]
+_COLUMNS = [Column(title, is_text=True) for title in ("", "what", "where", "base", "head", "by")]
 
 
 def render(difference: Difference, name: str) -> str:

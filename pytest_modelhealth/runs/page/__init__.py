@@ -59,7 +59,5 @@ def write(run: Run, file: TextIO, limit: int = LIMIT) -> None:
 def _html(template: str, shown: Contents, **ours: str) -> str:
     """Return HTML in ASCII, with everything in `shown` escaped and nothing of `ours`."""
     parts = {name: Markup(text) for name, text in ours.items()}
-    html: str = (
-        templates(_FOLDER / "templates").get_template(template).render(shown=shown, **parts)
-    )
+    html: str = templates(_FOLDER / "templates").get_template(template).render(shown=shown, **parts)
     return html.encode("ascii", "xmlcharrefreplace").decode("ascii")

@@ -14,8 +14,8 @@ from pytest_modelhealth.rendering.charts.course import course
 from pytest_modelhealth.rendering.charts.flow import flow
 from pytest_modelhealth.rendering.charts.rows import depth, errors
 from pytest_modelhealth.rendering.charts.values import histograms
-from pytest_modelhealth.rendering.notation import in_bytes, plural, printable
 from pytest_modelhealth.rendering.document import templates
+from pytest_modelhealth.rendering.notation import in_bytes, plural, printable
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
