@@ -20,9 +20,7 @@ from torch import Tensor, nn
 
 from pytest_modelhealth.capture import Request, find_engine
 from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.capture.step.bare import (
-    copied,
-)
+from pytest_modelhealth.capture.step.bare import copied
 from pytest_modelhealth.capture.step.batch import copied_batch
 from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.progress import track
@@ -120,12 +118,11 @@ class Calibration:
             layer, role, tensor = name
             records = [one.layers[layer] for one in self._perturbed if layer in one.layers]
             rivals = [record.tensors(role).get(tensor) for record in records]
-            noise[name] = {
-                one: max(
-                    (_distance(statistics, r, one) for r in rivals if r is not None), default=0.0
-                )
-                for one in STATISTICS
-            }
+            noise[name] = {}
+            for one in STATISTICS:
+                value = float(getattr(statistics, one))
+                moved = [abs(value - float(getattr(r, one))) for r in rivals if r is not None]
+                noise[name][one] = max(filter(math.isfinite, moved), default=0.0)
         return noise
 
 
@@ -134,11 +131,6 @@ def _tensors(observation: Observation) -> Iterator[tuple[TensorName, TensorStati
         for role in ROLES:
             for tensor, statistics in record.tensors(role).items():
                 yield (layer, role, tensor), statistics
-
-
-def _distance(a: TensorStatistics, b: TensorStatistics, statistic: str) -> float:
-    distance = abs(float(getattr(a, statistic)) - float(getattr(b, statistic)))
-    return distance if math.isfinite(distance) else 0.0
 
 
 def coarsest_epsilon(observation: Observation) -> float:

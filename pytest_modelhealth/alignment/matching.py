@@ -140,8 +140,12 @@ def _match(a: _Side, b: _Side) -> None:
     same = [n for n in a.leaves if n in b.place and _is_same(a, b, n)]
     rising = _rising([p for n in same if _fits(p := (a.place[n], b.place[n]), backbone)])
     _add(a, b, ((a.leaves[i], b.leaves[j]) for i, j in rising))
-    for left, right in list(_gaps(a, b, sorted([*backbone, *rising]))):
+    i = j = 0  # what is not matched yet between each two neighbours
+    for next_i, next_j in [*sorted([*backbone, *rising]), (len(a.leaves), len(b.leaves))]:
+        left = [a.layers[name] for name in a.free(a.leaves[i:next_i])]
+        right = [b.layers[name] for name in b.free(b.leaves[j:next_j])]
         _add(a, b, _aligned_sequences(left, right))
+        i, j = next_i + 1, next_j + 1
     _add(a, b, _named(a, b, [name for name in a.leaves if name in b.place]))  # in any order
     _add_values(a, b, a.leaves, b.leaves)
     _add(a, b, _named(a, b, idle))
@@ -244,19 +248,6 @@ def _fits(pair: tuple[int, int], backbone: Places) -> bool:
     place = bisect_left(backbone, pair)
     after_previous = place == 0 or backbone[place - 1][1] < pair[1]
     return after_previous and (place == len(backbone) or pair[1] < backbone[place][1])
-
-
-def _gaps(
-    a: _Side, b: _Side, backbone: Places
-) -> Iterator[tuple[list[LayerRecord], list[LayerRecord]]]:
-    """Yield what is not matched yet between each two neighbours of the backbone."""
-    i = j = 0
-    for next_i, next_j in [*backbone, (len(a.leaves), len(b.leaves))]:
-        left = [a.layers[name] for name in a.free(a.leaves[i:next_i])]
-        right = [b.layers[name] for name in b.free(b.leaves[j:next_j])]
-        if left and right:
-            yield left, right
-        i, j = next_i + 1, next_j + 1
 
 
 def _aligned_sequences(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from pytest_modelhealth.alignment.causes import MOST_CALLS, Cause, Causes, retyped
 from pytest_modelhealth.alignment.result import Change, Pair, kind
@@ -29,45 +28,40 @@ _NO_SETTING = (
 _NO_HINT = "its settings or its forward?"
 
 
-@dataclass(frozen=True)
 class Search:
-    """The search for where two models first differ, and for the words to say it."""
+    """The search for where two models first differ, and for the words to say it.
 
-    runs: TwoRuns  # both runs
-    # the parameters and buffers of each layer of the reference whose values differ
-    changed: Mapping[str, Changed]
-    # what became of each tensor, in order of appearance in the reference
-    results: Sequence[TensorResult]
-    # whether the runs are what snapshots keep of them: statistics, merged over calls, of models
-    # that are not here. Layers go by their names in the later one
-    of_snapshots: bool = False
+    Args:
+        runs: both runs.
+        changed: the parameters and buffers of each layer of the reference whose values differ.
+        results: what became of each tensor, in order of appearance in the reference.
+        of_snapshots: whether the runs are what snapshots keep of them: statistics, merged over
+            calls, of models that are not here. Layers go by their names in the later one.
+    """
 
-    @property
-    def a(self) -> Trace:
-        """The reference's run."""
-        return self.runs.a
-
-    @property
-    def b(self) -> Trace:
-        """The candidate's run."""
-        return self.runs.b
-
-    @cached_property
-    def causes(self) -> Causes:
-        """What became of calls and ties."""
-        return Causes(self.runs.alignment)
-
-    @cached_property
-    def diverged(self) -> list[TensorResult]:
-        """The tensors that diverged."""
-        return [result for result in self.results if result.diverged]
+    def __init__(
+        self,
+        runs: TwoRuns,
+        changed: Mapping[str, Changed],
+        results: Sequence[TensorResult],
+        *,
+        of_snapshots: bool = False,
+    ) -> None:
+        self.runs, self.a, self.b, self.changed = runs, runs.a, runs.b, changed
+        self.results, self.of_snapshots = results, of_snapshots
+        self.causes = Causes(runs.alignment)
+        self.diverged = [result for result in results if result.diverged]
 
     def first_divergence(self) -> Divergence | None:
         """Return where the two first differ: forward, in what a step leaves behind, or backward."""
         forward = next((one for one in self.diverged if one.key.role in FORWARD), None)
-        weights = self._other_weights()
-        if weights is not None and not (forward and self._moment(forward) < self._moment(weights)):
-            return self._weights(weights)
+        for one in self.results:
+            # what a batch does not show, another will: weights are not rounded, they are given
+            pair = self._pair(one.key.layer) if one.key.role == "activations" else None
+            if pair is not None and self.changed[pair.reference or ""].parameters:
+                if forward is None or self._moment(forward) >= self._moment(one):
+                    return self._weights(one)
+                break
         if forward is not None:
             return self.begun_by(forward)
         a, b = self.a, self.b
@@ -81,17 +75,6 @@ class Search:
         kept = next((one for one in self.diverged if one.key.role == "buffers"), None)
         first = kept or next(iter(self.diverged), None)
         return None if first is None else self.begun_by(first)
-
-    def _other_weights(self) -> TensorResult | None:
-        """Return the first output of a layer whose parameters differ, whether or not it diverged.
-
-        What a batch does not show, another will: weights are not rounded, they are given.
-        """
-        for result in self.results:
-            pair = self._pair(result.key.layer) if result.key.role == "activations" else None
-            if pair is not None and self.changed[pair.reference or ""].parameters:
-                return result
-        return None
 
     def begun_by(self, first: TensorResult) -> Divergence:
         """Return the divergence that began with a tensor, where all before it is right."""
@@ -234,7 +217,13 @@ class Search:
     def _gradient(self, first: TensorResult) -> Divergence:
         name = first.key.layer
         around = self._pair_or_stand_in(self._with_code(parent(name)))
-        takers = [taker for taker in self._takers(name) if not self._runs_others(taker)]
+        entries = self.a.entries
+        given = {entries[key].slot for key in self.a.of_role[name, "activations"]}
+        takers = [
+            key.layer
+            for key, entry in entries.items()
+            if key.role == "inputs" and entry.slot in given and not self._runs_others(key.layer)
+        ]
         story = (
             f"forward is right; the gradient that reaches the output of {self._label(name)} is not"
         )
@@ -383,7 +372,7 @@ class Search:
         """
         a, b, good = self.a, self.b, self._right_before(first)
         ours = self._moment(good[-1]) if good else -1, self._moment(first)
-        theirs = max(map(self._moment_there, good), default=-1), self._moment_there(first)
+        theirs = self._moment_there(*good), self._moment_there(first)
         called = [
             change
             for change in self.causes.calls
@@ -400,20 +389,16 @@ class Search:
         lost = [p for p in free if p.candidate is None and _ran(a, p.name, ours)]
         return added, lost, sorted(called, key=lambda change: not change.more)
 
-    def _takers(self, layer: str) -> Iterator[str]:
-        """Yield the layers that take an output of a layer of the reference as it is."""
-        entries = self.a.entries
-        given = {entries[key].slot for key in self.a.of_role[layer, "activations"]}
-        return (k.layer for k, e in entries.items() if k.role == "inputs" and e.slot in given)
-
     def _moment(self, result: TensorResult) -> int:
         """Return when a tensor appeared in the reference."""
         return self.a.entries[result.key].moment
 
-    def _moment_there(self, result: TensorResult) -> int:
-        """Return when the counterpart of a tensor appeared in the candidate."""
-        there = self.b.entries
-        return max((there[key].moment for key in result.link.candidate if key in there), default=-1)
+    def _moment_there(self, *results: TensorResult) -> int:
+        """Return when the last counterpart of these tensors appeared in the candidate."""
+        keys = (key for result in results for key in result.link.candidate)
+        return max(
+            (self.b.entries[key].moment for key in keys if key in self.b.entries), default=-1
+        )
 
 
 def _joined(*phrases: str) -> str:

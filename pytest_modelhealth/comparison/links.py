@@ -57,8 +57,12 @@ def link(runs: TwoRuns, given: Set[str], merged: Container[str]) -> list[Link]:
     """
     a, b, alignment = runs.a, runs.b, runs.alignment
     links = [Link(key, (key,)) for key in a.of_role["", "outputs"] if key in b.entries]
-    links += _of_calls(runs)
     told = {layer for layer, _ in alignment.calls}
+    for (ours, number), (theirs, other) in alignment.calls.items():
+        for role in ("inputs", "activations"):  # which call a gradient came to is not known
+            left, right = a.of_role[ours, role], b.of_role[theirs, role]
+            if (len(left), len(right)) == (a.layers[ours].calls, b.layers[theirs].calls):
+                links.append(Link(left[number], (right[other],)))
     for pair, x, y in alignment.aligned:
         if pair.is_folded:
             continue  # what it gave, the layer that it is folded into gives
@@ -81,19 +85,6 @@ def link(runs: TwoRuns, given: Set[str], merged: Container[str]) -> list[Link]:
         and (b.observation.backward or one.reference.role not in BACKWARD)
     )
     return sorted(kept, key=lambda one: a.entries[one.reference].moment)
-
-
-def _of_calls(runs: TwoRuns) -> Iterator[Link]:
-    """Yield what layers that are not called equally often take and give, call by call.
-
-    Of the gradients it is not known which call they came to.
-    """
-    a, b = runs.a, runs.b
-    for (ours, number), (theirs, other) in runs.alignment.calls.items():
-        for role in ("inputs", "activations"):
-            left, right = a.of_role[ours, role], b.of_role[theirs, role]
-            if (len(left), len(right)) == (a.layers[ours].calls, b.layers[theirs].calls):
-                yield Link(left[number], (right[other],))
 
 
 def _flowing(pair: Pair, ours: str, theirs: str, runs: TwoRuns) -> Iterator[Link]:

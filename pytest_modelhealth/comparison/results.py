@@ -109,12 +109,6 @@ class TensorResult:
         ratios = [e / s if s else math.inf for e, s in zip(self.error, scale, strict=True)]
         return ratios[0] if self.measured_by == "quantised" else max(ratios)
 
-    def take_noise(self, expected: Tensor, seen: Tensor, by: str) -> None:
-        """Take the noise of a further run."""
-        norm, largest = gap(expected, seen)
-        self.moved = max(self.moved[0], norm), max(self.moved[1], largest)
-        self.measured_by = by if self.measured_by == "floor" else self.measured_by
-
 
 @dataclass
 class Judge:
@@ -203,25 +197,6 @@ class Judge:
         by, epsilon = "perturbed", max(self.epsilons)
         if self.steps is not None:
             made, by, epsilon = partial(rounded, weights=self.steps), "quantised", self.epsilons[0]
-        for seed in track(range(RUNS), "running the reference perturbed"):
-            first = next((one for one in results if one.ratio > self.factor), None)
-            if first is None or (seed and first.ratio > SETTLED * self.factor):
-                return
-            copy = partial(made, epsilon=epsilon, seed=seed)
-            if not self._run("the noise could not be measured", results, copy, by):
-                return
-
-    def _run(
-        self,
-        what: str,
-        results: list[TensorResult],
-        made: Callable[[Request], Request],
-        by: str,
-    ) -> bool:
-        """Tell each result how far a run of copies of model and batch moves its tensor.
-
-        The copy is not the user's model: what it raises or warns of is not for them, but a note.
-        """
         by_key: dict[Key, list[TensorResult]] = defaultdict(list)
         for one in results:
             by_key[one.key].append(one)
@@ -231,18 +206,25 @@ class Judge:
             for one in by_key.get(key, ()):
                 expected = self.runs.store[self.runs.a.entries[key].slot]
                 if seen.shape == expected.shape:
-                    one.take_noise(expected, seen, by)
+                    norm, largest = gap(expected, seen)
+                    one.moved = max(one.moved[0], norm), max(one.moved[1], largest)
+                    one.measured_by = by
 
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                request = replace(made(self.request), visitor=Watcher(beside))
-                failure = next(iter(observed(request).errors), "")
-        except Exception as error:  # noqa: BLE001 - a copy in another precision may fail anyhow
-            failure = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        if failure:
-            self.notes.append(f"{what}: {failure}")
-        return not failure
+        for seed in track(range(RUNS), "running the reference perturbed"):
+            first = next((one for one in results if one.ratio > self.factor), None)
+            if first is None or (seed and first.ratio > SETTLED * self.factor):
+                return
+            try:  # the copy is not the user's: what it raises or warns of is a note
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    request = made(self.request, epsilon=epsilon, seed=seed)
+                    request = replace(request, visitor=Watcher(beside))
+                    failure = next(iter(observed(request).errors), "")
+            except Exception as error:  # noqa: BLE001 - in another precision it may fail anyhow
+                failure = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            if failure:
+                self.notes.append(f"the noise could not be measured: {failure}")
+                return
 
 
 def without_effect(results: Iterable[TensorResult]) -> list[TensorResult]:

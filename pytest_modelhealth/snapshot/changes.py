@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 
 import torch
 
@@ -13,7 +14,6 @@ from pytest_modelhealth.alignment.matching import align
 from pytest_modelhealth.alignment.result import Alignment, Change, Pair
 from pytest_modelhealth.capture.observing.tensors import TensorStore
 from pytest_modelhealth.comparison.trace import KeptTensor, Key, Trace, TwoRuns
-from pytest_modelhealth.report import LayerRecord
 from pytest_modelhealth.snapshot.snapshot import Snapshot
 from pytest_modelhealth.tolerance import TensorName
 
@@ -64,7 +64,14 @@ class SnapshotPair:
     @cached_property
     def of_one_form(self) -> bool:
         """Whether all but the numbers is the same, so that each layer is the one of its name."""
-        old, new = (list(map(_form, side.layers.values())) for side in (self.old, self.new))
+        form = attrgetter("name", "type_name", "status", "calls", "tied")
+        old, new = (
+            [
+                (form(one), [p.shape for p in one.parameters.values()])
+                for one in side.layers.values()
+            ]
+            for side in (self.old, self.new)
+        )
         return old == new and all(
             list(self.old.tensors[name]) == list(self.new.tensors[name]) for name in self.old.layers
         )
@@ -76,9 +83,19 @@ class SnapshotPair:
 
     @cached_property
     def runs(self) -> TwoRuns:
-        """Both as runs."""
-        a, b = map(_trace, (self.old, self.new))
-        return TwoRuns(a, b, self.alignment, ({}, {}), TensorStore(0))
+        """Both as runs that show their tensors from causes to effects."""
+        traces = []
+        for side in (self.old, self.new):
+            shapes: dict[Key, tuple[tuple[int, ...], torch.dtype]] = {}
+            for layer, record in side.layers.items():
+                for (_, role, own), seen in side.tensors[layer].items():
+                    times = max(record.calls, 1) if role in ("inputs", "activations") else 1
+                    dtype = getattr(torch, seen.dtype, torch.float32)
+                    shapes |= {Key(layer, role, own, n): (seen.shape, dtype) for n in range(times)}
+            keys = sorted(shapes, key=lambda key: stage(key.role, key.layer, side.place))
+            entries = {key: KeptTensor(at, at, *shapes[key]) for at, key in enumerate(keys)}
+            traces.append(Trace(side.observation, entries, ""))
+        return TwoRuns(traces[0], traces[1], self.alignment, ({}, {}), TensorStore(0))
 
     @cached_property
     def causes(self) -> Causes:
@@ -144,9 +161,7 @@ class SnapshotPair:
 
     def _have_parameters(self, side: int) -> bool:
         """Whether parameters are on one side only, which may have taken the place of others."""
-        return any(
-            role == "parameters" for keys in self._only[side].values() for _, role, _ in keys
-        )
+        return any(key[1] == "parameters" for keys in self._only[side].values() for key in keys)
 
     def _on_one_side(self, pair: Pair) -> LayerChange:
         is_new, name = pair.reference is None, pair.name
@@ -220,24 +235,6 @@ class SnapshotPair:
         if role == "buffers":
             return not own.startswith(("running_", "num_batches"))
         return all(lost != "parameter_gradients" for _, lost, _ in self._only[0][reference])
-
-
-def _form(record: LayerRecord) -> tuple[object, ...]:
-    shapes = [parameter.shape for parameter in record.parameters.values()]
-    return record.name, record.type_name, record.status, record.calls, record.tied, shapes
-
-
-def _trace(snapshot: Snapshot) -> Trace:
-    """Return a snapshot as a run that shows its tensors from causes to effects."""
-    shapes: dict[Key, tuple[tuple[int, ...], torch.dtype]] = {}
-    for layer, record in snapshot.layers.items():
-        for (_, role, own), seen in snapshot.tensors[layer].items():
-            times = max(record.calls, 1) if role in ("inputs", "activations") else 1
-            dtype = getattr(torch, seen.dtype, torch.float32)
-            shapes |= {Key(layer, role, own, n): (seen.shape, dtype) for n in range(times)}
-    keys = sorted(shapes, key=lambda key: stage(key.role, key.layer, snapshot.place))
-    entries = {key: KeptTensor(moment, moment, *shapes[key]) for moment, key in enumerate(keys)}
-    return Trace(snapshot.observation, entries, "")
 
 
 def phrases(changes: Iterable[LayerChange]) -> list[str]:

@@ -58,16 +58,14 @@ def detect_drift(before: Snapshot, now: Snapshot) -> DriftReport:
         and (one.formal or (one.role == "inputs" and one.layer not in {"", *others}))
     ]  # fmt: skip
     drifts = [drift for drift in drifts if drift not in forms]
-    changes = (*pair.changes(), *map(_as_change, forms))
+    changes = [*pair.changes()]
+    for one in forms:
+        seen = f"{one.statistic} {one.before}, now {one.now}"
+        rest = f": its {one.role} are another thing ({seen}), not compared"
+        changes.append(LayerChange("changed", one.label, rest, one.layer))
     story, told = _story(pair, found, drifts) if drifts else ("", frozenset[str]())
     remarks = tuple(_remarks(pair, drifts, tolerances))
-    return DriftReport(pair, tuple(drifts), changes, kept, story, told, remarks)
-
-
-def _as_change(drift: Drift) -> LayerChange:
-    seen = f"{drift.statistic} {drift.before}, now {drift.now}"
-    rest = f": its {drift.role} are another thing ({seen}), not compared"
-    return LayerChange("changed", drift.label, rest, drift.layer)
+    return DriftReport(pair, tuple(drifts), tuple(changes), kept, story, told, remarks)
 
 
 def _story(

@@ -12,7 +12,6 @@ square of the tensor, or the value itself where that is larger.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from pytest_modelhealth.report import Noises
@@ -167,12 +166,11 @@ class Tolerances:
         found = {}
         for layer in self._layers:
             for name, tensor in self._snapshot.tensors[layer].items():
-                moved = {} if is_given(name) else measured.get(name, {})
-                kept = {
-                    one: multiple
-                    for one in REAL
-                    if (multiple := _multiple(tensor, one, moved, self._usual(name, tensor, one)))
-                }
+                moved, kept = {} if is_given(name) else measured.get(name, {}), {}
+                for one in REAL:
+                    noise, usual = moved.get(one, 0.0), self._usual(name, tensor, one)
+                    if usual and (noise > usual or (noise and not getattr(tensor, one))):
+                        kept[one] = coarse(noise / usual)
                 if judges_zeros(name) and moved.get("zero_fraction", 0.0) > KEPT_FRACTION:
                     kept["zero_fraction"] = moved["zero_fraction"]
                 if kept:
@@ -191,14 +189,6 @@ def judges_zeros(name: TensorName) -> bool:
     and a zero that matters shows among the activations or moves the other statistics.
     """
     return name[1] not in GRADIENTS and is_judged_whole(name)
-
-
-def _multiple(
-    tensor: TensorStatistics, statistic: str, moved: Mapping[str, float], usual: float
-) -> float:
-    noise = moved.get(statistic, 0.0)
-    is_kept = usual and (noise > usual or (noise and not getattr(tensor, statistic)))
-    return coarse(noise / usual) if is_kept else 0.0
 
 
 def coarse(times: float) -> float:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from corpus.models.recorded import Bare, Tower, Wrapped
 from pytest_modelhealth import HealthReport, Inspector
-from pytest_modelhealth.report import LayerRecord
 from pytest_modelhealth.rendering.drift import explain
+from pytest_modelhealth.report import LayerRecord
 from pytest_modelhealth.snapshot.changes import phrases
 from pytest_modelhealth.snapshot.detection import detect_drift
 from pytest_modelhealth.snapshot.drift import DriftReport, note
