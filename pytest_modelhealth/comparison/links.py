@@ -58,11 +58,13 @@ def link(runs: TwoRuns, given: Set[str], merged: Container[str]) -> list[Link]:
     a, b, alignment = runs.a, runs.b, runs.alignment
     links = [Link(key, (key,)) for key in a.of_role["", "outputs"] if key in b.entries]
     told = {layer for layer, _ in alignment.calls}
-    for (ours, number), (theirs, other) in alignment.calls.items():
-        for role in ("inputs", "activations"):  # which call a gradient came to is not known
-            left, right = a.of_role[ours, role], b.of_role[theirs, role]
-            if (len(left), len(right)) == (a.layers[ours].calls, b.layers[theirs].calls):
-                links.append(Link(left[number], (right[other],)))
+    links += [
+        Link(left[number], (right[other],))
+        for (ours, number), (theirs, other) in alignment.calls.items()
+        for role in ("inputs", "activations")  # which call a gradient came to is not known
+        for left, right in [(a.of_role[ours, role], b.of_role[theirs, role])]
+        if (len(left), len(right)) == (a.layers[ours].calls, b.layers[theirs].calls)
+    ]
     for pair, x, y in alignment.aligned:
         if pair.is_folded:
             continue  # what it gave, the layer that it is folded into gives

@@ -111,7 +111,7 @@ def _document(comparison: Comparison) -> Document:
         facts=[*_remarks(comparison)],
         columns=[Column(title, is_text=title in ("layer", "is now")) for title in titles],
         rows=rows,
-        narrowest=((0, 32), (1, 20), (0, 16), (1, 8)),
+        narrowest=((0, 32), (1, 20), (0, 10), (1, 6)),
         names=0,
         marks=True,
     )

@@ -79,11 +79,12 @@ class Document:
         """Return it for a terminal.
 
         Args:
-            width: characters that the table may take; `None` asks the terminal, and takes 60 at
-                least and 100 at most.
+            width: characters of a line; `None` asks the terminal, of which pytest takes four, and
+                takes 56 at least and 100 at most.
             lines: rows are left out above so many.
         """
-        width = width or min(max(shutil.get_terminal_size((WIDTH, LINES)).columns, 60), WIDTH)
+        columns = shutil.get_terminal_size((WIDTH + 4, LINES)).columns
+        width = width or min(max(columns - 4, 56), WIDTH)
         above = [self.headline, *_folded(self.facts, width)]
         below = [*_folded(self.below, width)]
         code = ["", *_folded(self.code, width)] if self.code else []
@@ -104,20 +105,25 @@ class Document:
     def _table(self, width: int, most: int) -> Iterator[str]:
         """Yield the rows as lines, with their notes below; a column of marks stands first."""
         rows, rest = self._shown(most)
-        shift, first = int(self.marks), 1 - int(self.marks)
-        cells = [["", *(column.title for column in self.columns)][first:]]
-        cells += [[row.mark, *row.cells][first:] for row in rows]
+        room, shift = width - len(self.indent), int(self.marks)
+        titles = [column.title for column in self.columns]
         texts = [number + shift for number, column in enumerate(self.columns) if column.is_text]
-        head, *body = table(
-            cells,
+        lines = table(
+            [["", *titles][1 - shift :], *([row.mark, *row.cells][1 - shift :] for row in rows)],
             [*range(shift), *texts],
-            width=width - len(self.indent),
+            width=room,
             narrowest=[(column + shift, least) for column, least in self.narrowest],
             names=None if self.names is None else self.names + shift,
             folds=width < WIDTH,
         )
-        for row, aligned in zip([Row(()), *rows], [head, *body], strict=True):
-            yield from (f"{self.indent}{line}" for line in aligned.split("\n"))
+        if width < WIDTH and max(map(len, "\n".join(lines).split("\n"))) > room:  # no table then
+            for at, row in enumerate(rows, start=1):
+                cells = (f"{t} {c}" for t, c in zip(titles[1:], row.cells[1:], strict=True) if c)
+                told = f"{row.mark} {row.cells[0]}: {', '.join(cells)}".lstrip()
+                lines[at] = "\n".join(_folded([told], room))
+            del lines[0]
+        for row, block in zip([Row(())] * (len(lines) - len(rows)) + rows, lines, strict=True):
+            yield from (f"{self.indent}{line}" for line in block.split("\n"))
             notes = (f"    {'warning: ' * n.warns}{n.check}: {n.text}" for n in row.notes)
             yield from (f"{self.indent}{line}" for line in _folded(notes, width))
         yield from rest
@@ -160,13 +166,23 @@ class Document:
 
 
 def _folded(lines: Iterable[str], width: int) -> Iterator[str]:
-    """Yield lines, in a narrow terminal of at most `width`, at the depth of what a label names."""
+    """Yield lines, in a narrow terminal of at most `width`, at the depth of what a label names.
+
+    No word is broken. A call may be broken in its brackets, so that it can still be pasted.
+    """
     for line in lines:
         text = line.lstrip(" ")
         indent = line[: len(line) - len(text)]
         hanging = indent + " " * (14 if re.fullmatch(r"[\w ]+: *", text[:14]) else 2)
-        wrapped = textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=hanging)
-        yield from wrapped if len(line) > width < WIDTH else [line]
+        wrapped = textwrap.wrap(
+            _OPENED.sub("( ", text), width, initial_indent=indent, subsequent_indent=hanging,
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+        folded = (re.sub(r"\( (?=\"|\w+=)", "(", part) for part in wrapped)
+        yield from folded if len(line) > width < WIDTH else [line]
+
+
+_OPENED = re.compile(r"\((?=\"|\w+=)")
 
 
 def _items(lines: Iterable[str]) -> str:

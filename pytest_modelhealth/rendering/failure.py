@@ -33,8 +33,7 @@ def render(report: HealthReport, *, width: int | None = None) -> str:
 
     Args:
         report: the report.
-        width: characters that a line may take; `None` asks the terminal, and takes 60 at least and
-            100 at most.
+        width: characters of a line; `None` asks the terminal.
     """
     worst = next(iter(report.violations), None)
     notes = few(remarks(report, briefly=worst is not None), MAX_REMARKS, "more note")

@@ -163,6 +163,9 @@ def table(
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     excess = 0 if width is None else sum(widths) + 2 * (len(widths) - 1) - width
     for column, least in narrowest:
+        if folds and column != names:
+            words = (re.split(r"(?<=[ _./])", row[column]) for row in rows)
+            least = max(least, *(len(word.rstrip()) for own in words for word in own))
         cut = max(0, min(excess, widths[column] - least))
         widths[column] -= cut
         excess -= cut
