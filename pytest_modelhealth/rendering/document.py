@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -163,6 +164,13 @@ class Document:
             fence = "`" * max(3, _longest_run(code) + 1)
             parts.append(f"{fence}text\n{code}\n{fence}")
         return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def fitting(parts: Iterable[str], most_bytes: int) -> list[str]:
+    """Return the first parts that fit into so many bytes of UTF-8."""
+    sized = ((part, len(part.encode())) for part in parts)
+    summed = accumulate(sized, lambda sum_, one: (one[0], sum_[1] + one[1]))
+    return [part for part, size in takewhile(lambda one: one[1] <= most_bytes, summed)]
 
 
 def _folded(lines: Iterable[str], width: int) -> Iterator[str]:

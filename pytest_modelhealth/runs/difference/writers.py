@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
-from pytest_modelhealth.rendering.document import Document, Row
+from pytest_modelhealth.rendering.document import Document, Row, fitting
 from pytest_modelhealth.rendering.notation import Column, plural, printable, shorten, some
 from pytest_modelhealth.runs.difference.result import Change, Difference, Grade, TestDifference
 
@@ -32,18 +32,11 @@ def render(difference: Difference, name: str) -> str:
     if name == "terminal":
         return "\n\n".join(document.text(width=_WIDTH) for document in documents) + "\n"
     text, *sections = (document.markdown() for document in documents)
-    folded: list[str] = []
-    room = _MOST_CHARACTERS - len(text)
-    for index, section in enumerate(sections):
-        room -= len(section) + 1
-        if room < 0:
-            rest = plural(len(sections) - index, "more test")
-            folded.append(f"{rest}: see the output of `--format terminal`.\n")
-            break
-        if not folded and len(text) < _UNFOLDED:
-            text += f"\n{section}"
-        else:
-            folded.append(section)
+    folded = fitting(sections, _MOST_CHARACTERS - len(text))
+    rest = plural(len(sections) - len(folded), "more test")
+    folded += [f"{rest}: see the output of `--format terminal`.\n"] * (len(folded) < len(sections))
+    while folded and len(text) < _UNFOLDED:
+        text += f"\n{folded.pop(0)}"
     if folded:
         body = "\n".join(folded)
         text += f"\n<details><summary>the other changes</summary>\n\n{body}\n</details>\n"
