@@ -9,6 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from pytest_modelhealth.alignment.result import containers
 from pytest_modelhealth.rendering.charts import svg
 from pytest_modelhealth.rendering.charts.course import course
 from pytest_modelhealth.rendering.charts.flow import flow
@@ -119,11 +120,11 @@ def _evidence(result: Mapping[str, Any]) -> Markup:
 
 def _memory(result: Mapping[str, Any], anchor: str) -> dict[str, Any]:
     """Return what each layer holds, the largest first; a container gives out what others made."""
-    containers = svg.containers_of(result["layers"])
+    holders = containers(layer["name"] for layer in result["layers"])
     rows = []
     for layer in result["layers"]:
         sizes = [layer[key] for key in _SIZES.values()]
-        if layer["name"] in containers:
+        if layer["name"] in holders:
             sizes[1] = None
         rows.append((sum(filter(None, sizes)), layer, sizes))
     rows.sort(key=lambda row: -row[0])
