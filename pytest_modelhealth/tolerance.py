@@ -78,13 +78,7 @@ class Calibration:
         self._failed = False
 
     def add(self, request: Request, base: Observation, run: Run = observed) -> None:
-        """Run the copies for one batch; a model that cannot be copied has no noise.
-
-        Args:
-            request: what was asked.
-            base: what was seen.
-            run: runs a request as that was run.
-        """
+        """Run copies for one batch as it was run; a model that cannot be copied has no noise."""
         if self._failed:
             return
         epsilon = coarsest_epsilon(base)

@@ -41,13 +41,7 @@ MOST_CELLS = 250_000
 
 
 def align(reference: Layers, candidate: Layers, *, is_blind: bool = False) -> Alignment:
-    """Return which layer of `candidate` is which of `reference`.
-
-    Args:
-        reference: layers by name.
-        candidate: likewise.
-        is_blind: whether nothing inside the candidate was seen.
-    """
+    """Return which layer of `candidate` is which; a blind run shows nothing inside of it."""
     a, b = _Side(reference), _Side(candidate)
     if a.structure == b.structure:
         a.taken = b.taken = {name: name for name in reference}

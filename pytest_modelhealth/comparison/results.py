@@ -237,9 +237,6 @@ def without_effect(results: Iterable[TensorResult]) -> list[TensorResult]:
     - A gradient that was not seen at a layer without parameters, where the next one agrees.
     - The gradient of what a layer with others in it returns, where all other gradients agree. A
       tensor that is returned and read inside has both ways in its gradient, a copy of it one.
-
-    Args:
-        results: what became of each tensor, in order of appearance.
     """
     results = list(results)
     found = set(_inputs_without_effect(results))

@@ -102,11 +102,7 @@ class TwoRuns:
 
 
 class Watcher:
-    """A visitor that names each tensor and hands it on.
-
-    Args:
-        take: is given each tensor; it may raise an `UnsupportedTensorError`.
-    """
+    """A visitor that names each tensor and hands it on; `take` may raise what is unsupported."""
 
     def __init__(self, take: Callable[[Key, Tensor], None]) -> None:
         self._take = take

@@ -29,12 +29,7 @@ _FEW = 2
 
 
 def render(report: HealthReport, *, width: int | None = None) -> str:
-    """Return a screenful; its first line is verdict and worst layer.
-
-    Args:
-        report: the report.
-        width: characters of a line; `None` asks the terminal.
-    """
+    """Return a screenful, as wide as the terminal; its first line is verdict and worst layer."""
     worst = next(iter(report.violations), None)
     notes = few(remarks(report, briefly=worst is not None), MAX_REMARKS, "more note")
     notes = [shorten(note, WIDTH) for note in notes]

@@ -51,13 +51,7 @@ _NOT_ASKED = (
 def summarised(
     report: HealthReport, depth: int | None = None, max_rows: int | None = MAX_ROWS
 ) -> ModelSummary:
-    """Return the summary of a report.
-
-    Args:
-        report: the report.
-        depth: show layers in at most so many others.
-        max_rows: show at most so many lines.
-    """
+    """Return the summary of a report, shown with layers in at most `depth` others."""
     seen, layers, costs = report.observation, rows(report), report.observation.costs
     run = [plural(seen.samples, "sample")] if seen.samples else []
     run += [f"{seen.batches:,} batches"] if seen.batches != 1 else []

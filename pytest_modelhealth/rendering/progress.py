@@ -34,12 +34,7 @@ def shown(history: History) -> npt.NDArray[np.bool_]:
 
 
 def headline(history: History, worst: Event | None = None) -> str:
-    """Return one line: how many steps, the loss from where to where, the worst layer.
-
-    Args:
-        history: the watched steps.
-        worst: the gravest thing that rules object to.
-    """
+    """Return one line: how many steps, the loss from where to where, the worst layer."""
     if not len(history):
         return f"training of {printable(history.model_type)}: no step was watched yet"
     steps, loss = history.steps, history.loss

@@ -30,13 +30,7 @@ may be either: a batch norm's follow earlier layers."""
 
 
 def stage(role: str, layer: str, place: Mapping[str, int]) -> tuple[int, int, int]:
-    """Return a key that sorts the tensors of a run from causes to effects.
-
-    Args:
-        role: of the tensor.
-        layer: of the tensor.
-        place: place of each layer in the order in which they returned.
-    """
+    """Return a key that sorts tensors from causes to effects, by the order of returning layers."""
     position = place.get(layer, -1)
     stages = range(1, len(_STAGES)) if role == "inputs" and layer else range(5)
     at = next(i for i in stages if role in _STAGES[i])

@@ -35,12 +35,7 @@ _COLUMNS = {**EXACT, **{name: name for name in REAL}, "zero_fraction": "zeros"}
 
 
 def detect_drift(before: Snapshot, now: Snapshot) -> DriftReport:
-    """Return what separates two snapshots.
-
-    Args:
-        before: the baseline; its noise or scale sets the tolerances.
-        now: what is compared with it.
-    """
+    """Return what separates two snapshots; the noise or scale of `before` sets the tolerances."""
     pair, tolerances = SnapshotPair(before, now), Tolerances(before, now.epsilon)
     found = {name: _tensor_drift(pair, tolerances, *name) for name in pair.tensors()}
     loss = _loss_drift(tolerances, before.observation.loss, now.observation.loss)

@@ -23,12 +23,7 @@ def of_report(report: HealthReport, test: str = "-") -> Snapshot:
 
 
 def from_observation(observation: Observation, noise: Noises | None = None) -> Snapshot:
-    """Return what a snapshot keeps of a run.
-
-    Args:
-        observation: what a run saw.
-        noise: how far rounding moves each statistic; ``None`` where that was not measured.
-    """
+    """Return what a snapshot keeps of a run; `noise` is ``None`` where it was not measured."""
     records = sorted(
         observation.layers.values(),
         key=lambda one: math.inf if one.completed is None else one.completed,
@@ -76,12 +71,8 @@ def _profile(observation: Observation) -> str:
 def merge(old_text: str, now: Snapshot, path: str = "") -> str:
     """Return the text to write over that of a file.
 
-    Lines within their tolerance are kept, so that a diff shows what drifted and nothing else.
-
-    Args:
-        old_text: content of the file.
-        now: what is recorded.
-        path: the file, for messages.
+    Lines within their tolerance are kept, so that a diff shows what drifted and nothing else. The
+    path is for messages.
 
     Raises:
         ModelHealthError: something would be lost that another test, another device or a later
