@@ -72,18 +72,16 @@ def culprit_and_predecessor(report: HealthReport) -> Exhibit | None:
         named = report.layers.get(reference.layer)
         if named is not None and named is not culprit and named.tensors(role):
             return alone._replace(predecessor=named)
-    at = math.nan if culprit.entered is None else culprit.entered
-    called = [
-        (record.entered, record)
-        for record in leaves(report.observation)
-        if record.tensors(role) and record.entered is not None
-    ]
-    before = [pair for pair in called if pair[0] < at]
-    nearest = max(before, key=lambda pair: pair[0], default=None)
-    if role in ("gradients", "parameter_gradients"):
-        after = [(n, r) for n, r in called if n > at and not is_inside(r.name, culprit.name)]
-        nearest = min(after, key=lambda pair: pair[0], default=None)
-    return alone._replace(predecessor=nearest and nearest[1])
+    is_backward = role in ("gradients", "parameter_gradients")
+    nearest, at = math.inf, math.nan if culprit.entered is None else culprit.entered
+    for record in leaves(report.observation):
+        if record.entered is not None and record.tensors(role):
+            distance = record.entered - at if is_backward else at - record.entered
+            if 0 < distance < nearest and not (
+                is_backward and is_inside(record.name, culprit.name)
+            ):
+                nearest, alone = distance, alone._replace(predecessor=record)
+    return alone
 
 
 def render(report: HealthReport) -> str:
