@@ -11,21 +11,20 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 
 from torch import Tensor
 
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.comparison.links import BACKWARD, FLOWING, Link, missing_gradients
 from pytest_modelhealth.comparison.measures import Difference, equal_nans, gap, measure
-from pytest_modelhealth.comparison.rounding import EIGHT_BITS, Steps, rounded
+from pytest_modelhealth.comparison.rounding import EIGHT_BITS
 from pytest_modelhealth.comparison.trace import Key, Trace, TwoRuns, Watcher
 from pytest_modelhealth.progress import track
 from pytest_modelhealth.settings.setting import is_inside
 from pytest_modelhealth.statistics.dense import dense_values
-from pytest_modelhealth.tolerance import RUNS, floor, observed, perturbed
+from pytest_modelhealth.tolerance import RUNS, Steps, floor, observed, perturbed
 
 FACTOR = 10.0
 """How many times the natural noise a difference may be."""
@@ -193,10 +192,9 @@ class Judge:
 
     def _measure_noise(self, results: list[TensorResult]) -> None:
         """Measure the noise by further runs, until the first result is far beyond its limit."""
-        made: Callable[..., Request] = partial(perturbed, coarser=self.coarser)
         by, epsilon = "perturbed", max(self.epsilons)
         if self.steps is not None:
-            made, by, epsilon = partial(rounded, weights=self.steps), "quantised", self.epsilons[0]
+            by, epsilon = "quantised", self.epsilons[0]
         by_key: dict[Key, list[TensorResult]] = defaultdict(list)
         for one in results:
             by_key[one.key].append(one)
@@ -217,7 +215,7 @@ class Judge:
             try:  # the copy is not the user's: what it raises or warns of is a note
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    request = made(self.request, epsilon=epsilon, seed=seed)
+                    request = perturbed(self.request, epsilon, seed, self.coarser, self.steps)
                     request = replace(request, visitor=Watcher(beside))
                     failure = next(iter(observed(request).errors), "")
             except Exception as error:  # noqa: BLE001 - in another precision it may fail anyhow
