@@ -34,8 +34,7 @@ RUNS = 3
 STATISTICS = ("mean", "std", "min", "max", "zero_fraction")
 """The statistics whose noise is measured."""
 
-TensorName = tuple[str, str, str]
-"""Layer, role and own name of a tensor."""
+TensorName = tuple[str, str, str]  # layer, role and own name of a tensor
 
 
 def observed(request: Request) -> Observation:
@@ -167,14 +166,12 @@ def epsilon_of(dtype: str | torch.dtype) -> float:
     return 0.0
 
 
-TF32 = 2.0**-11
-"""Half the step of the inputs to a matrix product in TensorFloat-32."""
+TF32 = 2.0**-11  # half the step of the inputs to a matrix product in TensorFloat-32
 
 BFLOAT16 = 2.0**-8
 """The same of bfloat16, in which CPUs multiply where the precision is ``"medium"``."""
 
-QUANTISED = 2**-7
-"""The step of eight quantised bits, by the largest magnitude."""
+QUANTISED = 2**-7  # the step of eight quantised bits, by the largest magnitude
 
 
 def floor(epsilon: float, roundings: int) -> float:

@@ -14,8 +14,7 @@ from pytest_modelhealth.alignment.result import Alignment, Pair
 from pytest_modelhealth.report import LayerRecord, Status
 from pytest_modelhealth.settings.setting import dotted, is_inside
 
-MOST_CALLS = 3
-"""So many layers that are called more or less often are named in a story."""
+MOST_CALLS = 3  # so many layers that are called more or less often are named in a story
 
 
 @dataclass(frozen=True)
@@ -41,17 +40,13 @@ class Cause:
 
 
 class Causes:
-    """What became of calls and ties between two models.
-
-    Attributes:
-        phrases: what became of the calls of each aligned layer, by its name in the reference.
-    """
+    """What became of calls and ties between two models."""
 
     def __init__(self, alignment: Alignment) -> None:
         self._alignment = alignment
         ours = Counter(name for name, _ in alignment.calls)
         theirs = Counter(name for name, _ in alignment.calls.values())
-        self.phrases = {
+        self.phrases = {  # of the calls of each aligned layer, by its name in the reference
             x.name: _call_phrase(pair, x, y, y.calls - theirs[y.name] + ours[x.name])
             for pair, x, y in alignment.aligned
         }
@@ -119,7 +114,10 @@ def _broken(
             known = all(
                 n in one.parameters or n in one.tied for one, n in ((here, own), (there, name))
             )
-            if known and _full_name(here, own) != _full_name(there, name):
+            first = [  # the full name at the first layer that has it
+                one.tied.get(n, dotted(one.name, n)) for one, n in ((here, own), (there, name))
+            ]
+            if known and first[0] != first[1]:
                 phrase, inside = f"{verb} {dotted(owners.name, name)}", frozenset({pair.name})
                 yield Cause(pair, phrase, inside, parameter=own, owner=owners)
 
@@ -133,8 +131,3 @@ def called(before: int, now: int) -> str:
 def retyped(before: str, now: str) -> str:
     """Spell that a layer is of another type."""
     return f"it is a {now}, was a {before}"
-
-
-def _full_name(layer: LayerRecord, own: str) -> str:
-    """Return the full name of a parameter at the first layer that has it."""
-    return layer.tied.get(own, dotted(layer.name, own))

@@ -36,8 +36,7 @@ Layers = Mapping[str, LayerRecord]
 Places = Sequence[tuple[int, int]]
 """Pairs of places in the execution order of the reference and of the candidate."""
 
-MOST_CELLS = 250_000
-"""Up to this product of two lengths, sequences are aligned in full."""
+MOST_CELLS = 250_000  # up to this product of two lengths, sequences are aligned in full
 
 
 def align(reference: Layers, candidate: Layers, *, is_blind: bool = False) -> Alignment:
@@ -68,23 +67,14 @@ def align(reference: Layers, candidate: Layers, *, is_blind: bool = False) -> Al
 
 
 class _Side:
-    """One model's layers, sorted into what is aligned how.
-
-    Attributes:
-        layers: all of them, by name.
-        ordered: all of them in execution order; those never called come last.
-        leaves: names of the layers that compute something themselves, in execution order.
-        idle: names of layers that were never called and hold parameters.
-        held: names of the leaves and idle layers in each container, which is what they make it.
-        place: place of each leaf in execution order.
-        taken: counterpart of each layer that is matched.
-    """
+    """One model's layers, sorted into what is aligned how."""
 
     def __init__(self, layers: Layers) -> None:
         self.layers = layers
-        self.taken: dict[str, str] = {}
+        self.taken: dict[str, str] = {}  # counterpart of each layer that is matched
         holders = containers(layers)
         self.ordered = sorted(layers.values(), key=order)
+        # the leaves compute something themselves; idle layers hold parameters and were never called
         own = [one for one in self.ordered if one.name not in holders or one.parameters]
         self.leaves = [one.name for one in own if one.entered is not None]
         self.idle = [one.name for one in own if one.entered is None]

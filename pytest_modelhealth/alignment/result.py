@@ -15,13 +15,12 @@ from pytest_modelhealth.report import UNCALLED, LayerRecord, Status
 from pytest_modelhealth.settings.setting import ancestors
 from pytest_modelhealth.statistics import TensorStatistics
 
-MOST_PARTS = 8
-"""So many parts of a layer are named."""
+MOST_PARTS = 8  # so many parts of a layer are named
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:
     """Spell names in a row: ``a, b, c and 2 more``."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 

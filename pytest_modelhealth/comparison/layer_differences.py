@@ -21,8 +21,7 @@ from pytest_modelhealth.report.flow.graph import PRODUCTS, SAME, SUMS, Operation
 _PLAIN = (bool, int, float, str, type(None), torch.Size, torch.dtype)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 _UNTOLD = {"training", "layer_idx", "layer_id", "call_super_init", "dump_patches"}
-_DIMENSIONS = {"dim", "start_dim", "end_dim"}
-"""Settings that may count from the end."""
+_DIMENSIONS = {"dim", "start_dim", "end_dim"}  # settings that may count from the end
 
 
 def are_known(pair: Pair, runs: TwoRuns) -> bool:
@@ -89,8 +88,7 @@ def _are_same(name: str, x: Any, y: Any, rank: int) -> bool:
     return bool(x == y) or (x != x and y != y)
 
 
-MOST = 2
-"""So many operations that are new or gone are named; more are a rewrite."""
+MOST = 2  # so many operations that are new or gone are named; more are a rewrite
 
 
 def other_operations(runs: TwoRuns, pair: Pair, label: str, *, backward: bool = False) -> str:

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-CHUNK = 1 << 20
-"""Elements that are brought to float64 at a time."""
+CHUNK = 1 << 20  # elements that are brought to float64 at a time
 
 
 @dataclass
@@ -117,8 +116,7 @@ def _add(sums: Difference, reference: Tensor, candidate: Tensor) -> tuple[int | 
     return place, odd
 
 
-SAFE = 1e-15, 1e15
-"""Differences whose squares neither underflow nor overflow in float32."""
+SAFE = 1e-15, 1e15  # differences whose squares neither underflow nor overflow in float32
 
 
 def gap(a: Tensor, b: Tensor) -> tuple[float, float]:

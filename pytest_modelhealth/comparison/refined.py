@@ -29,8 +29,7 @@ from pytest_modelhealth.report import Flow, LayerRecord, Status
 from pytest_modelhealth.report.flow.graph import Kind
 from pytest_modelhealth.settings.setting import ancestors
 
-CallKey = tuple[str, int]
-"""A layer and which of its calls, from 0."""
+CallKey = tuple[str, int]  # a layer and which of its calls, from 0
 
 
 def with_calls(alignment: Alignment, a: Trace, b: Trace) -> Alignment:

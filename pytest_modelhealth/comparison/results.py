@@ -26,14 +26,12 @@ from pytest_modelhealth.settings.setting import is_inside
 from pytest_modelhealth.statistics.dense import dense_values
 from pytest_modelhealth.tolerance import RUNS, Steps, floor, observed, perturbed
 
-FACTOR = 10.0
-"""How many times the natural noise a difference may be."""
+FACTOR = 10.0  # how many times the natural noise a difference may be
 
 SETTLED = 5.0
 """The noise of three perturbed runs is less than this multiple of that of the first one."""
 
-Size = tuple[float, float]
-"""An L2 norm, and the largest magnitude of an element."""
+Size = tuple[float, float]  # an L2 norm, and the largest magnitude of an element
 
 NONE: Size = (0.0, 0.0)
 

@@ -130,18 +130,13 @@ class Watcher:
 
 
 class Keeper(Watcher):
-    """Keeps every tensor in a store.
-
-    Attributes:
-        entries: what was kept, by its name.
-        output: how the output is built, for people: ``"tuple(tensor 4x3, tensor 4)"``.
-    """
+    """Keeps every tensor in a store."""
 
     def __init__(self, store: TensorStore) -> None:
         super().__init__(self._keep)
         self.store = store
         self.entries: dict[Key, KeptTensor] = {}
-        self.output = ""
+        self.output = ""  # how it is built, for people: "tuple(tensor 4x3, tensor 4)"
         self._slots = KnownTensors[KeptTensor]()
         self._memory_is_reused = False
 

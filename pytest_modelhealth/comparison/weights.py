@@ -23,8 +23,7 @@ from pytest_modelhealth.tolerance import epsilon_of
 SAME = 10
 """Weights of one value may differ by so many epsilons: they were folded or parametrised anew."""
 
-FOLDED = 1e-4
-"""Folding rounds in an order of its own, and what is subtracted may cancel."""
+FOLDED = 1e-4  # folding rounds in an order of its own, and what is subtracted may cancel
 
 HALF = 0.51
 """Quantised weights are at most half a step from what they were, and rounding makes that more."""

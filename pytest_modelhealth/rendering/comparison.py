@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from pytest_modelhealth.alignment.result import Change
+from pytest_modelhealth.alignment.result import Change, listed
 from pytest_modelhealth.comparison.comparison import Comparison
 from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.rendering.document import LINES, WIDTH, Document, Row
@@ -21,7 +21,6 @@ from pytest_modelhealth.rendering.notation import (
     plural,
     printable,
     shorten,
-    some,
 )
 from pytest_modelhealth.rendering.recorded import comparison_data
 from pytest_modelhealth.report.flow import near
@@ -169,13 +168,13 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
             name = (pair.name or "the model") if pair.aligned else pair.name
             if not pair.reason or pair.aligned:
                 names.append(f"{name} -> {pair.candidate}" if is_other else name)
-        parts += [f"{len(names)} {change} ({some(names, MOST_NAMES)})"] if names else []
+        parts += [f"{len(names)} {change} ({listed(names, MOST_NAMES)})"] if names else []
     noted = [
         f"{pair.name} {pair.note}"
         for pair in alignment.pairs
         if pair.note and (pair.is_folded or not (pair.folded_in or pair.word == "part"))
     ]
-    parts += [some(noted, MOST_NAMES)] if noted else []
+    parts += [listed(noted, MOST_NAMES)] if noted else []
     if parts:
         yield f"alignment:    {printable('; '.join(parts))}"
     notes = [f"note:         {printable(shorten(note, 160))}" for note in comparison.notes]

@@ -9,8 +9,7 @@ from typing import Any
 from pytest_modelhealth.rendering.summary import STATISTICS
 from pytest_modelhealth.report import ROLES, HealthReport
 
-FORMAT_VERSION = 1
-"""Raised when a column changes its name or meaning."""
+FORMAT_VERSION = 1  # raised when a column changes its name or meaning
 
 _TAKEN = ("dtype", "device", *STATISTICS, "histogram_sampled")
 COLUMNS = (

@@ -19,8 +19,7 @@ from pytest_modelhealth.rendering.notation import Column, printable, shorten, ta
 WIDTH = 100
 """Characters of a line; in fewer nothing is cut, and what does not fit goes on in the next line."""
 
-LINES = 24
-"""A screen, which no failure is longer than."""
+LINES = 24  # a screen, which no failure is longer than
 
 
 @cache
@@ -197,8 +196,7 @@ def _items(lines: Iterable[str]) -> str:
     return "\n".join(f"- {_span(line)}" for line in map(str.strip, lines) if line)
 
 
-_WIDEST = 300
-"""Longer lines and cells are cut in Markdown."""
+_WIDEST = 300  # longer lines and cells are cut in Markdown
 
 
 def _span(text: str) -> str:

@@ -7,6 +7,7 @@ import linecache
 import re
 from collections.abc import Iterator
 
+from pytest_modelhealth.alignment.result import listed
 from pytest_modelhealth.rendering.document import LINES, WIDTH, Document, Row
 from pytest_modelhealth.rendering.notation import (
     NOT_SEEN,
@@ -16,7 +17,6 @@ from pytest_modelhealth.rendering.notation import (
     few,
     printable,
     shorten,
-    some,
 )
 from pytest_modelhealth.rendering.places import called_at, defined_at, is_of_a_library
 from pytest_modelhealth.rendering.summary import consequences, headline, label, remarks, run
@@ -124,7 +124,7 @@ def _way(report: HealthReport, worst: Violation) -> Iterator[str]:
         steps += [f"`{made.function}`"] * (is_told and f"`{made.function}`" not in steps)
     if len(steps) > 2 * _FEW:
         steps[_FEW:-_FEW] = ["..."]
-    shown = " -> ".join(filter(None, (some(before, _FEW), layer, *steps, some(after, _FEW))))
+    shown = " -> ".join(filter(None, (listed(before, _FEW), layer, *steps, listed(after, _FEW))))
     told = ", ".join(f"{what} at {place}" for what, place in known.items())
     yield f"way:          {printable(shown)}" + (f"  ({told})" if told else "")
 

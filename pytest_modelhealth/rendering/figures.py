@@ -43,8 +43,7 @@ from pytest_modelhealth.rendering.summary import label
 from pytest_modelhealth.report import HealthReport
 
 FLOWING = ("activations", "gradients", "parameter_gradients")
-MOST_ALARMS = 4
-"""Findings that are written above a figure."""
+MOST_ALARMS = 4  # findings that are written above a figure
 
 
 def figures(made: HealthReport | Comparison) -> dict[str, Figure]:
@@ -165,14 +164,9 @@ def plot_errors(comparison: Comparison) -> Figure:
 # Charts in matplotlib
 
 INK, ALARM = "#1c2127", "#c3261f"
-_INCH, _PAD = 100, 10.0
-"""Pixels: of an inch, and around a chart."""
-
-_POINT = 72 / _INCH
-"""Of a pixel."""
-
-_HIDDEN = {"mark", "edge-mark"}
-"""What stands above a chart on the page, for a mouse."""
+_INCH, _PAD = 100, 10.0  # Pixels: of an inch, and around a chart
+_POINT = 72 / _INCH  # of a pixel
+_HIDDEN = {"mark", "edge-mark"}  # what stands above a chart on the page, for a mouse
 
 _ANCHORS = {"start": "left", "middle": "center", "end": "right"}
 

@@ -93,12 +93,6 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def some(names: Sequence[str], most: int) -> str:
-    """Return at most so many names, and how many more there are."""
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
-
-
 def few(lines: Sequence[str], most: int, noun: str) -> list[str]:
     """Return at most so many lines, and how many there are besides."""
     more = len(lines) - most

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 
+from pytest_modelhealth.alignment.result import listed
 from pytest_modelhealth.rendering.document import Document, Note, Row
 from pytest_modelhealth.rendering.notation import (
     NOT_SEEN,
@@ -14,7 +15,6 @@ from pytest_modelhealth.rendering.notation import (
     plural,
     printable,
     shape,
-    some,
 )
 from pytest_modelhealth.report import (
     BrokenCheck,
@@ -94,7 +94,7 @@ def consequences(report: HealthReport, violation: Violation, most: int = 3) -> s
         return f"{layers} only {show} what began in {began}" if others else ""
     found = list(dict.fromkeys(f"{label(report, v.layer)} ({v.check})" for v in violation.folded))
     shown = f"; {plural(others, 'other layer')} in all" if others > len(found) else ""
-    return f"and {plural(len(found), 'consequence')}: {some(found, most)}{shown}"
+    return f"and {plural(len(found), 'consequence')}: {listed(found, most)}{shown}"
 
 
 def run(report: HealthReport) -> str:

@@ -25,7 +25,7 @@ tells a whole file from a truncated one. Reading executes nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -60,13 +60,7 @@ _ROLES = {
 
 
 class SnapshotFormatError(ValueError):
-    """A text is no snapshot that this version can read; the message says where and why.
-
-    Args:
-        message: what is wrong, and what should be there.
-        line: number of the line.
-        is_future: whether a later version of the plugin wrote it.
-    """
+    """A text is no snapshot that this version can read, be it of the future: where, and why."""
 
     def __init__(self, message: str, line: int, *, is_future: bool = False) -> None:
         super().__init__(f"line {line}: {message}")
@@ -135,7 +129,12 @@ def load(text: str) -> Snapshot:
     """
     lines = text.rstrip("\n").split("\n")
     _check_version(lines[0])
-    header = dict(_header(lines))
+    header: dict[str, str] = {}
+    for row, key in enumerate(_HEADER, start=1):
+        line = lines[row] if row < len(lines) else ""
+        if not line.startswith(f"{key}: "):
+            raise _expected(f"'{key}: ...'", line, row)
+        header[key] = line.removeprefix(f"{key}: ")
     if lines[-1] != _END:
         message = f"the file is truncated: {_END!r} should be its last line"
         raise SnapshotFormatError(message, len(lines))
@@ -181,18 +180,10 @@ def _check_version(line: str) -> None:
         raise SnapshotFormatError(message, 1)
     if version != str(VERSION):
         message = (
-            f"format {_excerpt(version)} is that of a later version of the plugin; "
+            f"format {version[:40]!r} is that of a later version of the plugin; "
             f"pytest-modelhealth {__version__} reads format {VERSION}"
         )
         raise SnapshotFormatError(message, 1, is_future=True)
-
-
-def _header(lines: list[str]) -> Iterator[tuple[str, str]]:
-    for row, key in enumerate(_HEADER, start=1):
-        line = lines[row] if row < len(lines) else ""
-        if not line.startswith(f"{key}: "):
-            raise _expected(f"'{key}: ...'", line, row)
-        yield key, line.removeprefix(f"{key}: ")
 
 
 def _layer(
@@ -276,8 +267,5 @@ def _count(text: str) -> int:
 
 
 def _expected(what: str, found: str, row: int) -> SnapshotFormatError:
-    return SnapshotFormatError(f"{what} should be here, not {_excerpt(found)}", row + 1)
-
-
-def _excerpt(text: str) -> str:
-    return repr(text if len(text) <= 40 else text[:38] + "..")
+    excerpt = repr(found if len(found) <= 40 else found[:38] + "..")
+    return SnapshotFormatError(f"{what} should be here, not {excerpt}", row + 1)

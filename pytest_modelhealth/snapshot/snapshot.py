@@ -23,9 +23,6 @@ from pytest_modelhealth.tolerance import TensorName
 NAMED = ("parameters", "parameter_gradients", "buffers")
 """The roles of which a layer has several tensors, each with a name of its own."""
 
-UNKNOWN_TEST = "-"
-"""Stands in a snapshot that no test recorded; it fits every test."""
-
 
 @dataclass(frozen=True)
 class Snapshot:

@@ -24,8 +24,7 @@ REAL = ("mean", "std", "min", "max")
 
 GRADIENTS = ("gradients", "parameter_gradients")
 
-FACTOR = 20.0
-"""How many times its noise a statistic may move."""
+FACTOR = 20.0  # how many times its noise a statistic may move
 
 GRADIENT_FACTOR = 50.0
 """The same of gradients: with SSE 4.1 kernels one in the last stage of a ResNet-50 moved by 24."""
@@ -43,15 +42,13 @@ BACKWARD = 5e-3
 mean square among the gradients of the same layer is added to it: the gradient of a bias before a
 batch norm, or of an attention key's bias, is zero but for rounding, and has no scale of its own."""
 
-FRACTION = 1e-3
-"""The zero fraction, absolute: one element in a thousand."""
+FRACTION = 1e-3  # the zero fraction, absolute: one element in a thousand
 
 LOW_PRECISION = {FORWARD: 4, BACKWARD: 8, FRACTION: 2}
 """In half precision these multiples of the machine epsilon (0.0078 for bfloat16) take the place of
 the fixed tolerances that are smaller."""
 
-KEPT_FRACTION = 1e-4
-"""A noise of a zero fraction that is smaller is far within the fixed tolerance."""
+KEPT_FRACTION = 1e-4  # a noise of a zero fraction that is smaller is far within the fixed tolerance
 
 
 class Allowance(NamedTuple):

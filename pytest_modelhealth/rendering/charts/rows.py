@@ -14,11 +14,8 @@ from pytest_modelhealth.rendering.charts import svg
 from pytest_modelhealth.rendering.notation import plural
 
 NAMES, ROW, HEAD, FOOT, GAP = 196, 18, 42, 22, 22
-GUTTER = 16
-"""Pixels beside an axis, for zeros and for what is not finite."""
-
-MOST = 80
-"""Of more layers those with findings are drawn, and of the others every n-th."""
+GUTTER = 16  # pixels beside an axis, for zeros and for what is not finite
+MOST = 80  # of more layers those with findings are drawn, and of the others every n-th
 
 
 class Row(NamedTuple):

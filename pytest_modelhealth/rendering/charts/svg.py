@@ -18,8 +18,7 @@ from pytest_modelhealth.rendering.notation import abbreviate, number, printable
 
 STYLE = Path(__file__).with_name("charts.css")
 WIDTH = 720
-LETTER = 6.7
-"""Pixels: the width of a chart, and of a letter of 11 px in a wide font."""
+LETTER = 6.7  # Pixels: the width of a chart, and of a letter of 11 px in a wide font
 
 
 def plain(value: object) -> str:

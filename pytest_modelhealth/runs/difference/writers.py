@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
+from pytest_modelhealth.alignment.result import listed
 from pytest_modelhealth.rendering.document import Document, Row, fitting
-from pytest_modelhealth.rendering.notation import Column, plural, printable, shorten, some
+from pytest_modelhealth.rendering.notation import Column, plural, printable, shorten
 from pytest_modelhealth.runs.difference.result import Change, Difference, Grade, TestDifference
 
 MARK = "<!-- pytest-modelhealth diff -->"
@@ -47,7 +48,7 @@ def _documents(difference: Difference) -> Iterator[Document]:
     """Yield one of the runs, then one of each test, or of those in which the same changed."""
     yield Document(headline=f"modelhealth: {_headline(difference)}", facts=[*_remarks(difference)])
     for test, *others in _alike(difference):
-        names = some([printable(other.id) for other in others], 4)
+        names = listed([printable(other.id) for other in others], 4)
         causes = [printable(result.cause) for result in test.results if result.cause]
         changes = sorted(test.every_change, key=lambda one: one.grade is not Grade.WORSE)
         yield Document(
