@@ -126,8 +126,3 @@ def called(before: int, now: int) -> str:
     """Spell how often a layer is called, and was: ``called twice, was once``."""
     before_times, now_times = ({1: "once", 2: "twice"}.get(n, f"{n} times") for n in (before, now))
     return f"called {now_times}, was {before_times}"
-
-
-def retyped(before: str, now: str) -> str:
-    """Spell that a layer is of another type."""
-    return f"it is a {now}, was a {before}"

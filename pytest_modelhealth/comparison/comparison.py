@@ -45,13 +45,9 @@ class AlignedLayer:
 
     def worst(self, *roles: str) -> TensorResult | None:
         """Return the tensor furthest beyond its noise, of these roles; ``None`` for none."""
-
-        def badness(result: TensorResult) -> tuple[float, float]:
-            difference = result.difference
-            return result.ratio, math.inf if difference is None else difference.relative_l2
-
-        found = [result for result in self.tensors if not roles or result.key.role in roles]
-        return max(found, key=badness, default=None)
+        found = [one for one in self.tensors if not roles or one.key.role in roles]
+        errors = {id(one): one.difference.relative_l2 for one in found if one.difference}
+        return max(found, key=lambda one: (one.ratio, errors.get(id(one), math.inf)), default=None)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from pytest_modelhealth.alignment.causes import MOST_CALLS, Cause, Causes, retyped
+from pytest_modelhealth.alignment.causes import MOST_CALLS, Cause, Causes
 from pytest_modelhealth.alignment.result import Change, Pair, kind
 from pytest_modelhealth.comparison.comparison import FORWARD, Divergence
 from pytest_modelhealth.comparison.layer_differences import (
@@ -20,23 +20,12 @@ from pytest_modelhealth.comparison.weights import Changed
 from pytest_modelhealth.report import UNCALLED, Status
 from pytest_modelhealth.settings.setting import dotted, is_inside, parent
 
-_OTHER_BACKWARD = "its backward changed: a detach(), a custom autograd.Function"
-_OTHER_LOSS = "the loss function, its reduction, or a scale?"
-_NO_SETTING = (
-    "its settings are the same: the code of its forward changed, or it draws random numbers"
-)
-_NO_HINT = "its settings or its forward?"
-
 
 class Search:
     """The search for where two models first differ, and for the words to say it.
 
-    Args:
-        runs: both runs.
-        changed: the parameters and buffers of each layer of the reference whose values differ.
-        results: what became of each tensor, in order of appearance in the reference.
-        of_snapshots: whether the runs are what snapshots keep of them: statistics, merged over
-            calls, of models that are not here. Layers go by their names in the later one.
+    Tensors stand in the order in which they appear in the reference. Of snapshots, which keep
+    statistics merged over calls of models that are not here, layers go by their later names.
     """
 
     def __init__(
@@ -119,7 +108,7 @@ class Search:
             together = ", ".join(first.candidate)
             give = "together give" if len(first.candidate) > 1 else "gives"
             story = f"same input, and {together} {give} another output"
-            return self._made(_stand_in(name), "computation", first, story)
+            return self._made(Pair(name, None, Change.REMOVED), "computation", first, story)
         ours, theirs = self.a.layers[pair.reference], self.b.layers[pair.candidate or ""]
         is_merged = theirs.parameters and not ours.parameters  # a container is one layer now
         if self._runs_others(pair.reference) and not is_merged:
@@ -234,7 +223,9 @@ class Search:
             story += ": the code behind it changed"
             pair = around if around.aligned else self._pair_or_stand_in(name)
         cuts = self._operations(around, backward=True) or self._operations(pair, backward=True)
-        other = _OTHER_LOSS if self.of_snapshots and not name else _OTHER_BACKWARD
+        other = "its backward changed: a detach(), a custom autograd.Function"
+        if self.of_snapshots and not name:
+            other = "the loss function, its reduction, or a scale?"
         return self._made(pair, "backward", first, story, cuts or first.problem or other)
 
     def _parameter_gradient(self, first: TensorResult) -> Divergence:
@@ -302,15 +293,18 @@ class Search:
         is_other = kind(x) != kind(y) or (
             x.type_name != y.type_name and x.functional == y.functional
         )
-        what = retyped(x.type_name, y.type_name) if is_other and y.type_name else ""
+        what = f"it is a {y.type_name}, was a {x.type_name}" if is_other and y.type_name else ""
         dtypes = other_dtypes(pair, self.a, self.b)
         return _joined(what, dtypes, *other_settings(pair, self.runs))
 
     def _code(self, pair: Pair) -> str:
         """Return what is left to blame where no setting of a layer is known to differ."""
         if self.of_snapshots:
-            return _NO_HINT
-        return _NO_SETTING if are_known(pair, self.runs) else ""
+            return "its settings or its forward?"
+        same = (
+            "its settings are the same: the code of its forward changed, or it draws random numbers"
+        )
+        return same if are_known(pair, self.runs) else ""
 
     def _calls_of(self, name: str) -> list[Cause]:
         """Return what became of the calls of a layer, or of one around it."""
@@ -345,7 +339,7 @@ class Search:
         return found if found is not None and found.aligned else None
 
     def _pair_or_stand_in(self, name: str) -> Pair:
-        return self._pair(name) or _stand_in(name)
+        return self._pair(name) or Pair(name, None, Change.REMOVED)
 
     def _label(self, name: str) -> str:
         """Return what to call a layer of the reference."""
@@ -405,17 +399,11 @@ def _joined(*phrases: str) -> str:
     return "; ".join(filter(None, phrases))
 
 
-def _stand_in(name: str) -> Pair:
-    """Return a pair for a layer that has no counterpart of its own."""
-    return Pair(name, None, Change.REMOVED)
-
-
 def _ran(trace: Trace, layer: str, span: tuple[int, int]) -> bool:
     """Whether a layer that computes something itself gave an output in this span of moments."""
-    if trace.layers[layer].status is Status.ALIAS_OF_INPUT:
-        return False
-    holds_others = any(is_inside(name, layer) for name in trace.layers)
-    return not holds_others and _outputs(trace, layer, span) > 0
+    is_idle = trace.layers[layer].status is Status.ALIAS_OF_INPUT
+    is_idle = is_idle or any(is_inside(name, layer) for name in trace.layers)
+    return not is_idle and _outputs(trace, layer, span) > 0
 
 
 def _outputs(trace: Trace, layer: str | None, span: tuple[int, int]) -> int:

@@ -94,11 +94,7 @@ MOST = 2  # so many operations that are new or gone are named; more are a rewrit
 def other_operations(runs: TwoRuns, pair: Pair, label: str, *, backward: bool = False) -> str:
     """Return what became of the operations of a layer's own code, ``""`` where nothing did.
 
-    Args:
-        runs: both runs.
-        pair: the layer.
-        label: what to call it.
-        backward: whether only what passes no gradient is of interest.
+    Of interest backward is only what passes no gradient.
     """
     reference, candidate = runs.a.observation.flow, runs.b.observation.flow
     ours, theirs = pair.reference, pair.candidate

@@ -50,10 +50,8 @@ class Link:
 def link(runs: TwoRuns, given: Set[str], merged: Container[str]) -> list[Link]:
     """Return every tensor of the reference that has a counterpart, in order of appearance.
 
-    Args:
-        runs: both runs.
-        given: layers of the reference whose buffers differ before the step already.
-        merged: layers that are compared together with others, by the module around them.
+    The buffers of `given` layers differ before the step already; `merged` ones are compared with
+    others by the module around them.
     """
     a, b, alignment = runs.a, runs.b, runs.alignment
     links = [Link(key, (key,)) for key in a.of_role["", "outputs"] if key in b.entries]

@@ -76,6 +76,8 @@ def equal_nans(reference: Tensor, candidate: Tensor) -> int | None:
 
 def measure(reference: Tensor, candidate: Tensor) -> Difference:
     """Return what separates two real, strided tensors of one shape."""
+    if (nans := equal_nans(reference, candidate)) is not None:
+        return Difference(reference.numel(), nan_both=nans)
     flat, other = reference.reshape(-1), candidate.reshape(-1)
     sums = Difference(flat.numel())
     place = odd_place = None

@@ -100,12 +100,7 @@ def _places(
 ) -> dict[object, list[CallKey]]:
     """Return the calls of loose layers by what they compute and what feeds them, in order.
 
-    Args:
-        flow: the flow of a run.
-        layers: the layers of that run.
-        loose: the names of those whose calls are to be told apart.
-        names: the names in the reference of all that are aligned.
-        anchors: the names in the reference of those with parameters that are called alike.
+    What is aligned goes by its name in the reference; anchors have parameters and are called alike.
     """
     graph, counts, numbers = flow.graph, Counter[str](), []
     for call in graph.calls:

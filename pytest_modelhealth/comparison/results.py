@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.comparison.links import BACKWARD, FLOWING, Link, missing_gradients
-from pytest_modelhealth.comparison.measures import Difference, equal_nans, gap, measure
+from pytest_modelhealth.comparison.measures import Difference, gap, measure
 from pytest_modelhealth.comparison.rounding import EIGHT_BITS
 from pytest_modelhealth.comparison.trace import Key, Trace, TwoRuns, Watcher
 from pytest_modelhealth.progress import track
@@ -148,7 +148,13 @@ class Judge:
             slots = tuple(b.entries[key].slot for key in link.candidate)
             identity = a.entries[link.reference].slot, slots, link.part, link.transposed
             if identity not in known:
-                known[identity] = _difference(*link.read(store, a, b))
+                expected, found = link.read(store, a, b)
+                off, what = None, f"shape {_shape(found.shape)} instead of {_shape(expected.shape)}"
+                if expected.shape == found.shape:
+                    off, what = measure(expected, found), ""
+                    if off.unequal and not expected.is_floating_point():
+                        what = f"{off.unequal} of {off.count} whole numbers differ"
+                known[identity] = off, what
             one.difference, one.problem = known[identity]
             shape, is_flowing = b.entries[link.candidate[0]].shape, one.key.role in FLOWING
             if one.difference is not None:
@@ -305,18 +311,6 @@ def are_one_function(results: list[TensorResult], a: Trace, b: Trace) -> bool:
         key.role == "outputs" and a.entries[key].dtype.is_floating_point for key in due
     )
     return is_floating and all(one is None or one.abs_max > 0 for one in seen)
-
-
-def _difference(expected: Tensor, found: Tensor) -> tuple[Difference | None, str]:
-    if expected.shape != found.shape:
-        return None, f"shape {_shape(found.shape)} instead of {_shape(expected.shape)}"
-    nans = equal_nans(expected, found)
-    if nans is not None:
-        return Difference(expected.numel(), nan_both=nans), ""
-    difference = measure(expected, found)
-    if difference.unequal and not expected.is_floating_point():
-        return difference, f"{difference.unequal} of {difference.count} whole numbers differ"
-    return difference, ""
 
 
 def _shape(shape: tuple[int, ...]) -> str:

@@ -117,13 +117,7 @@ def run(
     store: TensorStore,
     like: tuple[torch.dtype | None, torch.device | None] = (None, None),
 ) -> Trace:
-    """Run the request's batch through a side, and keep every tensor.
-
-    Args:
-        side: what to run.
-        request: batch, target, loss and backward; its model is not read.
-        store: keeps the tensors.
-        like: dtype and device to bring the floating tensors of the batch to.
+    """Run the request's batch through a side, brought to a dtype and device; keep every tensor.
 
     Raises:
         InspectionError: the request cannot be carried out on this model.

@@ -207,7 +207,15 @@ class SnapshotPair:
         for _, role, own in lost[reference]:
             if own not in ties and not (role == "inputs" and reference):
                 label = self.old.label(reference, own)
-                is_formal = bool(reference) and self._may_go(role, own, reference, candidate)
+                roles = {role for _, role, _ in lost[reference]}
+                # every number may be as it was without a tensor, but not where nothing takes the
+                # place of a parameter, or one that is still there has no gradient
+                may_go = {
+                    "parameters": self._have_parameters(1),
+                    "parameter_gradients": own not in self.new.layers[candidate].parameters,
+                    "buffers": not own.startswith(("running_", "num_batches")),
+                }
+                is_formal = bool(reference) and may_go.get(role, "parameter_gradients" not in roles)
                 fails = not (is_formal and self.shows_output)
                 yield LayerChange(f"no {role} any more of", label, "", candidate, fails)
         for _, role, own in gained[candidate]:
@@ -215,20 +223,6 @@ class SnapshotPair:
                 is_formal = "parameter" not in role or self._have_parameters(0)
                 label, fails = self.new.label(candidate, own), not (is_formal and self.shows_output)
                 yield LayerChange(f"new {role} of", label, "", candidate, fails)
-
-    def _may_go(self, role: str, own: str, reference: str, candidate: str) -> bool:
-        """Whether a tensor may be gone and every number be as it was.
-
-        Not so: a parameter that nothing takes the place of, the gradient of a parameter that is
-        still there, and running statistics.
-        """
-        if role == "parameters":
-            return self._have_parameters(1)
-        if role == "parameter_gradients":
-            return own not in self.new.layers[candidate].parameters
-        if role == "buffers":
-            return not own.startswith(("running_", "num_batches"))
-        return all(lost != "parameter_gradients" for _, lost, _ in self._only[0][reference])
 
 
 def phrases(changes: Iterable[LayerChange]) -> list[str]:

@@ -168,14 +168,12 @@ def _judged(
 
 
 def _loss_drift(tolerances: Tolerances, a: float | None, b: float | None) -> Drift | None:
-    if a == b or (a != a and b != b):
-        return None
     distance, allowance = math.inf, Allowance(0.0)
     if a is not None and b is not None:
         distance, allowance = abs(b - a), tolerances.of_loss(a)
-    if distance <= allowance.distance:
+    if a == b or (a != a and b != b) or distance <= allowance.distance:
         return None
-    texts = _spelled("none" if a is None else a, "none" if b is None else b)
+    texts = _spelled(*("none" if loss is None else loss for loss in (a, b)))
     return Drift(LOSS, "", LOSS, "value", *texts, distance, allowance)
 
 

@@ -94,7 +94,7 @@ def _line(snapshot: Snapshot, record: LayerRecord, digits: int) -> str:
         cells["fn"] = record.activation
     if record.status != Status.OBSERVED:
         cells["status"] = record.status
-    if record.calls != _usual_calls(record.status):
+    if record.calls != (record.status not in UNCALLED):
         cells["calls"] = str(record.calls)
     for name, tensor in snapshot.tensors[record.name].items():
         parts = [shape_text(tensor.shape)]
@@ -115,10 +115,6 @@ def _usual(profile: str, shape: tuple[int, ...]) -> dict[str, Any]:
     """Return what a tensor is unless its cell says otherwise."""
     dtype = profile.rpartition(" ")[2]
     return {"dtype": dtype, "count": math.prod(shape), "zeros": 0, "nan": 0, "inf": 0}
-
-
-def _usual_calls(status: str) -> int:
-    return 0 if status in UNCALLED else 1
 
 
 def load(text: str) -> Snapshot:
@@ -194,7 +190,7 @@ def _layer(
     cells = {unquote(key): unquote(value) for key, _, value in parts}
     name, type_name = cells.pop("layer"), cells.pop("type")
     status = cells.pop("status", Status.OBSERVED.value)
-    calls, activation = cells.pop("calls", str(_usual_calls(status))), cells.pop("fn", None)
+    calls, activation = cells.pop("calls", str(int(status not in UNCALLED))), cells.pop("fn", None)
     tied = {k.removeprefix(_TIED): cells.pop(k) for k in [*cells] if k.startswith(_TIED)}
     tensors: dict[str, dict[str, TensorStatistics]] = {role: {} for role in ROLES}
     for key, cell in cells.items():
