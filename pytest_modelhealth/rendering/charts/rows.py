@@ -236,15 +236,11 @@ def errors(comparison: Mapping[str, Any], anchor: str) -> Markup:
     }
     panels = []
     for (name, worst), style in zip(passes.items(), ("first", "second"), strict=True):
-        values = [  # what has no number is NaN
-            one and (float(one["error"]) if svg.finite(one["error"]) else math.nan) for one in worst
-        ]
+        values = [None if one is None else _number(one["error"]) for one in worst]
         ranges = [
-            one["noise"] * one["limit"]
-            if one and svg.finite(one["noise"]) and svg.finite(one["limit"])
-            else 0.0
-            for one in worst
+            0.0 if one is None else _number(one["noise"]) * _number(one["limit"]) for one in worst
         ]
+        ranges = [0.0 if math.isnan(one) else one for one in ranges]
         panels.append(
             Panel(f"{name}: relative error", [Series(name, "error", values, style)], ranges)
         )
@@ -268,3 +264,7 @@ def _worst(layer: Mapping[str, Any], *roles: str) -> Mapping[str, Any] | None:
     return max(
         tensors, key=lambda one: math.inf if one["ratio"] is None else one["ratio"], default=None
     )
+
+
+def _number(value: float | None) -> float:
+    return float(value) if value is not None and svg.finite(value) else math.nan
