@@ -14,8 +14,10 @@ from benchmarks import comparing_peers, peers
 from corpus import Finding, Sides, Subject, Tool, Training
 from corpus.pair import as_module
 from pytest_modelhealth import HealthReport, InspectionError, Inspector, compare
-from pytest_modelhealth.snapshot import recording
+from pytest_modelhealth.snapshot.detection import detect_drift
 from pytest_modelhealth.snapshot.drift import DriftReport
+from pytest_modelhealth.snapshot.file_format import dump, load
+from pytest_modelhealth.snapshot.recording import of_report
 
 
 @dataclass(frozen=True)
@@ -122,12 +124,12 @@ def inspect(subject: Subject, model: Any, calibrate: bool = False) -> HealthRepo
 
 def record(subject: Subject, model: Any) -> str:
     """Return the snapshot of a model on a subject's batch, as its file has it."""
-    return recording.record(inspect(subject, model, calibrate=True))
+    return dump(of_report(inspect(subject, model, calibrate=True)))
 
 
 def drift_of(recorded: str, report: HealthReport) -> list[Finding]:
     """Return how a report drifts from a snapshot, if it does."""
-    found = recording.check(recorded, report)
+    found = detect_drift(load(recorded), of_report(report))
     if not found.drifted:
         return []
     layer, *also = _first(found) or (None,)

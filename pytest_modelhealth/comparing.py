@@ -47,8 +47,7 @@ from pytest_modelhealth.settings import Setting
 from pytest_modelhealth.settings.setting import ancestors
 from pytest_modelhealth.training import default_settings
 
-MEMORY_BUDGET = 1 << 30
-"""Bytes of tensors that a comparison keeps in memory."""
+MEMORY_BUDGET = 1 << 30  # bytes of tensors that a comparison keeps in memory
 
 _FACTOR = Setting("factor", float, FACTOR, "times the natural noise", minimum=0.0)
 _MEMORY = Setting("memory_budget", int, MEMORY_BUDGET, "bytes", minimum=0)

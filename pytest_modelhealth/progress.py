@@ -9,8 +9,7 @@ from itertools import islice
 from operator import length_hint
 from typing import Any, TypeVar
 
-_DELAY = 2.0
-"""Seconds before a bar is shown."""
+_DELAY = 2.0  # seconds before a bar is shown
 
 _Item = TypeVar("_Item")
 

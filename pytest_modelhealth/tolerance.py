@@ -20,11 +20,10 @@ from torch import Tensor, nn
 
 from pytest_modelhealth.capture import Request, find_engine
 from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.capture.step.bare import (
-    copied,
-)
+from pytest_modelhealth.capture.step.bare import copied
 from pytest_modelhealth.capture.step.batch import copied_batch
 from pytest_modelhealth.capture.step.state import State
+from pytest_modelhealth.layers import named_modules
 from pytest_modelhealth.progress import track
 from pytest_modelhealth.report import ROLES, Noises, Observation
 from pytest_modelhealth.statistics import TensorStatistics
@@ -35,8 +34,7 @@ RUNS = 3
 STATISTICS = ("mean", "std", "min", "max", "zero_fraction")
 """The statistics whose noise is measured."""
 
-TensorName = tuple[str, str, str]
-"""Layer, role and own name of a tensor."""
+TensorName = tuple[str, str, str]  # layer, role and own name of a tensor
 
 
 def observed(request: Request) -> Observation:
@@ -47,23 +45,40 @@ def observed(request: Request) -> Observation:
 Run = Callable[[Request], Observation]
 
 
+Steps = Mapping[tuple[str, str], Tensor]
+"""Of weights, by the names of the layer and of the parameter, the distance between two values."""
+
+
 def perturbed(
-    request: Request, epsilon: float, seed: int, coarser: Mapping[str, float] | None = None
+    request: Request,
+    epsilon: float,
+    seed: int,
+    coarser: Mapping[str, float] | None = None,
+    steps: Steps | None = None,
 ) -> Request:
-    """Return a request for perturbed copies of the model and of the batch.
+    """Return a request for copies of the model and of the batch that rounding moved.
 
     Args:
         request: what was asked.
         epsilon: the largest relative change.
         seed: of the changes.
         coarser: that of the parameters of single layers, by name.
+        steps: of the weights of a quantised model, which alone move, by up to half a step.
 
     Raises:
         InspectionError: the model cannot be copied.
     """
     module = find_engine(request.model).module(request.model)
     inputs = perturbed_batch(request.inputs, epsilon, seed)
-    return replace(request, model=perturbed_copy(module, epsilon, seed, coarser), inputs=inputs)
+    if steps is None:
+        return replace(request, model=perturbed_copy(module, epsilon, seed, coarser), inputs=inputs)
+    module, generator = copied(module), torch.Generator().manual_seed(seed)
+    modules = {named.name: named.module for named in named_modules(module)}
+    for (layer, name), distance in steps.items():
+        weight: Any = modules[layer]._parameters[name]
+        u = torch.rand(weight.shape, generator=generator, dtype=torch.float64) - 0.5
+        weight.data += (u * distance.cpu()).to(weight)
+    return replace(request, model=module, inputs=inputs, backward=False)
 
 
 RECORDING: ContextVar[bool] = ContextVar("RECORDING", default=False)
@@ -80,13 +95,7 @@ class Calibration:
         self._failed = False
 
     def add(self, request: Request, base: Observation, run: Run = observed) -> None:
-        """Run the copies for one batch; a model that cannot be copied has no noise.
-
-        Args:
-            request: what was asked.
-            base: what was seen.
-            run: runs a request as that was run.
-        """
+        """Run copies for one batch as it was run; a model that cannot be copied has no noise."""
         if self._failed:
             return
         epsilon = coarsest_epsilon(base)
@@ -120,12 +129,11 @@ class Calibration:
             layer, role, tensor = name
             records = [one.layers[layer] for one in self._perturbed if layer in one.layers]
             rivals = [record.tensors(role).get(tensor) for record in records]
-            noise[name] = {
-                one: max(
-                    (_distance(statistics, r, one) for r in rivals if r is not None), default=0.0
-                )
-                for one in STATISTICS
-            }
+            noise[name] = {}
+            for one in STATISTICS:
+                value = float(getattr(statistics, one))
+                moved = [abs(value - float(getattr(r, one))) for r in rivals if r is not None]
+                noise[name][one] = max(filter(math.isfinite, moved), default=0.0)
         return noise
 
 
@@ -134,11 +142,6 @@ def _tensors(observation: Observation) -> Iterator[tuple[TensorName, TensorStati
         for role in ROLES:
             for tensor, statistics in record.tensors(role).items():
                 yield (layer, role, tensor), statistics
-
-
-def _distance(a: TensorStatistics, b: TensorStatistics, statistic: str) -> float:
-    distance = abs(float(getattr(a, statistic)) - float(getattr(b, statistic)))
-    return distance if math.isfinite(distance) else 0.0
 
 
 def coarsest_epsilon(observation: Observation) -> float:
@@ -163,14 +166,12 @@ def epsilon_of(dtype: str | torch.dtype) -> float:
     return 0.0
 
 
-TF32 = 2.0**-11
-"""Half the step of the inputs to a matrix product in TensorFloat-32."""
+TF32 = 2.0**-11  # half the step of the inputs to a matrix product in TensorFloat-32
 
 BFLOAT16 = 2.0**-8
 """The same of bfloat16, in which CPUs multiply where the precision is ``"medium"``."""
 
-QUANTISED = 2**-7
-"""The step of eight quantised bits, by the largest magnitude."""
+QUANTISED = 2**-7  # the step of eight quantised bits, by the largest magnitude
 
 
 def floor(epsilon: float, roundings: int) -> float:

@@ -10,6 +10,10 @@ from torch import Tensor
 from pytest_modelhealth.checks.judging import judge
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import HealthReport, LayerRecord, Observation, Status
+from pytest_modelhealth.snapshot.detection import detect_drift
+from pytest_modelhealth.snapshot.drift import DriftReport
+from pytest_modelhealth.snapshot.file_format import dump, load
+from pytest_modelhealth.snapshot.recording import of_report
 from pytest_modelhealth.statistics import TensorStatistics, reduce
 from pytest_modelhealth.training import default_settings
 
@@ -73,3 +77,13 @@ def _statistics(tensor: Tensor | None) -> TensorStatistics | None:
 
 def _mapping(tensors: Mapping[str, Tensor] | None) -> dict[str, TensorStatistics]:
     return {name: reduce(tensor) for name, tensor in (tensors or {}).items()}
+
+
+def record(report: HealthReport) -> str:
+    """Return the text of a snapshot of a report."""
+    return dump(of_report(report))
+
+
+def check(text: str, report: HealthReport) -> DriftReport:
+    """Return what separates a report from a recorded snapshot."""
+    return detect_drift(load(text), of_report(report))

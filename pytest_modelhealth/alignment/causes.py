@@ -14,30 +14,21 @@ from pytest_modelhealth.alignment.result import Alignment, Pair
 from pytest_modelhealth.report import LayerRecord, Status
 from pytest_modelhealth.settings.setting import dotted, is_inside
 
-MOST_CALLS = 3
-"""So many layers that are called more or less often are named in a story."""
+MOST_CALLS = 3  # so many layers that are called more or less often are named in a story
 
 
 @dataclass(frozen=True)
 class Cause:
-    """A layer that is called more or less often, or a parameter that is tied, or no longer.
+    """A layer that is called more or less often, or a parameter that is tied, or no longer."""
 
-    Args:
-        pair: the layer; the outermost of several, one in the other, that are called otherwise; of
-            two that share a parameter, the later in the order of registration.
-        phrase: ``"called twice, was once"``, ``"no longer tied to embedding.weight"``.
-        inside: the names in the reference of the layers of which it says all.
-        more: whether the layer is called more often.
-        parameter: own name of the parameter that is tied; ``""`` where it is calls.
-        owner: the other layer that has it.
-    """
-
+    # the layer; the outermost of several, one in the other, that are called otherwise; of two that
+    # share a parameter, the later in the order of registration
     pair: Pair
-    phrase: str
-    inside: frozenset[str]
-    more: bool = False
-    parameter: str = ""
-    owner: Pair | None = None
+    phrase: str  # ``"called twice, was once"``, ``"no longer tied to embedding.weight"``
+    inside: frozenset[str]  # the names in the reference of the layers of which it says all
+    more: bool = False  # whether the layer is called more often
+    parameter: str = ""  # own name of the parameter that is tied; ``""`` where it is calls
+    owner: Pair | None = None  # the other layer that has it
 
     @property
     def label(self) -> str:
@@ -49,17 +40,13 @@ class Cause:
 
 
 class Causes:
-    """What became of calls and ties between two models.
-
-    Attributes:
-        phrases: what became of the calls of each aligned layer, by its name in the reference.
-    """
+    """What became of calls and ties between two models."""
 
     def __init__(self, alignment: Alignment) -> None:
         self._alignment = alignment
         ours = Counter(name for name, _ in alignment.calls)
         theirs = Counter(name for name, _ in alignment.calls.values())
-        self.phrases = {
+        self.phrases = {  # of the calls of each aligned layer, by its name in the reference
             x.name: _call_phrase(pair, x, y, y.calls - theirs[y.name] + ours[x.name])
             for pair, x, y in alignment.aligned
         }
@@ -127,7 +114,10 @@ def _broken(
             known = all(
                 n in one.parameters or n in one.tied for one, n in ((here, own), (there, name))
             )
-            if known and _full_name(here, own) != _full_name(there, name):
+            first = [  # the full name at the first layer that has it
+                one.tied.get(n, dotted(one.name, n)) for one, n in ((here, own), (there, name))
+            ]
+            if known and first[0] != first[1]:
                 phrase, inside = f"{verb} {dotted(owners.name, name)}", frozenset({pair.name})
                 yield Cause(pair, phrase, inside, parameter=own, owner=owners)
 
@@ -136,13 +126,3 @@ def called(before: int, now: int) -> str:
     """Spell how often a layer is called, and was: ``called twice, was once``."""
     before_times, now_times = ({1: "once", 2: "twice"}.get(n, f"{n} times") for n in (before, now))
     return f"called {now_times}, was {before_times}"
-
-
-def retyped(before: str, now: str) -> str:
-    """Spell that a layer is of another type."""
-    return f"it is a {now}, was a {before}"
-
-
-def _full_name(layer: LayerRecord, own: str) -> str:
-    """Return the full name of a parameter at the first layer that has it."""
-    return layer.tied.get(own, dotted(layer.name, own))

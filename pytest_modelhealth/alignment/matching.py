@@ -36,18 +36,11 @@ Layers = Mapping[str, LayerRecord]
 Places = Sequence[tuple[int, int]]
 """Pairs of places in the execution order of the reference and of the candidate."""
 
-MOST_CELLS = 250_000
-"""Up to this product of two lengths, sequences are aligned in full."""
+MOST_CELLS = 250_000  # up to this product of two lengths, sequences are aligned in full
 
 
 def align(reference: Layers, candidate: Layers, *, is_blind: bool = False) -> Alignment:
-    """Return which layer of `candidate` is which of `reference`.
-
-    Args:
-        reference: layers by name.
-        candidate: likewise.
-        is_blind: whether nothing inside the candidate was seen.
-    """
+    """Return which layer of `candidate` is which; a blind run shows nothing inside of it."""
     a, b = _Side(reference), _Side(candidate)
     if a.structure == b.structure:
         a.taken = b.taken = {name: name for name in reference}
@@ -74,23 +67,14 @@ def align(reference: Layers, candidate: Layers, *, is_blind: bool = False) -> Al
 
 
 class _Side:
-    """One model's layers, sorted into what is aligned how.
-
-    Attributes:
-        layers: all of them, by name.
-        ordered: all of them in execution order; those never called come last.
-        leaves: names of the layers that compute something themselves, in execution order.
-        idle: names of layers that were never called and hold parameters.
-        held: names of the leaves and idle layers in each container, which is what they make it.
-        place: place of each leaf in execution order.
-        taken: counterpart of each layer that is matched.
-    """
+    """One model's layers, sorted into what is aligned how."""
 
     def __init__(self, layers: Layers) -> None:
         self.layers = layers
-        self.taken: dict[str, str] = {}
+        self.taken: dict[str, str] = {}  # counterpart of each layer that is matched
         holders = containers(layers)
         self.ordered = sorted(layers.values(), key=order)
+        # the leaves compute something themselves; idle layers hold parameters and were never called
         own = [one for one in self.ordered if one.name not in holders or one.parameters]
         self.leaves = [one.name for one in own if one.entered is not None]
         self.idle = [one.name for one in own if one.entered is None]
@@ -140,8 +124,12 @@ def _match(a: _Side, b: _Side) -> None:
     same = [n for n in a.leaves if n in b.place and _is_same(a, b, n)]
     rising = _rising([p for n in same if _fits(p := (a.place[n], b.place[n]), backbone)])
     _add(a, b, ((a.leaves[i], b.leaves[j]) for i, j in rising))
-    for left, right in list(_gaps(a, b, sorted([*backbone, *rising]))):
+    i = j = 0  # what is not matched yet between each two neighbours
+    for next_i, next_j in [*sorted([*backbone, *rising]), (len(a.leaves), len(b.leaves))]:
+        left = [a.layers[name] for name in a.free(a.leaves[i:next_i])]
+        right = [b.layers[name] for name in b.free(b.leaves[j:next_j])]
         _add(a, b, _aligned_sequences(left, right))
+        i, j = next_i + 1, next_j + 1
     _add(a, b, _named(a, b, [name for name in a.leaves if name in b.place]))  # in any order
     _add_values(a, b, a.leaves, b.leaves)
     _add(a, b, _named(a, b, idle))
@@ -244,19 +232,6 @@ def _fits(pair: tuple[int, int], backbone: Places) -> bool:
     place = bisect_left(backbone, pair)
     after_previous = place == 0 or backbone[place - 1][1] < pair[1]
     return after_previous and (place == len(backbone) or pair[1] < backbone[place][1])
-
-
-def _gaps(
-    a: _Side, b: _Side, backbone: Places
-) -> Iterator[tuple[list[LayerRecord], list[LayerRecord]]]:
-    """Yield what is not matched yet between each two neighbours of the backbone."""
-    i = j = 0
-    for next_i, next_j in [*backbone, (len(a.leaves), len(b.leaves))]:
-        left = [a.layers[name] for name in a.free(a.leaves[i:next_i])]
-        right = [b.layers[name] for name in b.free(b.leaves[j:next_j])]
-        if left and right:
-            yield left, right
-        i, j = next_i + 1, next_j + 1
 
 
 def _aligned_sequences(

@@ -15,13 +15,12 @@ from pytest_modelhealth.report import UNCALLED, LayerRecord, Status
 from pytest_modelhealth.settings.setting import ancestors
 from pytest_modelhealth.statistics import TensorStatistics
 
-MOST_PARTS = 8
-"""So many parts of a layer are named."""
+MOST_PARTS = 8  # so many parts of a layer are named
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:
     """Spell names in a row: ``a, b, c and 2 more``."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
@@ -38,22 +37,17 @@ class Change(StrEnum):
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a layer is not simply one of the other side: of one layer and of several.
+    """Why a layer is not simply one of the other side: of one layer and of several."""
 
-    Args:
-        word: ``"folded"``: the candidate's one layer has taken over several that came after it in
-            the reference, the last of which gave what it gives. ``"split"``: the reference's one
-            layer is several of the candidate, ``"fused"``: several of the reference are one of the
-            candidate, by the rows of their parameters or by their calls. ``"unseen"``: nothing
-            watches it inside a candidate of compiled or scripted code.
-        whole: name of the one layer.
-        parts: the names of the several, in order.
-        is_all: whether nothing inside the candidate is seen, rather than no functional layer.
-    """
-
+    # ``"folded"``: the candidate's one layer has taken over several that came after it in the
+    # reference, the last of which gave what it gives. ``"split"``: the reference's one layer is
+    # several of the candidate, ``"fused"``: several of the reference are one of the candidate, by
+    # the rows of their parameters or by their calls. ``"unseen"``: nothing watches it inside a
+    # candidate of compiled or scripted code
     word: str
-    whole: str = ""
-    parts: tuple[str, ...] = ()
+    whole: str = ""  # name of the one layer
+    parts: tuple[str, ...] = ()  # the names of the several, in order
+    # whether nothing inside the candidate is seen, rather than no functional layer
     is_all: bool = False
 
     def is_of_part(self, pair: Pair) -> bool:
@@ -78,19 +72,13 @@ class Reason:
 
 @dataclass(frozen=True)
 class Pair:
-    """One layer on both sides.
+    """One layer on both sides."""
 
-    Args:
-        reference: its name in the reference; ``None`` where it was inserted.
-        candidate: its name in the candidate; ``None`` where it was removed.
-        change: what became of it. Of several, the first that holds of: retyped, moved, renamed.
-        reason: what explains the change, where something does.
-    """
-
-    reference: str | None
-    candidate: str | None
+    reference: str | None  # its name in the reference; ``None`` where it was inserted
+    candidate: str | None  # its name in the candidate; ``None`` where it was removed
+    # what became of it. Of several, the first that holds of: retyped, moved, renamed
     change: Change
-    reason: Reason | None = None
+    reason: Reason | None = None  # what explains the change, where something does
 
     @property
     def name(self) -> str:
@@ -143,22 +131,16 @@ class Pair:
 
 @dataclass(frozen=True)
 class Alignment:
-    """Every layer of both models, each in one pair.
+    """Every layer of both models, each in one pair."""
 
-    Args:
-        pairs: in execution order of the reference; inserted layers stand where they run, layers
-            that were never called come last.
-        splits: layers that were cut into several, or fused into one.
-        reference: the layers of the reference by name.
-        candidate: those of the candidate.
-        calls: of layers that are not called equally often, which call of the candidate is which of
-            the reference: the layer and the number of the call, from 0.
-    """
-
+    # in execution order of the reference; inserted layers stand where they run, layers that were
+    # never called come last
     pairs: tuple[Pair, ...]
-    splits: tuple[Reason, ...]
-    reference: Mapping[str, LayerRecord] = field(repr=False)
-    candidate: Mapping[str, LayerRecord] = field(repr=False)
+    splits: tuple[Reason, ...]  # layers that were cut into several, or fused into one
+    reference: Mapping[str, LayerRecord] = field(repr=False)  # the layers of the reference by name
+    candidate: Mapping[str, LayerRecord] = field(repr=False)  # those of the candidate
+    # of layers that are not called equally often, which call of the candidate is which of the
+    # reference: the layer and the number of the call, from 0
     calls: Mapping[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
 
     @cached_property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field
@@ -22,19 +21,12 @@ FORWARD = ("inputs", "activations", "outputs")
 
 @dataclass(frozen=True)
 class AlignedLayer:
-    """One layer on both sides, and how far its tensors are apart.
+    """One layer on both sides, and how far its tensors are apart."""
 
-    Args:
-        pair: its names, and what became of it.
-        type_name: its class in the reference, or in the candidate where it was inserted.
-        tensors: its tensors that were compared, in order of appearance.
-        changed_parameters: its parameters and buffers whose values differ.
-    """
-
-    pair: Pair
-    type_name: str
-    tensors: tuple[TensorResult, ...] = ()
-    changed_parameters: tuple[str, ...] = ()
+    pair: Pair  # its names, and what became of it
+    type_name: str  # its class in the reference, or in the candidate where it was inserted
+    tensors: tuple[TensorResult, ...] = ()  # its tensors that were compared, in order of appearance
+    changed_parameters: tuple[str, ...] = ()  # its parameters and buffers whose values differ
 
     @property
     def name(self) -> str:
@@ -53,43 +45,29 @@ class AlignedLayer:
 
     def worst(self, *roles: str) -> TensorResult | None:
         """Return the tensor furthest beyond its noise, of these roles; ``None`` for none."""
-
-        def badness(result: TensorResult) -> tuple[float, float]:
-            difference = result.difference
-            return result.ratio, math.inf if difference is None else difference.relative_l2
-
-        found = [result for result in self.tensors if not roles or result.key.role in roles]
-        return max(found, key=badness, default=None)
+        found = [one for one in self.tensors if not roles or one.key.role in roles]
+        errors = {id(one): one.difference.relative_l2 for one in found if one.difference}
+        return max(found, key=lambda one: (one.ratio, errors.get(id(one), math.inf)), default=None)
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where two models first compute something else, and why.
+    """Where two models first compute something else, and why."""
 
-    Args:
-        layer: name of the culprit in the reference (in the candidate, if it was inserted there).
-        candidate: its name in the candidate; ``None`` where it was removed.
-        label: the culprit for people.
-        kind: ``"parameters"``, ``"computation"``, ``"inserted"``, ``"removed"``, ``"moved"``,
-            ``"calls"``, ``"tying"``, ``"structure"``, ``"buffers"`` or ``"backward"``.
-        result: the first tensor that diverged.
-        story: what of the culprit is the same and what is not, one sentence.
-        cause: the likely cause, one sentence; ``""`` where nothing tells.
-        affected: names of the other layers that diverged, which only show what began here.
-        causes: the changes of calls and tied weights that the story names.
-        called_at: ``path:line`` of the code that calls the culprit in the reference and in the
-            candidate; ``""`` where that is not known.
-    """
-
-    layer: str
-    candidate: str | None
-    label: str
+    layer: str  # name of the culprit in the reference (in the candidate, if it was inserted there)
+    candidate: str | None  # its name in the candidate; ``None`` where it was removed
+    label: str  # the culprit for people
+    # ``"parameters"``, ``"computation"``, ``"inserted"``, ``"removed"``, ``"moved"``, ``"calls"``,
+    # ``"tying"``, ``"structure"``, ``"buffers"`` or ``"backward"``
     kind: str
-    result: TensorResult | None
-    story: str
-    cause: str
+    result: TensorResult | None  # the first tensor that diverged
+    story: str  # what of the culprit is the same and what is not, one sentence
+    cause: str  # the likely cause, one sentence; ``""`` where nothing tells
+    # names of the other layers that diverged, which only show what began here
     affected: tuple[str, ...] = ()
-    causes: tuple[Cause, ...] = ()
+    causes: tuple[Cause, ...] = ()  # the changes of calls and tied weights that the story names
+    # ``path:line`` of the code that calls the culprit in the reference and in the candidate; ``""``
+    # where that is not known
     called_at: tuple[str, str] = ("", "")
 
 
@@ -191,7 +169,7 @@ class Comparison(HasVerdict):
         return text
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        return str(self._shown("comparison", "html"))
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain dictionaries, lists, numbers and strings."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from pytest_modelhealth.alignment.causes import MOST_CALLS, Cause, Causes, retyped
+from pytest_modelhealth.alignment.causes import MOST_CALLS, Cause, Causes
 from pytest_modelhealth.alignment.result import Change, Pair, kind
 from pytest_modelhealth.comparison.comparison import FORWARD, Divergence
 from pytest_modelhealth.comparison.layer_differences import (
@@ -21,57 +20,37 @@ from pytest_modelhealth.comparison.weights import Changed
 from pytest_modelhealth.report import UNCALLED, Status
 from pytest_modelhealth.settings.setting import dotted, is_inside, parent
 
-_OTHER_BACKWARD = "its backward changed: a detach(), a custom autograd.Function"
-_OTHER_LOSS = "the loss function, its reduction, or a scale?"
-_NO_SETTING = (
-    "its settings are the same: the code of its forward changed, or it draws random numbers"
-)
-_NO_HINT = "its settings or its forward?"
 
-
-@dataclass(frozen=True)
 class Search:
     """The search for where two models first differ, and for the words to say it.
 
-    Args:
-        runs: both runs.
-        changed: the parameters and buffers of each layer of the reference whose values differ.
-        results: what became of each tensor, in order of appearance in the reference.
-        of_snapshots: whether the runs are what snapshots keep of them: statistics, merged over
-            calls, of models that are not here. Layers go by their names in the later one.
+    Tensors stand in the order in which they appear in the reference. Of snapshots, which keep
+    statistics merged over calls of models that are not here, layers go by their later names.
     """
 
-    runs: TwoRuns
-    changed: Mapping[str, Changed]
-    results: Sequence[TensorResult]
-    of_snapshots: bool = False
-
-    @property
-    def a(self) -> Trace:
-        """The reference's run."""
-        return self.runs.a
-
-    @property
-    def b(self) -> Trace:
-        """The candidate's run."""
-        return self.runs.b
-
-    @cached_property
-    def causes(self) -> Causes:
-        """What became of calls and ties."""
-        return Causes(self.runs.alignment)
-
-    @cached_property
-    def diverged(self) -> list[TensorResult]:
-        """The tensors that diverged."""
-        return [result for result in self.results if result.diverged]
+    def __init__(
+        self,
+        runs: TwoRuns,
+        changed: Mapping[str, Changed],
+        results: Sequence[TensorResult],
+        *,
+        of_snapshots: bool = False,
+    ) -> None:
+        self.runs, self.a, self.b, self.changed = runs, runs.a, runs.b, changed
+        self.results, self.of_snapshots = results, of_snapshots
+        self.causes = Causes(runs.alignment)
+        self.diverged = [result for result in results if result.diverged]
 
     def first_divergence(self) -> Divergence | None:
         """Return where the two first differ: forward, in what a step leaves behind, or backward."""
         forward = next((one for one in self.diverged if one.key.role in FORWARD), None)
-        weights = self._other_weights()
-        if weights is not None and not (forward and self._moment(forward) < self._moment(weights)):
-            return self._weights(weights)
+        for one in self.results:
+            # what a batch does not show, another will: weights are not rounded, they are given
+            pair = self._pair(one.key.layer) if one.key.role == "activations" else None
+            if pair is not None and self.changed[pair.reference or ""].parameters:
+                if forward is None or self._moment(forward) >= self._moment(one):
+                    return self._weights(one)
+                break
         if forward is not None:
             return self.begun_by(forward)
         a, b = self.a, self.b
@@ -85,17 +64,6 @@ class Search:
         kept = next((one for one in self.diverged if one.key.role == "buffers"), None)
         first = kept or next(iter(self.diverged), None)
         return None if first is None else self.begun_by(first)
-
-    def _other_weights(self) -> TensorResult | None:
-        """Return the first output of a layer whose parameters differ, whether or not it diverged.
-
-        What a batch does not show, another will: weights are not rounded, they are given.
-        """
-        for result in self.results:
-            pair = self._pair(result.key.layer) if result.key.role == "activations" else None
-            if pair is not None and self.changed[pair.reference or ""].parameters:
-                return result
-        return None
 
     def begun_by(self, first: TensorResult) -> Divergence:
         """Return the divergence that began with a tensor, where all before it is right."""
@@ -140,7 +108,7 @@ class Search:
             together = ", ".join(first.candidate)
             give = "together give" if len(first.candidate) > 1 else "gives"
             story = f"same input, and {together} {give} another output"
-            return self._made(_stand_in(name), "computation", first, story)
+            return self._made(Pair(name, None, Change.REMOVED), "computation", first, story)
         ours, theirs = self.a.layers[pair.reference], self.b.layers[pair.candidate or ""]
         is_merged = theirs.parameters and not ours.parameters  # a container is one layer now
         if self._runs_others(pair.reference) and not is_merged:
@@ -238,7 +206,13 @@ class Search:
     def _gradient(self, first: TensorResult) -> Divergence:
         name = first.key.layer
         around = self._pair_or_stand_in(self._with_code(parent(name)))
-        takers = [taker for taker in self._takers(name) if not self._runs_others(taker)]
+        entries = self.a.entries
+        given = {entries[key].slot for key in self.a.of_role[name, "activations"]}
+        takers = [
+            key.layer
+            for key, entry in entries.items()
+            if key.role == "inputs" and entry.slot in given and not self._runs_others(key.layer)
+        ]
         story = (
             f"forward is right; the gradient that reaches the output of {self._label(name)} is not"
         )
@@ -249,7 +223,9 @@ class Search:
             story += ": the code behind it changed"
             pair = around if around.aligned else self._pair_or_stand_in(name)
         cuts = self._operations(around, backward=True) or self._operations(pair, backward=True)
-        other = _OTHER_LOSS if self.of_snapshots and not name else _OTHER_BACKWARD
+        other = "its backward changed: a detach(), a custom autograd.Function"
+        if self.of_snapshots and not name:
+            other = "the loss function, its reduction, or a scale?"
         return self._made(pair, "backward", first, story, cuts or first.problem or other)
 
     def _parameter_gradient(self, first: TensorResult) -> Divergence:
@@ -317,15 +293,18 @@ class Search:
         is_other = kind(x) != kind(y) or (
             x.type_name != y.type_name and x.functional == y.functional
         )
-        what = retyped(x.type_name, y.type_name) if is_other and y.type_name else ""
+        what = f"it is a {y.type_name}, was a {x.type_name}" if is_other and y.type_name else ""
         dtypes = other_dtypes(pair, self.a, self.b)
         return _joined(what, dtypes, *other_settings(pair, self.runs))
 
     def _code(self, pair: Pair) -> str:
         """Return what is left to blame where no setting of a layer is known to differ."""
         if self.of_snapshots:
-            return _NO_HINT
-        return _NO_SETTING if are_known(pair, self.runs) else ""
+            return "its settings or its forward?"
+        same = (
+            "its settings are the same: the code of its forward changed, or it draws random numbers"
+        )
+        return same if are_known(pair, self.runs) else ""
 
     def _calls_of(self, name: str) -> list[Cause]:
         """Return what became of the calls of a layer, or of one around it."""
@@ -360,7 +339,7 @@ class Search:
         return found if found is not None and found.aligned else None
 
     def _pair_or_stand_in(self, name: str) -> Pair:
-        return self._pair(name) or _stand_in(name)
+        return self._pair(name) or Pair(name, None, Change.REMOVED)
 
     def _label(self, name: str) -> str:
         """Return what to call a layer of the reference."""
@@ -387,7 +366,7 @@ class Search:
         """
         a, b, good = self.a, self.b, self._right_before(first)
         ours = self._moment(good[-1]) if good else -1, self._moment(first)
-        theirs = max(map(self._moment_there, good), default=-1), self._moment_there(first)
+        theirs = self._moment_there(*good), self._moment_there(first)
         called = [
             change
             for change in self.causes.calls
@@ -404,37 +383,27 @@ class Search:
         lost = [p for p in free if p.candidate is None and _ran(a, p.name, ours)]
         return added, lost, sorted(called, key=lambda change: not change.more)
 
-    def _takers(self, layer: str) -> Iterator[str]:
-        """Yield the layers that take an output of a layer of the reference as it is."""
-        entries = self.a.entries
-        given = {entries[key].slot for key in self.a.of_role[layer, "activations"]}
-        return (k.layer for k, e in entries.items() if k.role == "inputs" and e.slot in given)
-
     def _moment(self, result: TensorResult) -> int:
         """Return when a tensor appeared in the reference."""
         return self.a.entries[result.key].moment
 
-    def _moment_there(self, result: TensorResult) -> int:
-        """Return when the counterpart of a tensor appeared in the candidate."""
-        there = self.b.entries
-        return max((there[key].moment for key in result.link.candidate if key in there), default=-1)
+    def _moment_there(self, *results: TensorResult) -> int:
+        """Return when the last counterpart of these tensors appeared in the candidate."""
+        keys = (key for result in results for key in result.link.candidate)
+        return max(
+            (self.b.entries[key].moment for key in keys if key in self.b.entries), default=-1
+        )
 
 
 def _joined(*phrases: str) -> str:
     return "; ".join(filter(None, phrases))
 
 
-def _stand_in(name: str) -> Pair:
-    """Return a pair for a layer that has no counterpart of its own."""
-    return Pair(name, None, Change.REMOVED)
-
-
 def _ran(trace: Trace, layer: str, span: tuple[int, int]) -> bool:
     """Whether a layer that computes something itself gave an output in this span of moments."""
-    if trace.layers[layer].status is Status.ALIAS_OF_INPUT:
-        return False
-    holds_others = any(is_inside(name, layer) for name in trace.layers)
-    return not holds_others and _outputs(trace, layer, span) > 0
+    is_idle = trace.layers[layer].status is Status.ALIAS_OF_INPUT
+    is_idle = is_idle or any(is_inside(name, layer) for name in trace.layers)
+    return not is_idle and _outputs(trace, layer, span) > 0
 
 
 def _outputs(trace: Trace, layer: str | None, span: tuple[int, int]) -> int:

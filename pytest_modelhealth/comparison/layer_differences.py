@@ -21,26 +21,18 @@ from pytest_modelhealth.report.flow.graph import PRODUCTS, SAME, SUMS, Operation
 _PLAIN = (bool, int, float, str, type(None), torch.Size, torch.dtype)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 _UNTOLD = {"training", "layer_idx", "layer_id", "call_super_init", "dump_patches"}
-_DIMENSIONS = {"dim", "start_dim", "end_dim"}
-"""Settings that may count from the end."""
+_DIMENSIONS = {"dim", "start_dim", "end_dim"}  # settings that may count from the end
 
 
 def are_known(pair: Pair, runs: TwoRuns) -> bool:
     """Whether the settings of both layers are attributes, which they are where own code runs."""
-    found = [_module(runs, 0, pair.reference), _module(runs, 1, pair.candidate)]
-    return all(module is not None and not _is_graph(module) for module in found)
-
-
-def _module(runs: TwoRuns, side: int, name: str | None) -> nn.Module | None:
-    """Return a module by name; that of the model for a function, which is of its kind."""
-    modules = runs.modules[side]
-    return modules.get(name or "") or modules.get("")
-
-
-def _is_graph(module: nn.Module) -> bool:
-    """Whether a graph runs in place of a module's own code: scripted, exported or of ONNX."""
-    is_script = isinstance(module, torch.jit.ScriptModule)
-    return is_script or not {"_ty", "graph"}.isdisjoint(vars(module))
+    for modules, name in zip(runs.modules, (pair.reference, pair.candidate), strict=True):
+        module = modules.get(name or "") or modules.get("")  # of a function that of its model
+        # scripted, exported or of ONNX: a graph runs in place of a module's own code
+        is_script = module is None or isinstance(module, torch.jit.ScriptModule)
+        if is_script or not {"_ty", "graph"}.isdisjoint(vars(module)):
+            return False
+    return True
 
 
 def other_settings(pair: Pair, runs: TwoRuns) -> Iterator[str]:
@@ -96,18 +88,13 @@ def _are_same(name: str, x: Any, y: Any, rank: int) -> bool:
     return bool(x == y) or (x != x and y != y)
 
 
-MOST = 2
-"""So many operations that are new or gone are named; more are a rewrite."""
+MOST = 2  # so many operations that are new or gone are named; more are a rewrite
 
 
 def other_operations(runs: TwoRuns, pair: Pair, label: str, *, backward: bool = False) -> str:
     """Return what became of the operations of a layer's own code, ``""`` where nothing did.
 
-    Args:
-        runs: both runs.
-        pair: the layer.
-        label: what to call it.
-        backward: whether only what passes no gradient is of interest.
+    Of interest backward is only what passes no gradient.
     """
     reference, candidate = runs.a.observation.flow, runs.b.observation.flow
     ours, theirs = pair.reference, pair.candidate
@@ -127,14 +114,14 @@ def other_operations(runs: TwoRuns, pair: Pair, label: str, *, backward: bool = 
         for flow, layer, to in ((reference, ours, {}), (candidate, theirs, names))
     )
     gone, new = _without(before, now), _without(now, before)
-    whose = f"`{label}`'s"
     if len(gone) > MOST or len(new) > MOST:
         return ""
-    if gone or new:
-        changes = [f"{_phrase(one, whose)} is gone" for one in gone]
-        changes += [f"{_phrase(one, whose)} is new{_near_line(one.line)}" for one in new]
-        return ", ".join(changes)
-    return ""
+    changes = [f"{_phrase(one, label)} is gone" for one in gone]
+    for one in new:
+        path, _, number = one.line.rpartition(":")
+        near = f" ({Path(path).name}:{number})" if path else ""
+        changes.append(f"{_phrase(one, label)} is new{near}")
+    return ", ".join(changes)
 
 
 def _without(some: Sequence[Operation], others: Sequence[Operation]) -> list[Operation]:
@@ -153,31 +140,16 @@ def _without(some: Sequence[Operation], others: Sequence[Operation]) -> list[Ope
     return [one for one in some if one in found]
 
 
-def _phrase(one: Operation, whose: str) -> str:
-    """Return an operation with what it takes; `whose` says whose input ``"input"`` is."""
-    shown = [_named(name, whose) for name in dict.fromkeys(one.operands)]
-    if len(shown) == 1 and one.name in SUMS | PRODUCTS:
+def _phrase(one: Operation, layer: str) -> str:
+    """Return an operation of a layer's code with what it takes."""
+    kinds = {**dict.fromkeys(SUMS, "sum"), **dict.fromkeys(PRODUCTS, "product")}
+    shown = []
+    for operand in dict.fromkeys(one.operands):
+        made = operand.strip("`")  # quoted where it was computed in the code, too
+        word = {"sum": "an earlier sum", "product": "a product"}.get(kinds.get(made, ""), operand)
+        own = f"`{layer}`'s input" if operand == "input" else f"`{operand}`"
+        shown.append(own if made == operand else word)
+    if len(shown) == 1 and one.name in kinds:
         shown.append("a number")
-    return f"{_function(one)} of {' and '.join(shown)}" if shown else _function(one)
-
-
-def _function(one: Operation) -> str:
-    if one.name in SUMS:
-        return "the sum"
-    return "the product" if one.name in PRODUCTS else f"`{one.name}`"
-
-
-def _named(operand: str, whose: str) -> str:
-    """Return what to call an operand: a layer, what was computed, or the layer's input."""
-    if operand == "input":
-        return f"{whose} input"
-    made = operand.strip("`")
-    if made == operand:
-        return f"`{operand}`"
-    return "an earlier sum" if made in SUMS else "a product" if made in PRODUCTS else operand
-
-
-def _near_line(line: str) -> str:
-    """Return a line in brackets, by its file's name alone."""
-    path, _, number = line.rpartition(":")
-    return f" ({Path(path).name}:{number})" if path else ""
+    function = f"the {kinds[one.name]}" if one.name in kinds else f"`{one.name}`"
+    return f"{function} of {' and '.join(shown)}" if shown else function

@@ -19,19 +19,13 @@ BACKWARD = ("gradients", "parameter_gradients")
 
 @dataclass(frozen=True)
 class Link:
-    """One tensor of the reference and what it is compared with.
+    """One tensor of the reference and what it is compared with."""
 
-    Args:
-        reference: the tensor in the reference.
-        candidate: the tensor in the candidate; several that together are the one.
-        part: the rows of the candidate's tensor that are compared, if not all: first and last + 1.
-        transposed: whether the candidate keeps it transposed.
-    """
-
-    reference: Key
-    candidate: tuple[Key, ...]
+    reference: Key  # the tensor in the reference
+    candidate: tuple[Key, ...]  # the tensor in the candidate; several that together are the one
+    # the rows of the candidate's tensor that are compared, if not all: first and last + 1
     part: tuple[int, int] | None = None
-    transposed: bool = False
+    transposed: bool = False  # whether the candidate keeps it transposed
 
     def read(self, store: TensorStore, a: Trace, b: Trace) -> tuple[Tensor, Tensor]:
         """Return both tensors in the reference's shape; in their own where these do not fit."""
@@ -56,15 +50,19 @@ class Link:
 def link(runs: TwoRuns, given: Set[str], merged: Container[str]) -> list[Link]:
     """Return every tensor of the reference that has a counterpart, in order of appearance.
 
-    Args:
-        runs: both runs.
-        given: layers of the reference whose buffers differ before the step already.
-        merged: layers that are compared together with others, by the module around them.
+    The buffers of `given` layers differ before the step already; `merged` ones are compared with
+    others by the module around them.
     """
     a, b, alignment = runs.a, runs.b, runs.alignment
     links = [Link(key, (key,)) for key in a.of_role["", "outputs"] if key in b.entries]
-    links += _of_calls(runs)
     told = {layer for layer, _ in alignment.calls}
+    links += [
+        Link(left[number], (right[other],))
+        for (ours, number), (theirs, other) in alignment.calls.items()
+        for role in ("inputs", "activations")  # which call a gradient came to is not known
+        for left, right in [(a.of_role[ours, role], b.of_role[theirs, role])]
+        if (len(left), len(right)) == (a.layers[ours].calls, b.layers[theirs].calls)
+    ]
     for pair, x, y in alignment.aligned:
         if pair.is_folded:
             continue  # what it gave, the layer that it is folded into gives
@@ -87,19 +85,6 @@ def link(runs: TwoRuns, given: Set[str], merged: Container[str]) -> list[Link]:
         and (b.observation.backward or one.reference.role not in BACKWARD)
     )
     return sorted(kept, key=lambda one: a.entries[one.reference].moment)
-
-
-def _of_calls(runs: TwoRuns) -> Iterator[Link]:
-    """Yield what layers that are not called equally often take and give, call by call.
-
-    Of the gradients it is not known which call they came to.
-    """
-    a, b = runs.a, runs.b
-    for (ours, number), (theirs, other) in runs.alignment.calls.items():
-        for role in ("inputs", "activations"):
-            left, right = a.of_role[ours, role], b.of_role[theirs, role]
-            if (len(left), len(right)) == (a.layers[ours].calls, b.layers[theirs].calls):
-                yield Link(left[number], (right[other],))
 
 
 def _flowing(pair: Pair, ours: str, theirs: str, runs: TwoRuns) -> Iterator[Link]:

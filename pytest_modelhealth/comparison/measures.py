@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-CHUNK = 1 << 20
-"""Elements that are brought to float64 at a time."""
+CHUNK = 1 << 20  # elements that are brought to float64 at a time
 
 
 @dataclass
@@ -18,37 +17,23 @@ class Difference:
     """What separates a tensor of the candidate from the reference's, element by element.
 
     Norms and errors are of the elements that are finite on both sides, computed in float64.
-
-    Args:
-        count: number of elements.
-        unequal: how many are not equal; two NaNs are equal, and so are two equal infinities.
-        nan_reference: NaNs in the reference only.
-        nan_candidate: NaNs in the candidate only.
-        nan_both: NaNs on both sides.
-        other_infinities: elements that are infinite on one side, or with another sign.
-        max_abs: largest absolute error.
-        abs_max: largest magnitude in the reference.
-        error_squares: sum of the squared errors.
-        squares: sum of the reference's squares.
-        at: index of the largest absolute error, or of the first element that is NaN or infinite on
-            one side only.
-        expected: the reference's value there.
-        found: the candidate's value there.
     """
 
-    count: int
-    unequal: int = 0
-    nan_reference: int = 0
-    nan_candidate: int = 0
-    nan_both: int = 0
-    other_infinities: int = 0
-    max_abs: float = 0.0
-    abs_max: float = 0.0
-    error_squares: float = 0.0
-    squares: float = 0.0
+    count: int  # number of elements
+    unequal: int = 0  # how many are not equal; two NaNs are equal, and so are two equal infinities
+    nan_reference: int = 0  # NaNs in the reference only
+    nan_candidate: int = 0  # NaNs in the candidate only
+    nan_both: int = 0  # NaNs on both sides
+    other_infinities: int = 0  # elements that are infinite on one side, or with another sign
+    max_abs: float = 0.0  # largest absolute error
+    abs_max: float = 0.0  # largest magnitude in the reference
+    error_squares: float = 0.0  # sum of the squared errors
+    squares: float = 0.0  # sum of the reference's squares
+    # index of the largest absolute error, or of the first element that is NaN or infinite on one
+    # side only
     at: tuple[int, ...] | None = None
-    expected: float = math.nan
-    found: float = math.nan
+    expected: float = math.nan  # the reference's value there
+    found: float = math.nan  # the candidate's value there
 
     @property
     def error_norm(self) -> float:
@@ -91,6 +76,8 @@ def equal_nans(reference: Tensor, candidate: Tensor) -> int | None:
 
 def measure(reference: Tensor, candidate: Tensor) -> Difference:
     """Return what separates two real, strided tensors of one shape."""
+    if (nans := equal_nans(reference, candidate)) is not None:
+        return Difference(reference.numel(), nan_both=nans)
     flat, other = reference.reshape(-1), candidate.reshape(-1)
     sums = Difference(flat.numel())
     place = odd_place = None
@@ -131,8 +118,7 @@ def _add(sums: Difference, reference: Tensor, candidate: Tensor) -> tuple[int | 
     return place, odd
 
 
-SAFE = 1e-15, 1e15
-"""Differences whose squares neither underflow nor overflow in float32."""
+SAFE = 1e-15, 1e15  # differences whose squares neither underflow nor overflow in float32
 
 
 def gap(a: Tensor, b: Tensor) -> tuple[float, float]:

@@ -29,8 +29,7 @@ from pytest_modelhealth.report import Flow, LayerRecord, Status
 from pytest_modelhealth.report.flow.graph import Kind
 from pytest_modelhealth.settings.setting import ancestors
 
-CallKey = tuple[str, int]
-"""A layer and which of its calls, from 0."""
+CallKey = tuple[str, int]  # a layer and which of its calls, from 0
 
 
 def with_calls(alignment: Alignment, a: Trace, b: Trace) -> Alignment:
@@ -101,12 +100,7 @@ def _places(
 ) -> dict[object, list[CallKey]]:
     """Return the calls of loose layers by what they compute and what feeds them, in order.
 
-    Args:
-        flow: the flow of a run.
-        layers: the layers of that run.
-        loose: the names of those whose calls are to be told apart.
-        names: the names in the reference of all that are aligned.
-        anchors: the names in the reference of those with parameters that are called alike.
+    What is aligned goes by its name in the reference; anchors have parameters and are called alike.
     """
     graph, counts, numbers = flow.graph, Counter[str](), []
     for call in graph.calls:

@@ -11,62 +11,48 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 
 from torch import Tensor
 
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.comparison.links import BACKWARD, FLOWING, Link, missing_gradients
-from pytest_modelhealth.comparison.measures import Difference, equal_nans, gap, measure
-from pytest_modelhealth.comparison.rounding import EIGHT_BITS, Steps, rounded
+from pytest_modelhealth.comparison.measures import Difference, gap, measure
+from pytest_modelhealth.comparison.rounding import EIGHT_BITS
 from pytest_modelhealth.comparison.trace import Key, Trace, TwoRuns, Watcher
 from pytest_modelhealth.progress import track
 from pytest_modelhealth.settings.setting import is_inside
 from pytest_modelhealth.statistics.dense import dense_values
-from pytest_modelhealth.tolerance import RUNS, floor, observed, perturbed
+from pytest_modelhealth.tolerance import RUNS, Steps, floor, observed, perturbed
 
-FACTOR = 10.0
-"""How many times the natural noise a difference may be."""
+FACTOR = 10.0  # how many times the natural noise a difference may be
 
 SETTLED = 5.0
 """The noise of three perturbed runs is less than this multiple of that of the first one."""
 
-Size = tuple[float, float]
-"""An L2 norm, and the largest magnitude of an element."""
+Size = tuple[float, float]  # an L2 norm, and the largest magnitude of an element
 
 NONE: Size = (0.0, 0.0)
 
 
 @dataclass(eq=False)
 class TensorResult:
-    """What became of one tensor of the reference.
+    """What became of one tensor of the reference."""
 
-    Args:
-        link: the tensor, and what it is compared with.
-        limit: the ratio up to which the two are equivalent.
-        difference: what separates the two; ``None`` where they cannot be compared.
-        problem: what is wrong, where it is no number that is off: a shape, a missing gradient.
-        shape: the candidate's shape, where the tensor flows through the layer in another one; else
-            ``""``.
-        unseen: why it was not seen, where it is the gradient of a layer without parameters.
-        error: how far the candidate is off.
-        floor: the least noise to expect.
-        moved: how far further runs of the reference moved it.
-        measured_by: what the noise was measured by.
-    """
-
-    link: Link
-    limit: float
+    link: Link  # the tensor, and what it is compared with
+    limit: float  # the ratio up to which the two are equivalent
+    # what separates the two; ``None`` where they cannot be compared
     difference: Difference | None = None
+    # what is wrong, where it is no number that is off: a shape, a missing gradient
     problem: str = ""
+    # the candidate's shape, where the tensor flows through the layer in another one; else ``""``
     shape: str = ""
-    unseen: str = ""
-    error: Size = NONE
-    floor: Size = NONE
-    moved: Size = NONE
-    measured_by: str = "floor"
+    unseen: str = ""  # why it was not seen, where it is the gradient of a layer without parameters
+    error: Size = NONE  # how far the candidate is off
+    floor: Size = NONE  # the least noise to expect
+    moved: Size = NONE  # how far further runs of the reference moved it
+    measured_by: str = "floor"  # what the noise was measured by
 
     @property
     def key(self) -> Key:
@@ -120,33 +106,19 @@ class TensorResult:
         ratios = [e / s if s else math.inf for e, s in zip(self.error, scale, strict=True)]
         return ratios[0] if self.measured_by == "quantised" else max(ratios)
 
-    def take_noise(self, expected: Tensor, seen: Tensor, by: str) -> None:
-        """Take the noise of a further run."""
-        norm, largest = gap(expected, seen)
-        self.moved = max(self.moved[0], norm), max(self.moved[1], largest)
-        self.measured_by = by if self.measured_by == "floor" else self.measured_by
-
 
 @dataclass
 class Judge:
-    """Tells of each linked tensor whether it differs by more than rounding explains.
+    """Tells of each linked tensor whether it differs by more than rounding explains."""
 
-    Args:
-        runs: both runs.
-        request: asks for a run of the reference's module: batch, target, loss and backward.
-        epsilons: machine epsilon of the reference and of the candidate.
-        factor: how many times the noise a difference may be.
-        coarser: machine epsilon of the layers of the reference that are coarser than the rest.
-        notes: takes what a reader should know.
-        steps: those of the weights of a quantised candidate; ``None`` for any other.
-    """
-
-    runs: TwoRuns
-    request: Request
-    epsilons: tuple[float, float]
-    factor: float
+    runs: TwoRuns  # both runs
+    request: Request  # asks for a run of the reference's module: batch, target, loss and backward
+    epsilons: tuple[float, float]  # machine epsilon of the reference and of the candidate
+    factor: float  # how many times the noise a difference may be
+    # machine epsilon of the layers of the reference that are coarser than the rest
     coarser: Mapping[str, float]
-    notes: list[str]
+    notes: list[str]  # takes what a reader should know
+    # those of the weights of a quantised candidate; ``None`` for any other
     steps: Steps | None = None
 
     def results(self, links: Iterable[Link]) -> list[TensorResult]:
@@ -176,7 +148,13 @@ class Judge:
             slots = tuple(b.entries[key].slot for key in link.candidate)
             identity = a.entries[link.reference].slot, slots, link.part, link.transposed
             if identity not in known:
-                known[identity] = _difference(*link.read(store, a, b))
+                expected, found = link.read(store, a, b)
+                off, what = None, f"shape {_shape(found.shape)} instead of {_shape(expected.shape)}"
+                if expected.shape == found.shape:
+                    off, what = measure(expected, found), ""
+                    if off.unequal and not expected.is_floating_point():
+                        what = f"{off.unequal} of {off.count} whole numbers differ"
+                known[identity] = off, what
             one.difference, one.problem = known[identity]
             shape, is_flowing = b.entries[link.candidate[0]].shape, one.key.role in FLOWING
             if one.difference is not None:
@@ -218,29 +196,9 @@ class Judge:
 
     def _measure_noise(self, results: list[TensorResult]) -> None:
         """Measure the noise by further runs, until the first result is far beyond its limit."""
-        made: Callable[..., Request] = partial(perturbed, coarser=self.coarser)
         by, epsilon = "perturbed", max(self.epsilons)
         if self.steps is not None:
-            made, by, epsilon = partial(rounded, weights=self.steps), "quantised", self.epsilons[0]
-        for seed in track(range(RUNS), "running the reference perturbed"):
-            first = next((one for one in results if one.ratio > self.factor), None)
-            if first is None or (seed and first.ratio > SETTLED * self.factor):
-                return
-            copy = partial(made, epsilon=epsilon, seed=seed)
-            if not self._run("the noise could not be measured", results, copy, by):
-                return
-
-    def _run(
-        self,
-        what: str,
-        results: list[TensorResult],
-        made: Callable[[Request], Request],
-        by: str,
-    ) -> bool:
-        """Tell each result how far a run of copies of model and batch moves its tensor.
-
-        The copy is not the user's model: what it raises or warns of is not for them, but a note.
-        """
+            by, epsilon = "quantised", self.epsilons[0]
         by_key: dict[Key, list[TensorResult]] = defaultdict(list)
         for one in results:
             by_key[one.key].append(one)
@@ -250,18 +208,25 @@ class Judge:
             for one in by_key.get(key, ()):
                 expected = self.runs.store[self.runs.a.entries[key].slot]
                 if seen.shape == expected.shape:
-                    one.take_noise(expected, seen, by)
+                    norm, largest = gap(expected, seen)
+                    one.moved = max(one.moved[0], norm), max(one.moved[1], largest)
+                    one.measured_by = by
 
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                request = replace(made(self.request), visitor=Watcher(beside))
-                failure = next(iter(observed(request).errors), "")
-        except Exception as error:  # noqa: BLE001 - a copy in another precision may fail anyhow
-            failure = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        if failure:
-            self.notes.append(f"{what}: {failure}")
-        return not failure
+        for seed in track(range(RUNS), "running the reference perturbed"):
+            first = next((one for one in results if one.ratio > self.factor), None)
+            if first is None or (seed and first.ratio > SETTLED * self.factor):
+                return
+            try:  # the copy is not the user's: what it raises or warns of is a note
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    request = perturbed(self.request, epsilon, seed, self.coarser, self.steps)
+                    request = replace(request, visitor=Watcher(beside))
+                    failure = next(iter(observed(request).errors), "")
+            except Exception as error:  # noqa: BLE001 - in another precision it may fail anyhow
+                failure = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            if failure:
+                self.notes.append(f"the noise could not be measured: {failure}")
+                return
 
 
 def without_effect(results: Iterable[TensorResult]) -> list[TensorResult]:
@@ -274,9 +239,6 @@ def without_effect(results: Iterable[TensorResult]) -> list[TensorResult]:
     - A gradient that was not seen at a layer without parameters, where the next one agrees.
     - The gradient of what a layer with others in it returns, where all other gradients agree. A
       tensor that is returned and read inside has both ways in its gradient, a copy of it one.
-
-    Args:
-        results: what became of each tensor, in order of appearance.
     """
     results = list(results)
     found = set(_inputs_without_effect(results))
@@ -349,18 +311,6 @@ def are_one_function(results: list[TensorResult], a: Trace, b: Trace) -> bool:
         key.role == "outputs" and a.entries[key].dtype.is_floating_point for key in due
     )
     return is_floating and all(one is None or one.abs_max > 0 for one in seen)
-
-
-def _difference(expected: Tensor, found: Tensor) -> tuple[Difference | None, str]:
-    if expected.shape != found.shape:
-        return None, f"shape {_shape(found.shape)} instead of {_shape(expected.shape)}"
-    nans = equal_nans(expected, found)
-    if nans is not None:
-        return Difference(expected.numel(), nan_both=nans), ""
-    difference = measure(expected, found)
-    if difference.unequal and not expected.is_floating_point():
-        return difference, f"{difference.unequal} of {difference.count} whole numbers differ"
-    return difference, ""
 
 
 def _shape(shape: tuple[int, ...]) -> str:

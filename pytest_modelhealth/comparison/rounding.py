@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
 from pytest_modelhealth.alignment.result import Pair, listed
-from pytest_modelhealth.capture import Request, find_engine
-from pytest_modelhealth.capture.step.bare import copied
 from pytest_modelhealth.comparison.links import parameter_names
 from pytest_modelhealth.comparison.sides import Side
 from pytest_modelhealth.comparison.trace import Trace, TwoRuns
 from pytest_modelhealth.comparison.weights import fitted, folded_parameters
-from pytest_modelhealth.layers import named_modules, own_parameters
+from pytest_modelhealth.layers import own_parameters
 from pytest_modelhealth.statistics.dense import step
-from pytest_modelhealth.tolerance import TF32, epsilon_of, perturbed_batch
-
-Steps = Mapping[tuple[str, str], Tensor]
-"""Of weights, by the names of the layer and of the parameter, the distance between two values."""
+from pytest_modelhealth.tolerance import TF32, Steps, epsilon_of
 
 INSIDE = 2.0**-7
 """The step of weights that cannot be read, by their range: some processors use 7 bits of 8."""
@@ -112,24 +105,6 @@ def _epsilon_of(dtype: str | torch.dtype) -> float:
     """Return the machine epsilon of a dtype; none for quantised ones, whose steps are measured."""
     name = str(dtype).removeprefix("torch.")
     return 0.0 if name in ("qint8", "quint8") else epsilon_of(name)
-
-
-def rounded(request: Request, weights: Steps, epsilon: float, seed: int) -> Request:
-    """Return a request for a copy with weights moved by up to half a step, as rounding may do.
-
-    Raises:
-        InspectionError: the model cannot be copied.
-    """
-    module = copied(find_engine(request.model).module(request.model))
-    generator = torch.Generator().manual_seed(seed)
-    modules = {named.name: named.module for named in named_modules(module)}
-    for (layer, name), distance in weights.items():
-        weight = modules[layer]._parameters[name]
-        assert weight is not None
-        u = torch.rand(weight.shape, generator=generator, dtype=torch.float64) - 0.5
-        weight.data += (u * distance.cpu()).to(weight)
-    inputs = perturbed_batch(request.inputs, epsilon, seed)
-    return replace(request, model=module, inputs=inputs, backward=False)
 
 
 def quantised_weights(runs: TwoRuns) -> Steps:

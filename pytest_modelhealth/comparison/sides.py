@@ -29,19 +29,12 @@ from pytest_modelhealth.statistics.dense import is_quantised
 
 @dataclass(frozen=True)
 class Side:
-    """A model under comparison.
+    """A model under comparison."""
 
-    Args:
-        model: what runs.
-        name: ``"reference"`` or ``"candidate"``.
-        engine: what runs it.
-        note: what a reader should know of how it came about.
-    """
-
-    model: Any
-    name: str
-    engine: Engine
-    note: str = ""
+    model: Any  # what runs
+    name: str  # ``"reference"`` or ``"candidate"``
+    engine: Engine  # what runs it
+    note: str = ""  # what a reader should know of how it came about
 
     @property
     def module(self) -> nn.Module:
@@ -124,13 +117,7 @@ def run(
     store: TensorStore,
     like: tuple[torch.dtype | None, torch.device | None] = (None, None),
 ) -> Trace:
-    """Run the request's batch through a side, and keep every tensor.
-
-    Args:
-        side: what to run.
-        request: batch, target, loss and backward; its model is not read.
-        store: keeps the tensors.
-        like: dtype and device to bring the floating tensors of the batch to.
+    """Run the request's batch through a side, brought to a dtype and device; keep every tensor.
 
     Raises:
         InspectionError: the request cannot be carried out on this model.

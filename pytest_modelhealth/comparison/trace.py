@@ -38,44 +38,27 @@ class Key(NamedTuple):
 
 
 class KeptTensor(NamedTuple):
-    """What is kept of a tensor.
+    """What is kept of a tensor."""
 
-    Args:
-        slot: its number in the store; a tensor seen again, unchanged, has the same.
-        moment: its place in the order in which the tensors of the run appeared.
-        shape: its shape, complex and sparse ones as real and dense.
-        dtype: its dtype, likewise.
-    """
-
-    slot: int
-    moment: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
+    slot: int  # its number in the store; a tensor seen again, unchanged, has the same
+    moment: int  # its place in the order in which the tensors of the run appeared
+    shape: tuple[int, ...]  # its shape, complex and sparse ones as real and dense
+    dtype: torch.dtype  # its dtype, likewise
 
 
 @dataclass
 class Trace:
-    """Everything that one run showed.
+    """Everything that one run showed."""
 
-    Args:
-        observation: the statistics.
-        entries: the tensors, by their names.
-        output: how the output is built, for people: ``"tuple(tensor 4x3, tensor 4)"``.
-        is_flat: whether the tensors of the output stand in a row, however the model nested them.
-        shows_functions: whether functions that a forward calls are seen as layers.
-        in_torch: whether torch computed it.
-        rounds: whether its layers compute with quantised numbers.
-        names_layers: whether its layers have the names of the model that it was made of.
-    """
-
-    observation: Observation
-    entries: dict[Key, KeptTensor]
-    output: str
+    observation: Observation  # the statistics
+    entries: dict[Key, KeptTensor]  # the tensors, by their names
+    output: str  # how the output is built, for people: ``"tuple(tensor 4x3, tensor 4)"``
+    # whether the tensors of the output stand in a row, however the model nested them
     is_flat: bool = False
-    shows_functions: bool = True
-    in_torch: bool = True
-    rounds: bool = False
-    names_layers: bool = True
+    shows_functions: bool = True  # whether functions that a forward calls are seen as layers
+    in_torch: bool = True  # whether torch computed it
+    rounds: bool = False  # whether its layers compute with quantised numbers
+    names_layers: bool = True  # whether its layers have the names of the model that it was made of
 
     @property
     def layers(self) -> Mapping[str, LayerRecord]:
@@ -109,29 +92,17 @@ class Trace:
 
 @dataclass(frozen=True)
 class TwoRuns:
-    """The runs of both models with all their tensors, and which layer of one is which of the other.
+    """The runs of both models, and which layer of one is which of the other."""
 
-    Args:
-        a: the reference's run.
-        b: the candidate's run.
-        alignment: which layer is which.
-        modules: the modules of both, by name.
-        store: holds the tensors of both.
-    """
-
-    a: Trace
-    b: Trace
-    alignment: Alignment
-    modules: tuple[Modules, Modules]
-    store: TensorStore
+    a: Trace  # the reference's run
+    b: Trace  # the candidate's run
+    alignment: Alignment  # which layer is which
+    modules: tuple[Modules, Modules]  # the modules of both, by name
+    store: TensorStore  # holds the tensors of both
 
 
 class Watcher:
-    """A visitor that names each tensor and hands it on.
-
-    Args:
-        take: is given each tensor; it may raise an `UnsupportedTensorError`.
-    """
+    """A visitor that names each tensor and hands it on; `take` may raise what is unsupported."""
 
     def __init__(self, take: Callable[[Key, Tensor], None]) -> None:
         self._take = take
@@ -159,18 +130,13 @@ class Watcher:
 
 
 class Keeper(Watcher):
-    """Keeps every tensor in a store.
-
-    Attributes:
-        entries: what was kept, by its name.
-        output: how the output is built, for people: ``"tuple(tensor 4x3, tensor 4)"``.
-    """
+    """Keeps every tensor in a store."""
 
     def __init__(self, store: TensorStore) -> None:
         super().__init__(self._keep)
         self.store = store
         self.entries: dict[Key, KeptTensor] = {}
-        self.output = ""
+        self.output = ""  # how it is built, for people: "tuple(tensor 4x3, tensor 4)"
         self._slots = KnownTensors[KeptTensor]()
         self._memory_is_reused = False
 

@@ -23,8 +23,7 @@ from pytest_modelhealth.tolerance import epsilon_of
 SAME = 10
 """Weights of one value may differ by so many epsilons: they were folded or parametrised anew."""
 
-FOLDED = 1e-4
-"""Folding rounds in an order of its own, and what is subtracted may cancel."""
+FOLDED = 1e-4  # folding rounds in an order of its own, and what is subtracted may cancel
 
 HALF = 0.51
 """Quantised weights are at most half a step from what they were, and rounding makes that more."""
@@ -32,17 +31,12 @@ HALF = 0.51
 
 @dataclass(frozen=True)
 class Changed:
-    """What of a layer has other values, a phrase each.
+    """What of a layer has other values, a phrase each."""
 
-    Args:
-        parameters: the parameters, by name.
-        others: buffers, and parameters of another size, which a layer may not read in full.
-        are_all_read: whether each parameter of the reference has a counterpart.
-    """
-
-    parameters: Mapping[str, str] = field(default_factory=dict)
+    parameters: Mapping[str, str] = field(default_factory=dict)  # the parameters, by name
+    # buffers, and parameters of another size, which a layer may not read in full
     others: Mapping[str, str] = field(default_factory=dict)
-    are_all_read: bool = False
+    are_all_read: bool = False  # whether each parameter of the reference has a counterpart
 
     @property
     def phrases(self) -> tuple[str, ...]:

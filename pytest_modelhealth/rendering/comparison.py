@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from pytest_modelhealth.alignment.result import Change, Pair
-from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison
+from pytest_modelhealth.alignment.result import Change, listed
+from pytest_modelhealth.comparison.comparison import Comparison
 from pytest_modelhealth.comparison.results import TensorResult
+from pytest_modelhealth.rendering.document import LINES, WIDTH, Document, Row
 from pytest_modelhealth.rendering.json import plain
 from pytest_modelhealth.rendering.notation import (
     NOT_SEEN,
+    Column,
+    few,
     number,
     plural,
     printable,
     shorten,
-    some,
-    table,
 )
 from pytest_modelhealth.rendering.recorded import comparison_data
 from pytest_modelhealth.report.flow import near
 
-FORWARD_ROLES = ("activations", "buffers")
-BACKWARD_ROLES = ("gradients", "parameter_gradients")
+_ROLES = (("activations", "buffers"), ("gradients", "parameter_gradients"))
+"""Of the two columns of errors: forward and backward."""
+
 MOST_ROWS = 9
 MOST_NOTES = 4
 MOST_NAMES = 4
@@ -48,19 +51,12 @@ def line(comparison: Comparison) -> str:
 
 def overview(comparison: Comparison) -> str:
     """Return the verdict and a line a layer, in execution order of the reference."""
-    head = [line(comparison), *_alignment(comparison), *_notes(comparison)]
-    layers = _layers(comparison)
-    return "\n".join([*head, "", *_table(comparison, layers, 100)] if layers else head)
+    return _document(comparison).text(width=WIDTH)
 
 
-def _layers(comparison: Comparison) -> list[AlignedLayer]:
-    """Return the layers that there is something to say of."""
-    return [
-        layer
-        for layer in comparison.layers.values()
-        if layer.tensors
-        or (layer.pair.change is not Change.MATCHED and not layer.pair.is_out_of_sight)
-    ]
+def html(comparison: Comparison) -> str:
+    """Return the same as a self-contained ``<div>``."""
+    return _document(comparison).html()
 
 
 def failure(comparison: Comparison) -> str:
@@ -68,32 +64,55 @@ def failure(comparison: Comparison) -> str:
     found = comparison.first_divergence
     if found is None:
         return line(comparison)
-    result, lines = found.result, [line(comparison), ""]
-    if result is not None:
-        lines += [f"  {text}" for text in _evidence(result, comparison.reference)] + [""]
-    layers = _layers(comparison)
-    names = [layer.name for layer in layers]
-    at = names.index(result.key.layer) if result is not None and result.key.layer in names else 0
-    start = max(0, min(at - MOST_ROWS // 2, len(layers) - MOST_ROWS))
-    shown = layers[start : start + MOST_ROWS]
-    lines += [f"  {row}" for row in _table(comparison, shown, 96)]
-    if found.affected:
-        others = plural(len(found.affected), "other layer")
-        verb = "shows" if len(found.affected) == 1 else "show"
-        lines.append(f"  {others} only {verb} what began in {printable(found.label)}")
-    limit = math.nan if result is None else result.limit
-    lines += ["", f"verdict by:   {comparison.basis}, times {limit:g}"]
+    evidence = [] if found.result is None else [*_evidence(found.result, comparison.reference)]
+    affected = len(found.affected)
+    others = f"{plural(affected, 'other layer')} only {'shows' if affected == 1 else 'show'}"
+    limit = math.nan if found.result is None else found.result.limit
+    code = [f"verdict by:   {comparison.basis}, times {limit:g}"]
     ours, theirs = (printable(near(place)) if place else "" for place in found.called_at)
     if ours or theirs:
         there = f", in the candidate {theirs}" if ours and theirs not in ("", ours) else ""
-        lines.append(f"called at:    {ours or theirs}{there}")
-    return "\n".join(
-        [
-            *lines,
-            *_alignment(comparison),
-            *_notes(comparison),
-            "look:         print(comparison), comparison.plot_errors()",
-        ]
+        code.append(f"called at:    {ours or theirs}{there}")
+    code += [*_remarks(comparison), "look:         print(comparison), comparison.plot_errors()"]
+    return replace(
+        _document(comparison),
+        facts=["", *(f"  {text}" for text in evidence)] if evidence else [],
+        most=MOST_ROWS,
+        below=[f"  {others} what began in {printable(found.label)}"] if affected else [],
+        code=code,
+        indent="  ",
+    ).text(lines=LINES)
+
+
+def _document(comparison: Comparison) -> Document:
+    """Return the layers that there is something to say of; what is near the culprit weighs most."""
+    found = comparison.first_divergence
+    layers = [
+        layer
+        for layer in comparison.layers.values()
+        if layer.tensors
+        or (layer.pair.change is not Change.MATCHED and not layer.pair.is_out_of_sight)
+    ]
+    names = [layer.name for layer in layers]
+    first = found.result.key.layer if found is not None and found.result is not None else ""
+    at = names.index(first) if first in names else 0
+    rows = []
+    for place, layer in enumerate(layers):
+        is_culprit = found is not None and layer.name == found.layer
+        mark = "!" if is_culprit else "~" if layer.diverged else ""
+        kind = {"!": "violated", "~": "warned"}.get(mark, "")
+        errors = [cell for roles in _ROLES for cell in _cells(layer.worst(*roles))]
+        cells = [*map(printable, (layer.label, layer.pair.word)), *errors]
+        rows.append(Row(cells, kind, mark=mark, weight=-abs(place - at)))
+    titles = ("layer", "is now", "forward", "x noise", "gradient", "x noise")
+    return Document(
+        line(comparison),
+        facts=[*_remarks(comparison)],
+        columns=[Column(title, is_text=title in ("layer", "is now")) for title in titles],
+        rows=rows,
+        narrowest=((0, 32), (1, 20), (0, 10), (1, 6)),
+        names=0,
+        marks=True,
     )
 
 
@@ -127,20 +146,6 @@ def _evidence(result: TensorResult, model: str) -> Iterator[str]:
         )
 
 
-def _table(comparison: Comparison, layers: Sequence[AlignedLayer], width: int) -> list[str]:
-    found = comparison.first_divergence
-    rows = [["", "layer", "is now", "forward", "x noise", "gradient", "x noise"]]
-    for layer in layers:
-        is_culprit = found is not None and layer.name == found.layer
-        mark = "!" if is_culprit else "~" if layer.diverged else ""
-        forward, backward = layer.worst(*FORWARD_ROLES), layer.worst(*BACKWARD_ROLES)
-        names = map(printable, (layer.label, layer.pair.word))
-        rows.append([mark, *names, *_cells(forward), *_cells(backward)])
-    widest_name = max(16, (width - 44) * 3 // 5)
-    widest = ((1, widest_name), (2, width - 44 - widest_name))
-    return table(rows, (0, 1, 2), width=0, narrowest=widest, names=1)
-
-
 def _cells(result: TensorResult | None) -> list[str]:
     """Return relative L2 error and its ratio to the noise."""
     if result is None:
@@ -152,40 +157,28 @@ def _cells(result: TensorResult | None) -> list[str]:
     return [number(result.difference.relative_l2), number(result.ratio)]
 
 
-def _alignment(comparison: Comparison) -> Iterator[str]:
-    """Yield which layers were not simply matched."""
+def _remarks(comparison: Comparison) -> Iterator[str]:
+    """Yield which layers were not simply matched, and the notes."""
     alignment = comparison.alignment
     parts = []
     for change in (Change.RENAMED, Change.RETYPED, Change.MOVED, Change.INSERTED, Change.REMOVED):
-        pairs = [pair for pair in alignment.of(change) if not pair.reason or pair.aligned]
-        if pairs:
-            parts.append(f"{len(pairs)} {change} ({some(list(map(_names, pairs)), MOST_NAMES)})")
+        names = []
+        for pair in alignment.of(change):
+            is_other = pair.aligned and pair.candidate != pair.reference
+            name = (pair.name or "the model") if pair.aligned else pair.name
+            if not pair.reason or pair.aligned:
+                names.append(f"{name} -> {pair.candidate}" if is_other else name)
+        parts += [f"{len(names)} {change} ({listed(names, MOST_NAMES)})"] if names else []
     noted = [
         f"{pair.name} {pair.note}"
         for pair in alignment.pairs
         if pair.note and (pair.is_folded or not (pair.folded_in or pair.word == "part"))
     ]
-    parts += [some(noted, MOST_NAMES)] if noted else []
+    parts += [listed(noted, MOST_NAMES)] if noted else []
     if parts:
         yield f"alignment:    {printable('; '.join(parts))}"
-
-
-def _names(pair: Pair) -> str:
-    if not pair.aligned:
-        return pair.name
-    name = pair.name or "the model"
-    return name if pair.candidate == pair.reference else f"{name} -> {pair.candidate}"
-
-
-def _notes(comparison: Comparison) -> Iterator[str]:
-    for note in comparison.notes[:MOST_NOTES]:
-        yield f"note:         {printable(shorten(note, 160))}"
-    yield from _more(len(comparison.notes) - MOST_NOTES, "note")
-
-
-def _more(count: int, what: str) -> Iterator[str]:
-    if count > 0:
-        yield f"  ... and {plural(count, f'more {what}')}"
+    notes = [f"note:         {printable(shorten(note, 160))}" for note in comparison.notes]
+    yield from few(notes, MOST_NOTES, "more note")
 
 
 def to_dict(comparison: Comparison) -> dict[str, Any]:

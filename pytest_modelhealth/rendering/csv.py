@@ -8,10 +8,8 @@ from typing import Any
 
 from pytest_modelhealth.rendering.summary import STATISTICS
 from pytest_modelhealth.report import ROLES, HealthReport
-from pytest_modelhealth.statistics import TensorStatistics
 
-FORMAT_VERSION = 1
-"""Raised when a column changes its name or meaning."""
+FORMAT_VERSION = 1  # raised when a column changes its name or meaning
 
 _TAKEN = ("dtype", "device", *STATISTICS, "histogram_sampled")
 COLUMNS = (
@@ -39,21 +37,16 @@ def render(report: HealthReport) -> str:
         for role in ROLES:
             largest = record.largest.get(role)
             for name, seen in record.tensors(role).items():
-                row = own | {"role": role, "tensor": name} | _cells(seen)
+                first, units = seen.first_nonfinite, seen.units
+                row = own | {"role": role, "tensor": name}
+                row |= {one: getattr(seen, one) for one in _TAKEN}
+                row["shape"] = "x".join(map(str, seen.shape))
+                row["first_nonfinite"] = None if first is None else "x".join(map(str, first))
+                row["units"] = units and len(units.alive)
+                row["unit_observations"] = units and units.observations
                 row["frozen"] = name in record.frozen if role == "parameters" else None
                 row["largest_in_batch"] = largest and largest.batch
                 row["largest_in_sample"] = largest and largest.sample
                 rows.append(row)
         writer.writerows(rows or [own])
     return text.getvalue()
-
-
-def _cells(seen: TensorStatistics) -> dict[str, Any]:
-    first, units = seen.first_nonfinite, seen.units
-    return {
-        **{name: getattr(seen, name) for name in _TAKEN},
-        "shape": "x".join(map(str, seen.shape)),
-        "first_nonfinite": None if first is None else "x".join(map(str, first)),
-        "units": units and len(units.alive),
-        "unit_observations": units and units.observations,
-    }

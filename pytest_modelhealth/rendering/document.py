@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import shutil
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from pytest_modelhealth.rendering.notation import Column, printable, shorten, table
-from pytest_modelhealth.rendering.template import environment
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-_TEMPLATES = environment(Path(__file__).parent / "templates")
+from pytest_modelhealth.rendering.notation import Column, printable, shorten, table
+
+WIDTH = 100
+"""Characters of a line; in fewer nothing is cut, and what does not fit goes on in the next line."""
+
+LINES = 24  # a screen, which no failure is longer than
+
+
+@cache
+def templates(folder: Path) -> Environment:
+    """Return what reads templates, which escape everything and miss no name."""
+    return Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
 
 
 class Note(NamedTuple):
@@ -32,6 +53,7 @@ class Row(NamedTuple):
     name: str = ""  # the whole name, where the first cell has a part of it
     mark: str = ""  # a sign before it, in text
     notes: Sequence[Note] = ()
+    weight: float = 0  # the heaviest stay where there are too many
 
 
 @dataclass(frozen=True)
@@ -43,44 +65,77 @@ class Document:
     facts: Sequence[str] = ()  # what was run and what else a reader should know, above the table
     columns: Sequence[Column] = ()
     rows: Sequence[Row] = ()
-    rest: str = ""  # how many rows are left out
+    most: int | None = None  # so many rows are shown
+    rest: Callable[[int], str] = "... and {:,} more".format  # how many rows are left out
+    below: Sequence[str] = ()  # what else stands right below the table
     code: Sequence[str] = ()  # lines that are aligned, below the table
     remarks: Sequence[str] = ()
     narrowest: Sequence[tuple[int, int]] = ()  # columns that give way in text, and how far
     names: int | None = None  # the column whose names are abbreviated rather than cut
-    indent: str | None = ""  # of the table in text; `None` stands for a column of marks
+    indent: str = ""  # of the table in text
+    marks: bool = False  # whether a column of marks stands first, in text
 
-    def text(self, *, width: int = 100) -> str:
-        """Return it for a terminal; the table takes `width` characters, where that can be."""
-        lines = [self.headline, *self.facts]
-        lines += ["", *self._table(width)] if self.rows else []
-        lines += [self.rest] if self.rest else []
-        lines += ["", *self.code] if self.code else []
-        return "\n".join([*lines, *self.remarks])
+    def text(self, *, width: int | None = None, lines: int | None = None) -> str:
+        """Return it for a terminal.
 
-    def _table(self, width: int) -> list[str]:
-        """Return the rows as lines, with their notes below; a column of marks stands first."""
-        shift, indent = int(self.indent is None), self.indent or ""
-        cells = [["", *(column.title for column in self.columns)][1 - shift :]]
-        cells += [[row.mark, *row.cells][1 - shift :] for row in self.rows]
+        Args:
+            width: characters of a line; `None` asks the terminal, of which pytest takes four, and
+                takes 56 at least and 100 at most.
+            lines: rows are left out above so many.
+        """
+        columns = shutil.get_terminal_size((WIDTH + 4, LINES)).columns
+        width = width or min(max(columns - 4, 56), WIDTH)
+        above = [self.headline, *_folded(self.facts, width)]
+        below = [*_folded(self.below, width)]
+        code = ["", *_folded(self.code, width)] if self.code else []
+        remarks = [*_folded(self.remarks, width)]
+        for most in range(len(self.rows[: self.most]), 0, -1):
+            shown = ["", *self._table(width, most), *below]
+            if not lines or len([*above, *shown, *code, *remarks]) <= lines or most == 1:
+                return "\n".join([*above, *shown, *code, *remarks])
+        return "\n".join([*above, *below, *code, *remarks])
+
+    def _shown(self, most: int | None) -> tuple[list[Row], list[str]]:
+        """Return the heaviest rows in their order, and the line on what is left out."""
+        by_weight = sorted(range(len(self.rows)), key=lambda at: -self.rows[at].weight)
+        left_out = len(by_weight[most:]) if most else 0
+        rows = [self.rows[at] for at in sorted(by_weight[:most])]
+        return rows, [f"{self.indent}{self.rest(left_out)}"] if left_out else []
+
+    def _table(self, width: int, most: int) -> Iterator[str]:
+        """Yield the rows as lines, with their notes below; a column of marks stands first."""
+        rows, rest = self._shown(most)
+        room, shift = width - len(self.indent), int(self.marks)
+        titles = [column.title for column in self.columns]
         texts = [number + shift for number, column in enumerate(self.columns) if column.is_text]
-        head, *body = table(
-            cells,
+        lines = table(
+            [["", *titles][1 - shift :], *([row.mark, *row.cells][1 - shift :] for row in rows)],
             [*range(shift), *texts],
-            width=width - len(indent),
+            width=room,
             narrowest=[(column + shift, least) for column, least in self.narrowest],
             names=None if self.names is None else self.names + shift,
+            folds=width < WIDTH,
         )
-        lines = [head]
-        for row, aligned in zip(self.rows, body, strict=True):
+        if width < WIDTH and max(map(len, "\n".join(lines).split("\n"))) > room:  # no table then
+            for at, row in enumerate(rows, start=1):
+                cells = (f"{t} {c}" for t, c in zip(titles[1:], row.cells[1:], strict=True) if c)
+                told = f"{row.mark} {row.cells[0]}: {', '.join(cells)}".lstrip()
+                lines[at] = "\n".join(_folded([told], room))
+            del lines[0]
+        for row, block in zip([Row(())] * (len(lines) - len(rows)) + rows, lines, strict=True):
+            yield from (f"{self.indent}{line}" for line in block.split("\n"))
             notes = (f"    {'warning: ' * n.warns}{n.check}: {n.text}" for n in row.notes)
-            lines += [aligned, *notes]
-        return [f"{indent}{line}" for line in lines]
+            yield from (f"{self.indent}{line}" for line in _folded(notes, width))
+        yield from rest
 
     def html(self) -> str:
         """Return a self-contained ``<div>``; whatever comes from a model is escaped."""
-        html: str = _TEMPLATES.get_template("document.html").render(
+        rows, rest = self._shown(self.most)
+        template = templates(Path(__file__).parent / "templates").get_template("document.html")
+        html: str = template.render(
             document=self,
+            rows=rows,
+            below=[*rest, *self.below],
             reason=self.headline.removeprefix(f"{self.verdict}: "),
             remarks=[printable(remark) for remark in self.remarks],
         )
@@ -91,18 +146,18 @@ class Document:
 
         Whatever may come from a model stands in code, where nothing is markup, a mention or a link.
         """
-        parts = [
-            f"**{_span(self.headline)}**",
-            "\n".join(f"- {_span(fact)}" for fact in self.facts),
-        ]
-        if self.rows:
-            titles = [column.title for column in self.columns]
-            cells = [titles, ["---"] * len(titles)]
-            cells += [[_cell(cell) for cell in row.cells] for row in self.rows]
+        rows, rest = self._shown(self.most)
+        parts = [f"**{_span(self.headline)}**", _items(self.facts)]
+        if rows:
+            cells = [[column.title for column in self.columns], ["---"] * len(self.columns)]
+            # a cell ends at a bar even in code: there "\|" is a bar, and "\\|" an end again
+            cells += [
+                [_span(cell).replace("\\|", "\\¦").replace("|", "\\|") for cell in row.cells]
+                for row in rows
+            ]
             parts.append("\n".join(f"| {' | '.join(row)} |" for row in cells))
-        notes = [f"{row.cells[0]}: {n.check}: {n.text}" for row in self.rows for n in row.notes]
-        lines = [*notes, self.rest, *self.remarks]
-        parts.append("\n".join(f"- {_span(line)}" for line in lines if line))
+        notes = [f"{row.cells[0]}: {n.check}: {n.text}" for row in rows for n in row.notes]
+        parts.append(_items([*notes, *rest, *self.below, *self.remarks]))
         if self.code:
             code = "\n".join(map(printable, self.code))
             fence = "`" * max(3, _longest_run(code) + 1)
@@ -110,8 +165,38 @@ class Document:
         return "\n\n".join(filter(None, parts)) + "\n"
 
 
-_WIDEST = 300
-"""Longer lines and cells are cut in Markdown."""
+def fitting(parts: Iterable[str], most_bytes: int) -> list[str]:
+    """Return the first parts that fit into so many bytes of UTF-8."""
+    sized = ((part, len(part.encode())) for part in parts)
+    summed = accumulate(sized, lambda sum_, one: (one[0], sum_[1] + one[1]))
+    return [part for part, size in takewhile(lambda one: one[1] <= most_bytes, summed)]
+
+
+def _folded(lines: Iterable[str], width: int) -> Iterator[str]:
+    """Yield lines, in a narrow terminal of at most `width`, at the depth of what a label names.
+
+    No word is broken. A call may be broken in its brackets, so that it can still be pasted.
+    """
+    for line in lines:
+        text = line.lstrip(" ")
+        indent = line[: len(line) - len(text)]
+        hanging = indent + " " * (14 if re.fullmatch(r"[\w ]+: *", text[:14]) else 2)
+        wrapped = textwrap.wrap(
+            _OPENED.sub("( ", text), width, initial_indent=indent, subsequent_indent=hanging,
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+        folded = (re.sub(r"\( (?=\"|\w+=)", "(", part) for part in wrapped)
+        yield from folded if len(line) > width < WIDTH else [line]
+
+
+_OPENED = re.compile(r"\((?=\"|\w+=)")
+
+
+def _items(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {_span(line)}" for line in map(str.strip, lines) if line)
+
+
+_WIDEST = 300  # longer lines and cells are cut in Markdown
 
 
 def _span(text: str) -> str:
@@ -120,14 +205,6 @@ def _span(text: str) -> str:
     fence = "`" * (_longest_run(shown) + 1)
     pad = " " if shown[:1] in ("`", " ") or shown[-1:] in ("`", " ") else ""
     return f"{fence}{pad}{shown}{pad}{fence}" if shown else ""
-
-
-def _cell(text: str) -> str:
-    """Return the same for a table.
-
-    A cell ends at a bar even in a code span. There "\\|" is a bar, and "\\\\|" an end again.
-    """
-    return _span(text).replace("\\|", "\\¦").replace("|", "\\|")
 
 
 def _longest_run(text: str) -> int:

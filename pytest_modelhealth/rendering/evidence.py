@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from pytest_modelhealth.checks.facts import leaves
+from pytest_modelhealth.rendering.document import WIDTH, Document, Row
 from pytest_modelhealth.rendering.notation import (
+    Column,
     abbreviate,
     number,
     percent,
@@ -34,24 +36,15 @@ TAIL = 0.01
 BAR = 26
 BLOCKS = "▏▎▍▌▋▊▉█"
 
-Panel = tuple[str, TensorStatistics]
-"""A title, and what stands below."""
-
 
 class Exhibit(NamedTuple):
-    """The worst violation's layer and the one computed just before it.
+    """The worst violation's layer and the one computed just before it."""
 
-    Args:
-        violation: the worst violation.
-        culprit: its layer.
-        predecessor: the layer before it that the violation names as evidence, else the layer
-            without children that computed the same role just before; gradients are computed from
-            the last layer to the first, so for them it is the next layer. ``None`` where no such
-            layer was observed.
-    """
-
-    violation: Violation
-    culprit: LayerRecord
+    violation: Violation  # the worst violation
+    culprit: LayerRecord  # its layer
+    # the layer before it that the violation names as evidence, else the layer without children that
+    # computed the same role just before; gradients are computed from the last layer to the first,
+    # so for them it is the next layer. ``None`` where no such layer was observed
     predecessor: LayerRecord | None = None
 
     @property
@@ -79,18 +72,16 @@ def culprit_and_predecessor(report: HealthReport) -> Exhibit | None:
         named = report.layers.get(reference.layer)
         if named is not None and named is not culprit and named.tensors(role):
             return alone._replace(predecessor=named)
-    at = math.nan if culprit.entered is None else culprit.entered
-    called = [
-        (record.entered, record)
-        for record in leaves(report.observation)
-        if record.tensors(role) and record.entered is not None
-    ]
-    before = [pair for pair in called if pair[0] < at]
-    nearest = max(before, key=lambda pair: pair[0], default=None)
-    if role in ("gradients", "parameter_gradients"):
-        after = [(n, r) for n, r in called if n > at and not is_inside(r.name, culprit.name)]
-        nearest = min(after, key=lambda pair: pair[0], default=None)
-    return alone._replace(predecessor=nearest and nearest[1])
+    is_backward = role in ("gradients", "parameter_gradients")
+    nearest, at = math.inf, math.nan if culprit.entered is None else culprit.entered
+    for record in leaves(report.observation):
+        if record.entered is not None and record.tensors(role):
+            distance = record.entered - at if is_backward else at - record.entered
+            if 0 < distance < nearest and not (
+                is_backward and is_inside(record.name, culprit.name)
+            ):
+                nearest, alone = distance, alone._replace(predecessor=record)
+    return alone
 
 
 def render(report: HealthReport) -> str:
@@ -103,54 +94,53 @@ def render(report: HealthReport) -> str:
     if exhibit is None:
         return headline(report)
     culprit, before = printable(exhibit.culprit.label), exhibit.predecessor
-    lines = [f"{exhibit.role.replace('_', ' ')} of {culprit} ({exhibit.violation.check})", ""]
-    if before is not None:
-        lines[0] += f", beside {printable(before.label)} computed just before"
+    beside = "" if before is None else f", beside {printable(before.label)} computed just before"
     panels = [
-        (_title(record), seen)
+        (abbreviate(printable(record.label), BAR), seen)
         for record in (before, exhibit.culprit)
         if record is not None and (seen := exhibit.statistics(record))
     ]
-    if panels:
-        try:
-            BLOCKS.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
-            ink = BLOCKS
-        except (UnicodeEncodeError, LookupError):
-            ink = "#"
-        lines += [*_histograms(panels, ink), "", *_numbers(panels)]
-    lines += [f"{title}: bins counted on a sample" for title, s in panels if s.histogram_sampled]
+    remarks = [f"{title}: bins counted on a sample" for title, s in panels if s.histogram_sampled]
     if exhibit.statistics(exhibit.culprit) is None:
-        lines.append(printable(exhibit.culprit.why_not_seen(exhibit.role)))
-    return "\n".join(lines)
+        remarks.append(printable(exhibit.culprit.why_not_seen(exhibit.role)))
+    return Document(
+        f"{exhibit.role.replace('_', ' ')} of {culprit} ({exhibit.violation.check}){beside}",
+        columns=[
+            Column(""),
+            *(Column(t, is_text=True) for title, _ in panels for t in (title, "")),
+        ],
+        rows=[*_histograms([seen for _, seen in panels])] if panels else [],
+        code=_numbers(panels) if panels else [],
+        remarks=remarks if panels else ["", *remarks],
+    ).text(width=WIDTH)
 
 
-def _title(record: LayerRecord) -> str:
-    """Return a layer's name, short enough to stand over its bars."""
-    return abbreviate(printable(record.label), BAR)
-
-
-def _histograms(panels: Sequence[Panel], ink: str) -> list[str]:
-    tensors = [seen for _, seen in panels]
+def _histograms(tensors: Sequence[TensorStatistics]) -> Iterator[Row]:
+    """Yield a row a bin, from the first filled one to the last, zeros, and what is not finite."""
+    try:
+        BLOCKS.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+        ink = BLOCKS
+    except (UnicodeEncodeError, LookupError):
+        ink = "#"
     starts = bin_starts(tensors)
     counts = np.array([[*binned(seen, starts), seen.nonfinite_count] for seen in tensors])
     parts = counts / np.array([[max(1, seen.count)] for seen in tensors])
-    largest = parts.max() or 1.0
-    edges = ["0", *map(power_of_two, starts)]
-    positive = [f"{low} .. {high}" for low, high in pairwise(edges)]
-    edges = ["0", *(f"-{edge}" for edge in edges[1:])]
-    negative = [f"{low} .. {high}" for high, low in pairwise(edges)]
-    rows = []
-    for index, name in enumerate([*negative[::-1], "zero", *positive, "NaN, inf"]):
-        rows.append([name])
-        for part in parts[:, index]:
-            share = f"{percent(part) if part else '':>4} "
-            rows[-1] += [bar(part / largest, ink).ljust(BAR), share]
-    # from the first filled bin to the last, the zeros, and what is not finite
-    filled = np.flatnonzero(counts[:, :-1].any(axis=0)).tolist()
-    inner = [*filled, len(positive)]
-    shown = rows[min(inner) : max(inner) + 1] + rows[-1:] * bool(counts[:, -1].any())
-    titles = ["", *(cell for title, _ in panels for cell in (title, ""))]
-    return table([titles, *shown], left=range(1, 2 * len(panels) + 1))
+    edges = [*map(power_of_two, starts)]
+    positive = [f"{low} .. {high}" for low, high in pairwise(["0", *edges])]
+    negative = [f"-{high} .. {f'-{low}' if low else 0}" for low, high in pairwise(["", *edges])]
+    filled = [*np.flatnonzero(counts[:, :-1].any(axis=0)).tolist(), len(positive)]
+    for at, name in enumerate([*negative[::-1], "zero", *positive, "NaN, inf"]):
+        if min(filled) <= at <= max(filled) or (
+            at == 2 * len(positive) + 1 and counts[:, -1].any()
+        ):
+            bars = [
+                (
+                    bar(part / (parts.max() or 1.0), ink).ljust(BAR),
+                    f"{percent(part) if part else '':>4} ",
+                )
+                for part in parts[:, at]
+            ]
+            yield Row([name, *chain(*bars)])
 
 
 def bin_starts(tensors: Iterable[TensorStatistics]) -> list[int]:
@@ -188,7 +178,7 @@ def bar(part: float, ink: str) -> str:
     return ink[-1] * whole + (ink[rest - 1] if rest else "")
 
 
-def _numbers(panels: Iterable[Panel]) -> list[str]:
+def _numbers(panels: Iterable[tuple[str, TensorStatistics]]) -> list[str]:
     rows = [["", "mean", "std", "min", "max", "zeros", "dead", "NaN", "inf", "dtype", "shape"]]
     for title, seen in panels:
         numbers = map(number, (seen.mean, seen.std, seen.min, seen.max))

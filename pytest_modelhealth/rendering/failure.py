@@ -5,33 +5,23 @@ from __future__ import annotations
 import glob
 import linecache
 import re
-import shutil
 from collections.abc import Iterator
 
-from pytest_modelhealth.rendering.document import Document, Row
+from pytest_modelhealth.alignment.result import listed
+from pytest_modelhealth.rendering.document import LINES, WIDTH, Document, Row
 from pytest_modelhealth.rendering.notation import (
     NOT_SEEN,
     Column,
     abbreviate,
     beside_limit,
-    plural,
+    few,
     printable,
     shorten,
-    some,
 )
 from pytest_modelhealth.rendering.places import called_at, defined_at, is_of_a_library
-from pytest_modelhealth.rendering.summary import (
-    consequences,
-    headline,
-    label,
-    remarks,
-    run,
-)
-from pytest_modelhealth.report import ROLES, HealthReport, Vertex, Violation
-from pytest_modelhealth.report.flow import AS_IT_IS, Flow, near
-
-MAX_LINES = 24
-"""A screen: of more violations than it has room for, the gravest are listed."""
+from pytest_modelhealth.rendering.summary import consequences, headline, label, remarks, run
+from pytest_modelhealth.report import ROLES, HealthReport, Violation
+from pytest_modelhealth.report.flow import AS_IT_IS, near
 
 MAX_ROWS = 10
 MAX_REMARKS = 3
@@ -39,48 +29,35 @@ _FEW = 2
 
 
 def render(report: HealthReport, *, width: int | None = None) -> str:
-    """Return a screenful; its first line is verdict and worst layer.
-
-    Args:
-        report: the report.
-        width: characters that the table and remarks may take; `None` asks the terminal, and takes
-            60 at least and 100 at most.
-    """
-    width = width or min(max(shutil.get_terminal_size((100, MAX_LINES)).columns, 60), 100)
+    """Return a screenful, as wide as the terminal; its first line is verdict and worst layer."""
     worst = next(iter(report.violations), None)
-    every = remarks(report, briefly=worst is not None)
-    notes = [shorten(note, width) for note in every[:MAX_REMARKS]]
-    if len(every) > MAX_REMARKS:
-        notes.append(f"... and {plural(len(every) - MAX_REMARKS, 'more note')}")
+    notes = few(remarks(report, briefly=worst is not None), MAX_REMARKS, "more note")
+    notes = [shorten(note, WIDTH) for note in notes]
     if worst is None:
         ran = ["", run(report), *notes]
-        return Document(headline(report), code=[*_ways(report)], remarks=ran).text()
-    cause = [f"likely cause: {printable(near(worst.cause))}"] if worst.cause else []
-    code = [
-        *cause,
-        *(f"seen:         {printable(near(line))}" for line in worst.details[:_FEW]),
-        *_code(worst),
-        *_way(report, worst),
-        *_next_moves(report, worst),
-    ]
-    rest = [f"  {following}"] if (following := consequences(report, worst)) else []
-    # beside the headline, the titles, two blanks, and how many are left out
-    room = MAX_LINES - 5 - len([*rest, *code, *notes])
-    listed = min(MAX_ROWS, max(room, 1))
-    if (left_out := len(report.violations) - listed) > 0:
-        rest.insert(0, f"  ... and {left_out:,} more (print the report to see all)")
-    columns, rows = _violations(report, listed)
+        document = Document(headline(report), code=[*_ways(report)], remarks=ran)
+        return document.text(width=width, lines=LINES)
+    following = consequences(report, worst)
+    told = {"likely cause:": [worst.cause], "seen:": worst.details[:_FEW]}
+    titles = ["layer", "check", "tensor", "value", "limit", "set by"]
     return Document(
         headline(report),
-        columns=columns,
-        rows=rows,
-        rest="\n".join(rest),
-        code=code,
+        columns=[Column(title, is_text=title not in ("value", "limit")) for title in titles],
+        rows=_rows(report),
+        most=MAX_ROWS,
+        rest=lambda count: f"... and {count:,} more (print the report to see all)",
+        below=[f"  {following}"] if following else [],
+        code=[
+            *(f"{k:<14}{printable(near(text))}" for k, v in told.items() for text in v if text),
+            *_code(worst),
+            *_way(report, worst),
+            *_next_moves(report, worst),
+        ],
         remarks=notes,
         narrowest=((5, 8), (0, 14), (2, 8), (1, 8)),
         names=0,
         indent="  ",
-    ).text(width=width)
+    ).text(width=width, lines=LINES)
 
 
 def _ways(report: HealthReport) -> Iterator[str]:
@@ -98,21 +75,18 @@ def _ways(report: HealthReport) -> Iterator[str]:
         yield "or use report.assert_healthy(), which fails for violations alone"
 
 
-def _violations(report: HealthReport, most: int) -> tuple[list[Column], list[Row]]:
-    """Return a row for each of the gravest violations, in execution order."""
+def _rows(report: HealthReport) -> list[Row]:
+    """Return a row for each violation in execution order, the gravest the heaviest."""
     position = {name: index for index, name in enumerate(report.layers)}
-    gravest = sorted(
-        report.violations[:most], key=lambda found: position.get(found.layer, len(position))
-    )
-    titles = ["layer", "check", "tensor", "value", "limit", "set by"]
     rows = []
-    for found in gravest:
+    for rank, found in enumerate(report.violations):
         tensor = ".".join(filter(None, (found.role, found.tensor)))
         value, limit = beside_limit(found.value, found.limit), found.limit
         bounds = (NOT_SEEN, NOT_SEEN) if limit is None else (f"{limit:g}", found.origin)
-        cells = [abbreviate(label(report, found.layer), 40), found.check, tensor, value]
-        rows.append(Row([*map(printable, (*cells, *bounds))]))
-    return [Column(t, "", str, t not in ("value", "limit")) for t in titles], rows
+        cells = [abbreviate(label(report, found.layer), 40), found.check, tensor, value, *bounds]
+        row = Row([*map(printable, cells)], weight=-rank)
+        rows.append((position.get(found.layer, len(position)), rank, row))
+    return [row for *_, row in sorted(rows, key=lambda one: one[:2])]
 
 
 def _code(worst: Violation) -> Iterator[str]:
@@ -141,21 +115,18 @@ def _way(report: HealthReport, worst: Violation) -> Iterator[str]:
         return
     before = flow.producers(layer, as_it_is=True) or flow.producers(layer)
     after = flow.consumers(layer)
-    passed = flow.operations(layer, *after[:1])
-    steps = [f"`{made.function}`" for made in passed if _is_telling(made, report, flow)]
-    steps = list(dict.fromkeys(steps))
+    steps = []
+    for made in flow.operations(layer, *after[:1]):
+        if made.function in AS_IT_IS:  # masks and layouts go without, unless they cut the gradient
+            is_told = not made.live and any(flow.graph.vertices[o].live for o in made.operands)
+        else:
+            is_told = bool(made.line) and (made.live or not report.observation.backward)
+        steps += [f"`{made.function}`"] * (is_told and f"`{made.function}`" not in steps)
     if len(steps) > 2 * _FEW:
         steps[_FEW:-_FEW] = ["..."]
-    shown = " -> ".join(filter(None, (some(before, _FEW), layer, *steps, some(after, _FEW))))
+    shown = " -> ".join(filter(None, (listed(before, _FEW), layer, *steps, listed(after, _FEW))))
     told = ", ".join(f"{what} at {place}" for what, place in known.items())
     yield f"way:          {printable(shown)}" + (f"  ({told})" if told else "")
-
-
-def _is_telling(made: Vertex, report: HealthReport, flow: Flow) -> bool:
-    """Whether an operation changes values, or cuts the gradient; masks and layouts go without."""
-    if made.function not in AS_IT_IS:
-        return bool(made.line) and (made.live or not report.observation.backward)
-    return not made.live and any(flow.graph.vertices[o].live for o in made.operands)
 
 
 def _next_moves(report: HealthReport, worst: Violation) -> Iterator[str]:
@@ -171,11 +142,15 @@ def _next_moves(report: HealthReport, worst: Violation) -> Iterator[str]:
     else:
         is_course = report.observation.course is not None
         yield f"look:         {'monitor.plot()' if is_course else 'print(report)'}"
-    setting = _setting(report, worst)
-    if setting is not None and worst.origin == "default":
-        yield f"other limit:  @pytest.mark.modelhealth({setting}=...)"
-    elif setting is not None:
-        yield f"other limit:  {setting}, {printable(worst.origin)}"
+    for setting in (
+        s for c in report._settings.checks if c.name == worst.check for s in c.settings
+    ):
+        limit = report._settings.limit(setting.name, worst.layer)
+        if (limit.value, limit.origin) == (worst.limit, worst.origin):
+            moved = f"@pytest.mark.modelhealth({setting.name}=...)"
+            other = f"{setting.name}, {printable(worst.origin)}"
+            yield f"other limit:  {moved if worst.origin == 'default' else other}"
+            break
     yield (
         f"accept it:    @pytest.mark.modelhealth_waive({_quoted(glob.escape(worst.layer))}, "
         f'check="{worst.check}", reason="...")'
@@ -186,13 +161,3 @@ def _quoted(text: str) -> str:
     """Return `text` as a Python string literal, in double quotes where it holds no quotes."""
     literal = repr(text)
     return f'"{literal[1:-1]}"' if literal[0] == "'" and '"' not in text else literal
-
-
-def _setting(report: HealthReport, violation: Violation) -> str | None:
-    """Return the name of the setting that holds the limit that was broken, if one does."""
-    for check in report._settings.checks:
-        for setting in check.settings if check.name == violation.check else ():
-            limit = report._settings.limit(setting.name, violation.layer)
-            if (limit.value, limit.origin) == (violation.limit, violation.origin):
-                return setting.name
-    return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from xml.etree import ElementTree
@@ -43,8 +43,7 @@ from pytest_modelhealth.rendering.summary import label
 from pytest_modelhealth.report import HealthReport
 
 FLOWING = ("activations", "gradients", "parameter_gradients")
-MOST_ALARMS = 4
-"""Findings that are written above a figure."""
+MOST_ALARMS = 4  # findings that are written above a figure
 
 
 def figures(made: HealthReport | Comparison) -> dict[str, Figure]:
@@ -165,14 +164,9 @@ def plot_errors(comparison: Comparison) -> Figure:
 # Charts in matplotlib
 
 INK, ALARM = "#1c2127", "#c3261f"
-_INCH, _PAD = 100, 10.0
-"""Pixels: of an inch, and around a chart."""
-
-_POINT = 72 / _INCH
-"""Of a pixel."""
-
-_HIDDEN = {"mark", "edge-mark"}
-"""What stands above a chart on the page, for a mouse."""
+_INCH, _PAD = 100, 10.0  # Pixels: of an inch, and around a chart
+_POINT = 72 / _INCH  # of a pixel
+_HIDDEN = {"mark", "edge-mark"}  # what stands above a chart on the page, for a mouse
 
 _ANCHORS = {"start": "left", "middle": "center", "end": "right"}
 
@@ -187,9 +181,8 @@ class HealthFigure(Figure):
 
 
 @cache
-def _has_glyph(letter: str) -> bool:
-    font = get_font(findfont(FontProperties()))
-    return letter.isascii() or bool(font.get_char_index(ord(letter)))
+def _glyphs() -> Container[int]:
+    return frozenset(get_font(findfont(FontProperties())).get_charmap())
 
 
 def drawable(text: str) -> str:
@@ -197,8 +190,10 @@ def drawable(text: str) -> str:
 
     matplotlib would warn, and a warning fails the test of a user who turns warnings into errors.
     """
-    letters = (c if _has_glyph(c) else c.encode("unicode_escape").decode() for c in printable(text))
-    return "".join(letters)
+    return "".join(
+        letter if letter.isascii() or ord(letter) in _glyphs() else ascii(letter)[1:-1]
+        for letter in printable(text)
+    )
 
 
 def figure_of(
@@ -280,32 +275,26 @@ def _patch(element: Element, at: dict[str, float]) -> Patch | None:
     return None
 
 
-_COMMANDS = {"M": 2, "L": 2, "H": 1, "V": 1, "C": 6, "Z": 1}
-"""How many numbers each command of SVG's paths takes that charts are drawn with."""
-
-
 def path_of(d: str) -> Path | None:
-    """Return a path of SVG."""
+    """Return a path of SVG, of the commands that charts are drawn with."""
     vertices: list[tuple[float, float]] = []
     codes: list[int] = []
     x = y = 0.0
     for command, written in re.findall(r"([MLHVCZmlhvcz])([^MLHVCZmlhvcz]*)", d):
         numbers = [float(number) for number in re.findall(r"-?[\d.]+(?:e-?\d+)?", written)]
-        kind, size = command.upper(), _COMMANDS[command.upper()]
+        kind, own_code = command.upper(), Path.CURVE4 if command in "Cc" else Path.LINETO
         if kind == "Z":
             vertices.append((x, y))
             codes.append(int(Path.CLOSEPOLY))
+        size = {"C": 6, "H": 1, "V": 1}.get(kind, 2)
         for start in range(0, len(numbers), size):
             from_x, from_y = (x, y) if command.islower() else (0.0, 0.0)
             part = numbers[start : start + size]
-            if kind == "H":
-                part = [part[0], y - from_y]
-            elif kind == "V":
-                part = [x - from_x, part[0]]
+            if size == 1:  # the other one stays
+                part = [part[0], y - from_y] if kind == "H" else [x - from_x, part[0]]
             points = [(from_x + a, from_y + b) for a, b in zip(part[::2], part[1::2], strict=True)]
             vertices += points
-            code = Path.CURVE4 if kind == "C" else Path.LINETO
-            code = Path.MOVETO if kind == "M" and not start else code
+            code = Path.MOVETO if kind == "M" and not start else own_code
             codes += [int(code)] * len(points)
             x, y = points[-1]
     return Path(vertices, codes) if vertices else None

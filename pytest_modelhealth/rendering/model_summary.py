@@ -39,6 +39,7 @@ Layer = Mapping[str, Any]
 
 SUMMED = ("parameters", "trainable", "activation_bytes", "multiply_adds", "saved_bytes")
 """What a layer has together with those inside, as ``all_...``."""
+_COSTS = SUMMED[2:]
 MAX_ROWS = 200
 
 _NOT_ASKED = (
@@ -50,13 +51,7 @@ _NOT_ASKED = (
 def summarised(
     report: HealthReport, depth: int | None = None, max_rows: int | None = MAX_ROWS
 ) -> ModelSummary:
-    """Return the summary of a report.
-
-    Args:
-        report: the report.
-        depth: show layers in at most so many others.
-        max_rows: show at most so many lines.
-    """
+    """Return the summary of a report, shown with layers in at most `depth` others."""
     seen, layers, costs = report.observation, rows(report), report.observation.costs
     run = [plural(seen.samples, "sample")] if seen.samples else []
     run += [f"{seen.batches:,} batches"] if seen.batches != 1 else []
@@ -114,9 +109,22 @@ def rows(report: HealthReport) -> list[dict[str, Any]]:
 
 def _row(record: LayerRecord, depth: int, seen: Observation) -> dict[str, Any]:
     """Return the row of a layer itself."""
-    costs = _measured(seen)
-    own = _told(record, seen) if costs is None else costs.layers.get(record.name, LayerCosts())
-    sizes: Any = own.parameters  # ``None`` where they were not watched
+    costs, batch, output = _measured(seen), record.inputs, record.activations
+    if costs is not None:
+        own: Any = costs.layers.get(record.name, LayerCosts())
+        told = {key: getattr(own, key) for key in ("input_shape", "output_shape", *_COSTS)}
+        dtype, sizes = own.dtype or None, own.parameters
+    else:  # what the statistics tell
+        unseen = None if record.calls and record.status not in UNCALLED else 0
+        made = unseen if output is None else _size(output).nbytes // seen.batches
+        told = {"input_shape": batch and batch.shape, "output_shape": output and output.shape}
+        told |= dict.fromkeys(_COSTS) | {"activation_bytes": made}
+        dtype, sizes = output and output.dtype, None
+        if record.functional or "parameters" in record.watched:
+            sizes = {
+                name: _size(own, record.placements.get(f"parameters.{name}"))
+                for name, own in (() if record.functional else record.parameters.items())
+            }
     owned: dict[str, Any] = dict.fromkeys(("parameters", "trainable", "frozen", "parameter_bytes"))
     if sizes is not None:
         counts = {name: size.count for name, size in sizes.items()}
@@ -129,39 +137,17 @@ def _row(record: LayerRecord, depth: int, seen: Observation) -> dict[str, Any]:
         "depth": depth,
         "type": record.type_name,
         "status": record.status.value,
-        **{key: getattr(own, key) for key in ("input_shape", "output_shape")},
-        "dtype": own.dtype or None,
+        **{key: told.pop(key) for key in ("input_shape", "output_shape")},
+        "dtype": dtype,
         **owned,
         "shared": dict(record.tied),
-        **{key: getattr(own, key) for key in ("activation_bytes", "multiply_adds", "saved_bytes")},
+        **told,
     }
 
 
 def _measured(seen: Observation) -> Costs | None:
     """Return what a run cost, where that was asked for and possible."""
     return None if seen.costs is None or seen.costs.why_not else seen.costs
-
-
-def _told(record: LayerRecord, seen: Observation) -> LayerCosts:
-    """Return what the statistics of a layer tell of its costs."""
-    batch, output = record.inputs, record.activations
-    unseen: Any = None if record.calls and record.status not in UNCALLED else 0
-    sizes: Any = {
-        name: _size(own, record.placements.get(f"parameters.{name}"))
-        for name, own in record.parameters.items()
-    }
-    if record.functional or "parameters" not in record.watched:
-        sizes = {} if record.functional else None
-    unmeasured: Any = None
-    return LayerCosts(
-        multiply_adds=unmeasured,
-        saved_bytes=None,
-        activation_bytes=unseen if output is None else _size(output).nbytes // seen.batches,
-        input_shape=None if batch is None else batch.shape,
-        output_shape=None if output is None else output.shape,
-        dtype="" if output is None else output.dtype,
-        parameters=sizes,
-    )
 
 
 def _size(seen: TensorStatistics, placement: Placement | None = None) -> Size:
@@ -181,12 +167,8 @@ def itemsize(dtype: str) -> int:
 
 def _sum(parts: Iterable[int | None]) -> int | None:
     """Return the sum, ``None`` if a part of it is not known."""
-    total = 0
-    for part in parts:
-        if part is None:
-            return None
-        total += part
-    return total
+    known = list(parts)
+    return None if None in known else sum(filter(None, known))
 
 
 # As text, HTML and data
@@ -204,20 +186,20 @@ def document(summary: ModelSummary) -> Document:
     every = [r for r in summary.rows if summary.depth is None or r["depth"] <= summary.depth]
     rows = [
         Row([c.cell(row) for c in COLUMNS], help=row["reason"], name=printable(row["label"]))
-        for row in every[: summary.max_rows]
+        for row in every
     ]
     totals = summary.totals
     parts = [plural(totals["layers"] or 0, "layer")]
     if totals["parameters"] is not None:
         parts.append(plural(totals["parameters"], "parameter"))
     parts += [summary.run] if summary.run else []
-    left_out = len(every) - len(rows)
-    more = f"... and {plural(left_out, 'more line')}: summary(max_rows=None) shows all"
     return Document(
         f"{printable(summary.model_type)}: {', '.join(parts)}",
         columns=COLUMNS,
         rows=rows,
-        rest=more if left_out else "" if rows else "\nno layers",
+        most=summary.max_rows,
+        rest=lambda n: f"... and {plural(n, 'more line')}: summary(max_rows=None) shows all",
+        below=[] if rows else ["", "no layers"],
         code=_facts(summary),
         remarks=[printable(note) for note in summary.notes],
         narrowest=((1, 12), (0, 28), (len(COLUMNS) - 1, 8), (1, 8), (0, 16)),
@@ -225,33 +207,30 @@ def document(summary: ModelSummary) -> Document:
 
 
 def _remark(row: Layer) -> str:
-    parts = []
-    if row["status"] == Status.OPAQUE:
-        parts.append("opaque")
-    elif not row["calls"] and not row["all_activation_bytes"]:
-        parts.append("uncalled")
-    if row["calls"] > 1:
-        parts.append(plural(row["calls"], "call"))
-    if row["all_parameters"] and row["all_trainable"] == 0:
-        parts.append("frozen")
-    elif row["frozen"]:
-        parts.append(f"{row['frozen']:,} frozen")
-    if row["shared"]:
-        parts.append("tied")
-    return ", ".join(parts)
+    calls, is_opaque = row["calls"], row["status"] == Status.OPAQUE
+    is_frozen = row["all_parameters"] and row["all_trainable"] == 0
+    remarks = {
+        "opaque": is_opaque,
+        "uncalled": not (is_opaque or calls or row["all_activation_bytes"]),
+        plural(calls, "call"): calls > 1,
+        "frozen": is_frozen,
+        f"{row['frozen'] or 0:,} frozen": row["frozen"] and not is_frozen,
+        "tied": row["shared"],
+    }
+    return ", ".join(remark for remark, holds in remarks.items() if holds)
 
 
 def _counted(title: str, help_: str, key: str, form: Callable[[Any], str]) -> Column:
     return Column(title, help_, lambda row: NOT_SEEN if row[key] is None else form(row[key]))
 
 
-def _own_name(row: Layer) -> str:
-    own = printable(row["name"].rpartition(".")[2] or row["label"])
-    return f"{'  ' * row['depth']}{own}"
-
-
 COLUMNS = (
-    Column("layer", "name of the layer, below the layer that it lies in", _own_name, is_text=True),
+    Column(
+        "layer",
+        "name of the layer, below the layer that it lies in",
+        lambda r: "  " * r["depth"] + printable(r["name"].rpartition(".")[2] or r["label"]),
+        is_text=True,
+    ),
     Column("type", "class of the module, or the function", lambda r: printable(r["type"]), True),
     _counted("output", "shape of the first output", "output_shape", shape),
     _counted("params", "elements of all parameters, shared ones once", "all_parameters", whole),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from pytest_modelhealth.statistics import HIGHEST_EXPONENT
@@ -91,10 +93,10 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def some(names: Sequence[str], most: int) -> str:
-    """Return at most so many names, and how many more there are."""
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def few(lines: Sequence[str], most: int, noun: str) -> list[str]:
+    """Return at most so many lines, and how many there are besides."""
+    more = len(lines) - most
+    return [*lines[:most], *[f"... and {plural(more, noun)}"] * (more > 0)]
 
 
 def printable(text: str) -> str:
@@ -128,8 +130,8 @@ class Column(NamedTuple):
     """One column of a table with a row for each layer."""
 
     title: str
-    help: str  # what it holds, in a sentence
-    cell: Callable[[Any], str]  # gives its text for a layer
+    help: str = ""  # what it holds, in a sentence
+    cell: Callable[[Any], str] = str  # gives its text for a layer
     is_text: bool = False  # whether it is flush left
 
 
@@ -140,6 +142,7 @@ def table(
     width: int | None = None,
     narrowest: Iterable[tuple[int, int]] = (),
     names: int | None = None,
+    folds: bool = False,
 ) -> list[str]:
     """Return `rows` as aligned lines.
 
@@ -149,22 +152,31 @@ def table(
         width: characters that a line is to take, where that can be.
         narrowest: the columns that give way, in this order, and how far.
         names: the column with names of layers, which are abbreviated rather than cut.
+        folds: whether other cells go on in the next line rather than being cut.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     excess = 0 if width is None else sum(widths) + 2 * (len(widths) - 1) - width
     for column, least in narrowest:
+        if folds and column != names:
+            words = (re.split(r"(?<=[ _./])", row[column]) for row in rows)
+            least = max(least, *(len(word.rstrip()) for own in words for word in own))
         cut = max(0, min(excess, widths[column] - least))
         widths[column] -= cut
         excess -= cut
     lines = []
     for row in rows:
-        cells = [
-            abbreviate(cell, most) if column == names else shorten(cell, most)
-            for column, (cell, most) in enumerate(zip(row, widths, strict=True))
-        ]
+        cells = []
+        for column, (cell, most) in enumerate(zip(row, widths, strict=True)):
+            if folds and column != names and len(cell) > most:
+                cells.append(re.findall(rf".{{1,{most}}}(?<=[ _./])|.{{1,{most}}}", cell))
+            else:
+                cells.append([(abbreviate if column == names else shorten)(cell, most)])
         aligned = (
-            cell.ljust(most) if column in left else cell.rjust(most)
-            for column, (cell, most) in enumerate(zip(cells, widths, strict=True))
+            "  ".join(
+                part.ljust(most) if column in left else part.rjust(most)
+                for column, (part, most) in enumerate(zip(parts, widths, strict=True))
+            )
+            for parts in zip_longest(*cells, fillvalue="")
         )
-        lines.append("  ".join(aligned).rstrip())
+        lines.append("\n".join(map(str.rstrip, aligned)))
     return lines

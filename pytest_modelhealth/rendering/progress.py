@@ -34,12 +34,7 @@ def shown(history: History) -> npt.NDArray[np.bool_]:
 
 
 def headline(history: History, worst: Event | None = None) -> str:
-    """Return one line: how many steps, the loss from where to where, the worst layer.
-
-    Args:
-        history: the watched steps.
-        worst: the gravest thing that rules object to.
-    """
+    """Return one line: how many steps, the loss from where to where, the worst layer."""
     if not len(history):
         return f"training of {printable(history.model_type)}: no step was watched yet"
     steps, loss = history.steps, history.loss
@@ -78,14 +73,17 @@ def summary(history: History, k: int = 10, worst: Event | None = None) -> str:
     order = np.lexsort([-np.nan_to_num(rank.astype(float), nan=-1.0) for rank in ranks])
     listed = [at for at in order.tolist() if shown(history)[at]]
     rows = []
-    for at in listed[:k]:
+    for at in listed:
         values = ((form, float(history[name][-1, at])) for name, form in _COLUMNS.values())
         cells = [form(None if math.isnan(value) else value) for form, value in values]
         if history["parameter_gradient_nonfinite"][-1, at] > 0:
             cells[0] = "NaN/inf"
         rows.append(Row([layer_label(history.layers[at]), *cells]))
-    columns = [Column(title, "", str, title == "layer") for title in ("layer", *_COLUMNS)]
-    rest = f"  and {plural(len(listed) - k, 'layer')} more" if len(listed) > k else ""
     return Document(
-        headline(history, worst), columns=columns, rows=rows, rest=rest, indent="  "
+        headline(history, worst),
+        columns=[Column(title, is_text=title == "layer") for title in ("layer", *_COLUMNS)],
+        rows=rows,
+        most=k,
+        rest=lambda count: f"and {plural(count, 'layer')} more",
+        indent="  ",
     ).text()

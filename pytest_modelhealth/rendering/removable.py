@@ -16,11 +16,8 @@ from pytest_modelhealth.rendering.notation import (
     whole,
 )
 
-_FEW = 32
-"""Samples below which many a unit is silent by chance."""
-
-_NAME, _INDICES = 44, 44
-"""Characters of a name and of a list of indices in the table."""
+_FEW = 32  # samples below which many a unit is silent by chance
+_NAME, _INDICES = 44, 44  # characters of a name and of a list of indices in the table
 
 _COLUMNS = (
     Column("layer", "fully qualified name", lambda one: abbreviate(_label(one.name), _NAME), True),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 
+from pytest_modelhealth.alignment.result import listed
 from pytest_modelhealth.rendering.document import Document, Note, Row
 from pytest_modelhealth.rendering.notation import (
     NOT_SEEN,
@@ -14,7 +15,6 @@ from pytest_modelhealth.rendering.notation import (
     plural,
     printable,
     shape,
-    some,
 )
 from pytest_modelhealth.report import (
     BrokenCheck,
@@ -94,7 +94,7 @@ def consequences(report: HealthReport, violation: Violation, most: int = 3) -> s
         return f"{layers} only {show} what began in {began}" if others else ""
     found = list(dict.fromkeys(f"{label(report, v.layer)} ({v.check})" for v in violation.folded))
     shown = f"; {plural(others, 'other layer')} in all" if others > len(found) else ""
-    return f"and {plural(len(found), 'consequence')}: {some(found, most)}{shown}"
+    return f"and {plural(len(found), 'consequence')}: {listed(found, most)}{shown}"
 
 
 def run(report: HealthReport) -> str:
@@ -120,12 +120,9 @@ def run(report: HealthReport) -> str:
 def remarks(report: HealthReport, *, briefly: bool = False) -> list[str]:
     """Return what else a reader should know, a line each.
 
-    These are broken checks, what only warns, waivers, errors in hooks and notes.
-
-    Args:
-        report: of what.
-        briefly: below violations, where `run` does not stand: with the part of the data that was
-            seen, and without the reasons for which probes do not apply.
+    These are broken checks, what only warns, waivers, errors in hooks and notes. Briefly, below
+    violations where `run` does not stand: with the part of the data that was seen, and without the
+    reasons for which probes do not apply.
     """
     seen, judgement = report.observation, report._judgement
     lines = [f"of {seen.part}"] if briefly and seen.part is not None else []
@@ -170,13 +167,6 @@ def _probes(report: HealthReport, briefly: bool) -> list[str]:
     return lines
 
 
-def _outcome(record: LayerRecord) -> str:
-    if record.status is not Status.OBSERVED:
-        return record.status.replace("_", " ")
-    seen = record.statistics("activations")
-    return NOT_SEEN if seen is None else shape(seen.shape)
-
-
 def _of(role: str, form: Callable[[TensorStatistics], str]) -> Callable[[LayerRecord], str]:
     def cell(record: LayerRecord) -> str:
         seen = record.statistics(role)
@@ -185,24 +175,27 @@ def _of(role: str, form: Callable[[TensorStatistics], str]) -> Callable[[LayerRe
     return cell
 
 
-def _size(value: float, seen: TensorStatistics) -> str:
-    return "NaN/inf" if seen.nonfinite_count else number(value)
+_FLOWING = "L2 norm of the loss's gradient with respect to the"
 
 
-_OUT, _FLOWING = "activations", "L2 norm of the loss's gradient with respect to the"
+def _size(name: str) -> Callable[[TensorStatistics], str]:
+    return lambda seen: "NaN/inf" if seen.nonfinite_count else number(getattr(seen, name))
+
+
+_OF_ACTIVATIONS: dict[str, tuple[str, Callable[[TensorStatistics], str]]] = {
+    "output": ("shape of the first output, or why there is none", lambda seen: shape(seen.shape)),
+    "mean": ("mean of the activations", lambda seen: number(seen.mean)),
+    "std": ("their standard deviation", lambda seen: number(seen.std)),
+    "abs max": ("their largest magnitude", _size("abs_max")),
+    "zeros": ("part that is zero", lambda seen: percent(seen.zero_fraction)),
+    "dead": ("part of the units never active", lambda seen: percent(seen.dead_fraction)),
+}
 COLUMNS = (
     Column("layer", "fully qualified name", lambda r: printable(r.label), is_text=True),
     Column("type", "class of the module, or the function", lambda r: printable(r.type_name), True),
-    Column("output", "shape of the first output, or why there is none", _outcome),
-    Column("mean", "mean of the activations", _of(_OUT, lambda s: number(s.mean))),
-    Column("std", "their standard deviation", _of(_OUT, lambda s: number(s.std))),
-    Column("abs max", "their largest magnitude", _of(_OUT, lambda s: _size(s.abs_max, s))),
-    Column("zeros", "part that is zero", _of(_OUT, lambda s: percent(s.zero_fraction))),
-    Column("dead", "part of the units never active", _of(_OUT, lambda s: percent(s.dead_fraction))),
-    Column("grad", f"{_FLOWING} activations", _of("gradients", lambda s: _size(s.norm, s))),
-    Column(
-        "p.grad", f"{_FLOWING} parameters", _of("parameter_gradients", lambda s: _size(s.norm, s))
-    ),
+    *(Column(title, said, _of("activations", f)) for title, (said, f) in _OF_ACTIVATIONS.items()),
+    Column("grad", f"{_FLOWING} activations", _of("gradients", _size("norm"))),
+    Column("p.grad", f"{_FLOWING} parameters", _of("parameter_gradients", _size("norm"))),
 )
 
 
@@ -218,39 +211,35 @@ def document(report: HealthReport, max_rows: int | None = None) -> Document:
         asides = [f"likely cause: {cause}"] * bool(cause) + [follows] * (not found.folded)
         notes[found.layer].append(Note(found.check, text, asides, warns))
     following = {consequence.layer for v in report.violations for consequence in v.folded}
-    gravest = sorted(report.layers, key=lambda name: (name not in violated, name not in notes))
-    chosen = set(gravest[:max_rows])
     rows = []
-    for record in (record for record in report if record.name in chosen):
-        name, is_observed = record.name, record.status is Status.OBSERVED
-        kind = "violated" if name in violated else "warned" if name in notes else ""
+    for record in report:
+        name = record.name
+        weight = (name in violated) + (name in notes)
+        kind = ["seen", "warned", "violated"]
         mark = "!" if name in violated else "~" if name in following else ""
-        kind = kind or ("seen" if is_observed else "unseen")
         cells = [column.cell(record) for column in COLUMNS]
-        rows.append(Row(cells, kind, record.reason, mark=mark, notes=notes[name]))
-    left_out = len(report) - len(rows)
+        if record.status is not Status.OBSERVED:
+            kind[0], cells[2] = "unseen", record.status.replace("_", " ")
+        rows.append(Row(cells, kind[weight], record.reason, "", mark, notes[name], weight))
     return Document(
         headline(report),
         report._judgement.verdict.value,
         facts=[run(report), *remarks(report)],
         columns=COLUMNS,
         rows=rows,
-        rest=f"  ... and {plural(left_out, 'more layer')}" if rows and left_out else "",
+        most=max_rows,
+        rest=lambda count: f"  ... and {plural(count, 'more layer')}",
         narrowest=((1, 12), (0, 28), (1, 8), (0, 16)),
         names=0,
-        indent=None,
+        marks=True,
     )
 
 
 def terminal(report: HealthReport, *, max_rows: int | None = None, width: int = 100) -> str:
     """Return the verdict and a line a layer in execution order, each violation below its layer.
 
-    ``!`` marks a layer with a violation, ``~`` one with a consequence of another's.
-
-    Args:
-        report: the report.
-        max_rows: show at most this many layers, the violated ones first; ``None`` shows all.
-        width: characters that the table may take. Names are cut to fit, numbers never.
+    ``!`` marks a layer with a violation, ``~`` one with a consequence of another's. Of more layers
+    than `max_rows` the violated ones are shown first; names are cut to fit, numbers never.
     """
     return document(report, max_rows).text(width=width)
 

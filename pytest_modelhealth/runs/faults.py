@@ -1,8 +1,11 @@
-"""What a test's results object to: the culprit of each, and the places that lead there."""
+"""What a test's results object to: the culprit of each, and the places that lead there.
+
+The destinations read nothing else; they load what draws when there is something to say.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +60,48 @@ def faults(test: Test) -> Iterator[Fault]:
         for result in test["results"]:
             if result["kind"] == "inspection":
                 yield from (_fault(test, result, one, fails=False) for one in result["warnings"])
+
+
+def failing(tests: Iterable[Test]) -> tuple[int, list[tuple[str, Fault]]]:
+    """Return how many tests there are, and of each failing one its id and what fails it first."""
+    count, found = 0, []
+    for test in tests:  # a run gives one at a time, so that one is in memory
+        count += 1
+        first = next((fault for fault in faults(test) if fault.fails), None)
+        if first is not None:
+            found.append((test["id"], first))
+    return count, found
+
+
+_MOST_ROWS, _LONGEST_TEXT, _LONGEST_REMARK = 100, 20_000, 100
+
+
+def summary(tests: Iterable[Test], most_bytes: int) -> str:
+    """Return Markdown of at most `most_bytes`: a table of the failing tests, then their texts."""
+    from pytest_modelhealth.rendering.document import Document, Row, fitting
+    from pytest_modelhealth.rendering.notation import Column, plural, shorten
+
+    count, found = failing(tests)
+    of = plural(count, "test")
+    document = Document(f"Model health: no objection, {of} inspected a model")
+    if found:
+        document = Document(
+            f"Model health: {len(found):,} of {of} with a model failed",
+            columns=[*map(Column, ("test", "verdict", "culprit", "check", "what"))],
+            rows=[Row([n, f.verdict, f.label, f.check, f.message]) for n, f in found],
+            most=_MOST_ROWS,
+            rest=lambda _: f"{plural(len(found), 'test')} in all",
+        )
+    head = f"\n{document.markdown()}"
+    room = most_bytes - len(head.encode()) - _LONGEST_REMARK
+    if room < 0 or not count:
+        return ""
+    codes = (shorten(f.text or f.message, _LONGEST_TEXT).splitlines() for _, f in found)
+    texts = (Document(n, code=code) for (n, _), code in zip(found, codes, strict=True))
+    shown = fitting((f"\n{text.markdown()}" for text in texts), room)
+    without = plural(len(found) - len(shown), "failing test")
+    remark = f"\n*The texts of {without} are left out: a summary holds no more.*\n"
+    return "".join([head, *shown, remark * (len(shown) < len(found))])
 
 
 def _findings(test: Test, result: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 
 import torch
 
@@ -13,7 +14,6 @@ from pytest_modelhealth.alignment.matching import align
 from pytest_modelhealth.alignment.result import Alignment, Change, Pair
 from pytest_modelhealth.capture.observing.tensors import TensorStore
 from pytest_modelhealth.comparison.trace import KeptTensor, Key, Trace, TwoRuns
-from pytest_modelhealth.report import LayerRecord
 from pytest_modelhealth.snapshot.snapshot import Snapshot
 from pytest_modelhealth.tolerance import TensorName
 
@@ -30,13 +30,7 @@ may be either: a batch norm's follow earlier layers."""
 
 
 def stage(role: str, layer: str, place: Mapping[str, int]) -> tuple[int, int, int]:
-    """Return a key that sorts the tensors of a run from causes to effects.
-
-    Args:
-        role: of the tensor.
-        layer: of the tensor.
-        place: place of each layer in the order in which they returned.
-    """
+    """Return a key that sorts tensors from causes to effects, by the order of returning layers."""
     position = place.get(layer, -1)
     stages = range(1, len(_STAGES)) if role == "inputs" and layer else range(5)
     at = next(i for i in stages if role in _STAGES[i])
@@ -45,21 +39,13 @@ def stage(role: str, layer: str, place: Mapping[str, int]) -> tuple[int, int, in
 
 @dataclass(frozen=True)
 class LayerChange:
-    """What became of a layer, or of a tensor of it.
+    """What became of a layer, or of a tensor of it."""
 
-    Args:
-        what: ``"renamed"``, ``"added"``, ``"no gradients any more of"``.
-        label: the layer or tensor for people.
-        rest: the rest of the phrase.
-        layer: name of the layer.
-        fails: whether it fails by itself: no number tells what it does to another batch or to
-            training.
-    """
-
-    what: str
-    label: str
-    rest: str = ""
-    layer: str = ""
+    what: str  # ``"renamed"``, ``"added"``, ``"no gradients any more of"``
+    label: str  # the layer or tensor for people
+    rest: str = ""  # the rest of the phrase
+    layer: str = ""  # name of the layer
+    # whether it fails by itself: no number tells what it does to another batch or to training
     fails: bool = False
 
 
@@ -72,7 +58,14 @@ class SnapshotPair:
     @cached_property
     def of_one_form(self) -> bool:
         """Whether all but the numbers is the same, so that each layer is the one of its name."""
-        old, new = (list(map(_form, side.layers.values())) for side in (self.old, self.new))
+        form = attrgetter("name", "type_name", "status", "calls", "tied")
+        old, new = (
+            [
+                (form(one), [p.shape for p in one.parameters.values()])
+                for one in side.layers.values()
+            ]
+            for side in (self.old, self.new)
+        )
         return old == new and all(
             list(self.old.tensors[name]) == list(self.new.tensors[name]) for name in self.old.layers
         )
@@ -84,9 +77,19 @@ class SnapshotPair:
 
     @cached_property
     def runs(self) -> TwoRuns:
-        """Both as runs."""
-        a, b = map(_trace, (self.old, self.new))
-        return TwoRuns(a, b, self.alignment, ({}, {}), TensorStore(0))
+        """Both as runs that show their tensors from causes to effects."""
+        traces = []
+        for side in (self.old, self.new):
+            shapes: dict[Key, tuple[tuple[int, ...], torch.dtype]] = {}
+            for layer, record in side.layers.items():
+                for (_, role, own), seen in side.tensors[layer].items():
+                    times = max(record.calls, 1) if role in ("inputs", "activations") else 1
+                    dtype = getattr(torch, seen.dtype, torch.float32)
+                    shapes |= {Key(layer, role, own, n): (seen.shape, dtype) for n in range(times)}
+            keys = sorted(shapes, key=lambda key: stage(key.role, key.layer, side.place))
+            entries = {key: KeptTensor(at, at, *shapes[key]) for at, key in enumerate(keys)}
+            traces.append(Trace(side.observation, entries, ""))
+        return TwoRuns(traces[0], traces[1], self.alignment, ({}, {}), TensorStore(0))
 
     @cached_property
     def causes(self) -> Causes:
@@ -152,9 +155,7 @@ class SnapshotPair:
 
     def _have_parameters(self, side: int) -> bool:
         """Whether parameters are on one side only, which may have taken the place of others."""
-        return any(
-            role == "parameters" for keys in self._only[side].values() for _, role, _ in keys
-        )
+        return any(key[1] == "parameters" for keys in self._only[side].values() for key in keys)
 
     def _on_one_side(self, pair: Pair) -> LayerChange:
         is_new, name = pair.reference is None, pair.name
@@ -206,7 +207,15 @@ class SnapshotPair:
         for _, role, own in lost[reference]:
             if own not in ties and not (role == "inputs" and reference):
                 label = self.old.label(reference, own)
-                is_formal = bool(reference) and self._may_go(role, own, reference, candidate)
+                roles = {role for _, role, _ in lost[reference]}
+                # every number may be as it was without a tensor, but not where nothing takes the
+                # place of a parameter, or one that is still there has no gradient
+                may_go = {
+                    "parameters": self._have_parameters(1),
+                    "parameter_gradients": own not in self.new.layers[candidate].parameters,
+                    "buffers": not own.startswith(("running_", "num_batches")),
+                }
+                is_formal = bool(reference) and may_go.get(role, "parameter_gradients" not in roles)
                 fails = not (is_formal and self.shows_output)
                 yield LayerChange(f"no {role} any more of", label, "", candidate, fails)
         for _, role, own in gained[candidate]:
@@ -214,38 +223,6 @@ class SnapshotPair:
                 is_formal = "parameter" not in role or self._have_parameters(0)
                 label, fails = self.new.label(candidate, own), not (is_formal and self.shows_output)
                 yield LayerChange(f"new {role} of", label, "", candidate, fails)
-
-    def _may_go(self, role: str, own: str, reference: str, candidate: str) -> bool:
-        """Whether a tensor may be gone and every number be as it was.
-
-        Not so: a parameter that nothing takes the place of, the gradient of a parameter that is
-        still there, and running statistics.
-        """
-        if role == "parameters":
-            return self._have_parameters(1)
-        if role == "parameter_gradients":
-            return own not in self.new.layers[candidate].parameters
-        if role == "buffers":
-            return not own.startswith(("running_", "num_batches"))
-        return all(lost != "parameter_gradients" for _, lost, _ in self._only[0][reference])
-
-
-def _form(record: LayerRecord) -> tuple[object, ...]:
-    shapes = [parameter.shape for parameter in record.parameters.values()]
-    return record.name, record.type_name, record.status, record.calls, record.tied, shapes
-
-
-def _trace(snapshot: Snapshot) -> Trace:
-    """Return a snapshot as a run that shows its tensors from causes to effects."""
-    shapes: dict[Key, tuple[tuple[int, ...], torch.dtype]] = {}
-    for layer, record in snapshot.layers.items():
-        for (_, role, own), seen in snapshot.tensors[layer].items():
-            times = max(record.calls, 1) if role in ("inputs", "activations") else 1
-            dtype = getattr(torch, seen.dtype, torch.float32)
-            shapes |= {Key(layer, role, own, n): (seen.shape, dtype) for n in range(times)}
-    keys = sorted(shapes, key=lambda key: stage(key.role, key.layer, snapshot.place))
-    entries = {key: KeptTensor(moment, moment, *shapes[key]) for moment, key in enumerate(keys)}
-    return Trace(snapshot.observation, entries, "")
 
 
 def phrases(changes: Iterable[LayerChange]) -> list[str]:

@@ -35,12 +35,7 @@ _COLUMNS = {**EXACT, **{name: name for name in REAL}, "zero_fraction": "zeros"}
 
 
 def detect_drift(before: Snapshot, now: Snapshot) -> DriftReport:
-    """Return what separates two snapshots.
-
-    Args:
-        before: the baseline; its noise or scale sets the tolerances.
-        now: what is compared with it.
-    """
+    """Return what separates two snapshots; the noise or scale of `before` sets the tolerances."""
     pair, tolerances = SnapshotPair(before, now), Tolerances(before, now.epsilon)
     found = {name: _tensor_drift(pair, tolerances, *name) for name in pair.tensors()}
     loss = _loss_drift(tolerances, before.observation.loss, now.observation.loss)
@@ -58,16 +53,14 @@ def detect_drift(before: Snapshot, now: Snapshot) -> DriftReport:
         and (one.formal or (one.role == "inputs" and one.layer not in {"", *others}))
     ]  # fmt: skip
     drifts = [drift for drift in drifts if drift not in forms]
-    changes = (*pair.changes(), *map(_as_change, forms))
+    changes = [*pair.changes()]
+    for one in forms:
+        seen = f"{one.statistic} {one.before}, now {one.now}"
+        rest = f": its {one.role} are another thing ({seen}), not compared"
+        changes.append(LayerChange("changed", one.label, rest, one.layer))
     story, told = _story(pair, found, drifts) if drifts else ("", frozenset[str]())
     remarks = tuple(_remarks(pair, drifts, tolerances))
-    return DriftReport(pair, tuple(drifts), changes, kept, story, told, remarks)
-
-
-def _as_change(drift: Drift) -> LayerChange:
-    seen = f"{drift.statistic} {drift.before}, now {drift.now}"
-    rest = f": its {drift.role} are another thing ({seen}), not compared"
-    return LayerChange("changed", drift.label, rest, drift.layer)
+    return DriftReport(pair, tuple(drifts), tuple(changes), kept, story, told, remarks)
 
 
 def _story(
@@ -175,14 +168,12 @@ def _judged(
 
 
 def _loss_drift(tolerances: Tolerances, a: float | None, b: float | None) -> Drift | None:
-    if a == b or (a != a and b != b):
-        return None
     distance, allowance = math.inf, Allowance(0.0)
     if a is not None and b is not None:
         distance, allowance = abs(b - a), tolerances.of_loss(a)
-    if distance <= allowance.distance:
+    if a == b or (a != a and b != b) or distance <= allowance.distance:
         return None
-    texts = _spelled("none" if a is None else a, "none" if b is None else b)
+    texts = _spelled(*("none" if loss is None else loss for loss in (a, b)))
     return Drift(LOSS, "", LOSS, "value", *texts, distance, allowance)
 
 

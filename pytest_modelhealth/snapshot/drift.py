@@ -1,12 +1,9 @@
-"""Drift: where a report left its snapshot by more than rounding explains, in words and as a table.
-
-It is for people who have not seen the model for a year: the cause comes first.
-"""
+"""Drift: where a report left its snapshot by more than rounding explains."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -16,34 +13,22 @@ from pytest_modelhealth.snapshot.tolerances import Allowance
 from pytest_modelhealth.tolerance import TensorName
 
 LOSS = "loss"
-MOST_TENSORS = 8
 MOST_CHANGES = 6
 
 
 @dataclass(frozen=True)
 class Drift:
-    """The statistic of a tensor that left its tolerance furthest.
+    """The statistic of a tensor that left its tolerance furthest."""
 
-    Args:
-        role: which tensor of the layer; ``"loss"`` for the loss.
-        layer: name of the layer in the report.
-        label: the tensor's name for people.
-        statistic: column of the snapshot file.
-        before: its value in the snapshot.
-        now: its value in the report.
-        distance: how far it moved; infinite where the two have no distance.
-        allowance: how far it may.
-        formal: whether only the form of the tensor changed, so that no number can be compared.
-    """
-
-    role: str
-    layer: str
-    label: str
-    statistic: str
-    before: str
-    now: str
-    distance: float
-    allowance: Allowance
+    role: str  # which tensor of the layer; ``"loss"`` for the loss
+    layer: str  # name of the layer in the report
+    label: str  # the tensor's name for people
+    statistic: str  # column of the snapshot file
+    before: str  # its value in the snapshot
+    now: str  # its value in the report
+    distance: float  # how far it moved; infinite where the two have no distance
+    allowance: Allowance  # how far it may
+    # whether only the form of the tensor changed, so that no number can be compared
     formal: bool = False
 
     @property
@@ -66,26 +51,18 @@ class Drift:
 
 @dataclass(frozen=True)
 class DriftReport:
-    """What is different between a snapshot and a report.
+    """What is different between a snapshot and a report."""
 
-    Args:
-        pair: both.
-        drifts: one a tensor, from cause to effect.
-        changes: layers that came, went or became something else.
-        kept: the tensors that did not drift, and what each was in the snapshot.
-        story: what began the drifts, a sentence; ``""`` where nothing drifted.
-        told: names of the layers of which the story says all, where it is a change of calls or of
-            a tied weight.
-        remarks: what may explain the differences, a sentence each.
-    """
-
-    pair: SnapshotPair
-    drifts: tuple[Drift, ...]
-    changes: tuple[LayerChange, ...]
+    pair: SnapshotPair  # both
+    drifts: tuple[Drift, ...]  # one a tensor, from cause to effect
+    changes: tuple[LayerChange, ...]  # layers that came, went or became something else
+    # the tensors that did not drift, and what each was in the snapshot
     kept: Mapping[TensorName, TensorName]
-    story: str = ""
+    story: str = ""  # what began the drifts, a sentence; ``""`` where nothing drifted
+    # names of the layers of which the story says all, where it is a change of calls or of a tied
+    # weight
     told: frozenset[str] = frozenset()
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()  # what may explain the differences, a sentence each
 
     @property
     def tensors(self) -> int:
@@ -105,7 +82,7 @@ class DriftReport:
         return not (self.pair.of_one_form or self.pair.has_common_layers)
 
     def __str__(self) -> str:
-        return "\n".join(explain(self)) or f"no drift in {self.tensors} tensors"
+        return headline(self) if self.drifted else f"no drift in {self.tensors} tensors"
 
 
 class Outcome(StrEnum):
@@ -119,44 +96,14 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class SnapshotCheck:
-    """One comparison of a report with its snapshot.
+    """One comparison of a report with its snapshot."""
 
-    Args:
-        file: the snapshot's.
-        outcome: what came of it.
-        text: what the failure says; ``""`` where there is none.
-        now: what the report has.
-        found: what separates the two, where both are there.
-        change: why it was recorded; ``""`` where it was not.
-    """
-
-    file: str
-    outcome: Outcome
-    text: str
-    now: Snapshot
-    found: DriftReport | None = None
-    change: str = ""
-
-
-def explain(report: DriftReport) -> list[str]:
-    """Return the differences as lines, the verdict first; none where nothing may fail."""
-    if not report.drifted:
-        return []
-    lines = [headline(report)]
-    if report.drifts:
-        changes = phrases(change for change in report.changes if change.layer not in report.told)
-    else:
-        changes = phrases(report.failing_changes)[report.pair.has_common_layers :]
-    if report.story and not report.told:
-        lines.append(report.story)
-    lines += changes[:MOST_CHANGES]
-    if len(changes) > MOST_CHANGES:
-        lines.append(f"... and {len(changes) - MOST_CHANGES} more changes of layers")
-    if report.drifts:
-        lines += _table(report.drifts[:MOST_TENSORS])
-    if len(report.drifts) > MOST_TENSORS:
-        lines.append(f"... and {len(report.drifts) - MOST_TENSORS:,} more tensors after these")
-    return [*lines, *report.remarks]
+    file: str  # the snapshot's
+    outcome: Outcome  # what came of it
+    text: str  # what the failure says; ``""`` where there is none
+    now: Snapshot  # what the report has
+    found: DriftReport | None = None  # what separates the two, where both are there
+    change: str = ""  # why it was recorded; ``""`` where it was not
 
 
 def note(report: DriftReport) -> str:
@@ -189,14 +136,3 @@ def headline(report: DriftReport) -> str:
     moved = drift.moved if math.isinf(drift.excess) else f"moved {drift.moved}"
     change = f"{drift.statistic} {drift.before} is now {drift.now}"
     return f"drift in {what}: {change}, {moved}, {place} {compared}"
-
-
-def _table(drifts: Sequence[Drift]) -> list[str]:
-    rows = [["layer", "role", "statistic", "snapshot", "now", "moved"]]
-    rows += [[d.label, d.role, d.statistic, d.before, d.now, d.moved] for d in drifts]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    words, numbers = widths[:3], widths[3:]
-    return [
-        "  ".join([*map(str.ljust, row, words), *map(str.rjust, row[3:], numbers)]).rstrip()
-        for row in rows
-    ]

@@ -24,7 +24,6 @@ from pytest_modelhealth.snapshot.drift import (
     DriftReport,
     Outcome,
     SnapshotCheck,
-    explain,
     headline,
     note,
 )
@@ -40,22 +39,16 @@ syrupy deletes what no test used, and a test that failed early, or never ran bec
 
 
 class HealthSnapshotExtension(SingleFileSnapshotExtension):
-    """Keeps a `HealthReport` as a text file with the suffix ``.health``; `HealthSnapshot` uses it.
-
-    Attributes:
-        test: the id of the test, without its folder.
-        path: of the file, for people.
-        updates: whether a file that is there may be written.
-        takes_names: whether layers by another name are written too, though no number drifted.
-        change: why the file is written.
-        found: what separates report and snapshot, where the two could be compared.
-    """
+    """Keeps a `HealthReport` as a text file with the suffix ``.health`` for `HealthSnapshot`."""
 
     file_extension = "health"
     _write_mode = WriteMode.TEXT
-    test = path = change = ""
-    updates = takes_names = False
-    found: DriftReport | None = None
+    test = ""  # its id, without its folder
+    path = ""  # of the file, for people
+    updates = False  # whether a file that is there may be written
+    takes_names = False  # whether layers by another name are, too, though no number drifted
+    change = ""  # why the file is written
+    found: DriftReport | None = None  # what separates the two, where they could be compared
 
     def serialize(
         self, data: Any, *, exclude: Any = None, include: Any = None, matcher: Any = None
@@ -77,6 +70,7 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
                 "exclude and include have no effect on a health snapshot: choose its layers with "
                 "inspector(model).watch(...)"
             )
+        self._explain = data._renderer("drift", "explain")
         if data.verdict is Verdict.UNHEALTHY:
             raise ModelHealthError(
                 f"{data.render('failure')}\nAn unhealthy report equals no snapshot and is never "
@@ -111,9 +105,8 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
             yield stranger
             return
         self.found = detect_drift(before, serialized_data)
-        lines = explain(self.found)
-        self.change = headline(self.found) if lines else ""
-        yield from lines
+        self.change = headline(self.found) if self.found.drifted else ""
+        yield from self._explain(self.found)
 
     def read_snapshot_data_from_location(
         self, *, snapshot_location: str, snapshot_name: str, session_id: str
@@ -203,8 +196,15 @@ class HealthSnapshot(SnapshotAssertion):
             # Its traceback is syrupy's, and hides the line of the test.
             raise error.with_traceback(None)
         text = "" if agrees else "\n".join(_failure(extension, result, command))
+        now: Any = result.asserted_data
+        outcome, change = Outcome.UNCHANGED, ""
+        if result.created or result.updated:
+            outcome, change = Outcome.RECORDED, extension.change or f"recorded for {now.profile}"
+        elif not agrees:
+            outcome = Outcome.MISSING if extension.found is None else Outcome.DRIFTED
         if self.on_check is not None:
-            self.on_check(_check(extension, result, text))
+            found = extension.found
+            self.on_check(SnapshotCheck(extension.path, outcome, text, now, found, change))
         if not agrees:
             raise ModelHealthError(text)
         told = "" if extension.found is None or extension.takes_names else note(extension.found)
@@ -253,17 +253,3 @@ def _failure(
     else:
         yield from extension.diff_lines(now, text)
         yield f"To accept this as the new {path}: {command}"
-
-
-def _check(extension: HealthSnapshotExtension, result: AssertionResult, text: str) -> SnapshotCheck:
-    """Return what came of a comparison."""
-    now: Any = result.asserted_data
-    change = ""
-    if result.created or result.updated:
-        outcome = Outcome.RECORDED
-        change = extension.change or f"recorded for {now.profile}"
-    elif result.success:
-        outcome = Outcome.UNCHANGED
-    else:
-        outcome = Outcome.MISSING if extension.found is None else Outcome.DRIFTED
-    return SnapshotCheck(extension.path, outcome, text, now, extension.found, change)

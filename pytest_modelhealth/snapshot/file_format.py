@@ -25,7 +25,7 @@ tells a whole file from a truncated one. Reading executes nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -60,13 +60,7 @@ _ROLES = {
 
 
 class SnapshotFormatError(ValueError):
-    """A text is no snapshot that this version can read; the message says where and why.
-
-    Args:
-        message: what is wrong, and what should be there.
-        line: number of the line.
-        is_future: whether a later version of the plugin wrote it.
-    """
+    """A text is no snapshot that this version can read, be it of the future: where, and why."""
 
     def __init__(self, message: str, line: int, *, is_future: bool = False) -> None:
         super().__init__(f"line {line}: {message}")
@@ -100,7 +94,7 @@ def _line(snapshot: Snapshot, record: LayerRecord, digits: int) -> str:
         cells["fn"] = record.activation
     if record.status != Status.OBSERVED:
         cells["status"] = record.status
-    if record.calls != _usual_calls(record.status):
+    if record.calls != (record.status not in UNCALLED):
         cells["calls"] = str(record.calls)
     for name, tensor in snapshot.tensors[record.name].items():
         parts = [shape_text(tensor.shape)]
@@ -123,10 +117,6 @@ def _usual(profile: str, shape: tuple[int, ...]) -> dict[str, Any]:
     return {"dtype": dtype, "count": math.prod(shape), "zeros": 0, "nan": 0, "inf": 0}
 
 
-def _usual_calls(status: str) -> int:
-    return 0 if status in UNCALLED else 1
-
-
 def load(text: str) -> Snapshot:
     """Return the snapshot that a text spells.
 
@@ -135,7 +125,12 @@ def load(text: str) -> Snapshot:
     """
     lines = text.rstrip("\n").split("\n")
     _check_version(lines[0])
-    header = dict(_header(lines))
+    header: dict[str, str] = {}
+    for row, key in enumerate(_HEADER, start=1):
+        line = lines[row] if row < len(lines) else ""
+        if not line.startswith(f"{key}: "):
+            raise _expected(f"'{key}: ...'", line, row)
+        header[key] = line.removeprefix(f"{key}: ")
     if lines[-1] != _END:
         message = f"the file is truncated: {_END!r} should be its last line"
         raise SnapshotFormatError(message, len(lines))
@@ -181,18 +176,10 @@ def _check_version(line: str) -> None:
         raise SnapshotFormatError(message, 1)
     if version != str(VERSION):
         message = (
-            f"format {_excerpt(version)} is that of a later version of the plugin; "
+            f"format {version[:40]!r} is that of a later version of the plugin; "
             f"pytest-modelhealth {__version__} reads format {VERSION}"
         )
         raise SnapshotFormatError(message, 1, is_future=True)
-
-
-def _header(lines: list[str]) -> Iterator[tuple[str, str]]:
-    for row, key in enumerate(_HEADER, start=1):
-        line = lines[row] if row < len(lines) else ""
-        if not line.startswith(f"{key}: "):
-            raise _expected(f"'{key}: ...'", line, row)
-        yield key, line.removeprefix(f"{key}: ")
 
 
 def _layer(
@@ -203,7 +190,7 @@ def _layer(
     cells = {unquote(key): unquote(value) for key, _, value in parts}
     name, type_name = cells.pop("layer"), cells.pop("type")
     status = cells.pop("status", Status.OBSERVED.value)
-    calls, activation = cells.pop("calls", str(_usual_calls(status))), cells.pop("fn", None)
+    calls, activation = cells.pop("calls", str(int(status not in UNCALLED))), cells.pop("fn", None)
     tied = {k.removeprefix(_TIED): cells.pop(k) for k in [*cells] if k.startswith(_TIED)}
     tensors: dict[str, dict[str, TensorStatistics]] = {role: {} for role in ROLES}
     for key, cell in cells.items():
@@ -276,8 +263,5 @@ def _count(text: str) -> int:
 
 
 def _expected(what: str, found: str, row: int) -> SnapshotFormatError:
-    return SnapshotFormatError(f"{what} should be here, not {_excerpt(found)}", row + 1)
-
-
-def _excerpt(text: str) -> str:
-    return repr(text if len(text) <= 40 else text[:38] + "..")
+    excerpt = repr(found if len(found) <= 40 else found[:38] + "..")
+    return SnapshotFormatError(f"{what} should be here, not {excerpt}", row + 1)

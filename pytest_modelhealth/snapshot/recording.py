@@ -1,4 +1,4 @@
-"""What a snapshot keeps of a report, recorded as text, and another report checked against it."""
+"""What a snapshot keeps of a report, and the text to write over that of another."""
 
 from __future__ import annotations
 
@@ -11,12 +11,7 @@ from pytest_modelhealth import __version__
 from pytest_modelhealth.errors import ModelHealthError
 from pytest_modelhealth.report import HealthReport, Noises, Observation
 from pytest_modelhealth.snapshot.detection import detect_drift
-from pytest_modelhealth.snapshot.drift import DriftReport
-from pytest_modelhealth.snapshot.file_format import (
-    SnapshotFormatError,
-    dump,
-    load,
-)
+from pytest_modelhealth.snapshot.file_format import SnapshotFormatError, dump, load
 from pytest_modelhealth.snapshot.snapshot import Snapshot
 from pytest_modelhealth.snapshot.tolerances import Tolerances
 from pytest_modelhealth.tolerance import BFLOAT16, LOSS, TF32, coarsest_epsilon
@@ -28,12 +23,7 @@ def of_report(report: HealthReport, test: str = "-") -> Snapshot:
 
 
 def from_observation(observation: Observation, noise: Noises | None = None) -> Snapshot:
-    """Return what a snapshot keeps of a run.
-
-    Args:
-        observation: what a run saw.
-        noise: how far rounding moves each statistic; ``None`` where that was not measured.
-    """
+    """Return what a snapshot keeps of a run; `noise` is ``None`` where it was not measured."""
     records = sorted(
         observation.layers.values(),
         key=lambda one: math.inf if one.completed is None else one.completed,
@@ -43,12 +33,18 @@ def from_observation(observation: Observation, noise: Noises | None = None) -> S
         record.name: replace(record, entered=place if record.calls else None, functional=False)
         for place, record in enumerate(records)
     }
+    precision = torch.get_float32_matmul_precision()
+    # float32 matrix products may be coarser than their dtype, where torch was told so
+    seen = [one.activations for one in records if one.activations is not None]
+    devices = {one.device.partition(":")[0] for one in seen if one.dtype == "float32"}
+    products = BFLOAT16 if "cpu" in devices and precision == "medium" else 0.0
+    products = TF32 if "cuda" in devices and precision != "highest" else products
     snapshot = Snapshot(
         test="-",
         profile=_profile(observation),
         recorded=f"pytest-modelhealth {__version__}, torch {torch.__version__}",
         calibrated=noise is not None,
-        epsilon=max(coarsest_epsilon(observation), _matmul_epsilon(observation)),
+        epsilon=max(coarsest_epsilon(observation), products),
         observation=Observation(layers, observation.model_type, loss=observation.loss),
     )
     if noise is None:
@@ -72,42 +68,11 @@ def _profile(observation: Observation) -> str:
     return " ".join([*sorted(devices), dtype]).strip() or "unknown"
 
 
-def _matmul_epsilon(observation: Observation) -> float:
-    """Return the machine epsilon of float32 matrix products, where torch was told to be coarser."""
-    precision = torch.get_float32_matmul_precision()
-    seen = [r.activations for r in observation.layers.values() if r.activations is not None]
-    devices = {s.device.partition(":")[0] for s in seen if s.dtype == "float32"}
-    if "cuda" in devices and precision != "highest":
-        return TF32
-    return BFLOAT16 if "cpu" in devices and precision == "medium" else 0.0
-
-
-def record(report: HealthReport) -> str:
-    """Return the text of a snapshot of a report.
-
-    Its noise is in it where ``Inspector(model, calibrate=True)`` made the report.
-    """
-    return dump(of_report(report))
-
-
-def check(text: str, report: HealthReport) -> DriftReport:
-    """Return what separates a report from a recorded snapshot.
-
-    Raises:
-        SnapshotFormatError: `text` is no snapshot.
-    """
-    return detect_drift(load(text), of_report(report))
-
-
 def merge(old_text: str, now: Snapshot, path: str = "") -> str:
     """Return the text to write over that of a file.
 
-    Lines within their tolerance are kept, so that a diff shows what drifted and nothing else.
-
-    Args:
-        old_text: content of the file.
-        now: what is recorded.
-        path: the file, for messages.
+    Lines within their tolerance are kept, so that a diff shows what drifted and nothing else. The
+    path is for messages.
 
     Raises:
         ModelHealthError: something would be lost that another test, another device or a later

@@ -23,31 +23,19 @@ from pytest_modelhealth.tolerance import TensorName
 NAMED = ("parameters", "parameter_gradients", "buffers")
 """The roles of which a layer has several tensors, each with a name of its own."""
 
-UNKNOWN_TEST = "-"
-"""Stands in a snapshot that no test recorded; it fits every test."""
-
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The content of a snapshot file.
+    """The content of a snapshot file."""
 
-    Args:
-        test: the test it belongs to, and which of the test's snapshots it is.
-        profile: device and dtype, ``"cpu float32"``.
-        recorded: versions; for people, never compared.
-        calibrated: whether the noise of its numbers was measured.
-        epsilon: machine epsilon of the coarsest dtype that the model computed in.
-        observation: the layers, in the order in which they returned, and the loss.
-        noise: of what rounding moves further than usual, how many times as far; of the zero
-            fraction, how far.
-    """
-
-    test: str
-    profile: str
-    recorded: str
-    calibrated: bool
-    epsilon: float
-    observation: Observation
+    test: str  # the test it belongs to, and which of the test's snapshots it is
+    profile: str  # device and dtype, ``"cpu float32"``
+    recorded: str  # versions; for people, never compared
+    calibrated: bool  # whether the noise of its numbers was measured
+    epsilon: float  # machine epsilon of the coarsest dtype that the model computed in
+    observation: Observation  # the layers, in the order in which they returned, and the loss
+    # of what rounding moves further than usual, how many times as far; of the zero fraction, how
+    # far
     noise: Noises = field(default_factory=dict)
 
     @property

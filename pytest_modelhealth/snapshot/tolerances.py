@@ -12,7 +12,6 @@ square of the tensor, or the value itself where that is larger.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from pytest_modelhealth.report import Noises
@@ -25,8 +24,7 @@ REAL = ("mean", "std", "min", "max")
 
 GRADIENTS = ("gradients", "parameter_gradients")
 
-FACTOR = 20.0
-"""How many times its noise a statistic may move."""
+FACTOR = 20.0  # how many times its noise a statistic may move
 
 GRADIENT_FACTOR = 50.0
 """The same of gradients: with SSE 4.1 kernels one in the last stage of a ResNet-50 moved by 24."""
@@ -44,15 +42,13 @@ BACKWARD = 5e-3
 mean square among the gradients of the same layer is added to it: the gradient of a bias before a
 batch norm, or of an attention key's bias, is zero but for rounding, and has no scale of its own."""
 
-FRACTION = 1e-3
-"""The zero fraction, absolute: one element in a thousand."""
+FRACTION = 1e-3  # the zero fraction, absolute: one element in a thousand
 
 LOW_PRECISION = {FORWARD: 4, BACKWARD: 8, FRACTION: 2}
 """In half precision these multiples of the machine epsilon (0.0078 for bfloat16) take the place of
 the fixed tolerances that are smaller."""
 
-KEPT_FRACTION = 1e-4
-"""A noise of a zero fraction that is smaller is far within the fixed tolerance."""
+KEPT_FRACTION = 1e-4  # a noise of a zero fraction that is smaller is far within the fixed tolerance
 
 
 class Allowance(NamedTuple):
@@ -167,12 +163,11 @@ class Tolerances:
         found = {}
         for layer in self._layers:
             for name, tensor in self._snapshot.tensors[layer].items():
-                moved = {} if is_given(name) else measured.get(name, {})
-                kept = {
-                    one: multiple
-                    for one in REAL
-                    if (multiple := _multiple(tensor, one, moved, self._usual(name, tensor, one)))
-                }
+                moved, kept = {} if is_given(name) else measured.get(name, {}), {}
+                for one in REAL:
+                    noise, usual = moved.get(one, 0.0), self._usual(name, tensor, one)
+                    if usual and (noise > usual or (noise and not getattr(tensor, one))):
+                        kept[one] = coarse(noise / usual)
                 if judges_zeros(name) and moved.get("zero_fraction", 0.0) > KEPT_FRACTION:
                     kept["zero_fraction"] = moved["zero_fraction"]
                 if kept:
@@ -191,14 +186,6 @@ def judges_zeros(name: TensorName) -> bool:
     and a zero that matters shows among the activations or moves the other statistics.
     """
     return name[1] not in GRADIENTS and is_judged_whole(name)
-
-
-def _multiple(
-    tensor: TensorStatistics, statistic: str, moved: Mapping[str, float], usual: float
-) -> float:
-    noise = moved.get(statistic, 0.0)
-    is_kept = usual and (noise > usual or (noise and not getattr(tensor, statistic)))
-    return coarse(noise / usual) if is_kept else 0.0
 
 
 def coarse(times: float) -> float:

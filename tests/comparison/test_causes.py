@@ -24,8 +24,9 @@ from corpus.models.called import (
 )
 from corpus.pairs import twins
 from pytest_modelhealth import Comparison, Inspector, compare
-from pytest_modelhealth.snapshot.drift import DriftReport, explain
-from pytest_modelhealth.snapshot.recording import check, record
+from pytest_modelhealth.rendering.drift import explain
+from pytest_modelhealth.snapshot.drift import DriftReport
+from tests.builders import check, record
 
 IDS = torch.arange(35).reshape(5, 7) % 20
 BATCH = torch.randn(12, 8, generator=torch.Generator().manual_seed(1))

@@ -226,8 +226,8 @@ def test_layers_are_found_by_either_name():
     assert comparison["blocks.1.up"].worst("activations").difference.count == 2 * 10 * 96
     with pytest.raises(LayerNotFoundError, match=r"did you mean 'blocks\.1\.up'"):
         comparison["blocks.1.upp"]
-    shown = comparison._repr_html_()  # the text, escaped
-    assert shown.startswith("<pre>equivalent")
+    shown = comparison._repr_html_()  # escaped
+    assert "<b>equivalent by bitwise equality: " in shown
     assert "blocks.0 -&gt; h.0" in shown
 
 

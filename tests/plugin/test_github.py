@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from pytest_modelhealth.plugin.attachments import github
+from pytest_modelhealth.runs import faults
+from pytest_modelhealth.runs.faults import summary
 
 MODELS = """
 import torch
@@ -263,7 +265,7 @@ def a_test(name: str, *, label: str = "fc", message: str = "is bad", text: str =
 @given(st.text(min_size=1), st.text(min_size=1), st.text(min_size=1))
 def test_no_text_becomes_markup(name: str, label: str, text: str) -> None:
     """Whatever stands in names and messages is shown as it is, in code."""
-    page = Page.of(github.summary([a_test(name, label=label, message=text, text=text)], 10**6))
+    page = Page.of(summary([a_test(name, label=label, message=text, text=text)], 10**6))
     assert page.strange == set()
     assert len(page.rows) == len(page.bodies) == 1
     assert len(page.rows[0]) == 5
@@ -272,12 +274,12 @@ def test_no_text_becomes_markup(name: str, label: str, text: str) -> None:
 def test_a_summary_is_never_longer_than_github_takes() -> None:
     """What does not fit is left out, and how much that is is said."""
     tests = [a_test(f"test_{n}", text="é" * 5000) for n in range(300)]
-    whole = github.summary(tests, 10**9)
+    whole = summary(tests, 10**9)
     page = Page.of(whole)
     assert len(page.bodies) == 300
-    assert len(page.rows) == github._MOST_ROWS
+    assert len(page.rows) == faults._MOST_ROWS
     for most in (github.MOST_BYTES, 100_000, 60_000, 500, 200, 10, 0, -5):
-        text = github.summary(tests, most)
+        text = summary(tests, most)
         assert len(text.encode()) <= max(0, most)
         if most >= 60_000:
             page = Page.of(text)

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from corpus.models.recorded import Bare, Tower, Wrapped
 from pytest_modelhealth import HealthReport, Inspector
+from pytest_modelhealth.rendering.drift import explain
 from pytest_modelhealth.report import LayerRecord
 from pytest_modelhealth.snapshot.changes import phrases
 from pytest_modelhealth.snapshot.detection import detect_drift
-from pytest_modelhealth.snapshot.drift import DriftReport, explain, note
+from pytest_modelhealth.snapshot.drift import DriftReport, note
 from pytest_modelhealth.snapshot.file_format import dump, load
 from pytest_modelhealth.snapshot.recording import from_observation
 from pytest_modelhealth.snapshot.recording import of_report as seen_by
@@ -364,7 +365,7 @@ def test_a_large_drift_fits_on_a_screen() -> None:
     lines = explain(detect_drift(before, now))
     assert len(lines) <= 24
     assert "... and 92 more tensors after these" in lines
-    assert "... and 44 more changes of layers" in lines
+    assert "... and 44 more changes" in lines
 
 
 # Calibrated snapshots of a real model.

@@ -21,7 +21,7 @@ from corpus.models.recorded import (
 )
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.snapshot.drift import DriftReport, note
-from pytest_modelhealth.snapshot.recording import check, record
+from tests.builders import check, record
 
 
 def read(reference: nn.Module, candidate: nn.Module, batch: Tensor) -> DriftReport:

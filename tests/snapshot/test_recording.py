@@ -10,7 +10,8 @@ from torch import nn
 
 from pytest_modelhealth import HealthReport, Inspector, ModelHealthError
 from pytest_modelhealth.snapshot.file_format import dump
-from pytest_modelhealth.snapshot.recording import check, merge, of_report, record
+from pytest_modelhealth.snapshot.recording import merge, of_report
+from tests.builders import check, record
 
 
 def inspected(

@@ -22,8 +22,7 @@ from pytest_modelhealth.rendering.notation import plural
 Reals = npt.NDArray[np.float64]
 Values = Sequence["float | None"]
 
-MOST_DEAD = 0.5
-"""A layer with a larger part of its units dead is named in red."""
+MOST_DEAD = 0.5  # a layer with a larger part of its units dead is named in red
 
 MOST_ROWS, MOST_COLUMNS = 32, 240
 """Of more layers those are drawn that went wrong, of more steps neighbours share a column."""
@@ -32,13 +31,11 @@ LEVELS = 8
 BAD, ZERO, MISSING = "bad-cell", "zero-cell", "no-cell"
 _KEY = {BAD: "not finite", ZERO: "zero", MISSING: "no number"}
 
-_ROW, _LOSS, _GAP = 14, 110, 62
-"""Pixels: a row, the loss, between two panels."""
+_ROW, _LOSS, _GAP = 14, 110, 62  # Pixels: a row, the loss, between two panels
 
 _LEFT, _RIGHT = NAMES, svg.WIDTH - 8
 
-_LOG_FROM = 30
-"""Times the least: positive losses that differ by more have a log axis."""
+_LOG_FROM = 30  # times the least: positive losses that differ by more have a log axis
 
 _TITLES = {
     "parameter_gradient_norm": "gradient norm of parameters",

@@ -9,15 +9,13 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
+from pytest_modelhealth.alignment.result import containers
 from pytest_modelhealth.rendering.charts import svg
 from pytest_modelhealth.rendering.notation import plural
 
 NAMES, ROW, HEAD, FOOT, GAP = 196, 18, 42, 22, 22
-GUTTER = 16
-"""Pixels beside an axis, for zeros and for what is not finite."""
-
-MOST = 80
-"""Of more layers those with findings are drawn, and of the others every n-th."""
+GUTTER = 16  # pixels beside an axis, for zeros and for what is not finite
+MOST = 80  # of more layers those with findings are drawn, and of the others every n-th
 
 
 class Row(NamedTuple):
@@ -156,9 +154,9 @@ def _point(series: Series, x: float, y: float, class_: str) -> str:
 # Scale through depth
 
 _MEASURES = {
-    "activation rms": "activations",
-    "gradient norm": "gradients",
-    "parameter gradient norm": "parameter_gradients",
+    "activations": ("rms", "first"),
+    "gradients": ("of activations", "first"),
+    "parameter_gradients": ("of parameters", "second"),
 }
 
 
@@ -167,34 +165,29 @@ def depth(
 ) -> Markup:
     """Return a chart of how large activations and gradients are through the depth of a model."""
     found = {violation["layer"] for violation in violations}
-    containers = svg.containers_of(layers)
+    holders = containers(layer["name"] for layer in layers)
     every = []
     for layer in layers:
         roles = {tensor["role"] for tensor in layer["tensors"]}
-        is_leaf = layer["name"] not in containers or "parameter_gradients" in roles
-        if roles.intersection(_MEASURES.values()) and (is_leaf or layer["name"] in found):
+        is_leaf = layer["name"] not in holders or "parameter_gradients" in roles
+        if roles.intersection(_MEASURES) and (is_leaf or layer["name"] in found):
             every.append(layer)
     if not every:
         return svg.nothing("depth", "No activations and no gradients were measured.")
     culprit = violations[0]["layer"] if violations else None
     weights = [(layer["name"] == culprit) + (layer["name"] in found) for layer in every]
     shown = [every[at] for at in selection(weights)]
-    values = {name: [_value(layer, name) for layer in shown] for name in _MEASURES}
     rows = [
-        Row(name, svg.label_of(layer), name == culprit, name in found)
-        for layer in shown
-        for name in [layer["name"]]
+        Row(each["name"], svg.label_of(each), each["name"] == culprit, each["name"] in found)
+        for each in shown
     ]
-    scale, gradients, parameters = values.values()
+    scale, gradients, parameters = (
+        Series(role, name, [_value(layer, role) for layer in shown], style)
+        for role, (name, style) in _MEASURES.items()
+    )
     panels = [
-        Panel("activation scale", [Series("activations", "rms", scale)]),
-        Panel(
-            "gradient norm (L2)",
-            [
-                Series("parameter_gradients", "of parameters", parameters, "second"),
-                Series("gradients", "of activations", gradients),
-            ],
-        ),
+        Panel("activation scale", [scale]),
+        Panel("gradient norm (L2)", [parameters, gradients]),
     ]
     finding = f"activation scale and gradient norms of {plural(len(every), 'layer')}"
     if violations:
@@ -208,16 +201,16 @@ def _part(shown: Sequence[object], every: Sequence[object]) -> str:
     return f"{len(shown)} of {len(every):,} layers, those with findings first" * is_part
 
 
-def _value(layer: Mapping[str, Any], name: str) -> float | None:
+def _value(layer: Mapping[str, Any], role: str) -> float | None:
     """Return what the tensors of a role measure together; NaN where one is not finite."""
-    tensors = [tensor for tensor in layer["tensors"] if tensor["role"] == _MEASURES[name]]
+    tensors = [tensor for tensor in layer["tensors"] if tensor["role"] == role]
     if not tensors:
         return None
     if any(t["nan"] or t["inf"] or not svg.finite(t["norm"]) for t in tensors):
         return math.nan
     norm = math.hypot(*(tensor["norm"] for tensor in tensors))
     count = sum(tensor["count"] for tensor in tensors)
-    return norm / math.sqrt(max(1, count)) if name.endswith("rms") else norm
+    return norm / math.sqrt(max(1, count)) if role == "activations" else norm
 
 
 # Errors through depth
@@ -241,28 +234,28 @@ def errors(comparison: Mapping[str, Any], anchor: str) -> Markup:
         "activations": [_worst(layer, "activations", "outputs") for layer in layers],
         "gradients": [_worst(layer, "gradients", "parameter_gradients") for layer in layers],
     }
-    panels = [
-        Panel(
-            f"{name}: relative error",
-            [Series(name, "error", [_error(tensor) for tensor in worst], style)],
-            [_allowed(tensor) for tensor in worst],
+    panels = []
+    for (name, worst), style in zip(passes.items(), ("first", "second"), strict=True):
+        values = [None if one is None else _number(one["error"]) for one in worst]
+        ranges = [
+            0.0 if one is None else _number(one["noise"]) * _number(one["limit"]) for one in worst
+        ]
+        ranges = [0.0 if math.isnan(one) else one for one in ranges]
+        panels.append(
+            Panel(f"{name}: relative error", [Series(name, "error", values, style)], ranges)
         )
-        for (name, worst), style in zip(passes.items(), ("first", "second"), strict=True)
-    ]
-    rows = []
+    rows, notes = [], [_part(layers, every)]
     finding = f"{sum(layer['diverged'] for layer in every)} of {plural(len(every), 'layer')} differ"
     for layer in layers:
-        name = layer["candidate"] if layer["reference"] is None else layer["reference"]
-        label = svg.label_of(layer, name)
-        label += " (+)" * (layer["reference"] is None)
-        label += " (\N{MINUS SIGN})" * (layer["candidate"] is None)
-        is_first = name in first
-        finding += f"; first divergence at {label}" * is_first
-        rows.append(Row(name, label, is_first))
-    notes = list(filter(None, [_part(layers, every)]))
-    if any(None in (layer["reference"], layer["candidate"]) for layer in layers):
-        notes.append("(+) only in the candidate, (\N{MINUS SIGN}) only in the reference")
-    return rows_chart("errors", anchor, rows, panels, finding, "; ".join(notes))
+        name, sign = layer["reference"], ""
+        if None in (layer["reference"], layer["candidate"]):
+            name, sign = (
+                (name, " (\N{MINUS SIGN})") if name is not None else (layer["candidate"], " (+)")
+            )
+            notes[1:] = ["(+) only in the candidate, (\N{MINUS SIGN}) only in the reference"]
+        rows.append(Row(name, svg.label_of(layer, name) + sign, name in first))
+        finding += f"; first divergence at {rows[-1].label}" * (name in first)
+    return rows_chart("errors", anchor, rows, panels, finding, "; ".join(filter(None, notes)))
 
 
 def _worst(layer: Mapping[str, Any], *roles: str) -> Mapping[str, Any] | None:
@@ -273,13 +266,5 @@ def _worst(layer: Mapping[str, Any], *roles: str) -> Mapping[str, Any] | None:
     )
 
 
-def _allowed(tensor: Mapping[str, Any] | None) -> float:
-    if tensor is None or not svg.finite(tensor["noise"]) or not svg.finite(tensor["limit"]):
-        return 0.0
-    return float(tensor["noise"] * tensor["limit"])
-
-
-def _error(tensor: Mapping[str, Any] | None) -> float | None:
-    if tensor is None:
-        return None
-    return float(tensor["error"]) if svg.finite(tensor["error"]) else math.nan
+def _number(value: float | None) -> float:
+    return float(value) if value is not None and svg.finite(value) else math.nan

@@ -15,12 +15,10 @@ from urllib.parse import quote
 from markupsafe import Markup, escape
 
 from pytest_modelhealth.rendering.notation import abbreviate, number, printable
-from pytest_modelhealth.settings.setting import ancestors
 
 STYLE = Path(__file__).with_name("charts.css")
 WIDTH = 720
-LETTER = 6.7
-"""Pixels: the width of a chart, and of a letter of 11 px in a wide font."""
+LETTER = 6.7  # Pixels: the width of a chart, and of a letter of 11 px in a wide font
 
 
 def plain(value: object) -> str:
@@ -116,14 +114,8 @@ def brief(value: float | None) -> str:
 
 
 def fitted(name: str, width: int) -> str:
-    """Return a layer's name in at most `width` characters, if need be without its middle."""
-    short = abbreviate(printable(name), width)
-    if not short.startswith(".."):
-        return short
-    *outer, own = printable(name).split(".")
-    whole = ".".join([*(part if part.isdigit() else part[:1] for part in outer), own])
-    head = (width - 1) // 2
-    return f"{whole[:head]}\N{HORIZONTAL ELLIPSIS}{whole[head + 1 - width :]}"
+    """Return a layer's name in at most `width` characters."""
+    return abbreviate(printable(name), width)
 
 
 def words(name: object) -> str:
@@ -139,12 +131,6 @@ def label_of(item: Mapping[str, Any], name: str | None = None) -> str:
 def finite(value: object) -> bool:
     """Return whether this is a number, and a finite one."""
     return isinstance(value, int | float) and math.isfinite(value)
-
-
-def containers_of(layers: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Return the names of the layers that hold others."""
-    outer = {around for layer in layers for around in ancestors(layer["name"])}
-    return outer if len(layers) > 1 else outer - {""}
 
 
 class Scale(NamedTuple):

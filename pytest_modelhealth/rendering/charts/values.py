@@ -9,11 +9,11 @@ from typing import Any
 
 from markupsafe import Markup
 
+from pytest_modelhealth.alignment.result import listed
 from pytest_modelhealth.rendering.charts import svg
-from pytest_modelhealth.rendering.notation import percent, some
+from pytest_modelhealth.rendering.notation import percent
 
-Tensor = Mapping[str, Any]
-"""Statistics of a tensor, as in the file of a run."""
+Tensor = Mapping[str, Any]  # statistics of a tensor, as in the file of a run
 
 _NAMES, _NUMBERS = 190, 150
 _MOST_BARS, _WIDEST, _APART = 60, 22.0, 58
@@ -68,7 +68,7 @@ def histograms(tensors: Sequence[tuple[str, Tensor]], left_out: str = "", row: i
         for above, (text, class_) in enumerate(reversed([*_labels(tensor, is_high=row > 50)])):
             parts.append(svg.write(right + 8, y - 4 - 11 * above, text, class_))
     parts.append(svg.write(0, floor + 32, left_out, "quiet slanted"))
-    finding = f"values of {some([name for name, _ in tensors], 3)}"
+    finding = f"values of {listed([name for name, _ in tensors], 3)}"
     return svg.chart("histograms", (svg.WIDTH, floor + 40), finding, "".join(parts))
 
 

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
-from pytest_modelhealth.rendering.document import Document, Row
-from pytest_modelhealth.rendering.notation import Column, plural, printable, shorten, some
+from pytest_modelhealth.alignment.result import listed
+from pytest_modelhealth.rendering.document import Document, Row, fitting
+from pytest_modelhealth.rendering.notation import Column, plural, printable, shorten
 from pytest_modelhealth.runs.difference.result import Change, Difference, Grade, TestDifference
 
 MARK = "<!-- pytest-modelhealth diff -->"
@@ -18,9 +19,7 @@ _UNFOLDED, _MOST_CHARACTERS = 4_000, 39_000
 
 _WIDTH, _LONGEST_CELL = 120, 160
 _MOST_REMARKS, _MOST_ROWS, _MOST_PLACES = 5, 30, 2
-_COLUMNS = [
-    Column(title, "", str, is_text=True) for title in ("", "what", "where", "base", "head", "by")
-]
+_COLUMNS = [Column(title, is_text=True) for title in ("", "what", "where", "base", "head", "by")]
 
 
 def render(difference: Difference, name: str) -> str:
@@ -34,18 +33,11 @@ def render(difference: Difference, name: str) -> str:
     if name == "terminal":
         return "\n\n".join(document.text(width=_WIDTH) for document in documents) + "\n"
     text, *sections = (document.markdown() for document in documents)
-    folded: list[str] = []
-    room = _MOST_CHARACTERS - len(text)
-    for index, section in enumerate(sections):
-        room -= len(section) + 1
-        if room < 0:
-            rest = plural(len(sections) - index, "more test")
-            folded.append(f"{rest}: see the output of `--format terminal`.\n")
-            break
-        if not folded and len(text) < _UNFOLDED:
-            text += f"\n{section}"
-        else:
-            folded.append(section)
+    folded = fitting(sections, _MOST_CHARACTERS - len(text))
+    rest = plural(len(sections) - len(folded), "more test")
+    folded += [f"{rest}: see the output of `--format terminal`.\n"] * (len(folded) < len(sections))
+    while folded and len(text) < _UNFOLDED:
+        text += f"\n{folded.pop(0)}"
     if folded:
         body = "\n".join(folded)
         text += f"\n<details><summary>the other changes</summary>\n\n{body}\n</details>\n"
@@ -56,16 +48,16 @@ def _documents(difference: Difference) -> Iterator[Document]:
     """Yield one of the runs, then one of each test, or of those in which the same changed."""
     yield Document(headline=f"modelhealth: {_headline(difference)}", facts=[*_remarks(difference)])
     for test, *others in _alike(difference):
-        names = some([printable(other.id) for other in others], 4)
+        names = listed([printable(other.id) for other in others], 4)
         causes = [printable(result.cause) for result in test.results if result.cause]
-        rows = [*_rows(sorted(test.every_change, key=lambda one: one.grade is not Grade.WORSE))]
-        more = len(rows) - _MOST_ROWS
+        changes = sorted(test.every_change, key=lambda one: one.grade is not Grade.WORSE)
         yield Document(
             headline=f"{test.grade}: {printable(test.id)}",
             facts=[*([f"likewise: {names}"] if others else []), *causes],
             columns=_COLUMNS,
-            rows=rows[:_MOST_ROWS],
-            rest=plural(more, "more row") if more > 0 else "",
+            rows=[*_rows(changes)],
+            most=_MOST_ROWS,
+            rest=lambda count: plural(count, "more row"),
             narrowest=[(3, 60), (4, 60)],
             indent="  ",
         )

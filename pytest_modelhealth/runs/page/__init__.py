@@ -15,7 +15,7 @@ from typing import TextIO
 from markupsafe import Markup
 
 from pytest_modelhealth.rendering.charts.svg import STYLE as CHARTS
-from pytest_modelhealth.rendering.template import environment
+from pytest_modelhealth.rendering.document import templates
 from pytest_modelhealth.runs.page.blocks import blocks
 from pytest_modelhealth.runs.page.contents import Contents, contents
 from pytest_modelhealth.runs.run import Run
@@ -59,7 +59,5 @@ def write(run: Run, file: TextIO, limit: int = LIMIT) -> None:
 def _html(template: str, shown: Contents, **ours: str) -> str:
     """Return HTML in ASCII, with everything in `shown` escaped and nothing of `ours`."""
     parts = {name: Markup(text) for name, text in ours.items()}
-    html: str = (
-        environment(_FOLDER / "templates").get_template(template).render(shown=shown, **parts)
-    )
+    html: str = templates(_FOLDER / "templates").get_template(template).render(shown=shown, **parts)
     return html.encode("ascii", "xmlcharrefreplace").decode("ascii")

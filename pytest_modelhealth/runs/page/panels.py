@@ -9,13 +9,14 @@ from typing import Any
 
 from markupsafe import Markup
 
+from pytest_modelhealth.alignment.result import containers
 from pytest_modelhealth.rendering.charts import svg
 from pytest_modelhealth.rendering.charts.course import course
 from pytest_modelhealth.rendering.charts.flow import flow
 from pytest_modelhealth.rendering.charts.rows import depth, errors
 from pytest_modelhealth.rendering.charts.values import histograms
+from pytest_modelhealth.rendering.document import templates
 from pytest_modelhealth.rendering.notation import in_bytes, plural, printable
-from pytest_modelhealth.rendering.template import environment
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -65,7 +66,7 @@ def drawn(result: Mapping[str, Any], anchor: str) -> Drawn:
         panels = [Panel("Error through depth", told, errors(result, anchor))]
     elif kind == "drift" and result["drifts"]:
         panels = [_drift(result)]
-    macros: Any = environment(_TEMPLATES).get_template("panels.html").module
+    macros: Any = templates(_TEMPLATES).get_template("panels.html").module
     return Drawn(evidence, macros.panels_of(panels))
 
 
@@ -119,11 +120,11 @@ def _evidence(result: Mapping[str, Any]) -> Markup:
 
 def _memory(result: Mapping[str, Any], anchor: str) -> dict[str, Any]:
     """Return what each layer holds, the largest first; a container gives out what others made."""
-    containers = svg.containers_of(result["layers"])
+    holders = containers(layer["name"] for layer in result["layers"])
     rows = []
     for layer in result["layers"]:
         sizes = [layer[key] for key in _SIZES.values()]
-        if layer["name"] in containers:
+        if layer["name"] in holders:
             sizes[1] = None
         rows.append((sum(filter(None, sizes)), layer, sizes))
     rows.sort(key=lambda row: -row[0])
