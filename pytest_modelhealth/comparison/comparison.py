@@ -85,11 +85,11 @@ class Divergence:
     candidate: str | None
     label: str
     kind: str
-    result: TensorResult | None
+    result: TensorResult | None = field(metadata={"json": False})
     story: str
     cause: str
     affected: tuple[str, ...] = ()
-    causes: tuple[Cause, ...] = ()
+    causes: tuple[Cause, ...] = field(default=(), metadata={"json": False})
     called_at: tuple[str, str] = ("", "")
 
 

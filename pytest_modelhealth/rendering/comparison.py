@@ -10,7 +10,6 @@ from typing import Any
 from pytest_modelhealth.alignment.result import Change, Pair
 from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison
 from pytest_modelhealth.comparison.results import TensorResult
-from pytest_modelhealth.rendering.json import plain
 from pytest_modelhealth.rendering.notation import (
     NOT_SEEN,
     number,
@@ -21,6 +20,7 @@ from pytest_modelhealth.rendering.notation import (
     table,
 )
 from pytest_modelhealth.rendering.recorded import comparison_data
+from pytest_modelhealth.report.codec import encode
 from pytest_modelhealth.report.flow import near
 
 FORWARD_ROLES = ("activations", "buffers")
@@ -189,11 +189,9 @@ def _more(count: int, what: str) -> Iterator[str]:
 
 
 def to_dict(comparison: Comparison) -> dict[str, Any]:
-    """Return a comparison as in the file of a run, with verdict and lines of the culprit."""
+    """Return a comparison as in the file of a run, with its verdict."""
     data: dict[str, Any] = {"equivalent": comparison.first_divergence is None}
-    data |= plain(comparison_data(comparison))
-    if comparison.first_divergence is not None:
-        data["divergence"]["called_at"] = list(comparison.first_divergence.called_at)
+    data |= encode(comparison_data(comparison))
     return data
 
 

@@ -21,7 +21,7 @@ from pytest_modelhealth.rendering.notation import (
     table,
 )
 from pytest_modelhealth.rendering.summary import headline
-from pytest_modelhealth.report import ROLES, HealthReport, LayerRecord, Violation
+from pytest_modelhealth.report import ROLES, Finding, HealthReport, LayerRecord
 from pytest_modelhealth.settings.setting import is_inside
 from pytest_modelhealth.statistics import LOWEST_EXPONENT, TensorStatistics
 
@@ -50,7 +50,7 @@ class Exhibit(NamedTuple):
             layer was observed.
     """
 
-    violation: Violation
+    violation: Finding
     culprit: LayerRecord
     predecessor: LayerRecord | None = None
 

@@ -27,7 +27,7 @@ from pytest_modelhealth.rendering.summary import (
     remarks,
     run,
 )
-from pytest_modelhealth.report import ROLES, HealthReport, Vertex, Violation
+from pytest_modelhealth.report import ROLES, Finding, HealthReport, Vertex
 from pytest_modelhealth.report.flow import AS_IT_IS, Flow, near
 
 MAX_LINES = 24
@@ -115,7 +115,7 @@ def _violations(report: HealthReport, most: int) -> tuple[list[Column], list[Row
     return [Column(t, "", str, t not in ("value", "limit")) for t in titles], rows
 
 
-def _code(worst: Violation) -> Iterator[str]:
+def _code(worst: Finding) -> Iterator[str]:
     """Yield the code at the places that the violation names."""
     said = f"{worst.message} {worst.cause}"
     for path, line in list(dict.fromkeys(_PLACE.findall(said)))[:_FEW]:
@@ -126,7 +126,7 @@ def _code(worst: Violation) -> Iterator[str]:
 _PLACE = re.compile(r"([^\s`]+\.py):(\d+)")
 
 
-def _way(report: HealthReport, worst: Violation) -> Iterator[str]:
+def _way(report: HealthReport, worst: Finding) -> Iterator[str]:
     """Yield what feeds the worst layer, what it feeds, the operations between, and where it is."""
     flow, layer = report.flow, worst.layer
     line, own = called_at(report, layer), defined_at(report, layer)
@@ -158,7 +158,7 @@ def _is_telling(made: Vertex, report: HealthReport, flow: Flow) -> bool:
     return not made.live and any(flow.graph.vertices[o].live for o in made.operands)
 
 
-def _next_moves(report: HealthReport, worst: Violation) -> Iterator[str]:
+def _next_moves(report: HealthReport, worst: Finding) -> Iterator[str]:
     """Yield how to look at the worst layer, how to accept it and how to move the limit."""
     culprit = report.layers.get(worst.layer)
     shown = worst.role if worst.role in ROLES else "activations"
@@ -188,7 +188,7 @@ def _quoted(text: str) -> str:
     return f'"{literal[1:-1]}"' if literal[0] == "'" and '"' not in text else literal
 
 
-def _setting(report: HealthReport, violation: Violation) -> str | None:
+def _setting(report: HealthReport, violation: Finding) -> str | None:
     """Return the name of the setting that holds the limit that was broken, if one does."""
     for check in report._settings.checks:
         for setting in check.settings if check.name == violation.check else ():
