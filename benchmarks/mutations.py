@@ -223,14 +223,14 @@ MUTATIONS = [
     Mutation(
         "layers that stand in for their siblings pass",
         "stand_ins = list(_stand_ins(observation, flow, modules))",
-        "stand_ins: list[Violation] = []",
+        "stand_ins: list[Finding] = []",
         "tests/checks/test_tables.py tests/checks/test_wiring.py",
     ),
     # ---- judging and settings
     Mutation(
         "a waived violation fails all the same",
-        "        elif waiver is not None:\n",
-        "        elif waiver is not None and not finding.layer:\n",
+        "        if waiver is not None:\n",
+        "        if waiver is not None and not finding.layer:\n",
         "tests/checks/test_judge.py tests/test_inspector.py",
     ),
     Mutation(

@@ -43,7 +43,7 @@ from benchmarks.zoo.decided import Decision, decision
 from corpus.subject import Subject, run
 from pytest_modelhealth import HealthReport, Inspector
 from pytest_modelhealth.capture.step.loss import compute_loss
-from pytest_modelhealth.report import Status, Verdict, Violation
+from pytest_modelhealth.report import Finding, Status, Verdict
 
 SECONDS = 40
 """Of processor time, after which a model is given up."""
@@ -217,7 +217,7 @@ def _report(subject: Subject, backward: Any, result: Result) -> HealthReport:
     return report
 
 
-def _found(violation: Violation) -> str:
+def _found(violation: Finding) -> str:
     place = violation.layer or "the model"
     return f"{violation.check} at {place}: {violation.message}. {violation.cause}"
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pytest_modelhealth.plugin.suite.suite import ModelHealthSuite, modelhealth_suite
     from pytest_modelhealth.removal.result import RemovableUnits
     from pytest_modelhealth.report import (
+        Finding,
         HealthReport,
         Inconclusive,
         LayerRecord,
@@ -47,6 +48,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Comparison": "comparison.comparison",
     "Check": "checks",
+    "Finding": "report",
     "HealthReport": "report",
     "History": "training.monitoring.history",
     "Inconclusive": "report",
@@ -79,6 +81,7 @@ _HOMES = {
 __all__ = [
     "Check",
     "Comparison",
+    "Finding",
     "HealthReport",
     "History",
     "Inconclusive",

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from pytest_modelhealth.checks.catalogue import CHECKS
-from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import flow_of, gain, largest_at, leaves, linear_maps
 from pytest_modelhealth.checks.paths import (
     NORMALIZATIONS,
@@ -17,7 +16,7 @@ from pytest_modelhealth.checks.paths import (
     way_to,
     way_to_weights,
 )
-from pytest_modelhealth.report import LayerRecord, Observation
+from pytest_modelhealth.report import Finding, LayerRecord, Observation
 from pytest_modelhealth.settings import Limit, Settings
 from pytest_modelhealth.statistics import TensorStatistics
 

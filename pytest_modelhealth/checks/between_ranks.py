@@ -7,15 +7,15 @@ from dataclasses import replace
 
 from pytest_modelhealth.checks.check import ALWAYS, Listed
 from pytest_modelhealth.checks.facts import place
-from pytest_modelhealth.report import Observation, Violation
+from pytest_modelhealth.report import Finding, Observation
 from pytest_modelhealth.settings import Settings
 
 
-def findings(check: Listed, observation: Observation, settings: Settings) -> Iterator[Violation]:
+def findings(check: Listed, observation: Observation, settings: Settings) -> Iterator[Finding]:
     """Yield the disagreements of a check's kind, beyond the limit if any: the same on each rank."""
     found = () if observation.ranks is None else observation.ranks.disagreements
     for one in found:
-        if one.kind != check.name:
+        if one.check != check.name:
             continue
         limit = ALWAYS
         if check.settings:
@@ -23,18 +23,10 @@ def findings(check: Listed, observation: Observation, settings: Settings) -> Ite
             sign = -1 if check.name == "synced_norm" else 1  # less than the limit fails
             if not sign * one.value > sign * limit.value:
                 continue
-        made = check.violation(
-            place(observation, one.layer),
-            one.message,
-            value=one.value,
-            limit=limit,
-            role=one.role,
-            tensor=one.tensor,
-            cause=_CAUSES[check.name],
-            affected=[layer for layer in one.layers if layer != one.layer],
-            severity="fail" if one.is_sure else "warn",
+        layer = place(observation, one.layer).name
+        yield replace(
+            one, layer=layer, cause=_CAUSES[check.name], limit=limit.value, origin=limit.origin
         )
-        yield replace(made, between_ranks=True)
 
 
 _CAUSES: Mapping[str, str] = {

@@ -14,26 +14,16 @@ from functools import cached_property, partial
 from inspect import isabstract
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from pytest_modelhealth.errors import SettingsError
 from pytest_modelhealth.settings import SEVERITIES, Limit, Setting, Settings, Severity
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.report import Inconclusive, LayerRecord, Observation, Violation
-
-
-Finding: TypeAlias = "Violation | Inconclusive"
+    from pytest_modelhealth.report import Finding, LayerRecord, Observation
 
 ALWAYS = Limit(0.0, "always")
 """The limit of what may never happen, whatever the settings say."""
-
-
-def held_against(limit: Limit | None) -> dict[str, Any]:
-    """Return the fields of a `Violation` that say what it was held against; ``None``: no number."""
-    if limit is None:
-        return {"limit": None, "origin": "always"}
-    return {"limit": limit.value, "origin": limit.origin}
 
 
 class Check(ABC):
@@ -94,72 +84,73 @@ class Check(ABC):
     @classmethod
     def violation(
         cls,
-        record: LayerRecord,
+        record: LayerRecord | str,
         message: str,
         *,
         value: float,
         limit: Limit | None = None,
         role: str | None = None,
         tensor: str = "",
-        cause: str = "",
-        affected: Iterable[str] = (),
         seen_in: Iterable[str] = (),
-        independent: bool = False,
         severity: Severity = "fail",
+        affected: Iterable[str] = (),
         details: Iterable[str] = (),
-    ) -> Violation:
-        """Return this check's violation in a layer.
+        **more: Any,
+    ) -> Finding:
+        """Return what this check objects to in a layer.
 
         Args:
-            record: the culprit.
+            record: the culprit, or its name.
             message: what is wrong, one sentence that stands alone.
             value: what was measured.
             limit: what `Settings.limit` gave; ``None`` where the invariant knows no number.
             role: which tensor of the layer, unless it is the one this check is about.
             tensor: own name of the tensor (``"weight"``), where the role has several.
-            cause: the likely cause, one sentence.
-            affected: names of the layers that only show what this one began.
             seen_in: names of other layers whose tensors of this role were read for the value.
-            independent: whether no fault elsewhere can bring this about.
             severity: ``"warn"`` where what was seen may be meant so, and nothing seen tells.
+            affected: names of the layers that only show what this one began.
             details: what else was seen, a sentence each, the most telling first.
+            more: what else a `Finding` holds: ``cause``, the likely one in a sentence, and
+                ``independent``, whether no fault elsewhere can bring this about.
         """
-        from pytest_modelhealth.report import Reference, Violation
+        from pytest_modelhealth.report import Finding, Reference
 
+        layer = record if isinstance(record, str) else record.name
         role = cls.role if role is None else role
         others = tuple(Reference(name, role) for name in seen_in)
-        return Violation(
-            check=cls.name,
-            layer=record.name,
-            role=role,
-            value=value,
-            **held_against(limit),
+        return Finding(
+            cls.name,
+            layer,
+            role,
+            value,
+            limit=None if limit is None else limit.value,
+            origin="always" if limit is None else limit.origin,
             message=message,
-            cause=cause,
             tensor=tensor,
+            grade=severity,
+            evidence=(Reference(layer, role, tensor), *others) if others else (),
             affected=tuple(affected),
-            evidence=(Reference(record.name, role, tensor), *others) if others else (),
-            independent=independent,
-            severity=severity,
             details=tuple(details),
+            **more,
         )
 
     @classmethod
-    def fault(cls, record: LayerRecord, message: str, **more: Any) -> Violation:
+    def fault(cls, record: LayerRecord | str, message: str, **more: Any) -> Finding:
         """Return a `violation` by what may never happen, whatever the settings say."""
         return cls.violation(record, message, **{"value": 0.0, "limit": ALWAYS, **more})
 
     @classmethod
-    def inconclusive(cls, record: LayerRecord, reason: str) -> Inconclusive:
+    def inconclusive(cls, record: LayerRecord | str, reason: str) -> Finding:
         """Return that this check had too little evidence to judge a layer.
 
         Args:
-            record: the layer.
+            record: the layer, or its name.
             reason: what was seen, and what the check would need.
         """
-        from pytest_modelhealth.report import Inconclusive
+        from pytest_modelhealth.report import Finding
 
-        return Inconclusive(cls.name, record.name, reason)
+        layer = record if isinstance(record, str) else record.name
+        return Finding(cls.name, layer, message=reason, grade="unsure")
 
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pytest_modelhealth.checks.catalogue import CHECKS
-from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.dead_units import DYING_ACTIVATIONS
 from pytest_modelhealth.checks.facts import (
     FEWEST_UNITS,
@@ -20,7 +19,7 @@ from pytest_modelhealth.checks.facts import (
     units_of,
 )
 from pytest_modelhealth.checks.paths import QUOTIENTS, nearest
-from pytest_modelhealth.report import Flow, LayerRecord, Observation
+from pytest_modelhealth.report import Finding, Flow, LayerRecord, Observation
 from pytest_modelhealth.settings import Limit, Settings
 from pytest_modelhealth.settings.setting import is_inside
 

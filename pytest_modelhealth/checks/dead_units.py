@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from pytest_modelhealth.checks.catalogue import CHECKS
-from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import (
     called,
     flow_of,
@@ -15,7 +14,7 @@ from pytest_modelhealth.checks.facts import (
     linear_maps,
 )
 from pytest_modelhealth.checks.paths import held_by, maker
-from pytest_modelhealth.report import LayerRecord, Observation
+from pytest_modelhealth.report import Finding, LayerRecord, Observation
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import dotted
 from pytest_modelhealth.statistics import TensorStatistics

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.facts import called, completed, flow_of, innermost
 from pytest_modelhealth.checks.paths import BREAKING, UNDERIVABLE, first_of, named
-from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
+from pytest_modelhealth.report import Finding, Flow, LayerRecord, Observation
 from pytest_modelhealth.report.ranks import named_ranks
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import dotted, is_inside
@@ -22,7 +22,7 @@ Bad = Callable[["TensorStatistics | None"], bool]
 Kinds = Sequence[frozenset[str]]
 
 
-def findings(observation: Observation, settings: Settings) -> Iterator[Violation]:
+def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     """Yield one violation for each layer where non-finite values begin."""
     state = list(_state(observation))
     forward = list(_forward(observation, {violation.layer for violation in state}))
@@ -43,7 +43,7 @@ def _is_not_finite(statistics: TensorStatistics | None) -> bool:
     return statistics is not None and statistics.nonfinite_count > 0
 
 
-def _state(observation: Observation) -> Iterator[Violation]:
+def _state(observation: Observation) -> Iterator[Finding]:
     """Yield parameters that are not finite and buffers that are NaN.
 
     An infinite buffer is usually a mask.
@@ -61,7 +61,7 @@ _STATE = {
 }
 
 
-def _forward(observation: Observation, explained: set[str]) -> Iterator[Violation]:
+def _forward(observation: Observation, explained: set[str]) -> Iterator[Finding]:
     """Yield the layers that made bad values of good ones, the first to return first.
 
     A layer did that itself, or a forward did before it, by operations of its own.
@@ -165,7 +165,7 @@ def _reach(statistics: TensorStatistics | None, what: str = "its inputs lie") ->
     return f" ({what} in [{statistics.min:.3g}, {statistics.max:.3g}])"
 
 
-def _loss(observation: Observation) -> Violation:
+def _loss(observation: Observation) -> Finding:
     root, flow, loss = observation.layers[""], flow_of(observation), observation.loss
     sources = flow.producers("loss") if flow.graph.loss is not None else ()
     passed = [made for source in sources for made in flow.operations(source, "loss")]
@@ -181,7 +181,7 @@ def _loss(observation: Observation) -> Violation:
     )
 
 
-def _backward(observation: Observation) -> Iterator[Violation]:
+def _backward(observation: Observation) -> Iterator[Finding]:
     """Yield where the backward pass turns finite gradients into something else.
 
     They begin at a layer whose gradients are bad while no layer that it feeds has bad ones, or at a
@@ -196,7 +196,7 @@ def _backward(observation: Observation) -> Iterator[Violation]:
                 own = dotted(record.name, name)
                 source = own if own in flow else record.name
                 begun.append((source, record, "parameter_gradients", name))
-    stories: list[tuple[Violation, Collection[object], set[str]]] = []
+    stories: list[tuple[Finding, Collection[object], set[str]]] = []
     for source, record, role, tensor in begun:
         if any(source in behind for _, _, behind in stories):
             continue
@@ -244,7 +244,7 @@ def _violation(
     statistics: TensorStatistics,
     cause: str,
     tensor: str = "",
-) -> Violation:
+) -> Finding:
     where = role.replace("_", " ")
     if tensor:
         where = f"{where.removesuffix('s')} {tensor!r}"

@@ -12,7 +12,6 @@ from functools import cached_property
 from itertools import pairwise, takewhile
 
 from pytest_modelhealth.checks.catalogue import CHECKS
-from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import (
     called,
     completed,
@@ -35,7 +34,7 @@ from pytest_modelhealth.checks.paths import (
     nearest,
     way_to,
 )
-from pytest_modelhealth.report import LayerRecord, Observation, Violation
+from pytest_modelhealth.report import Finding, LayerRecord, Observation
 from pytest_modelhealth.settings import Limit, Settings
 from pytest_modelhealth.settings.setting import dotted, is_inside
 from pytest_modelhealth.statistics import TensorStatistics
@@ -126,7 +125,7 @@ def _what_makes_it(record: LayerRecord, observation: Observation) -> str:
     )
 
 
-def _exploding(walk: _Walk, settings: Settings) -> Iterator[Violation]:
+def _exploding(walk: _Walk, settings: Settings) -> Iterator[Finding]:
     """Compare each layer's gradient with its own weights.
 
     A gradient that explodes does so in most layers on its way. In a single one it is what a
@@ -195,7 +194,7 @@ _SINGULAR = 1e8
 _LEAST_JUMP = 1e3
 
 
-def _singular(walk: _Walk, settings: Settings) -> Iterator[Violation]:
+def _singular(walk: _Walk, settings: Settings) -> Iterator[Finding]:
     """Yield where a gradient begins that is singular, else those that explode.
 
     That is where it jumps first on the way back: by a root, norm or quotient near zero.
@@ -232,7 +231,7 @@ def _singular(walk: _Walk, settings: Settings) -> Iterator[Violation]:
     )
 
 
-def _vanishing(walk: _Walk, settings: Settings) -> Iterator[Violation]:
+def _vanishing(walk: _Walk, settings: Settings) -> Iterator[Finding]:
     """Compare each layer's gradient with the largest of the layers after it, on its way back.
 
     Only layers that no other feeds count: a gradient that vanished stays away from all of them. A
@@ -466,7 +465,7 @@ _LEARNT = 1e-4
 _MOST_BY_LOSS = 10.0
 
 
-def _unmoving(walk: _Walk) -> Iterator[Violation]:
+def _unmoving(walk: _Walk) -> Iterator[Finding]:
     """Yield that every gradient is too small to move a parameter.
 
     In float64 a fit may end so: it is only warned of there.

@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterator
 
 from pytest_modelhealth.checks.catalogue import CHECKS
-from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import largest_at, leaves
-from pytest_modelhealth.report import LayerRecord, Observation
+from pytest_modelhealth.report import Finding, LayerRecord, Observation
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.statistics import TensorStatistics
 

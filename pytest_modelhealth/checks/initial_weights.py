@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 
 from pytest_modelhealth.checks.catalogue import CHECKS
-from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import (
     IN_PROJECTION,
     LinearMap,
@@ -18,7 +17,7 @@ from pytest_modelhealth.checks.facts import (
     trainable,
 )
 from pytest_modelhealth.checks.paths import NORMALIZATIONS, normalizer, way_to_weights
-from pytest_modelhealth.report import LayerRecord, Observation, Violation
+from pytest_modelhealth.report import Finding, LayerRecord, Observation
 from pytest_modelhealth.settings import Limit, Settings
 
 INITIAL_WEIGHTS = CHECKS["initial_weights"]
@@ -58,7 +57,7 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
 
 def _zero(
     observation: Observation, record: LayerRecord, found: LinearMap, settings: Settings
-) -> Iterator[Violation]:
+) -> Iterator[Finding]:
     maps, path = linear_maps(record), way_to_weights(observation, record)
     is_recurrent = sum(map(_is_recurrent, maps)) > 1
     passes_nothing = is_recurrent and all(m.weights.abs_max == 0.0 for m in maps)
@@ -83,7 +82,7 @@ def _zero(
     )
 
 
-def _constant(record: LayerRecord, found: LinearMap) -> Iterator[Violation]:
+def _constant(record: LayerRecord, found: LinearMap) -> Iterator[Finding]:
     """Yield equal weights that make units one; those of a depthwise kernel differ in input."""
     shape, value = found.weights.shape, found.weights.mean
     is_depthwise = len(shape) > 2 and shape[1] == 1 and record.options.get("groups", 1) != 1
@@ -99,7 +98,7 @@ def _constant(record: LayerRecord, found: LinearMap) -> Iterator[Violation]:
 
 def _large(
     observation: Observation, record: LayerRecord, found: LinearMap, settings: Settings
-) -> Iterator[Violation]:
+) -> Iterator[Finding]:
     """Judge by the fan-out too, which some go by, and by what the weights do to the signal.
 
     Weights that are scaled down when they are used (equalised learning rates) magnify nothing.
@@ -156,7 +155,7 @@ def _small(
     found: LinearMap,
     settings: Settings,
     usual: float,
-) -> Iterator[Violation]:
+) -> Iterator[Finding]:
     """Judge against the other layers: small weights that many layers share are a choice."""
     limit, path = (
         settings.limit("min_weight_scale", record.name),
@@ -176,7 +175,7 @@ def _small(
     yield _violation(record, found, limit, cause)
 
 
-def _violation(record: LayerRecord, found: LinearMap, limit: Limit, cause: str) -> Violation:
+def _violation(record: LayerRecord, found: LinearMap, limit: Limit, cause: str) -> Finding:
     """Return that weights are of a scale far off, and which is usual."""
     return INITIAL_WEIGHTS.violation(
         record,

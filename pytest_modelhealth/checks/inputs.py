@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator
 
 from pytest_modelhealth.checks.catalogue import CHECKS
-from pytest_modelhealth.checks.check import ALWAYS, Finding
+from pytest_modelhealth.checks.check import ALWAYS
 from pytest_modelhealth.checks.facts import called, flow_of, largest_at, linear_maps
 from pytest_modelhealth.checks.paths import HAS_WEIGHTS, as_given, is_floating, is_normalization
-from pytest_modelhealth.report import LayerRecord, Observation, Violation
+from pytest_modelhealth.report import Finding, LayerRecord, Observation
 from pytest_modelhealth.settings import Limit, Settings
 from pytest_modelhealth.statistics import TensorStatistics
 
@@ -62,7 +62,7 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
         yield from _repeated(root, observation)
 
 
-def _repeated(root: LayerRecord, observation: Observation) -> Iterator[Violation]:
+def _repeated(root: LayerRecord, observation: Observation) -> Iterator[Finding]:
     """Yield that the batch is one sample, many times: all that it holds goes by the sample.
 
     Where a tensor does not (edges of a graph, a step in time), that may tell its rows apart.
@@ -87,7 +87,7 @@ def _repeated(root: LayerRecord, observation: Observation) -> Iterator[Violation
 
 def _values(
     observation: Observation, given: TensorStatistics, taker: LayerRecord, what: str, limit: Limit
-) -> Iterator[Violation]:
+) -> Iterator[Finding]:
     """Yield what is wrong first with the values of one tensor.
 
     Columns of a table differ in their units, none is centred, and networks cope to some degree. A
@@ -168,7 +168,7 @@ def _is_image(given: TensorStatistics) -> bool:
     return len(shape) == 4 and shape[1] in _IMAGE_CHANNELS and shape[2] > 1 and shape[3] > 1
 
 
-def _ids(observation: Observation) -> Iterator[Violation]:
+def _ids(observation: Observation) -> Iterator[Finding]:
     """Yield tables that the batch asks for one row only, and not for positions.
 
     Segments and languages may be: it has the most rows of those whose vectors come together. Of ids

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations, zip_longest
-from typing import NamedTuple
+from typing import Any
 
 from pytest_modelhealth.checks.catalogue import CHECKS
-from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import (
     called,
     completed,
@@ -19,9 +19,9 @@ from pytest_modelhealth.checks.facts import (
 )
 from pytest_modelhealth.checks.paths import SOFTMAXES, is_floating
 from pytest_modelhealth.checks.zero_gradients import UNDERFLOW
-from pytest_modelhealth.report import LayerRecord, LossCall, LossPath, Observation, Violation
+from pytest_modelhealth.report import Finding, LayerRecord, LossCall, LossPath, Observation
 from pytest_modelhealth.report.flow.inferred import same_values
-from pytest_modelhealth.settings import Settings, Severity
+from pytest_modelhealth.settings import Settings
 
 LOSS = CHECKS["loss"]
 TASK_BALANCE = CHECKS["task_balance"]
@@ -58,21 +58,12 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     for stage in (_calls, _batch_softmax, _path, _negated, _initial):
         found = list(stage(observation, settings))
         yield from found
-        if any(getattr(one, "severity", "fail") == "fail" for one in found):
+        if any(one.grade != "warn" for one in found):
             return
 
 
-class _Fault(NamedTuple):
-    """What is wrong with a loss, in the terms of a violation."""
-
-    message: str
-    value: float
-    cause: str
-    severity: Severity = "fail"
-
-
-def _violation(culprit: LayerRecord, fault: _Fault, role: str | None = None) -> Violation:
-    return LOSS.violation(culprit, **fault._asdict(), role=role, independent=True)
+def _fault(message: str, value: float, cause: str, layer: str = "", **more: Any) -> Finding:
+    return LOSS.violation(layer, message, value=value, cause=cause, independent=True, **more)
 
 
 def _calls(observation: Observation, _: Settings) -> Iterator[Finding]:
@@ -80,18 +71,16 @@ def _calls(observation: Observation, _: Settings) -> Iterator[Finding]:
     contracts = (_of_classes, _of_logits, _of_log_probabilities, _of_targets)
     for call in observation.loss_calls:
         found = next((f for contract in contracts for f in contract(call, observation)), None)
-        if isinstance(found, _Fault):
-            yield _violation(_culprit(call, observation), found)
-        elif found is not None:
-            yield LOSS.inconclusive(_culprit(call, observation), found)
+        if found is not None:
+            yield replace(found, layer=_culprit(call, observation).name)
 
 
-def _of_classes(call: LossCall, observation: Observation) -> Iterator[_Fault]:
+def _of_classes(call: LossCall, observation: Observation) -> Iterator[Finding]:
     """Yield what is wrong with class indices, or with what is taken for classes."""
     function, targets = call.function, call.targets
     ignore = call.options.get("ignore_index", -100)
     if targets is not None and targets.ignored >= targets.count:
-        yield _Fault(
+        yield _fault(
             f"{function} ignores all of its {targets.count} targets (ignore_index={ignore})",
             float(targets.ignored),
             "the targets are masked or padded everywhere: look at how they are built",
@@ -101,7 +90,7 @@ def _of_classes(call: LossCall, observation: Observation) -> Iterator[_Fault]:
         is_averaged = call.options.get("reduction") != "none" and targets.tail_share >= _PADDED
         tables = [r for r in called(observation) if is_averaged and _pads(r, call)]
         if tables:
-            yield _Fault(
+            yield _fault(
                 f"{targets.tail_share:.0%} of the targets of {function} are padding: they end in "
                 f"{targets.tail}, as the ids of {tables[0].label!r} in its padding_idx, and are "
                 "not ignored",
@@ -109,7 +98,7 @@ def _of_classes(call: LossCall, observation: Observation) -> Iterator[_Fault]:
                 f"pass ignore_index={targets.tail}, or replace padded targets by -100",
             )
     if function == "cross_entropy" and call.classes == 1:
-        yield _Fault(
+        yield _fault(
             "cross_entropy over a single class is zero whatever the output",
             1.0,
             "one output for a yes or no: use binary_cross_entropy_with_logits",
@@ -127,11 +116,11 @@ def _pads(table: LayerRecord, call: LossCall) -> bool:
     )
 
 
-def _of_logits(call: LossCall, observation: Observation) -> Iterator[_Fault | str]:
+def _of_logits(call: LossCall, observation: Observation) -> Iterator[Finding]:
     """Yield what is given in the place of logits: by its values, or by the ends of what made it."""
     function, made_by, given = call.function, call.made_by, call.input
     if call.over_batch:
-        yield _Fault(
+        yield _fault(
             f"the input of {function} sums to one over the batch, not over its {call.classes} "
             "classes",
             1.0,
@@ -141,8 +130,9 @@ def _of_logits(call: LossCall, observation: Observation) -> Iterator[_Fault | st
     if is_softmax and call.rows == "probabilities":
         rows = given.count // call.classes if given is not None else 0
         if rows < _FEWEST_ROWS and made_by != "softmax":
-            yield f"its {rows} row sums to one; give at least {_FEWEST_ROWS} samples"
-        yield _Fault(
+            why = f"its {rows} row sums to one; give at least {_FEWEST_ROWS} samples"
+            yield LOSS.inconclusive("", why)
+        yield _fault(
             "cross_entropy is given probabilities: every row of its input sums to one",
             1.0,
             "a softmax before cross_entropy, which applies one itself: pass it the logits",
@@ -158,7 +148,7 @@ def _of_logits(call: LossCall, observation: Observation) -> Iterator[_Fault | st
         if is_softmax:
             least = math.log1p((call.classes - 1) * math.exp(-reach))
         if least > _REACHABLE:
-            yield _Fault(
+            yield _fault(
                 f"{function} takes logits and is given {what}: some that are held between {low:g} "
                 f"and {high:g}",
                 least,
@@ -167,7 +157,7 @@ def _of_logits(call: LossCall, observation: Observation) -> Iterator[_Fault | st
             )
     met = [f"{end:g}" for end, seen in ((low, given.min), (high, given.max)) if end == seen]
     if met and all(abs(float(end)) < _FAR_BOUND for end in met):
-        yield _Fault(
+        yield _fault(
             f"{function} takes logits and is given {what}, many of which are {' or '.join(met)}",
             1.0,
             "what lies on the flat side gets no gradient, and all logits there are one: leave it "
@@ -175,7 +165,7 @@ def _of_logits(call: LossCall, observation: Observation) -> Iterator[_Fault | st
         )
 
 
-def _of_log_probabilities(call: LossCall, _: Observation) -> Iterator[_Fault]:
+def _of_log_probabilities(call: LossCall, _: Observation) -> Iterator[Finding]:
     """Yield what is given in the place of log-probabilities."""
     function = call.function
     if function not in _LOG_PROBABILITIES or call.log_normalizer is None:
@@ -191,10 +181,10 @@ def _of_log_probabilities(call: LossCall, _: Observation) -> Iterator[_Fault]:
     else:
         given, cause = "logits", "log_softmax before it is missing: use cross_entropy on logits"
     message = f"{function} takes log-probabilities and is given {given}"
-    yield _Fault(message, call.log_normalizer, cause)
+    yield _fault(message, call.log_normalizer, cause)
 
 
-def _of_targets(call: LossCall, observation: Observation) -> Iterator[_Fault]:
+def _of_targets(call: LossCall, observation: Observation) -> Iterator[Finding]:
     """Yield what is wrong with targets: numbers, or class indices that are all one."""
     function, given, target, classes = call.function, call.input, call.target, call.classes
     is_finite = target is not None and target.finite_count == target.count > 0
@@ -202,7 +192,7 @@ def _of_targets(call: LossCall, observation: Observation) -> Iterator[_Fault]:
         total = target.mean * classes
         is_share = given.shape == target.shape and target.min >= 0.0 and target.max <= 1.0
         if is_share and classes >= _FEWEST_ROWS and total > _SEVERAL:
-            yield _Fault(
+            yield _fault(
                 f"cross_entropy takes targets that sum to one over the {classes} classes; these "
                 f"sum to {total:.3g}",
                 total,
@@ -211,7 +201,7 @@ def _of_targets(call: LossCall, observation: Observation) -> Iterator[_Fault]:
             )
     is_binary = function.startswith("binary_cross_entropy")
     if is_binary and target and is_finite and max(-target.min, target.max - 1.0) > _ROUNDING:
-        yield _Fault(
+        yield _fault(
             f"{function} takes targets from 0 to 1 and is given [{target.min:.4g}, "
             f"{target.max:.4g}]",
             target.max if target.max > 1.0 else target.min,
@@ -227,18 +217,18 @@ def _of_targets(call: LossCall, observation: Observation) -> Iterator[_Fault]:
         weights = (s for record in called(observation) for s in record.parameters.values())
         count = call.targets.count - call.targets.ignored
         if count >= _FEWEST_OF_ONE_CLASS and any(classes in s.shape[:2] for s in weights):
-            yield _Fault(
+            yield _fault(
                 f"all {count} targets of {function} are class {call.targets.only}, of {classes} "
                 "classes",
                 float(count),
                 "a placeholder, labels that did not load, or data sorted by class and not "
                 "shuffled; a batch of one class may be meant, too",
-                "warn",
+                severity="warn",
             )
 
 
-def _broadcast(what: str, output: tuple[int, ...], target: tuple[int, ...]) -> _Fault:
-    return _Fault(
+def _broadcast(what: str, output: tuple[int, ...], target: tuple[int, ...]) -> Finding:
+    return _fault(
         f"{what} compares an output of shape {output} with a target of shape "
         f"{target}: broadcast, every sample is compared with every other's target",
         float(math.prod(output)),
@@ -269,9 +259,7 @@ def _batch_softmax(observation: Observation, _: Settings) -> Iterator[Finding]:
                 f"its {record.activation} runs along dimension 0, over the {samples} samples of "
                 "the batch"
             )
-            yield _violation(
-                record, _Fault(message, 0.0, "dim=0 is the batch: use dim=1, or dim=-1")
-            )
+            yield _fault(message, 0.0, "dim=0 is the batch: use dim=1, or dim=-1", record.name)
 
 
 # ---- the loss as a whole ------------------------------------------------------------------------
@@ -283,7 +271,7 @@ _FLAT = frozenset(
 _HINGES = frozenset({"clamp", "clamp_min", "maximum", "relu", "threshold"})
 
 
-def _path(observation: Observation, _: Settings) -> Iterator[Violation]:
+def _path(observation: Observation, _: Settings) -> Iterator[Finding]:
     """Yield the first fault of the loss as a whole.
 
     It is independent of the output if no gradient came; it may reach layers without the output.
@@ -295,7 +283,7 @@ def _path(observation: Observation, _: Settings) -> Iterator[Violation]:
     seen = any(record.gradients is not None for record in observation.layers.values())
     is_something = loss is not None and math.isfinite(loss) and loss != 0.0
     if path.widened is not None:
-        yield _violation(root, _broadcast("the loss", *path.widened))
+        yield _broadcast("the loss", *path.widened)
         return
     if path.reaches_output is False and observation.backward and not seen:
         message = "the loss does not depend on the output of the model"
@@ -316,7 +304,7 @@ def _path(observation: Observation, _: Settings) -> Iterator[Violation]:
         )
     else:
         return
-    yield _violation(root, _Fault(message, 0.0, cause), "loss")
+    yield _fault(message, 0.0, cause, role="loss")
 
 
 def is_switched_off(observation: Observation) -> bool:
@@ -335,7 +323,7 @@ def _why_flat(root: LayerRecord, path: LossPath) -> str:
     return "the loss is constant: what it computes cancels out, or is multiplied by zero"
 
 
-def _negated(observation: Observation, _: Settings) -> Iterator[Violation]:
+def _negated(observation: Observation, _: Settings) -> Iterator[Finding]:
     """Yield a loss that can never be positive, or is the only call of one of torch's, negated."""
     call, *others = observation.loss_calls or (None,)
     loss, path = observation.loss or 0.0, observation.loss_path
@@ -346,7 +334,7 @@ def _negated(observation: Observation, _: Settings) -> Iterator[Violation]:
     if loss < 0.0 and is_negated:
         message = f"the loss is {loss:.3g} and can never be positive: it is negated"
         cause = "a minus sign too many or too few: minimising it makes the model worse"
-        yield _violation(observation.layers[""], _Fault(message, loss, cause), "loss")
+        yield _fault(message, loss, cause, role="loss")
 
 
 # ---- the loss of an untrained model -------------------------------------------------------------

@@ -9,7 +9,6 @@ from itertools import groupby
 from typing import NamedTuple
 
 from pytest_modelhealth.checks.catalogue import CHECKS
-from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import (
     at,
     called,
@@ -24,7 +23,7 @@ from pytest_modelhealth.checks.facts import (
 from pytest_modelhealth.checks.loss import is_switched_off
 from pytest_modelhealth.checks.recurrences import recurrent_gradients
 from pytest_modelhealth.checks.zero_gradients import idle_rows, zero_gradients
-from pytest_modelhealth.report import Cut, Flow, LayerRecord, Observation, Violation
+from pytest_modelhealth.report import Cut, Finding, Flow, LayerRecord, Observation
 from pytest_modelhealth.report.flow import UNSEEN, Recurrence, near
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import ancestors, dotted, is_inside, parent
@@ -191,7 +190,7 @@ def _names(record: LayerRecord, lacking: list[str], flow: Flow) -> list[str]:
     return read or ([record.name] if is_leaf else [])
 
 
-def _violation(story: _Story, observation: Observation) -> Violation:
+def _violation(story: _Story, observation: Observation) -> Finding:
     (record, name, is_used), flow = story.culprit, flow_of(observation)
     own = {one.name.rpartition(".")[2] for one in story.lost if one.record is record}
     names = [name for name in _lacking(record) if name in own] or _lacking(record)
@@ -355,7 +354,7 @@ _CAUSES = {
 """By the kind of what holds the leaves, the first that is there."""
 
 
-def unregistered(observation: Observation, settings: Settings) -> Iterator[Violation]:
+def unregistered(observation: Observation, settings: Settings) -> Iterator[Finding]:
     """Yield one violation for each layer that keeps such leaves."""
     for layer, group in groupby(observation.unregistered, key=lambda one: one.layer):
         leaves = list(group)

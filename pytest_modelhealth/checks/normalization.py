@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 
 from pytest_modelhealth.checks.catalogue import CHECKS
-from pytest_modelhealth.checks.check import ALWAYS, Finding
+from pytest_modelhealth.checks.check import ALWAYS
 from pytest_modelhealth.checks.facts import (
     at,
     called,
@@ -17,7 +17,7 @@ from pytest_modelhealth.checks.facts import (
     seems_trained,
 )
 from pytest_modelhealth.checks.paths import NORMALIZATIONS, way_to_weights
-from pytest_modelhealth.report import LayerRecord, Observation
+from pytest_modelhealth.report import Finding, LayerRecord, Observation
 from pytest_modelhealth.settings import Limit, Settings
 from pytest_modelhealth.settings.setting import is_inside, parent
 

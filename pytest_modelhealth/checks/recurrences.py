@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from pytest_modelhealth.checks.catalogue import CHECKS
-from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import at, called, flow_of
-from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
+from pytest_modelhealth.report import Finding, Flow, LayerRecord, Observation
 from pytest_modelhealth.report.flow import Call
 
 MISSING_GRADIENTS = CHECKS["missing_gradients"]
@@ -21,7 +20,7 @@ _SOURCES = frozenset({"constant", "parameter", "buffer"})
 """What a state is made of that no step made."""
 
 
-def lost_states(observation: Observation, flow: Flow) -> Iterator[Violation]:
+def lost_states(observation: Observation, flow: Flow) -> Iterator[Finding]:
     """Yield cells that are called step by step, each time without a past, or a part of it."""
     for record in observation.layers.values():
         if record.name not in flow or not _is_recurrent(record):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pytest_modelhealth.checks.catalogue import CHECKS
-from pytest_modelhealth.checks.check import Finding
-from pytest_modelhealth.report import Observation
+from pytest_modelhealth.report import Finding, Observation
 from pytest_modelhealth.settings import Settings
 
 REMOVABLE_UNITS = CHECKS["removable_units"]

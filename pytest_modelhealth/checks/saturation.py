@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from pytest_modelhealth.checks.catalogue import CHECKS
-from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import called, flow_of, gain, linear_maps, trainable
 from pytest_modelhealth.checks.paths import held_by, maker
-from pytest_modelhealth.report import LayerRecord, Observation
+from pytest_modelhealth.report import Finding, LayerRecord, Observation
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.statistics import TensorStatistics
 

@@ -9,7 +9,7 @@ from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.facts import at, members, trainable
 from pytest_modelhealth.checks.paths import as_given, is_floating
 from pytest_modelhealth.checks.recurrences import lost_states
-from pytest_modelhealth.report import Flow, LayerRecord, Observation, Violation
+from pytest_modelhealth.report import Finding, Flow, LayerRecord, Observation
 from pytest_modelhealth.report.flow import AS_IT_IS, ROUTES, Call, Vertex
 from pytest_modelhealth.report.flow.inferred import NOTE
 from pytest_modelhealth.settings import Settings
@@ -21,7 +21,7 @@ _LISTS = frozenset({"ModuleDict", "ModuleList", "Sequential"})
 _SHOWN = 3
 
 
-def findings(observation: Observation, settings: Settings) -> Iterator[Violation]:
+def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     """Yield what is wired wrongly, one violation a story."""
     flow = observation.flow
     if flow is None or NOTE in flow.notes or not flow.graph.calls:
@@ -79,7 +79,7 @@ class _Modules(dict[str, list[LayerRecord]]):
         )
 
 
-def _stand_ins(observation: Observation, flow: Flow, modules: _Modules) -> Iterator[Violation]:
+def _stand_ins(observation: Observation, flow: Flow, modules: _Modules) -> Iterator[Finding]:
     """Yield layers called in the place of siblings of their class and shapes that never run.
 
     In each call of the module around them as many calls are made as there are siblings. Lists
@@ -133,7 +133,7 @@ def _stand_ins(observation: Observation, flow: Flow, modules: _Modules) -> Itera
 
 def _never_called(
     observation: Observation, flow: Flow, modules: _Modules, known: set[str]
-) -> Iterator[Violation]:
+) -> Iterator[Finding]:
     """Yield the outermost modules that never run, and whose parameters nothing reads.
 
     A list chooses its members; where the flow shows a choice, what lies in them may be chosen too.
@@ -171,7 +171,7 @@ def _never_called(
 _FEWEST_BLOCKS = 4
 
 
-def _odd_blocks(observation: Observation, flow: Flow, modules: _Modules) -> Iterator[Violation]:
+def _odd_blocks(observation: Observation, flow: Flow, modules: _Modules) -> Iterator[Finding]:
     """Yield blocks in the middle of a list that run other operations or layers than all others."""
     done: set[str] = set()
     for name in dict.fromkeys(call.layer for call in flow.graph.calls):
@@ -231,7 +231,7 @@ _DO_NOT_COUNT = (
 )
 
 
-def _one_row(observation: Observation, flow: Flow) -> Iterator[Violation]:
+def _one_row(observation: Observation, flow: Flow) -> Iterator[Finding]:
     """Yield the tables that are asked for one row by indices that the model made.
 
     They are constants, where nothing else tells positions, or were computed from ids in the batch
@@ -271,7 +271,7 @@ def _one_row(observation: Observation, flow: Flow) -> Iterator[Violation]:
 
 def _computed(
     observation: Observation, flow: Flow, record: LayerRecord, made: list[Vertex]
-) -> Iterator[Violation]:
+) -> Iterator[Finding]:
     """Yield that ids, all equal, were computed from some that differ."""
     given, rows = record.inputs, record.options["num_embeddings"]
     assert given is not None
@@ -308,7 +308,7 @@ def _computed(
         )
 
 
-def _all_indices(record: LayerRecord, why: str, cause: str, *, is_sure: bool) -> Violation:
+def _all_indices(record: LayerRecord, why: str, cause: str, *, is_sure: bool) -> Finding:
     given = record.inputs
     assert given is not None
     return WIRING.fault(
@@ -346,7 +346,7 @@ _PURE = AS_IT_IS | frozenset(
 """Operations that change nothing but what they return."""
 
 
-def _unread(observation: Observation, flow: Flow, modules: _Modules) -> Iterator[Violation]:
+def _unread(observation: Observation, flow: Flow, modules: _Modules) -> Iterator[Finding]:
     vertices, root = flow.graph.vertices, observation.layers[""]
     given = [number for number, vertex in enumerate(vertices) if vertex.kind == "input"]
     unread = [number for number in given if _is_ignored(flow, number)]
@@ -439,7 +439,7 @@ _DOUBLED = {
 """Operations that are nothing to do with one value twice: what to say, and why it may be."""
 
 
-def _doubled(observation: Observation, flow: Flow) -> Iterator[Violation]:
+def _doubled(observation: Observation, flow: Flow) -> Iterator[Finding]:
     graph = flow.graph
     unsure = {  # what may be several values: it is, or was passed on, as by an idle dropout
         number

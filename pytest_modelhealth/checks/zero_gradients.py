@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 
 from pytest_modelhealth.checks.catalogue import CHECKS
-from pytest_modelhealth.checks.check import Finding
 from pytest_modelhealth.checks.facts import (
     at,
     called,
@@ -21,7 +20,7 @@ from pytest_modelhealth.checks.facts import (
     members,
     seems_trained,
 )
-from pytest_modelhealth.report import Flow, LayerRecord, Observation, Outcome, ProbeRecord
+from pytest_modelhealth.report import Finding, Flow, LayerRecord, Observation, Outcome, ProbeRecord
 from pytest_modelhealth.report.flow import (
     AS_IT_IS,
     CHOICES,

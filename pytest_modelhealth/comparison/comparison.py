@@ -60,12 +60,14 @@ class Divergence:
     # ``"parameters"``, ``"computation"``, ``"inserted"``, ``"removed"``, ``"moved"``, ``"calls"``,
     # ``"tying"``, ``"structure"``, ``"buffers"`` or ``"backward"``
     kind: str
-    result: TensorResult | None  # the first tensor that diverged
+    # the first tensor that diverged
+    result: TensorResult | None = field(metadata={"json": False})
     story: str  # what of the culprit is the same and what is not, one sentence
     cause: str  # the likely cause, one sentence; ``""`` where nothing tells
     # names of the other layers that diverged, which only show what began here
     affected: tuple[str, ...] = ()
-    causes: tuple[Cause, ...] = ()  # the changes of calls and tied weights that the story names
+    # the changes of calls and tied weights that the story names
+    causes: tuple[Cause, ...] = field(default=(), metadata={"json": False})
     # ``path:line`` of the code that calls the culprit in the reference and in the candidate; ``""``
     # where that is not known
     called_at: tuple[str, str] = ("", "")

@@ -231,7 +231,7 @@ def _unused_waivers(fixture: InspectorFixture) -> list[Waiver]:
     Those of the ini file and the command line are for all tests together.
     """
     judgements = [judgement for report in fixture.reports for judgement in report._judgements]
-    used = {waiver for judgement in judgements for _, waiver in judgement.waived}
+    used = {found.waiver for judgement in judgements for found in judgement.waived}
     idle = [waiver for judgement in judgements for waiver in judgement.unused_waivers]
     return [w for w in dict.fromkeys(idle) if w not in used and not w.shared]
 

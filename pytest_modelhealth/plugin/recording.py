@@ -109,7 +109,8 @@ def _recorded(result: Any, path: Path, line: int, root: Path) -> dict[str, Any]:
 
     made = record(result, shown(f"{path}:{line}"))
     if made["kind"] == "inspection":
-        for found in (*made["violations"], *made["warnings"], *made["layers"]):
+        lists = ("violations", "warnings", "inconclusive", "waived", "layers")
+        for found in (one for name in lists for one in made[name]):
             found |= {key: shown(found[key]) for key in ("defined_at", "called_at")}
     return made
 

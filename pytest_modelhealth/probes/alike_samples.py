@@ -19,7 +19,7 @@ from pytest_modelhealth.probes.probe import Probe
 from pytest_modelhealth.settings import Limit, Settings, Share
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.report import LayerRecord, Observation, Parting, Violation
+    from pytest_modelhealth.report import Finding, LayerRecord, Observation, Parting
 
 
 _FAR = 10.0
@@ -55,7 +55,7 @@ class AlikeSamples(Probe):
 
     def judge(
         self, parting: Parting, observation: Observation, settings: Settings
-    ) -> Iterator[Violation]:
+    ) -> Iterator[Finding]:
         """Yield that training does not part them, at the layer where they become alike."""
         alike = alike_outputs(observation, settings)
         if alike is None or parting.after is None or parting.after >= alike.limit.value:

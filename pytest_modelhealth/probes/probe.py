@@ -9,12 +9,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
-from pytest_modelhealth.checks import Check, Finding, checks_in
+from pytest_modelhealth.checks import Check, checks_in
 from pytest_modelhealth.checks.facts import at, place
 from pytest_modelhealth.probes.conventions import Effects
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.report import Observation, Parting
+    from pytest_modelhealth.report import Finding, Observation, Parting
     from pytest_modelhealth.settings import Settings
 
 _FEW = 3

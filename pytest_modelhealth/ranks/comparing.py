@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import nn
 
@@ -20,8 +21,8 @@ from pytest_modelhealth.ranks.evidence import (
     of_statistics,
 )
 from pytest_modelhealth.ranks.layout import NO_ENGINE
-from pytest_modelhealth.report import LayerRecord, LossCall, Observation
-from pytest_modelhealth.report.ranks import Disagreement, named_ranks
+from pytest_modelhealth.report import Finding, LayerRecord, LossCall, Observation
+from pytest_modelhealth.report.ranks import named_ranks
 from pytest_modelhealth.settings.setting import is_inside
 
 _TOLERANCE = 1e-3
@@ -53,21 +54,21 @@ class Gathered:
         tensor = {rank: one.place.tensor for rank, one in self.seen.items()}
         return [named_ranks(ranks) for ranks in each if len({tensor[rank] for rank in ranks}) > 1]
 
-    def parameters(
-        self, names: Collection[Name], message: str, is_sure: bool = True
-    ) -> Disagreement:
+    def finding(self, message: str, layers: Iterable[str] = (), **more: Any) -> Finding:
+        """Return what ranks disagree in, at a layer: the first of those that show it, if unsaid."""
+        first, *others = self.in_order(layers) or ("",)
+        layer = more.pop("layer", first)
+        shown = tuple(name for name in (first, *others) if name != layer) if layers else ()
+        more = {"value": 1.0, **more}
+        return Finding("", layer, message=message, affected=shown, between_ranks=True, **more)
+
+    def parameters(self, names: Collection[Name], message: str, **more: Any) -> Finding:
         """Return what is wrong with some parameters, of which the message names the first."""
         layers = self.in_order(layer for layer, _ in names)
         known = [leaf.key for leaf in self.own.wrapped.parameters]
         first = min((name for name in names if name[0] == layers[0]), key=known.index)
-        return Disagreement(
-            layer=first[0],
-            tensor=first[1],
-            message=message.format(_listed(first, len(names))),
-            value=float(len(names)),
-            layers=layers,
-            is_sure=is_sure,
-        )
+        text = message.format(_listed(first, len(names)))
+        return self.finding(text, layers, tensor=first[1], value=float(len(names)), **more)
 
 
 def disagreements(evidence: Evidence, seen: Iterable[Seen], joint: Observation) -> Observation:
@@ -79,17 +80,10 @@ def disagreements(evidence: Evidence, seen: Iterable[Seen], joint: Observation) 
         joint: what all saw, put together.
     """
     of = Gathered({one.rank: one for one in seen}, evidence, joint)
-    found: dict[str, list[Disagreement]] = {}
-    for check, role, compare in COMPARED:
-        found[check] = [
-            replace(
-                one,
-                kind=check,
-                layer=one.layer or next(iter(one.layers), ""),
-                role=one.role or role,
-            )
-            for one in compare(of)
-        ]
+    found = {
+        check: [replace(one, check=check, role=one.role or role) for one in compare(of)]
+        for check, role, compare in COMPARED
+    }
     is_one_batch = bool(found["distinct_data"]) and len({s.batch for s in of.seen.values()}) == 1
     if evidence.place.engine == NO_ENGINE and found["same_weights"] and is_one_batch:
         # as far as is seen, tensor parallelism by hand
@@ -99,7 +93,7 @@ def disagreements(evidence: Evidence, seen: Iterable[Seen], joint: Observation) 
     return replace(joint, ranks=replace(joint.ranks, disagreements=told))
 
 
-def _weights(of: Gathered) -> Iterator[Disagreement]:
+def _weights(of: Gathered) -> Iterator[Finding]:
     """Tensors that differ where ranks hold the same part of them, as one."""
     held: dict[tuple[Key, str], dict[int, int]] = {}
     sure = set()
@@ -117,28 +111,28 @@ def _weights(of: Gathered) -> Iterator[Disagreement]:
     layers = of.in_order(layer for layer, _, _ in differing)
     certain = [key for key in differing if key in sure] or differing
     layer, role, name = min(certain, key=lambda key: layers.index(key[0]))
-    yield Disagreement(
-        layer=layer,
-        role=role,
-        tensor=name,
-        message=f"{named_ranks(odd)} {'has' if len(odd) == 1 else 'have'} "
+    yield of.finding(
+        f"{named_ranks(odd)} {'has' if len(odd) == 1 else 'have'} "
         f"{'other' if most else 'different'} values of "
         + _listed((layer, name), len(differing), "tensor")
         + (f" than {named_ranks(most)}" if most else ""),
+        layers,
+        layer=layer,
+        role=role,
+        tensor=name,
         value=float(len(differing)),
-        layers=layers,
-        is_sure=not sure.isdisjoint(differing),
+        grade="warn" if sure.isdisjoint(differing) else "fail",
     )
 
 
-def _batches(of: Gathered) -> Iterator[Disagreement]:
+def _batches(of: Gathered) -> Iterator[Finding]:
     """The same batch on ranks that share the batch out."""
     same = of.alike({rank: one.batch for rank, one in of.seen.items()})
     if same:
-        yield Disagreement(message="; ".join(f"{ranks} got the same batch" for ranks in same))
+        yield of.finding("; ".join(f"{ranks} got the same batch" for ranks in same))
 
 
-def _averaging(of: Gathered) -> Iterator[Disagreement]:
+def _averaging(of: Gathered) -> Iterator[Finding]:
     """Parameters that get gradients on ranks with other samples, and that no wrapper averages."""
     names = {name: sure for one in of.seen.values() for name, sure in one.unaveraged.items()}
     for is_sure in (True, False):
@@ -148,7 +142,7 @@ def _averaging(of: Gathered) -> Iterator[Disagreement]:
                 some,
                 f"the gradients of {{}} are not averaged over {named_ranks(of.seen)}: no wrapper "
                 f"that is called holds {'them' if some[1:] else 'it'} as trainable",
-                is_sure=is_sure,
+                grade="fail" if is_sure else "warn",
             )
 
 
@@ -156,7 +150,7 @@ def _unused_by_all(of: Gathered) -> frozenset[Name]:
     return frozenset.intersection(*(one.unused for one in of.seen.values()))
 
 
-def _paths(of: Gathered) -> Iterator[Disagreement]:
+def _paths(of: Gathered) -> Iterator[Finding]:
     """Parameters that some ranks use and others do not: these never finish the reduction."""
     differing = {name for one in of.seen.values() for name in one.unused} - _unused_by_all(of)
     if differing:
@@ -171,7 +165,7 @@ def _paths(of: Gathered) -> Iterator[Disagreement]:
         )
 
 
-def _unused(of: Gathered) -> Iterator[Disagreement]:
+def _unused(of: Gathered) -> Iterator[Finding]:
     """Parameters that no rank uses: the next step of DDP raises, if it gets other gradients."""
     unused = _unused_by_all(of)
     for held, waited_for in of.own.waiting:
@@ -185,7 +179,7 @@ def _unused(of: Gathered) -> Iterator[Disagreement]:
         )
 
 
-def _loss_weights(of: Gathered) -> Iterator[Disagreement]:
+def _loss_weights(of: Gathered) -> Iterator[Finding]:
     """Samples or tokens that weigh more on one rank than on another.
 
     The mean over ranks gives each rank the same weight. A loss that is a mean over the rank's own
@@ -202,8 +196,8 @@ def _loss_weights(of: Gathered) -> Iterator[Disagreement]:
     if shared and is_uneven and max(weights) - min(weights) <= _TOLERANCE * max(weights):
         odd = tuple(rank for rank, count in counts.items() if count == fewest)
         light = next(rank for rank, count in counts.items() if count == most)
-        yield Disagreement(
-            message=f"a target of {named_ranks(odd)} weighs {most / fewest:.3g} times as much as "
+        yield of.finding(
+            f"a target of {named_ranks(odd)} weighs {most / fewest:.3g} times as much as "
             f"one of rank {light}: the loss is a mean over {fewest:,} targets on the one, over "
             f"{most:,} on the other",
             value=most / fewest,
@@ -235,7 +229,7 @@ def _count(call: LossCall) -> int:
     return 0 if call.target is None else call.target.count
 
 
-def _norms(of: Gathered) -> Iterator[Disagreement]:
+def _norms(of: Gathered) -> Iterator[Finding]:
     """Batch norms of torch's in training that see few samples each: nothing synchronises them."""
     norms, synced = nn.modules.batchnorm._BatchNorm, nn.SyncBatchNorm
     alone = [
@@ -252,15 +246,15 @@ def _norms(of: Gathered) -> Iterator[Disagreement]:
     }
     if samples and alone:
         fewest = min(samples.values())
-        yield Disagreement(
-            message=f"{named_ranks(samples)} normalise each by their own {fewest:,} "
+        yield of.finding(
+            f"{named_ranks(samples)} normalise each by their own {fewest:,} "
             f"sample{'' if fewest == 1 else 's'} alone",
+            alone,
             value=float(fewest),
-            layers=of.in_order(alone),
         )
 
 
-def _randomness(of: Gathered) -> Iterator[Disagreement]:
+def _randomness(of: Gathered) -> Iterator[Finding]:
     """Dropouts that drop the same units on ranks with other samples."""
     layers = [
         layer.name
@@ -269,24 +263,24 @@ def _randomness(of: Gathered) -> Iterator[Disagreement]:
     ]
     same = of.alike({rank: one.random for rank, one in of.seen.items()}) if layers else []
     if same:
-        yield Disagreement(
-            message=f"{' and so do '.join(same)} start from the same random "
+        yield of.finding(
+            f"{' and so do '.join(same)} start from the same random "
             "numbers: the same units are dropped on each",
-            layers=of.in_order(layers),
+            layers,
         )
 
 
-def _replicas(of: Gathered) -> Iterator[Disagreement]:
+def _replicas(of: Gathered) -> Iterator[Finding]:
     """Layers that get the same on all ranks of a tensor-parallel group, and return other values."""
     groups = sorted({one.place.tensor for one in of.seen.values() if one.place.tensor[1:]})
     parting = {ranks: _parting([of.seen[rank].observation for rank in ranks]) for ranks in groups}
     layers = of.in_order(layer for layer in parting.values() if layer is not None)
     if layers:
         some = [ranks for ranks, layer in parting.items() if layer == layers[0]]
-        yield Disagreement(
-            layer=layers[0],
-            message=f"{' and '.join(map(named_ranks, some))}, of one tensor-parallel group, get "
-            "other values from it for the same inputs",
+        yield of.finding(
+            f"{' and '.join(map(named_ranks, some))}, of one tensor-parallel group, get other "
+            "values from it for the same inputs",
+            layers[:1],
         )
 
 
@@ -339,7 +333,7 @@ def drops(record: LayerRecord, prefix: str = "") -> bool:
     return record.entered is not None and is_at_work and is_rate
 
 
-COMPARED: tuple[tuple[str, str, Callable[[Gathered], Iterable[Disagreement]]], ...] = (
+COMPARED: tuple[tuple[str, str, Callable[[Gathered], Iterable[Finding]]], ...] = (
     ("same_weights", "parameters", _weights),
     ("distinct_data", "inputs", _batches),
     ("averaged_gradients", "parameter_gradients", _averaging),

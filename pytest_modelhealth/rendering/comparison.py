@@ -12,7 +12,6 @@ from pytest_modelhealth.alignment.result import Change, listed
 from pytest_modelhealth.comparison.comparison import Comparison
 from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.rendering.document import LINES, WIDTH, Document, Row
-from pytest_modelhealth.rendering.json import plain
 from pytest_modelhealth.rendering.notation import (
     NOT_SEEN,
     Column,
@@ -23,6 +22,7 @@ from pytest_modelhealth.rendering.notation import (
     shorten,
 )
 from pytest_modelhealth.rendering.recorded import comparison_data
+from pytest_modelhealth.report.codec import encode
 from pytest_modelhealth.report.flow import near
 
 _ROLES = (("activations", "buffers"), ("gradients", "parameter_gradients"))
@@ -182,11 +182,9 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
 
 
 def to_dict(comparison: Comparison) -> dict[str, Any]:
-    """Return a comparison as in the file of a run, with verdict and lines of the culprit."""
+    """Return a comparison as in the file of a run, with its verdict."""
     data: dict[str, Any] = {"equivalent": comparison.first_divergence is None}
-    data |= plain(comparison_data(comparison))
-    if comparison.first_divergence is not None:
-        data["divergence"]["called_at"] = list(comparison.first_divergence.called_at)
+    data |= encode(comparison_data(comparison))
     return data
 
 

@@ -23,7 +23,7 @@ from pytest_modelhealth.rendering.notation import (
     table,
 )
 from pytest_modelhealth.rendering.summary import headline
-from pytest_modelhealth.report import ROLES, HealthReport, LayerRecord, Violation
+from pytest_modelhealth.report import ROLES, Finding, HealthReport, LayerRecord
 from pytest_modelhealth.settings.setting import is_inside
 from pytest_modelhealth.statistics import LOWEST_EXPONENT, TensorStatistics
 
@@ -40,7 +40,7 @@ BLOCKS = "▏▎▍▌▋▊▉█"
 class Exhibit(NamedTuple):
     """The worst violation's layer and the one computed just before it."""
 
-    violation: Violation  # the worst violation
+    violation: Finding  # the worst violation
     culprit: LayerRecord  # its layer
     # the layer before it that the violation names as evidence, else the layer without children that
     # computed the same role just before; gradients are computed from the last layer to the first,

@@ -20,7 +20,7 @@ from pytest_modelhealth.rendering.notation import (
 )
 from pytest_modelhealth.rendering.places import called_at, defined_at, is_of_a_library
 from pytest_modelhealth.rendering.summary import consequences, headline, label, remarks, run
-from pytest_modelhealth.report import ROLES, HealthReport, Violation
+from pytest_modelhealth.report import ROLES, Finding, HealthReport
 from pytest_modelhealth.report.flow import AS_IT_IS, near
 
 MAX_ROWS = 10
@@ -89,7 +89,7 @@ def _rows(report: HealthReport) -> list[Row]:
     return [row for *_, row in sorted(rows, key=lambda one: one[:2])]
 
 
-def _code(worst: Violation) -> Iterator[str]:
+def _code(worst: Finding) -> Iterator[str]:
     """Yield the code at the places that the violation names."""
     said = f"{worst.message} {worst.cause}"
     for path, line in list(dict.fromkeys(_PLACE.findall(said)))[:_FEW]:
@@ -100,7 +100,7 @@ def _code(worst: Violation) -> Iterator[str]:
 _PLACE = re.compile(r"([^\s`]+\.py):(\d+)")
 
 
-def _way(report: HealthReport, worst: Violation) -> Iterator[str]:
+def _way(report: HealthReport, worst: Finding) -> Iterator[str]:
     """Yield what feeds the worst layer, what it feeds, the operations between, and where it is."""
     flow, layer = report.flow, worst.layer
     line, own = called_at(report, layer), defined_at(report, layer)
@@ -129,7 +129,7 @@ def _way(report: HealthReport, worst: Violation) -> Iterator[str]:
     yield f"way:          {printable(shown)}" + (f"  ({told})" if told else "")
 
 
-def _next_moves(report: HealthReport, worst: Violation) -> Iterator[str]:
+def _next_moves(report: HealthReport, worst: Finding) -> Iterator[str]:
     """Yield how to look at the worst layer, how to accept it and how to move the limit."""
     culprit = report.layers.get(worst.layer)
     shown = worst.role if worst.role in ROLES else "activations"

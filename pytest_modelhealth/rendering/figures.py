@@ -29,7 +29,6 @@ from pytest_modelhealth.rendering.charts import flow as flow_chart
 from pytest_modelhealth.rendering.charts.rows import depth, errors
 from pytest_modelhealth.rendering.charts.svg import LETTER, STYLE
 from pytest_modelhealth.rendering.charts.values import histograms
-from pytest_modelhealth.rendering.json import plain
 from pytest_modelhealth.rendering.notation import number, plural, printable, shape
 from pytest_modelhealth.rendering.recorded import (
     comparison_data,
@@ -41,6 +40,7 @@ from pytest_modelhealth.rendering.recorded import (
 )
 from pytest_modelhealth.rendering.summary import label
 from pytest_modelhealth.report import HealthReport
+from pytest_modelhealth.report.codec import encode
 
 FLOWING = ("activations", "gradients", "parameter_gradients")
 MOST_ALARMS = 4  # findings that are written above a figure
@@ -55,7 +55,7 @@ def figures(made: HealthReport | Comparison) -> dict[str, Figure]:
     if isinstance(made, Comparison):
         return {"error_depth": plot_errors(made)}
     drawn: dict[str, Figure] = {}
-    if tensors := [(one["label"], one) for one in plain(evidence_data(made))]:
+    if tensors := [(one["label"], one) for one in encode(evidence_data(made))]:
         label, culprit = tensors[-1]
         title = f"{culprit['role'].replace('_', ' ')} of {label}"
         drawn["culprit"] = figure_of(histograms(tensors, row=110), title, (), _alarms(made))
@@ -76,7 +76,7 @@ def plot_histogram(report: HealthReport, layer: str, what: str = "activations") 
     found = [f for f in report.violations if (f.layer, f.role) == (record.name, what)]
     alarms = [f"{f.check}: {f.message}" for f in found]
     title = f"{record.label}: {what.replace('_', ' ')}"
-    chart = histograms([(record.label, plain(tensor_data(what, "", seen)))], row=110)
+    chart = histograms([(record.label, encode(tensor_data(what, "", seen)))], row=110)
     return figure_of(chart, title, notes, alarms[:MOST_ALARMS])
 
 
@@ -99,7 +99,7 @@ def plot_histograms(report: HealthReport, pattern: str = "*", what: str = "activ
         raise InspectionError(matched[0].why_not_seen(what))
     rest, role = len(matched) - len(seen), what.replace("_", " ")
     left_out = f"{plural(rest, 'matching layer')} without {role} left out" if rest else ""
-    named = [(record.label, plain(tensor_data(what, "", found))) for record, found in seen]
+    named = [(record.label, encode(tensor_data(what, "", found))) for record, found in seen]
     title = f"{role} of {report.observation.model_type}"
     return figure_of(histograms(named, left_out), title)
 
@@ -123,7 +123,7 @@ def plot_gradient_flow(report: HealthReport) -> Figure:
         }
         for record in report
     ]
-    chart = depth(plain(layers), plain(findings_data(report)), "")
+    chart = depth(encode(layers), encode(findings_data(report)), "")
     title = f"gradient flow of {report.observation.model_type}"
     return figure_of(chart, title, alarms=_alarms(report))
 
@@ -144,7 +144,7 @@ def plot_flow(report: HealthReport) -> Figure:
         compiled = 'code observed as compiled has none; inspect it with compiled="eager"'
         why = "; ".join(report.flow.notes if report.flow is not None else ())
         raise InspectionError(f"no flow was recorded in this run: {why or compiled}")
-    chart = flow_chart.flow(found, plain(findings_data(report)), "")
+    chart = flow_chart.flow(found, encode(findings_data(report)), "")
     return figure_of(chart, f"flow of {report.observation.model_type}", alarms=_alarms(report))
 
 
@@ -158,7 +158,7 @@ def plot_errors(comparison: Comparison) -> Figure:
     """
     verdict = "equivalent" if comparison.equivalent else "not equivalent"
     title = f"{verdict}: {comparison.reference} and {comparison.candidate}"
-    return figure_of(errors(plain(comparison_data(comparison)), ""), title)
+    return figure_of(errors(encode(comparison_data(comparison)), ""), title)
 
 
 # Charts in matplotlib

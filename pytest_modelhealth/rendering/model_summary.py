@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pytest_modelhealth.rendering.document import Document, Row
-from pytest_modelhealth.rendering.json import plain
 from pytest_modelhealth.rendering.notation import (
     NOT_SEEN,
     Column,
@@ -31,6 +30,7 @@ from pytest_modelhealth.report import (
     Size,
     Status,
 )
+from pytest_modelhealth.report.codec import encode
 from pytest_modelhealth.report.ranks import Placement
 from pytest_modelhealth.settings.setting import ancestors
 from pytest_modelhealth.statistics import TensorStatistics
@@ -177,7 +177,7 @@ def _sum(parts: Iterable[int | None]) -> int | None:
 def to_dict(summary: ModelSummary) -> dict[str, Any]:
     """Return a summary as dictionaries, lists, numbers, strings and ``None``."""
     keys = ("model_type", "run", "backward", "totals", "notes", "rows")
-    data: dict[str, Any] = plain({key: getattr(summary, key) for key in keys})
+    data: dict[str, Any] = encode({key: getattr(summary, key) for key in keys})
     return data
 
 

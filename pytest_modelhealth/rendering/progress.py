@@ -47,7 +47,7 @@ def headline(history: History, worst: Event | None = None) -> str:
         where = layer_label(worst.layer)
         parts.append(f"worst, from step {worst.step} on: {where}: {printable(worst.text)}")
     elif origin is not None:
-        parts.append(f"step {origin[0]}: {printable(str(origin[1]))}")
+        parts.append(f"step {origin[0]}: {printable(origin[1].message)}")
     return f"training of {printable(history.model_type)}: {'; '.join(parts)}"
 
 

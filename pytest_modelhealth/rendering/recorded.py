@@ -7,28 +7,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import networkx as nx
 
-from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison
+from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, Divergence
 from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.rendering.diagram import Diagram, diagram
 from pytest_modelhealth.rendering.evidence import culprit_and_predecessor
-from pytest_modelhealth.rendering.json import plain
+from pytest_modelhealth.rendering.json import finding_data
 from pytest_modelhealth.rendering.model_summary import summarised
 from pytest_modelhealth.rendering.places import called_at, defined_at
 from pytest_modelhealth.rendering.summary import headline, label
 from pytest_modelhealth.report import (
     ROLES,
-    Extreme,
+    Finding,
     HealthReport,
     LayerRecord,
     Verdict,
-    Violation,
 )
+from pytest_modelhealth.report.codec import encode
 from pytest_modelhealth.settings.setting import is_inside
 from pytest_modelhealth.snapshot.changes import phrases
 from pytest_modelhealth.snapshot.drift import Outcome, SnapshotCheck
@@ -53,7 +52,7 @@ def record(result: HealthReport | Comparison | SnapshotCheck, place: str) -> dic
     else:
         with result._as_asked._unasked():
             made = _inspection(result._as_asked)
-    return {"kind": made.pop("kind"), "place": place, **plain(made)}
+    return {"kind": made.pop("kind"), "place": place, **encode(made)}
 
 
 def _fields(of: object, *names: str, **paths: str) -> dict[str, Any]:
@@ -81,18 +80,15 @@ def _inspection(report: HealthReport) -> dict[str, Any]:
         "verdict": verdict.value,
         "headline": headline(report),
         "text": "" if verdict is Verdict.HEALTHY else report.render("failure"),
-        **_fields(seen, "loss", "samples", "batches", "backward", "notes", model="model_type"),
-        "part": None if seen.part is None else asdict(seen.part),
-        "ranks": None if seen.ranks is None else _fields(seen.ranks, "ranks", "engine"),
+        **_fields(seen, "loss", "samples", "batches", "backward", "notes", "part", "ranks"),
+        "model": seen.model_type,
         "violations": findings_data(report),
         "warnings": [_finding(report, found) for found in judgement.warned],
-        "inconclusive": [
-            {**_where(report, found.check, found.layer), "reason": found.reason}
-            for found in judgement.inconclusive
-        ],
+        "inconclusive": [_finding(report, found) for found in judgement.inconclusive],
         "waived": [
-            {**_where(report, one.check, one.layer), "message": one.message, "reason": by.reason}
-            for one, by in judgement.waived
+            _finding(report, found) | {"reason": found.waiver.reason}
+            for found in judgement.waived
+            if found.waiver
         ],
         "totals": {key: summary.totals[key] for key in TOTALS},
         "evidence": evidence_data(report),
@@ -102,31 +98,19 @@ def _inspection(report: HealthReport) -> dict[str, Any]:
     }
 
 
-def _where(report: HealthReport, check: str, layer: str) -> dict[str, Any]:
-    return {"check": check, "layer": layer, "label": label(report, layer)}
-
-
 def findings_data(report: HealthReport) -> list[dict[str, Any]]:
     """Return what fails, the gravest first."""
     return [_finding(report, found) for found in report._judgement.violations]
 
 
-def _finding(report: HealthReport, found: Violation) -> dict[str, Any]:
-    return {
-        **_where(report, found.check, found.layer),
-        **_fields(found, "role", "tensor", "limit", "origin", "message", "cause", "details"),
-        "value": float(found.value),
-        "affected": found.layers[1:],
-        "consequences": [
-            {**_where(report, other.check, other.layer), "message": other.message}
-            for other in found.folded
-        ],
-        **_places(report, found.layer),
-    }
-
-
-def _places(report: HealthReport, layer: str) -> dict[str, str]:
-    return {"defined_at": defined_at(report, layer), "called_at": called_at(report, layer)}
+def _finding(report: HealthReport, found: Finding) -> dict[str, Any]:
+    data = finding_data(report, found) | {"label": label(report, found.layer)}
+    keys = ("check", "layer", "message")
+    data["consequences"] = [
+        {key: one[key] for key in keys} | {"label": label(report, one["layer"])}
+        for one in data.pop("folded")
+    ]
+    return data | {"affected": found.layers[1:]}
 
 
 TOTALS = ("layers", "parameters", "trainable", *SIZES, "peak_bytes")
@@ -137,18 +121,16 @@ def _layer(report: HealthReport, record: LayerRecord, costs: Mapping[str, Any]) 
     made = record.activations
     return {
         "label": label(report, record.name),
-        **_fields(record, "name", "reason", "functional", "calls", "tied"),
-        **_fields(record, type="type_name", status="status.value"),
+        **_fields(record, "name", "status", "reason", "functional", "calls", type="type_name"),
+        **_fields(record, "tied", "largest", "nonfinite", "ill_ranks"),
         **_fields(record.inputs, input_shape="shape"),
         **_fields(made, "shape"),
         "dtype": "" if made is None else made.dtype,
         "device": "" if made is None else made.device,
         **{size: costs[size] or 0 for size in ("parameters", "trainable")},
         **{size: costs[size] for size in SIZES},
-        **_places(report, record.name),
-        "largest": _extremes(record.largest),
-        "nonfinite": _extremes(record.nonfinite),
-        "ill_ranks": dict(record.ill_ranks),
+        "defined_at": defined_at(report, record.name),
+        "called_at": called_at(report, record.name),
         "tensors": tensors_data(record),
     }
 
@@ -161,10 +143,6 @@ def tensors_data(record: LayerRecord, role: str | None = None) -> list[dict[str,
         if role in (None, each)
         for name, seen in record.tensors(each).items()
     ]
-
-
-def _extremes(found: Mapping[str, Extreme]) -> dict[str, Any]:
-    return {role: _fields(one, "batch", "sample", "rank") for role, one in found.items()}
 
 
 def tensor_data(role: str, name: str, seen: TensorStatistics) -> dict[str, Any]:
@@ -285,16 +263,20 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
         "headline": show("comparison", "line")(comparison),
         "text": show("comparison", "failure")(comparison) if is_different else "",
         **_fields(comparison, "candidate", "losses", "basis", "notes", model="reference"),
-        "divergence": None
-        if found is None
-        else _fields(found, "layer", "candidate", "label", "kind", "story", "cause", "affected"),
+        "violations": [] if found is None else [_parting(found)],
+        "divergence": found,
         "layers": [*map(_aligned, comparison.layers.values()), *_outputs(comparison.outputs)],
     }
 
 
+def _parting(found: Divergence) -> dict[str, Any]:
+    what = ": ".join(filter(None, (found.story, found.cause)))
+    return {**encode(Finding("comparison", found.layer, message=what)), "label": found.label}
+
+
 def _aligned(layer: AlignedLayer) -> dict[str, Any]:
     return {
-        **_fields(layer.pair, "reference", "candidate", change="change.value"),
+        **_fields(layer.pair, "reference", "candidate", "change"),
         **_fields(layer, "label", "diverged", "changed_parameters", type="type_name"),
         "tensors": [_compared(result) for result in layer.tensors],
     }
@@ -330,21 +312,26 @@ def _outputs(outputs: Iterable[TensorResult]) -> list[dict[str, Any]]:
 
 def _drift(check: SnapshotCheck) -> dict[str, Any]:
     """Return what a snapshot check found."""
-    found = check.found
+    found, model = check.found, check.now.observation.model_type
+    drifts, story = ((), "") if found is None else (found.drifts, found.story)
+    line = _drift_headline(check)
+    culprit = drifts[0].layer if drifts else ""
+    parting = encode(Finding("drift", culprit, message=story or line))
+    parting["label"] = culprit or (model if drifts else "")
+    fails = check.outcome in (Outcome.DRIFTED, Outcome.MISSING)
     return {
         "kind": "drift",
         "verdict": check.outcome.value,
-        "headline": _drift_headline(check),
+        "headline": line,
         "text": check.text,
-        "model": check.now.observation.model_type,
+        "model": model,
+        "violations": [parting] if fails else [],
         "snapshot": check.file,
         "tensors": 0 if found is None else found.tensors,
-        "story": "" if found is None else found.story,
-        "drifts": []
-        if found is None
-        else [
-            {**_fields(drift, *_OF_DRIFT), "allowed": drift.allowance.distance}
-            for drift in found.drifts
+        "story": story,
+        "drifts": [
+            encode(drift) | {"moved": drift.moved, "allowed": drift.allowance.distance}
+            for drift in drifts
         ],
         "changes": [] if found is None else phrases(found.changes),
     }
@@ -355,6 +342,3 @@ def _drift_headline(check: SnapshotCheck) -> str:
         return drift_headline(check.found)
     recorded = f"recorded in {check.file}" if check.outcome is Outcome.RECORDED else ""
     return check.text.partition("\n")[0] or recorded or str(check.found or check.outcome.value)
-
-
-_OF_DRIFT = ("layer", "label", "role", "statistic", "before", "now", "distance", "moved")

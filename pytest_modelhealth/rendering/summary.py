@@ -17,13 +17,12 @@ from pytest_modelhealth.rendering.notation import (
     shape,
 )
 from pytest_modelhealth.report import (
-    BrokenCheck,
+    Finding,
     HealthReport,
     LayerRecord,
     Outcome,
     Status,
     Verdict,
-    Violation,
 )
 from pytest_modelhealth.report.flow import near
 from pytest_modelhealth.statistics import TensorStatistics
@@ -57,7 +56,7 @@ def headline(report: HealthReport) -> str:
     return f"healthy: no check objects to {model}"
 
 
-def _found(report: HealthReport, found: Violation) -> str:
+def _found(report: HealthReport, found: Finding) -> str:
     return f"{label(report, found.layer)} ({found.check}): {printable(near(found.message))}"
 
 
@@ -67,7 +66,7 @@ def _inconclusive(report: HealthReport) -> str:
     return f"{text} (and {len(more):,} more)" if more else text
 
 
-def _broken(found: BrokenCheck) -> str:
+def _broken(found: Finding) -> str:
     return f"check {found.check} is broken: {printable(found.message)} ({printable(found.place)})"
 
 
@@ -84,7 +83,7 @@ def counts(report: HealthReport) -> str:
     return ", ".join([*parts, plural(len(report), "layer")])
 
 
-def consequences(report: HealthReport, violation: Violation, most: int = 3) -> str:
+def consequences(report: HealthReport, violation: Finding, most: int = 3) -> str:
     """Return what follows from a violation, in one line, or ``""``; at most `most` are named."""
     others = violation.consequences
     if not violation.folded:

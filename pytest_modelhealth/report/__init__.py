@@ -3,15 +3,11 @@
 This package imports neither torch nor numpy.
 """
 
+from pytest_modelhealth.report.finding import Finding, Grade, Inconclusive, Reference, Violation
 from pytest_modelhealth.report.flow import (
-    Call,
     Cut,
-    Ending,
     Flow,
-    Gate,
-    Graph,
     Kind,
-    Recurrence,
     Vertex,
 )
 from pytest_modelhealth.report.health_report import HealthReport
@@ -39,7 +35,6 @@ from pytest_modelhealth.report.parts import (
     Costs,
     Definition,
     Extreme,
-    Label,
     LayerCosts,
     Outcome,
     Part,
@@ -59,40 +54,27 @@ from pytest_modelhealth.report.training import (
     SteppedOptimizer,
     SteppedParameter,
 )
-from pytest_modelhealth.report.verdict import (
-    BrokenCheck,
-    Inconclusive,
-    Judge,
-    Judgement,
-    Reference,
-    Verdict,
-    Violation,
-)
+from pytest_modelhealth.report.verdict import Judgement, Verdict
 
 __all__ = [
     "MEASURED",
     "ROLES",
     "UNCALLED",
-    "BrokenCheck",
-    "Call",
     "ClassTargets",
     "Costs",
     "Course",
     "CourseEvent",
     "Cut",
     "Definition",
-    "Ending",
     "Extreme",
+    "Finding",
     "Flow",
-    "Gate",
     "GivenTensor",
-    "Graph",
+    "Grade",
     "HealthReport",
     "Inconclusive",
-    "Judge",
     "Judgement",
     "Kind",
-    "Label",
     "LayerCosts",
     "LayerMode",
     "LayerRecord",
@@ -110,7 +92,6 @@ __all__ = [
     "Parting",
     "ProbeRecord",
     "Probed",
-    "Recurrence",
     "Reference",
     "Shape",
     "Size",

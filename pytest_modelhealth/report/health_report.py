@@ -16,18 +16,17 @@ from pytest_modelhealth.errors import (
     ModelHealthWarning,
     suggest,
 )
+from pytest_modelhealth.report.finding import Finding
 from pytest_modelhealth.report.flow import Flow
 from pytest_modelhealth.report.model_summary import ModelSummary
 from pytest_modelhealth.report.observation import LayerRecord, Noises, Observation
 from pytest_modelhealth.report.parts import Probed
 from pytest_modelhealth.report.verdict import (
     HasVerdict,
-    Inconclusive,
     Judge,
     Judgement,
     Renderer,
     Verdict,
-    Violation,
 )
 from pytest_modelhealth.settings import Settings
 
@@ -126,17 +125,17 @@ class HealthReport(HasVerdict):
         return self._judged
 
     @property
-    def violations(self) -> tuple[Violation, ...]:
+    def violations(self) -> tuple[Finding, ...]:
         """Every violation that is not waived, the gravest first."""
         return self._asked().violations
 
     @property
-    def inconclusive(self) -> tuple[Inconclusive, ...]:
+    def inconclusive(self) -> tuple[Finding, ...]:
         """What could not be judged, and what that would need."""
         return self._asked().inconclusive
 
     @property
-    def warnings(self) -> tuple[Violation, ...]:
+    def warnings(self) -> tuple[Finding, ...]:
         """Every violation that only warns, by its check or by itself, the gravest first."""
         return self._judgement.warned
 
@@ -273,27 +272,25 @@ class HealthReport(HasVerdict):
 
     def _take_warnings(self) -> list[str]:
         """Return what the judgements so far warn of, a sentence each, and each only once."""
-        texts = [self._warning(judgement) for judgement in self._judgements if judgement.warned]
+        found = [judgement.warned for judgement in self._judgements if judgement.warned]
+        return self._take([self._sentence(each, " that only warn") for each in found])
+
+    def _take_doubt(self) -> list[str]:
+        """Return one sentence on what could not be judged, if it is to be warned of, only once."""
+        doubts = self._judgement.inconclusive
+        is_told = self._settings["inconclusive"].value == "warn"
+        if not (is_told and doubts) or self._judgement.verdict is not Verdict.INCONCLUSIVE:
+            return []
+        return self._take([f"inconclusive: {self._sentence(doubts)}"])
+
+    def _take(self, texts: list[str]) -> list[str]:
         new = [text for text in dict.fromkeys(texts) if text not in self._warned_of]
         self._warned_of += new
         return new
 
-    def _take_doubt(self) -> list[str]:
-        """Return one sentence on what could not be judged, if it is to be warned of, only once."""
-        judgement = self._judgement
-        if judgement.verdict is not Verdict.INCONCLUSIVE or not judgement.inconclusive:
-            return []
-        first, *others = judgement.inconclusive
-        more = f" (and {len(others):,} more)" if others else ""
-        text = f"inconclusive: {self._label(first.layer)} ({first.check}): {first.reason}{more}"
-        if self._settings["inconclusive"].value != "warn" or text in self._warned_of:
-            return []
-        self._warned_of.append(text)
-        return [text]
-
-    def _warning(self, judgement: Judgement) -> str:
-        first, *others = judgement.warned
-        more = f" (and {len(others):,} more that only warn)" if others else ""
+    def _sentence(self, findings: tuple[Finding, ...], which: str = "") -> str:
+        first, *others = findings
+        more = f" (and {len(others):,} more{which})" if others else ""
         return f"{self._label(first.layer)} ({first.check}): {first.message}{more}"
 
     def _label(self, layer: str) -> str:

@@ -1,4 +1,4 @@
-"""What an observation holds beside layers: costs, classes of samples, probes."""
+"""What an observation holds beside layers: costs, extremes, probes."""
 
 from __future__ import annotations
 
@@ -78,10 +78,6 @@ class Costs:
     cuda_peak_bytes: int | None = None
     why_not: str = ""
     why_not_saved: str = ""
-
-
-Label = int | bool | str
-"""A class of samples, as the batches name it."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain
 
+from pytest_modelhealth.report.finding import Finding
 from pytest_modelhealth.report.merging import Merge
 
 
@@ -24,36 +25,11 @@ class Placement:
     is_cut: bool = False
 
 
-@dataclass(frozen=True)
-class Disagreement:
-    """One thing in which ranks differ, or do not although they should.
-
-    Args:
-        kind: name of the check that judges it.
-        layer: fully qualified name of the first layer that shows it; ``""`` is the model.
-        role: which tensor of it; ``""`` where it is none.
-        tensor: the tensor's own name, where the role has several.
-        message: what is wrong, one sentence that stands alone, the same on every rank.
-        value: how much of it there is: a number of tensors, or a ratio.
-        layers: all layers that show it, in execution order.
-        is_sure: whether nothing seen could mean it so; else its check only warns.
-    """
-
-    kind: str = ""
-    layer: str = ""
-    role: str = ""
-    tensor: str = ""
-    message: str = ""
-    value: float = 1.0
-    layers: tuple[str, ...] = ()
-    is_sure: bool = True
-
-
-def _distinct(values: list[tuple[Disagreement, ...]], _: Merge) -> tuple[Disagreement, ...]:
-    """Return each disagreement once, as it was first seen."""
-    found: dict[tuple[str, ...], Disagreement] = {}
+def _distinct(values: list[tuple[Finding, ...]], _: Merge) -> tuple[Finding, ...]:
+    """Return each finding once, as it was first seen."""
+    found: dict[tuple[str, ...], Finding] = {}
     for one in chain(*values):
-        found.setdefault((one.kind, one.layer, one.role, one.tensor), one)
+        found.setdefault((one.check, one.layer, one.role, one.tensor), one)
     return tuple(found.values())
 
 
@@ -64,12 +40,12 @@ class Ranks:
     Args:
         ranks: the ranks that took part, in order.
         engine: what distributes the model, for people: ``"DDP"``, ``"FSDP2 and tensor parallel"``.
-        disagreements: where ranks disagree, in execution order.
+        disagreements: where ranks disagree, in execution order, held against no limit yet.
     """
 
     ranks: tuple[int, ...]
     engine: str
-    disagreements: tuple[Disagreement, ...] = field(default=(), metadata={"merge": _distinct})
+    disagreements: tuple[Finding, ...] = field(default=(), metadata={"merge": _distinct})
 
 
 def named_ranks(ranks: Iterable[int]) -> str:

@@ -5,7 +5,7 @@ The destinations read nothing else; they load what draws when there is something
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,13 +53,14 @@ class Fault:
 
 def faults(test: Test) -> Iterator[Fault]:
     """Yield what fails a test, the gravest of each result first, then what only warns."""
-    if test["outcome"] in FAILED:
-        for result in test["results"]:
-            yield from (_fault(test, result, one, fails=True) for one in _findings(test, result))
-    if test["outcome"] in (*FAILED, "passed"):
-        for result in test["results"]:
-            if result["kind"] == "inspection":
-                yield from (_fault(test, result, one, fails=False) for one in result["warnings"])
+    is_failed = test["outcome"] in FAILED
+    for result in test["results"] if is_failed else ():
+        is_in_doubt = result["verdict"] == "inconclusive" and "inconclusive: " in test["message"]
+        found = result["inconclusive" if is_in_doubt else "violations"]
+        yield from (_fault(test, result, one, fails=True) for one in found)
+    for result in test["results"] if is_failed or test["outcome"] == "passed" else ():
+        found = result.get("warnings", ())
+        yield from (_fault(test, result, one, fails=False) for one in found)
 
 
 def failing(tests: Iterable[Test]) -> tuple[int, list[tuple[str, Fault]]]:
@@ -104,26 +105,6 @@ def summary(tests: Iterable[Test], most_bytes: int) -> str:
     return "".join([head, *shown, remark * (len(shown) < len(found))])
 
 
-def _findings(test: Test, result: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """Return what fails the test, by the keys of a finding; one for a result of another kind."""
-    verdict = result["verdict"]
-    if verdict == "unhealthy":
-        findings: Sequence[Mapping[str, Any]] = result["violations"]
-        return findings
-    if verdict == "inconclusive" and "inconclusive: " in test["message"]:
-        return [{**one, "message": one["reason"]} for one in result["inconclusive"]]
-    if verdict == "different":
-        parted = result["divergence"] or {"label": "", "story": result["headline"], "cause": ""}
-        what = ": ".join(filter(None, (parted["story"], parted["cause"])))
-        return [{"check": "comparison", "label": parted["label"], "message": what}]
-    if verdict in ("drifted", "missing"):
-        label = next((one["layer"] or result["model"] for one in result["drifts"]), "")
-        return [
-            {"check": "drift", "label": label, "message": result["story"] or result["headline"]}
-        ]
-    return []
-
-
 def _fault(
     test: Test, result: Mapping[str, Any], finding: Mapping[str, Any], *, fails: bool
 ) -> Fault:
@@ -132,8 +113,7 @@ def _fault(
     places = (*own, result["place"], f"{test['file']}:{test['line']}")
     return Fault(
         verdict=result["verdict"],
-        **{key: finding[key] for key in ("label", "check", "message")},
-        cause=finding.get("cause", ""),
+        **{key: finding[key] for key in ("label", "check", "message", "cause")},
         text=result["text"],
         fails=fails,
         places=tuple(place for place in places if place),

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from corpus.models.hooked import ZOO, make, seeded
 from pytest_modelhealth import Inspector
-from pytest_modelhealth.report import Call, Flow, Kind
+from pytest_modelhealth.report import Flow, Kind
+from pytest_modelhealth.report.flow import Call
 from tests.capture.architectures import ARCHITECTURES
 from tests.capture.oracle import RUN_SEED, call, inspect
 from tests.capture.provenance import Edge, provenance

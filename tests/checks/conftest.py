@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from corpus.checks.parts import Mlp
-from pytest_modelhealth import HealthReport, Inspector, Violation
+from pytest_modelhealth import HealthReport, Inspector
+from pytest_modelhealth.report import Finding
 
 Inspect = Callable[..., HealthReport]
 
@@ -34,10 +35,10 @@ def inspect() -> Inspect:
 
 
 @pytest.fixture
-def only() -> Callable[[HealthReport, str], Violation]:
+def only() -> Callable[[HealthReport, str], Finding]:
     """Return the one violation of a report, which must come from the check named."""
 
-    def get(report: HealthReport, check: str) -> Violation:
+    def get(report: HealthReport, check: str) -> Finding:
         assert [violation.check for violation in report.violations] == [check], report.violations
         return report.violations[0]
 

@@ -64,7 +64,7 @@ def hold(
     others = (root for root in (*report.violations, *report.warnings) if root.check != check)
     folded = [v for root in others for v in root.folded if v.check == check]
     findings = says(report, check)
-    severities = [(f.layer, getattr(f, "severity", "unsure")) for f in findings]
+    severities = [(f.layer, f.grade) for f in findings]
     severities += [(v.layer, "folded") for v in folded]
     assert sorted(severities) == sorted(layers.items()), findings
     for finding in (*findings, *folded):

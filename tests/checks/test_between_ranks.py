@@ -10,8 +10,8 @@ from torch import nn
 
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.checks.judging import judge
-from pytest_modelhealth.report import Observation
-from pytest_modelhealth.report.ranks import Disagreement, Ranks, named_ranks
+from pytest_modelhealth.report import Finding, Observation
+from pytest_modelhealth.report.ranks import Ranks, named_ranks
 from pytest_modelhealth.settings import Settings
 
 
@@ -24,14 +24,15 @@ def seen() -> tuple[Observation, Settings]:
     return report.observation, report._settings
 
 
-def of_ranks(observation: Observation, *found: Disagreement) -> Observation:
+def of_ranks(observation: Observation, *found: Finding) -> Observation:
     """Return the observation as one of two ranks that disagree."""
     return replace(observation, ranks=Ranks((0, 1), "DDP", found))
 
 
-def told(kind: str, value: float = 1.0, **more: object) -> Disagreement:
+def told(kind: str, value: float = 1.0, **more: object) -> Finding:
     """Return a disagreement at the first layer."""
-    return Disagreement(kind, "0", "parameters", "weight", "it is wrong", value, **more)
+    given = {"tensor": "weight", "message": "it is wrong", "between_ranks": True, **more}
+    return Finding(kind, "0", "parameters", value, **given)
 
 
 def test_without_ranks_nothing_is_said(seen: tuple[Observation, Settings]) -> None:
@@ -88,7 +89,7 @@ def test_batch_norms_warn_of_few_samples(
 def test_what_may_be_meant_warns(seen: tuple[Observation, Settings]) -> None:
     """A buffer that differs in evaluation mode may be written in training."""
     observation, settings = seen
-    judged = judge(of_ranks(observation, told("same_weights", is_sure=False)), settings)
+    judged = judge(of_ranks(observation, told("same_weights", grade="warn")), settings)
     assert judged.violations == ()
     assert [found.check for found in judged.warned] == ["same_weights"]
 

@@ -36,7 +36,7 @@ FREE = {
 def of_loss(report):
     """What the check says, and with which severity."""
     told = (*report.violations, *report.warnings)
-    return [(v.severity, v.message) for v in told if v.check == "loss"]
+    return [(v.grade, v.message) for v in told if v.check == "loss"]
 
 
 @pytest.fixture

@@ -125,7 +125,7 @@ def test_a_waiver_by_call(dead, batch):
     """`waive` reads as the marker does; without a reason or with a wrong check it is an error."""
     report = Inspector(dead).waive("act1", check="dead_*", reason="a probe").run_inspection(batch)
     assert report.healthy
-    ((_, waiver),) = report._judgement.waived
+    (waiver,) = (found.waiver for found in report._judgement.waived)
     assert (waiver.reason, waiver.origin) == ("a probe", "argument of waive")
     for arguments, message in [
         ((["a"], {"reason": " "}), "reason='...' is missing"),
@@ -243,7 +243,7 @@ def test_ctrl_c_in_a_check_is_not_swallowed(mlp, batch):
 @pytest.mark.parametrize(
     ("finding", "message"),
     [
-        ("a string", "run() gave 'a string', which is no Violation and no Inconclusive"),
+        ("a string", "run() gave 'a string', which is no Finding"),
         (Inconclusive("finite", "fc1", "why"), "run() gave a finding of another check, 'finite'"),
         (
             Inconclusive("broken", "heads", "why"),

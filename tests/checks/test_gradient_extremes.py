@@ -77,7 +77,7 @@ def test_fits_in_double_precision_end_so(batch, target, inspect):
     """In float64 it is a warning: a fit that has converged looks the same."""
     model, x, y = network().double(), batch.double(), target.double()
     (finding,) = told(inspect(model, x, y, loss=lambda o, t: 1 + 1e-13 * F.mse_loss(o, t)))
-    assert finding.severity == "warn"
+    assert finding.grade == "warn"
 
 
 # ---- singular derivatives -----------------------------------------------------------------------
@@ -91,7 +91,7 @@ def almost_zero_root(output, target):
 def test_root_in_the_loss(batch, target, inspect):
     """The operation of the loss is named."""
     report = inspect(network(), batch, target, loss=almost_zero_root)
-    violation = next(v for v in told(report) if v.severity == "fail")
+    violation = next(v for v in told(report) if v.grade == "fail")
     assert "`sqrt` at" in violation.cause
     assert violation.value > 1e8
 
@@ -112,7 +112,7 @@ class Rooted(nn.Module):
 def test_root_between_layers(batch, target, inspect):
     """The operation between two layers is named, with the layer that gets its gradient."""
     report = inspect(Rooted(1e-24), batch, target, loss=F.mse_loss)
-    violation = next(v for v in told(report) if v.severity == "fail")
+    violation = next(v for v in told(report) if v.grade == "fail")
     assert violation.layer == "first"
     assert "`sqrt` at" in violation.cause
 

@@ -242,7 +242,7 @@ def test_large_gates_of_a_state_of_zeros(inspect):
     holding(lstm, **{name: normal(3.0) for name, _ in lstm.named_parameters() if "weight" in name})
     report = inspect(lstm, torch.zeros(64, 5, 16))
     assert report._judgement.broken == ()
-    assert "fail" in [v.severity for v in says(report, "initial_weights")]
+    assert "fail" in [v.grade for v in says(report, "initial_weights")]
 
 
 def test_large_weights_that_are_scaled_down_in_use_are_no_fault():

@@ -60,8 +60,8 @@ def test_waiver_accepts_a_violation(waived, dead, batch):
     settings = default_settings().waive(waived)
     report = Inspector(dead, settings=settings).run_inspection(batch)
     assert report.healthy
-    ((violation, by),) = report._judgement.waived
-    assert (violation.layer, by) == ("act1", waived)
+    (found,) = report._judgement.waived
+    assert (found.layer, found.waiver) == ("act1", waived)
     assert report._judgement.unused_waivers == ()
 
 

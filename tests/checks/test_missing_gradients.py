@@ -40,7 +40,7 @@ def test_part_that_may_be_meant_not_to_learn_warns(build, layer, part, batch, in
         report.assert_healthy()
     for text in (str(report), report.render("html"), repr(report)):
         assert layer in text
-    assert report.to_dict()["warned"][0]["severity"] == "warn"
+    assert report.to_dict()["warned"][0]["grade"] == "warn"
     strict = {"severity": {"missing_gradients": "fail"}}
     assert [v.layer for v in inspect(build(), batch, settings=strict).violations] == [layer]
     meant = build()

@@ -41,7 +41,7 @@ def told(findings):
 def test_first_step_read_is_found(kind, judged):
     """Nothing is remembered there, and what remembers learns nothing."""
     (found,) = told(judged(Reader(lambda out, _: out[:, 0], kind)).violations)
-    assert (found.layer, found.tensor, found.severity) == ("rnn", "weight_hh_l0", "fail")
+    assert (found.layer, found.tensor, found.grade) == ("rnn", "weight_hh_l0", "fail")
     assert "exactly zero over 10 steps" in found.message
     assert "only the first step is read at" in found.cause
     assert "test_recurrent_gradients.py:" in found.cause

@@ -62,7 +62,7 @@ def test_a_fault_is_named_with_layer_and_line(table: Any, row: Any, inspect: Any
         assert severity == "unsure"
         text = found.reason
     else:
-        assert severity == found.severity
+        assert severity == found.grade
         text = f"{found.message} {found.cause} {found.tensor}"
     places = re.findall(r"([\w./-]+\.py):(\d+)", text)
     text = " ".join([text, *(linecache.getline(path, int(at)) for path, at in places)])

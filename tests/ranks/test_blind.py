@@ -18,7 +18,7 @@ import torch.distributed as dist
 from corpus.ranks import FAULTS, HEALTHY, Case
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.report import Violation
+from pytest_modelhealth.report import Finding
 from tests.ranks.launching import on_ranks
 
 
@@ -52,7 +52,7 @@ def _verdict(case: Case) -> list[Said]:
     return found + [_said(violation, "warn") for violation in report._judgement.warned]
 
 
-def _said(violation: Violation, severity: str) -> Said:
+def _said(violation: Finding, severity: str) -> Said:
     folded = "".join(f" <- {one.check} {one.layer}" for one in violation.folded)
     return Said(violation.check, violation.layer, severity, violation.message + folded)
 

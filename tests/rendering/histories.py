@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from pytest_modelhealth.rendering import renderer
+from pytest_modelhealth.report import Finding
 from pytest_modelhealth.training.monitoring.history import History
-from pytest_modelhealth.training.monitoring.row import STATISTICS, Origin, StepRow
+from pytest_modelhealth.training.monitoring.row import STATISTICS, StepRow
 from tests.rendering.reports import HOSTILE
 
 USUAL = {
@@ -105,7 +106,11 @@ def exploding() -> History:
         return _net(step, layer) | bad if step >= 15 else _net(step, layer)
 
     def fields(step: int) -> dict[str, Any]:
-        origin = Origin("fc2", "activations", label="fc2")
+        origin = Finding(
+            "nonfinite_steps",
+            "fc2",
+            message="not finite first in the activations of 'fc2'",
+        )
         return {"loss": np.nan, "origin": origin} if step >= 15 else {}
 
     return history(NET, range(20), changes, fields)

@@ -9,12 +9,11 @@ from torch import nn
 
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import (
+    Finding,
     HealthReport,
-    Inconclusive,
     Judgement,
     Observation,
     Status,
-    Violation,
 )
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import Waiver
@@ -26,25 +25,25 @@ HOSTILE = '<b id="x">&amp;{{ 7*7 }}\n\t\x1b[31m,"quoted"; \u202e\u65e5\u672c$x_{
 
 
 def judged(
-    seen: Observation, *violations: Violation, settings: Settings | None = None, **rest: Any
+    seen: Observation, *findings: Finding, settings: Settings | None = None, **rest: Any
 ) -> HealthReport:
     """Return a report with exactly these findings, whatever the checks would say."""
     return HealthReport(
-        seen, settings or default_settings(), Verdicts(violations, **rest), renderer=renderer
+        seen, settings or default_settings(), Verdicts(findings, **rest), renderer=renderer
     )
 
 
 class Verdicts:
     """A judge whose mind is made up; a class, so that its reports can be pickled."""
 
-    def __init__(self, violations: tuple[Violation, ...], **rest: Any) -> None:
-        self._judgement = Judgement(violations, **rest)
+    def __init__(self, findings: tuple[Finding, ...], **rest: Any) -> None:
+        self._judgement = Judgement(findings, **rest)
 
     def __call__(self, seen: Observation, settings: Settings) -> Judgement:
         return self._judgement
 
 
-def violation(name: str, **fields: Any) -> Violation:
+def violation(name: str, **fields: Any) -> Finding:
     """Return a violation of the layer `name`: by default, dead units."""
     given: dict[str, Any] = {
         "check": "dead_units",
@@ -55,7 +54,7 @@ def violation(name: str, **fields: Any) -> Violation:
         "message": "3 of 4 units are dead",
         "cause": "the bias holds them on the flat side",
     }
-    return Violation(layer=name, **given | fields)
+    return Finding(layer=name, **given | fields)
 
 
 def healthy() -> HealthReport:
@@ -109,8 +108,8 @@ def bad_loss() -> HealthReport:
 def inconclusive() -> HealthReport:
     """Too little was seen to judge."""
     seen = observation(layer("relu", activations=torch.zeros(2, 4)), samples=2)
-    findings = tuple(Inconclusive("dead_units", "relu", "2 samples, 32 needed") for _ in range(3))
-    return judged(seen, inconclusive=findings)
+    found = Finding("dead_units", "relu", message="2 samples, 32 needed", grade="unsure")
+    return judged(seen, found, found, found)
 
 
 def hostile() -> HealthReport:
@@ -123,7 +122,7 @@ def hostile() -> HealthReport:
         errors=(HOSTILE,),
     )
     found = violation(HOSTILE, message=HOSTILE, cause=HOSTILE, origin=HOSTILE)
-    return judged(seen, found, inconclusive=(Inconclusive("finite", "opaque", HOSTILE),))
+    return judged(seen, found, Finding("finite", "opaque", message=HOSTILE, grade="unsure"))
 
 
 def large() -> HealthReport:
@@ -168,7 +167,7 @@ def waived() -> HealthReport:
     waiver = Waiver("fc1", "dead_units", "sparse on purpose", "marker")
     unused = Waiver("fc9", None, "gone", "marker")
     seen = healthy().observation
-    return judged(seen, waived=((violation("fc1"), waiver),), unused_waivers=(unused,))
+    return judged(seen, violation("fc1", waiver=waiver), unused_waivers=(unused,))
 
 
 def empty() -> HealthReport:

@@ -136,7 +136,7 @@ def test_severities_limits_and_waivers_hold_for_rules() -> None:
     assert "dying_layers" in {violation.check for violation in warned.warnings}
     waived = train(prepare=kill, waived=("3", "dying_layers"))
     accepted = waived.report_of_training()._judgement.waived
-    assert [(v.check, v.layer) for v, _ in accepted] == [("dying_layers", "3")]
+    assert [(v.check, v.layer) for v in accepted] == [("dying_layers", "3")]
     limits = {"thresholds": {"3": {"max_dying_fraction": 1.0}}}
     for monitor in (warned, waived, train(prepare=kill, settings=limits)):
         assert "dying_layers" not in broken(monitor)
@@ -245,7 +245,7 @@ def judged(rows: list[StepRow]) -> dict[str, str]:
         judge.follow(each, observation)
     course = judge.course
     breaches = [(e.rule, RULES[e.rule].assess(e, course, settings)) for e in course.events]
-    return {rule: breach.severity for rule, breach in breaches if breach is not None}
+    return {rule: breach.grade for rule, breach in breaches if breach is not None}
 
 
 def _no_report(_: Observation) -> HealthReport:
@@ -461,7 +461,7 @@ def test_inputs_that_change_are_seen(factor: float, expected: str | None) -> Non
             optimizer.step()
             monitor.step_end(loss=loss)
     judgement = monitor.report_of_training()._judgement
-    found = {v.check: v.severity for v in (*judgement.violations, *judgement.warned)}
+    found = {v.check: v.grade for v in (*judgement.violations, *judgement.warned)}
     assert found.get("input_shift") == expected
 
 

@@ -54,7 +54,7 @@ def test_a_fault_is_named_and_its_neighbour_passes(pair: Pair) -> None:
     text = f"{found[0].message} {found[0].cause}"
     assert [part for part in pair.says if part not in text] == [], text
     assert found[0].layer == pair.layer
-    assert found[0].severity == ("warn" if pair.warns else "fail")
+    assert found[0].grade == ("warn" if pair.warns else "fail")
     healthy = run(pair.healthy())
     assert healthy.healthy, str(healthy)
     assert not healthy.warnings, str(healthy)

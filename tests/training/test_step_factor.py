@@ -63,7 +63,7 @@ def test_a_scale_is_the_factor(scale: float, verdict: str) -> None:
     report = ran(scaled(scale), model, sgd(model, 1e-4))
     assert slope(report).factor == pytest.approx(scale, rel=2e-3)
     found = [v for v in (*report.violations, *report.warnings) if v.check == "gradient_factor"]
-    assert [v.severity for v in found] == ([verdict] if verdict else [])
+    assert [v.grade for v in found] == ([verdict] if verdict else [])
     assert all(v.value == pytest.approx(scale, rel=2e-3) for v in found)
 
 

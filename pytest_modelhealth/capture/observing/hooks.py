@@ -293,11 +293,7 @@ class Hooks:
             elif recorder.note_returned(layer, tensor.requires_grad):
                 self._hook_gradient(layer, tensor, dimension)
         if is_new and (layer.equal_samples is not False or not layer.name):
-            entry = entries[0] if len(entries) == 1 else None
-            if layer.name and entry is not None and entry.samples_equal is False:
-                layer.equal_samples = False  # nearly all
-            else:
-                recorder.compare_samples(layer, frame.inputs, returned, entries)
+            recorder.compare_samples(layer, frame.inputs, returned, entries)
         if layer.replays:
             recorder.forget()
 

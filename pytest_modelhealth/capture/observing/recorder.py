@@ -290,6 +290,10 @@ class Recorder:
         entries: list[Entry | None],
     ) -> None:
         """Note whether a call of `layer` returned the same for every sample, and was given it."""
+        entry = entries[0] if len(entries) == 1 and layer.name else None
+        if entry is not None and entry.samples_equal is False:
+            layer.equal_samples = False  # of nearly all
+            return
         if "activations" not in layer.roles:
             return
         if not layer.name and self._compare_outputs:

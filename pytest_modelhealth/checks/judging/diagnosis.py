@@ -17,16 +17,15 @@ from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
-from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.check import Check
 from pytest_modelhealth.checks.facts import called, completed, flow_of, is_unfitted, trainable
 from pytest_modelhealth.report import (
     ROLES,
+    Finding,
     Flow,
-    Inconclusive,
     Observation,
     Reference,
     Status,
-    Violation,
 )
 from pytest_modelhealth.settings.setting import dotted
 
@@ -37,14 +36,14 @@ def diagnose(observation: Observation, findings: Iterable[Finding]) -> list[Find
     What is left keeps its order. Violations without evidence get the tensors they speak of.
     """
     findings = list(findings)
-    violations = [finding for finding in findings if isinstance(finding, Violation)]
+    violations = [finding for finding in findings if finding.grade != "unsure"]
     if not violations:
         return findings
     flow = flow_of(observation)
     consequences = _consequences(observation, flow, violations)
     roots: list[Finding] = []
     for finding in findings:
-        if not isinstance(finding, Violation):
+        if finding.grade == "unsure":
             roots.append(finding)
         elif id(finding) in consequences:
             folded = tuple(_with_evidence(v, observation, flow) for v in consequences[id(finding)])
@@ -64,10 +63,10 @@ class _Event(NamedTuple):
     stage: int
     moment: float
     rank: int
-    violation: Violation
+    violation: Finding
 
 
-def _event(observation: Observation, violation: Violation, rank: int) -> _Event:
+def _event(observation: Observation, violation: Finding, rank: int) -> _Event:
     record, role = observation.layers.get(violation.layer), violation.role
     begun = math.inf if record is None or record.entered is None else float(record.entered)
     ended = math.inf if record is None else float(completed(record))
@@ -130,7 +129,7 @@ class _Story:
             return reaches_loss
         return symptom.layer in self.before or symptom.layer in self.after
 
-    def _explains_forward(self, symptom: Violation) -> bool:
+    def _explains_forward(self, symptom: Finding) -> bool:
         """Whether what a layer shows in the forward pass follows from the root.
 
         Parameters were there before the run; buffers are judged by what comes in, or made of it.
@@ -149,10 +148,10 @@ class _Story:
 
 
 def _consequences(
-    observation: Observation, flow: Flow, violations: list[Violation]
-) -> dict[int, list[Violation]]:
+    observation: Observation, flow: Flow, violations: list[Finding]
+) -> dict[int, list[Finding]]:
     """Return the roots by identity, each with what it explains in causal order."""
-    explained: dict[int, list[Violation]] = {}
+    explained: dict[int, list[Finding]] = {}
     stories: list[_Story] = []
     for event in sorted(_event(observation, v, rank) for rank, v in enumerate(violations)):
         cause = next((story.root for story in stories if story.explains(event)), None)
@@ -175,11 +174,11 @@ _SILENT = ("dead_units", "saturation", "collapse")
 """A signal that went silent makes no NaN."""
 
 
-def _is_not_finite(violation: Violation) -> bool:
+def _is_not_finite(violation: Finding) -> bool:
     return violation.check == "finite"
 
 
-def _with_evidence(violation: Violation, observation: Observation, flow: Flow) -> Violation:
+def _with_evidence(violation: Finding, observation: Observation, flow: Flow) -> Finding:
     """Return the violation with the statistics it speaks of, and those that led to them."""
     record = observation.layers.get(violation.layer)
     if violation.evidence or record is None:
@@ -196,7 +195,7 @@ def _with_evidence(violation: Violation, observation: Observation, flow: Flow) -
     return replace(violation, evidence=(own, *led))
 
 
-def why_nothing(observation: Observation, *, gradients: bool) -> Inconclusive | None:
+def why_nothing(observation: Observation, *, gradients: bool) -> Finding | None:
     """Return why nothing could be judged, or no gradient where they were asked for, if so.
 
     Gradients are left out by ``backward=False`` and by a ``watch()`` without them. A model that has
@@ -223,10 +222,10 @@ def why_nothing(observation: Observation, *, gradients: bool) -> Inconclusive | 
                 f"no layer that ran returned a number to judge ({ran[0].reason}); move model and "
                 "batch to a device with values, such as the CPU"
             )
-        return Inconclusive("observation", ran[0].name, reason)
+        return Finding("observation", ran[0].name, message=reason, grade="unsure")
     if only := observation.outputs_only:
         reason = f"its inputs and outputs alone were judged, and no layer inside: {only}"
-        return Inconclusive("observation", "", reason)
+        return Finding("observation", "", message=reason, grade="unsure")
     back = [r for r in called(observation) if not r.watched.isdisjoint(_BACKWARD_ROLES)]
     reason = observation.no_gradients
     seen = any(r.parameter_gradients or (r.name and r.gradients is not None) for r in back)
@@ -235,7 +234,7 @@ def why_nothing(observation: Observation, *, gradients: bool) -> Inconclusive | 
     if not (gradients and back and reason):
         return None
     text = f"no gradient could be judged: {reason}, or say backward=False"
-    return Inconclusive("observation", "", text)
+    return Finding("observation", "", message=text, grade="unsure")
 
 
 class Unfitted:
@@ -245,7 +244,7 @@ class Unfitted:
         self._observation = observation
         self._checks = frozenset(check.name for check in checks if check.reads_scale)
 
-    def explain(self, violation: Violation) -> bool:
+    def explain(self, violation: Finding) -> bool:
         """Whether depth behind one of them may have brought a violation about.
 
         Activations are made behind it; gradients pass it on their way back, or begin behind it.
@@ -262,11 +261,11 @@ class Unfitted:
         is_before = violation.role in _BACKWARD_ROLES and violation.layer in self._before
         return is_before or violation.layer in self._behind
 
-    def doubt(self, finding: Inconclusive) -> bool:
+    def doubt(self, finding: Finding) -> bool:
         """Whether a finding was in doubt for other reasons where depth explains it, too."""
         return finding.check in self._checks and finding.layer in self._behind
 
-    def line(self, explained: list[Violation]) -> Inconclusive:
+    def line(self, explained: list[Finding]) -> Finding:
         """Return the one line that stands for all that they explain."""
         first, *others = self._norms
         so_do = f", as in {len(others)} more" if others else ""
@@ -277,7 +276,7 @@ class Unfitted:
             f"mode normalises nothing, and what depth explains is not judged ({checks}); train "
             "for a step first, or inspect in training mode"
         )
-        return Inconclusive("normalization", first, reason)
+        return Finding("normalization", first, message=reason, grade="unsure")
 
     @cached_property
     def _norms(self) -> tuple[str, ...]:

@@ -9,17 +9,16 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, cast
 
-from pytest_modelhealth.checks.check import Check, Finding
+from pytest_modelhealth.checks.check import Check
 from pytest_modelhealth.checks.judging.diagnosis import (
     Unfitted,
     diagnose,
     why_nothing,
 )
 from pytest_modelhealth.errors import LayerNotFoundError, SettingsError, suggest, suggest_layer
-from pytest_modelhealth.report import BrokenCheck, Inconclusive, Judgement, Observation, Violation
+from pytest_modelhealth.report import Finding, Grade, Judgement, Observation
 from pytest_modelhealth.report.flow.inferred import with_flow
 from pytest_modelhealth.settings import Settings
-from pytest_modelhealth.settings.setting import Waiver
 
 
 def judge(observation: Observation, settings: Settings) -> Judgement:
@@ -40,34 +39,43 @@ def judge(observation: Observation, settings: Settings) -> Judgement:
         observation = with_flow(observation)
     judged = _judged_layers(observation, settings)
     findings: list[Finding] = []
-    broken: list[BrokenCheck] = []
+    broken: list[Finding] = []
     for check in checks:
         try:
             for finding in _findings(check, observation, settings):
-                findings.append(finding)  # noqa: PERF402 - those before an exception stand
+                findings += [_graded(finding, settings)]  # those before an exception stand
         except _RubbishError as error:
             code = type(check).run.__code__
             where = f"{_shown(code.co_filename)}:{code.co_firstlineno}"
-            broken.append(BrokenCheck(check.name, str(error), where))
+            broken.append(Finding(check.name, "", message=str(error), place=where, grade="broken"))
         except SettingsError:
             raise  # the caller's, who learns of it at once
         except Exception as error:  # noqa: BLE001 - a project's check may raise anything
             text = f"it raised {type(error).__name__}: {error}".removesuffix(": ")
-            broken.append(BrokenCheck(check.name, text, _place(error)))
+            broken.append(
+                Finding(check.name, "", message=text, place=_place(error), grade="broken")
+            )
     unfitted = Unfitted(observation, cast("tuple[Check, ...]", settings.checks))
     shown = [  # a fault is about all layers that show it
         f
         for f in _folded(observation, findings, settings, unfitted)
-        if not judged.isdisjoint(f.layers if isinstance(f, Violation) else (f.layer,))
+        if not judged.isdisjoint(f.layers)
     ]
-    judgement = _sort_out(shown, settings, unfitted, tuple(broken))
+    shown = _waived(shown, settings, unfitted)
     # a check on gradients was to run, and none has said what is missing
     on_gradients = {check.name for check in checks if check.role == "parameter_gradients"}
     is_missed = bool(on_gradients) and on_gradients.isdisjoint(f.check for f in findings)
-    nothing = why_nothing(observation, gradients=is_missed and not judgement.violations)
-    if nothing is None:
-        return judgement
-    return replace(judgement, inconclusive=(nothing, *judgement.inconclusive))
+    is_missed &= not any(f.grade == "fail" and f.waiver is None for f in shown)
+    nothing = why_nothing(observation, gradients=is_missed)
+    used = {finding.waiver for finding in shown}
+    return Judgement(
+        (*([] if nothing is None else [nothing]), *shown, *broken),
+        unused_waivers=tuple(  # those that accepted nothing, of those for a check that ran
+            waiver
+            for waiver in settings.waivers
+            if waiver not in used and any(waiver.concerns(c.name) for c in _chosen_checks(settings))
+        ),
+    )
 
 
 def _chosen_checks(settings: Settings) -> list[Check]:
@@ -97,17 +105,17 @@ def _findings(check: Check, observation: Observation, settings: Settings) -> Ite
 
 
 def _why_rubbish(finding: Any, check: Check, observation: Observation) -> str:
-    if not isinstance(finding, Violation | Inconclusive):
-        return f"{finding!r}, which is no Violation and no Inconclusive"
+    if not isinstance(finding, Finding):
+        return f"{finding!r}, which is no Finding"
     if finding.check != check.name:
         return f"a finding of another check, {finding.check!r}"
     if finding.layer not in observation.layers and finding.layer != "":
         nearest = suggest(str(finding.layer), observation.layers)
         model = observation.model_type
         return f"a finding in layer {finding.layer!r}, which {model} does not have{nearest}"
-    value: Any = finding.value if isinstance(finding, Violation) else 0.0
+    value: Any = finding.value
     if not isinstance(value, int | float):
-        return f"a violation whose value is no number: {value!r}"
+        return f"a finding whose value is no number: {value!r}"
     return ""
 
 
@@ -151,64 +159,38 @@ def _folded(
     """Return the findings with consequences folded, none that fails under one that does not."""
     folded = diagnose(observation, findings)
 
-    def fails(violation: Violation) -> bool:
-        return not (_only_warns(violation, settings) or unfitted.explain(violation))
+    def fails(violation: Finding) -> bool:
+        return violation.grade == "fail" and not unfitted.explain(violation)
 
-    mild = [f for f in folded if isinstance(f, Violation) and not fails(f)]
+    mild = [finding for finding in folded if not fails(finding)]
     hidden = [v for root in mild for v in root.folded if fails(v)]
     if not hidden:
         return folded
-    shown = [
-        replace(finding, folded=tuple(v for v in finding.folded if v not in hidden))
-        if isinstance(finding, Violation)
-        else finding
-        for finding in folded
-    ]
+    shown = [replace(f, folded=tuple(v for v in f.folded if v not in hidden)) for f in folded]
     order = [check.name for check in settings.checks]
     return sorted([*shown, *diagnose(observation, hidden)], key=lambda f: order.index(f.check))
 
 
-def _only_warns(violation: Violation, settings: Settings) -> bool:
-    """Whether its check only warns, or it does itself and nobody set that the check fails."""
-    chosen = settings.severity(violation.check)
-    is_mild = violation.severity == "warn" and chosen.origin == "default"
-    return is_mild or bool(chosen.value == "warn")
+def _graded(finding: Finding, settings: Settings) -> Finding:
+    """Return a finding as grave as its check is set; unset, it may only warn by itself."""
+    chosen = settings.severity(finding.check)
+    is_mild = finding.grade == "warn" and chosen.origin == "default"
+    grade: Grade = "warn" if is_mild or chosen.value == "warn" else "fail"
+    return finding if finding.grade in ("unsure", grade) else replace(finding, grade=grade)
 
 
-def _sort_out(
-    findings: Iterable[Finding],
-    settings: Settings,
-    unfitted: Unfitted,
-    broken: tuple[BrokenCheck, ...],
-) -> Judgement:
-    violations: list[Violation] = []
-    warned: list[Violation] = []
-    inconclusive: list[Inconclusive] = []
-    explained: list[Violation] = []
-    waived: list[tuple[Violation, Waiver]] = []
+def _waived(findings: Iterable[Finding], settings: Settings, unfitted: Unfitted) -> list[Finding]:
+    """Return findings with what a waiver accepts marked, and one line for what depth explains."""
+    shown: list[Finding] = []
+    explained: list[Finding] = []
     for finding in findings:
+        is_unsure = finding.grade == "unsure"
         waiver = next((w for w in settings.waivers if w.covers(finding.check, finding.layer)), None)
-        if isinstance(finding, Inconclusive):
-            inconclusive += [] if waiver else [finding]
-        elif waiver is not None:
-            waived.append((finding, waiver))
-        elif unfitted.explain(finding):
-            explained.append(finding)
+        if waiver is not None:
+            shown += [] if is_unsure else [replace(finding, waiver=waiver)]
         else:
-            (warned if _only_warns(finding, settings) else violations).append(finding)
-    used = {waiver for _, waiver in waived}
-    if explained:
-        others = [finding for finding in inconclusive if not unfitted.doubt(finding)]
-        inconclusive = [unfitted.line(explained), *others]
-    return Judgement(
-        violations=tuple(violations),
-        inconclusive=tuple(inconclusive),
-        waived=tuple(waived),
-        unused_waivers=tuple(  # those that accepted nothing, of those for a check that ran
-            waiver
-            for waiver in settings.waivers
-            if waiver not in used and any(waiver.concerns(c.name) for c in _chosen_checks(settings))
-        ),
-        warned=tuple(warned),
-        broken=broken,
-    )
+            (explained if not is_unsure and unfitted.explain(finding) else shown).append(finding)
+    if not explained:
+        return shown
+    others = [f for f in shown if not (f.grade == "unsure" and unfitted.doubt(f))]
+    return [unfitted.line(explained), *others]

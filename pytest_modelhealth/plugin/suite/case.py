@@ -29,7 +29,7 @@ from pytest_modelhealth.plugin.inspections import (
 from pytest_modelhealth.plugin.suite.making import Made, made_by, seeded
 from pytest_modelhealth.plugin.suite.suite import ModelHealthSuite
 from pytest_modelhealth.rendering import renderer
-from pytest_modelhealth.report import HealthReport, Judgement, Observation, Verdict, Violation
+from pytest_modelhealth.report import Finding, HealthReport, Judgement, Observation, Verdict
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.training.stepping.contract import run_contract
 from pytest_modelhealth.training.stepping.givers import UsualStep, step_of
@@ -343,21 +343,14 @@ class Case:
         if only:
             settings = {"checks": sorted(own), **settings}
 
-        def mine(found: Violation) -> bool:
-            return found.check in own and (found.check, found.layer) not in but
+        def mine(found: Finding) -> bool:
+            is_graded = found.waiver is None and found.grade in ("fail", "warn")
+            is_of_all = found.grade == "unsure" and found.check == _WHOLE_RUN
+            is_told = is_graded and (found.check, found.layer) in but
+            return is_of_all or (found.check in own and not is_told)
 
         def judged(observation: Observation, settings: Settings) -> Judgement:
-            judgement = judge(observation, settings)
-            doubts = (one for one in judgement.inconclusive if one.check in (*own, _WHOLE_RUN))
-            return replace(
-                judgement,
-                violations=tuple(filter(mine, judgement.violations)),
-                warned=tuple(filter(mine, judgement.warned)),
-                inconclusive=tuple(doubts),
-                broken=tuple(one for one in judgement.broken if one.check in own),
-                waived=tuple((v, waiver) for v, waiver in judgement.waived if v.check in own),
-                unused_waivers=(),
-            )
+            return Judgement(tuple(filter(mine, judge(observation, settings).findings)))
 
         laid = self.settings.override(settings, "the suite")
         return HealthReport(observation, laid, judged, noise, renderer=renderer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pytest_modelhealth.errors import InspectionError
@@ -13,7 +14,6 @@ from pytest_modelhealth.runs.difference.result import (
     Difference,
     Grade,
     Place,
-    ResultDifference,
     TestDifference,
 )
 from pytest_modelhealth.runs.difference.statistics import moved, snapshot_of
@@ -53,11 +53,7 @@ def compare(base: Run, head: Run) -> Difference:
         place = Place("", before[name]["outcome"])
         gone = Change("test", "inspects nothing any more", (place,), Grade.WORSE)
         tests.append(TestDifference(name, (gone,)))
-    told = [
-        test
-        for test in tests
-        if test.grade is not Grade.SAME or any(result.remarks for result in test.results)
-    ]
+    told = [test for test in tests if test.changes or test.remarks]
     told.sort(key=lambda test: _ORDER.index(test.grade))
     return Difference(tuple(told), unchanged, tuple(_remarks(base.head, head.head)))
 
@@ -92,17 +88,22 @@ def _remarks(base: Data, head: Data) -> Iterator[str]:
 
 
 def _compare_tests(before: Data, now: Data) -> TestDifference:
-    matched = _compare_results(before["results"], now["results"])
-    results = [result for result in matched if result.changes or result.remarks]
-    changes = []
+    results = [*_compare_results(before["results"], now["results"])]
+    found = TestDifference(
+        now["id"],
+        tuple(change for changes, *_ in results for change in changes),
+        tuple(cause for _, cause, _ in results if cause),
+        tuple(remark for *_, remarks in results for remark in remarks),
+    )
+    own = []
     was = before["id"] if before["id"] != now["id"] else ""
     if was:
-        changes.append(Change("test", "moved from", (Place("", was, now["id"]),)))
+        own.append(Change("test", "moved from", (Place("", was, now["id"]),)))
     old, new = before["outcome"], now["outcome"]
     grade = _grade(old in FAILED, new in FAILED)
-    if old != new and all(result.grade is not grade for result in results):  # none says why
-        changes.append(Change("outcome", "outcome", (Place("", old, new, now["message"]),), grade))
-    return TestDifference(now["id"], tuple(changes), tuple(results))
+    if old != new and found.grade is not grade:  # no result says why
+        own.append(Change("outcome", "outcome", (Place("", old, new, now["message"]),), grade))
+    return replace(found, changes=(*own, *found.changes))
 
 
 def _grade(before: int, now: int) -> Grade:
@@ -112,7 +113,11 @@ def _grade(before: int, now: int) -> Grade:
     return Grade.WORSE if before < now else Grade.BETTER
 
 
-def _compare_results(before: Sequence[Data], now: Sequence[Data]) -> Iterator[ResultDifference]:
+Told = tuple[Iterable[Change], str, Sequence[str]]
+"""What changed in a result, what began it, and what was not compared and why."""
+
+
+def _compare_results(before: Sequence[Data], now: Sequence[Data]) -> Iterator[Told]:
     """Yield the difference of each result: of one kind and model, what is left by the order."""
     left, counterparts = dict(enumerate(before)), dict[int, Data]()
     for keys in (("kind", "of", "model"), ("kind",)):
@@ -122,22 +127,18 @@ def _compare_results(before: Sequence[Data], now: Sequence[Data]) -> Iterator[Re
             if same and index not in counterparts:
                 counterparts[index] = left.pop(same[0])
     for index, result in enumerate(now):
-        kind, model = result["kind"], result["model"]
-        told = Place(model, "", result["headline"])
+        kind = result["kind"]
+        told = (Place(result["model"], "", result["headline"]),)
         if index not in counterparts:
             grade = Grade.WORSE if GRAVITY.get(result["verdict"], 1) else Grade.CHANGED
-            yield ResultDifference(model, (Change("result", f"new {kind}", (told,), grade),))
+            yield [Change("result", f"new {kind}", told, grade)], "", ()
         elif kind == "inspection":
             yield _compare_inspections(counterparts[index], result)
-        else:
-            verdict = _verdict_change(counterparts[index], result)
-            yield ResultDifference(
-                model, (*verdict, Change(kind, kind, (told,))) if verdict else ()
-            )
+        elif verdict := _verdict_change(counterparts[index], result):
+            yield [*verdict, Change(kind, kind, told)], "", ()
     for result in left.values():
-        place = Place(result["model"], result["headline"])
-        change = Change("result", f"no such {result['kind']} any more", (place,), Grade.WORSE)
-        yield ResultDifference(result["model"], (change,))
+        gone = (Place(result["model"], result["headline"]),)
+        yield [Change("result", f"no such {result['kind']} any more", gone, Grade.WORSE)], "", ()
 
 
 def _verdict_change(before: Data, now: Data) -> list[Change]:
@@ -154,28 +155,27 @@ def _verdict_change(before: Data, now: Data) -> list[Change]:
 # Two inspections
 
 
-def _compare_inspections(before: Data, now: Data) -> ResultDifference:
+def _compare_inspections(before: Data, now: Data) -> Told:
     """Return what changed; statistics of one batch, as training lets rounding grow."""
     verdict = _verdict_change(before, now)
     found = detect_drift(snapshot_of(before), snapshot_of(now))
     pair = found.pair
     if not pair.has_common_layers:
         place = Place("", before["model"], now["model"], "no layer is in both")
-        another = Change("model", "another model", (place,))
-        return ResultDifference(now["model"], (*verdict, another))
+        return [*verdict, Change("model", "another model", (place,))], "", ()
     names = pair.alignment.to_candidate
     statistics, cause, remarks = (
         moved(found, (before["samples"] or 0, now["samples"] or 0))
         if before["of"] == now["of"] == "batch"
         else ([], "", [])
     )
-    changes = (
+    changes = [
         *verdict,
         *_finding_changes(before, now, names),
         *statistics,
         *structural_changes(found, before, now),
-    )
-    return ResultDifference(now["model"], changes, cause, tuple(remarks))
+    ]
+    return changes, cause, remarks
 
 
 def _finding_changes(before: Data, now: Data, names: Mapping[str, str]) -> Iterator[Change]:

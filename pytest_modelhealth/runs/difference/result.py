@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -36,44 +35,21 @@ class Change:
     grade: Grade = Grade.CHANGED
 
 
-def _gravest(changes: Iterable[Change]) -> Grade:
-    return min((change.grade for change in changes), key=[*Grade].index, default=Grade.SAME)
-
-
-@dataclass(frozen=True)
-class ResultDifference:
-    """What changed between two results of a test."""
-
-    model: str  # class name in the head, or in the base where it is gone
-    changes: tuple[Change, ...] = ()  # the gravest kind first
-    cause: str = ""  # what began the drift of statistics, a sentence
-    remarks: tuple[str, ...] = ()  # what was not compared and why, a sentence each
-
-    @property
-    def grade(self) -> Grade:
-        """The gravest of its changes."""
-        return _gravest(self.changes)
-
-
 @dataclass(frozen=True)
 class TestDifference:
-    """What changed in a test."""
+    """What changed in a test and in its results."""
 
     __test__ = False
 
     id: str  # pytest's node id in the head, or in the base where it is gone
-    changes: tuple[Change, ...] = ()  # those of the test itself
-    results: tuple[ResultDifference, ...] = ()  # those in which something is to be said
-
-    @property
-    def every_change(self) -> list[Change]:
-        """Its own changes, then those of its results."""
-        return [*self.changes, *(change for result in self.results for change in result.changes)]
+    changes: tuple[Change, ...] = ()  # those of the test, then of each result the gravest first
+    causes: tuple[str, ...] = ()  # what began the drift of statistics, a sentence each
+    remarks: tuple[str, ...] = ()  # what was not compared and why, a sentence each
 
     @property
     def grade(self) -> Grade:
         """The gravest of all its changes."""
-        return _gravest(self.every_change)
+        return min((one.grade for one in self.changes), key=[*Grade].index, default=Grade.SAME)
 
 
 @dataclass(frozen=True)

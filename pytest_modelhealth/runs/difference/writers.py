@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from operator import attrgetter
 
 from pytest_modelhealth.alignment.result import listed
 from pytest_modelhealth.rendering.document import Document, Row, fitting
@@ -49,8 +48,8 @@ def _documents(difference: Difference) -> Iterator[Document]:
     yield Document(headline=f"modelhealth: {_headline(difference)}", facts=[*_remarks(difference)])
     for test, *others in _alike(difference):
         names = listed([printable(other.id) for other in others], 4)
-        causes = [printable(result.cause) for result in test.results if result.cause]
-        changes = sorted(test.every_change, key=lambda one: one.grade is not Grade.WORSE)
+        causes = [*map(printable, test.causes)]
+        changes = sorted(test.changes, key=lambda one: one.grade is not Grade.WORSE)
         yield Document(
             headline=f"{test.grade}: {printable(test.id)}",
             facts=[*([f"likewise: {names}"] if others else []), *causes],
@@ -79,11 +78,7 @@ def _headline(difference: Difference) -> str:
 def _remarks(difference: Difference) -> Iterator[str]:
     """Yield the remarks on the runs, and those on results with how many tests they stand at."""
     yield from map(printable, difference.remarks[:_MOST_REMARKS])
-    counted = Counter(
-        remark
-        for test in difference.tests
-        for remark in {remark: None for result in test.results for remark in result.remarks}
-    )
+    counted = Counter(remark for test in difference.tests for remark in dict.fromkeys(test.remarks))
     for remark, count in [*counted.items()][:_MOST_REMARKS]:
         yield f"{plural(count, 'test')}: {printable(remark)}"
 
@@ -97,14 +92,9 @@ def _alike(difference: Difference) -> list[list[TestDifference]]:
     for test in difference.tests:
         if test.grade is not Grade.SAME:
             # where activations moved, the loss and the gradients mostly follow
-            effects = [
-                change
-                for result in test.results
-                for change in [one for one in result.changes if one.kind == "statistic"][1:]
-            ]
-            causes = map(attrgetter("cause"), test.results)
-            told = (one for one in test.every_change if one not in effects)
-            key = (*causes, *((one.grade, one.what, one.places[0].label) for one in told))
+            effects = [one for one in test.changes if one.kind == "statistic"][1:]
+            told = (one for one in test.changes if one not in effects)
+            key = (*test.causes, *((one.grade, one.what, one.places[0].label) for one in told))
             groups.setdefault(key, []).append(test)
     return [*groups.values()]
 

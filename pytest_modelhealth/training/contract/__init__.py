@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from pytest_modelhealth.checks import Finding
 from pytest_modelhealth.checks.check import Listed
 from pytest_modelhealth.checks.facts import place
-from pytest_modelhealth.report import Observation
+from pytest_modelhealth.report import Finding, Observation
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.training.contract import (  # noqa: F401 - each adds its rows
     calls,

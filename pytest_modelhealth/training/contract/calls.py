@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from pytest_modelhealth.checks import Finding
 from pytest_modelhealth.checks.check import Listed
-from pytest_modelhealth.report import LayerMode, Stepped
+from pytest_modelhealth.report import Finding, LayerMode, Stepped
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.training.contract.fault import broken, fault, listed, looks_for
 

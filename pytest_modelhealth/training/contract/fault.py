@@ -10,10 +10,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from pytest_modelhealth.checks import Finding
-from pytest_modelhealth.checks.check import Listed, held_against
-from pytest_modelhealth.report import Inconclusive, Stepped, Violation
-from pytest_modelhealth.settings import Limit, Settings, Severity
+from pytest_modelhealth.checks.check import Listed
+from pytest_modelhealth.report import Finding, Stepped
+from pytest_modelhealth.settings import Settings, Severity
 
 Source = Callable[[Listed, Stepped, Settings], Iterator[Finding]]
 SOURCES: dict[str, list[tuple[Source, bool]]] = defaultdict(list)
@@ -79,43 +78,20 @@ def _name(one: Any) -> str:
 
 
 def broken(
-    check: Listed,
-    what: str,
-    cause: str,
-    layers: Sequence[str] = (),
-    *,
-    value: float = 0.0,
-    limit: Limit | None = None,
-    **more: Any,
-) -> Violation:
-    """Return a violation of the whole step, or of `layers`: the first, which affects the others.
+    check: Listed, what: str, cause: str, layers: Sequence[str] = (), **more: Any
+) -> Finding:
+    """Return a finding of the whole step, or of `layers`: the first, which affects the others.
 
     Args:
         check: the check that it is of.
         what: what is wrong, one sentence that stands alone.
         cause: the likely cause, one sentence.
         layers: the layers that it is about.
-        value: what was measured.
-        limit: what `Settings` gave, where it is held against a number.
-        more: what a `Violation` holds beside them.
+        more: what else `Check.violation` takes.
     """
-    layers = list(dict.fromkeys(layers)) or [""]
-    return Violation(
-        check.name,
-        layers[0],
-        check.role,
-        value=value,
-        **held_against(limit),
-        message=what,
-        cause=cause,
-        affected=tuple(layers[1:]),
-        **{"independent": True, **more},
-    )
-
-
-def untold(check: Listed, reason: str) -> Inconclusive:
-    """Return that there was too little evidence to judge the step."""
-    return Inconclusive(check.name, "", reason)
+    first, *others = dict.fromkeys(layers or [""])
+    fields = {"value": 0.0, "independent": True, **more}
+    return check.violation(first, what, cause=cause, affected=others, **fields)
 
 
 def listed(names: Sequence[str], most: int = 4) -> str:

@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
-from pytest_modelhealth.checks import Finding
 from pytest_modelhealth.checks.check import Listed
-from pytest_modelhealth.report import LossSlope, Stepped, SteppedParameter
+from pytest_modelhealth.report import Finding, LossSlope, Stepped, SteppedParameter
 from pytest_modelhealth.settings import Settings, Severity
 from pytest_modelhealth.training.contract.fault import broken, fault, listed, looks_for
 

@@ -6,16 +6,14 @@ import math
 import statistics
 from collections.abc import Iterator
 
-from pytest_modelhealth.checks import Finding
 from pytest_modelhealth.checks.check import Listed
-from pytest_modelhealth.report import Stepped, SteppedOptimizer, SteppedParameter
+from pytest_modelhealth.report import Finding, Stepped, SteppedOptimizer, SteppedParameter
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.training.contract.fault import (
     broken,
     fault,
     listed,
     looks_for,
-    untold,
 )
 
 # ---- what is held --------------------------------------------------------------------------------
@@ -100,8 +98,8 @@ def _nothing_moves(check: Listed, step: Stepped, settings: Settings) -> Iterator
     for optimizer in step.optimizers:
         is_at_zero = any(optimizer.steps) and not any(optimizer.rates)
         if optimizer.initial_rate and is_at_zero and not step.advances:
-            yield untold(
-                check,
+            yield check.inconclusive(
+                "",
                 f"the learning rate of {optimizer.type_name} is 0 by its schedule, whose start is "
                 f"{optimizer.initial_rate:.3g}: advance it first, or in the step",
             )
@@ -254,7 +252,9 @@ def _climbing(check: Listed, step: Stepped, settings: Settings) -> Iterator[Find
         up = optimizer.direction or 0.0
         what = f"{optimizer.type_name} climbs its own gradient (cosine {up:.2f}), and {rise}"
         if up > _UP and "maximizes" in optimizer.traits and not step.is_loss:
-            yield untold(check, f"{what}: it is told to maximize: right for a reward, not a loss")
+            yield check.inconclusive(
+                "", f"{what}: it is told to maximize: right for a reward, not a loss"
+            )
         elif up > _UP:
             cause = "a negative learning rate, or an update that is added, not subtracted"
             yield broken(check, what, cause, value=up)
@@ -367,4 +367,4 @@ def _does_not_learn(check: Listed, step: Stepped, settings: Settings) -> Iterato
             limit=limit,
         )
     elif fall < _ENOUGH:
-        yield untold(check, f"{what}; give it more calls, or a larger rate")
+        yield check.inconclusive("", f"{what}; give it more calls, or a larger rate")

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pytest_modelhealth.errors import InspectionError, LayerNotFoundError, suggest_layer
+from pytest_modelhealth.report import Finding
 from pytest_modelhealth.report.verdict import Renderer
 from pytest_modelhealth.training.monitoring.row import (
     STATISTICS,
     Event,
-    Origin,
     Reals,
     StepRow,
     require_statistic,
@@ -50,7 +50,7 @@ class History:
         self.model_type = model_type
         self.stride = 1
         self.watched = 0
-        self.first_origin: tuple[int, Origin] | None = None
+        self.first_origin: tuple[int, Finding] | None = None
         self._renderer = renderer
         self._numbers: list[tuple[int, float, float, float]] = []  # the step and its scalars
         self._values: list[tuple[tuple[str, ...], Reals]] = []  # layers, statistics by layers

@@ -11,13 +11,13 @@ import numpy as np
 
 from pytest_modelhealth.checks import Check
 from pytest_modelhealth.errors import InspectionError, ModelHealthWarning
-from pytest_modelhealth.report import Course, HealthReport, Observation, Violation
+from pytest_modelhealth.report import Course, Finding, HealthReport, Observation
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.training.monitoring.course import Follower, Table
 from pytest_modelhealth.training.monitoring.row import Event, StepRow
 from pytest_modelhealth.training.monitoring.rules import RULES
 
-Reaction = Literal["raise", "warn"] | Callable[[Violation], object] | None
+Reaction = Literal["raise", "warn"] | Callable[[Finding], object] | None
 
 
 class TrainingJudge:
@@ -78,8 +78,8 @@ class TrainingJudge:
                 continue
             course = course or self._table.course()
             breach = RULES[event.rule].assess(event, course, self._settings)
-            if breach is not None and (*key, breach.severity) not in self._began:
-                self._began.add((*key, breach.severity))
+            if breach is not None and (*key, breach.grade) not in self._began:
+                self._began.add((*key, breach.grade))
                 began.append(f"{event.rule}: {breach.message}")
         return replace(row, began=tuple(began)) if began else row
 
@@ -101,16 +101,11 @@ class TrainingJudge:
         """What rules object to, the gravest first, each with the step it began in."""
         if self._observation is None:
             return ()
-        judgement, course = self.report._judgement, self.course
-        steps: dict[str, int] = {}
-        for event in course.events:
-            breach = RULES[event.rule].assess(event, course, self._settings)
-            if breach is not None:
-                steps.setdefault(breach.message, event.step)
+        judgement = self.report._judgement
         return tuple(
-            Event(steps[one.message], one.layer, one.message)
+            Event(one.step, one.layer, one.message)
             for one in judgement.violations + judgement.warned
-            if one.message in steps
+            if one.step is not None
         )
 
     def react(self, row: StepRow) -> None:

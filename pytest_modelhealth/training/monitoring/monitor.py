@@ -20,7 +20,7 @@ from pytest_modelhealth.errors import (
     NamesItsAttributes,
 )
 from pytest_modelhealth.layers import Selection, ensure_match, named_modules
-from pytest_modelhealth.report import HealthReport, Observation, Status, Verdict, Violation
+from pytest_modelhealth.report import Finding, HealthReport, Observation, Status, Verdict
 from pytest_modelhealth.report.verdict import Renderer
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.training.bridges import callback_of
@@ -304,12 +304,12 @@ class TrainingMonitor(NamesItsAttributes):
         return report
 
     @property
-    def violations(self) -> tuple[Violation, ...]:
+    def violations(self) -> tuple[Finding, ...]:
         """What of the training so far breaks a rule and is not waived, the gravest first."""
         return self.report_of_training().violations
 
     @property
-    def warnings(self) -> tuple[Violation, ...]:
+    def warnings(self) -> tuple[Finding, ...]:
         """What of the training so far is worth a look and fails nothing."""
         return self.report_of_training().warnings
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pytest_modelhealth.capture.passive.step import WatchedStep
 from pytest_modelhealth.errors import LayerNotFoundError, UnknownNameError, suggest, suggest_layer
-from pytest_modelhealth.report import LayerRecord
+from pytest_modelhealth.report import Finding, LayerRecord
 from pytest_modelhealth.statistics import TensorStatistics
 
 
@@ -30,31 +30,6 @@ class Event(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True)
-class Origin:
-    """Where the first NaN or infinity of a step was seen.
-
-    Args:
-        layer: the layer; ``""`` is the model itself.
-        role: in which of its tensors: ``inputs`` where the batch held it, ``parameters`` where it
-            was in the weights before the step, ``activations``, ``gradients``,
-            ``parameter_gradients``, or ``loss``.
-        name: own name of the parameter, else ``""``.
-        label: the layer's name for people.
-    """
-
-    layer: str
-    role: str
-    name: str = ""
-    label: str = ""
-
-    def __str__(self) -> str:
-        if self.role == "loss":
-            return "the loss is not finite, though all activations are"
-        what = WORDS[self.role].format(name=self.name)
-        return f"not finite first in {what} of {self.label!r}"
-
-
 WORDS = {
     "inputs": "the inputs",
     "parameters": "the parameter {name!r}",
@@ -65,7 +40,7 @@ WORDS = {
 """What a role is called, by the name of the parameter."""
 
 
-def _origin_of(layers: Sequence[LayerRecord], loss: float | None) -> Origin | None:
+def _origin_of(layers: Sequence[LayerRecord], loss: float | None) -> Finding | None:
     """Return where the first value of a step came from that is no number, if there is one."""
     # in the order in which they returned: one that holds others comes after these
     called = sorted((lyr for lyr in layers if lyr.completed), key=lambda lyr: lyr.completed or 0)
@@ -75,18 +50,24 @@ def _origin_of(layers: Sequence[LayerRecord], loss: float | None) -> Origin | No
         makers = [layer for layer in bad if not _is_bad(layer.inputs)]
         first = (makers or bad)[0]
         if name := _first_bad(first.parameters):
-            return Origin(first.name, "parameters", name, first.label)
-        return Origin(first.name, "activations" if makers else "inputs", label=first.label)
+            return _first_at(first, "parameters", name)
+        return _first_at(first, "activations" if makers else "inputs")
     if loss is not None and not math.isfinite(loss):
-        return Origin("", "loss")
+        message = "the loss is not finite, though all activations are"
+        return Finding("nonfinite_steps", "", "loss", message=message)
     for layer in reversed(called):
         if layer.gradients is not None and layer.gradients.nonfinite_count:
-            return Origin(layer.name, "gradients", label=layer.label)
+            return _first_at(layer, "gradients")
     for role in ("parameter_gradients", "parameters"):
         for layer in layers:
             if name := _first_bad(getattr(layer, role)):
-                return Origin(layer.name, role, name, layer.label)
+                return _first_at(layer, role, name)
     return None
+
+
+def _first_at(layer: LayerRecord, role: str, name: str = "") -> Finding:
+    message = f"not finite first in {WORDS[role].format(name=name)} of {layer.label!r}"
+    return Finding("nonfinite_steps", layer.name, role, tensor=name, message=message)
 
 
 def _is_bad(seen: TensorStatistics | None) -> bool:
@@ -172,7 +153,7 @@ class StepRow:
     update_ratio: float
     layers: tuple[str, ...]
     values: Mapping[str, Reals]
-    origin: Origin | None = None
+    origin: Finding | None = None
     passes: int = 0
     optimizer_steps: int = 0
     began: tuple[str, ...] = ()
@@ -204,7 +185,7 @@ class StepRow:
             worst = int(np.nanargmax(dead))
             parts.append(f"most dead units {dead[worst]:.0%} in {self.layers[worst]!r}")
         if self.origin is not None:
-            parts.append(str(self.origin))
+            parts.append(self.origin.message)
         parts += self.began
         return f"step {self.step}: {', '.join(parts)}"
 

@@ -4,37 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from pytest_modelhealth.checks.check import held_against
-from pytest_modelhealth.report import Course, CourseEvent, Violation
-from pytest_modelhealth.settings import Limit, Settings, Severity
+from pytest_modelhealth.report import Course, CourseEvent, Finding
+from pytest_modelhealth.settings import Settings, Severity
+from pytest_modelhealth.training.catalogue import TRAINING
 from pytest_modelhealth.training.monitoring.course import See
 
 PATIENCE = 10
 """How many watched steps something must go on for: what is shorter is a spike."""
 
 
-def breach(
-    event: CourseEvent,
-    message: str,
-    value: float,
-    limit: Limit | None = None,
-    severity: Severity = "fail",
-    cause: str = "",
-) -> Violation:
-    """Return what is wrong with an event; fields as of `Violation`."""
-    return Violation(
-        event.rule,
-        event.layer,
-        event.role,
-        value=value,
-        **held_against(limit),
-        message=message,
-        cause=cause,
-        tensor=event.tensor,
-        independent=True,
-        severity=severity,
-    )
+def breach(event: CourseEvent, message: str, value: float, **more: Any) -> Finding:
+    """Return what is wrong with an event; the rest as of `Check.violation`."""
+    more |= {"role": event.role, "tensor": event.tensor, "step": event.step, "independent": True}
+    return TRAINING[event.rule].violation(event.layer, message, value=value, **more)
 
 
 @dataclass(frozen=True)
@@ -64,7 +48,7 @@ class Kind:
     patience: int = PATIENCE
     grade: Severity | Callable[[CourseEvent, Course], Severity | None] = "fail"
 
-    def assess(self, event: CourseEvent, course: Course, settings: Settings) -> Violation | None:
+    def assess(self, event: CourseEvent, course: Course, settings: Settings) -> Finding | None:
         """Return what is wrong with an event, if anything is."""
         if event.recovered or (self.measure != "rows" and event.rows < self.patience):
             return None
@@ -86,7 +70,7 @@ class Kind:
             return None
         facts = {**vars(event), **event.facts, "layer": label(event), "change": change}
         message = self.message.format(**facts, loss=course.loss)
-        return breach(event, message, value, limit, severity, self.cause)
+        return breach(event, message, value, limit=limit, severity=severity, cause=self.cause)
 
 
 @dataclass(frozen=True)
@@ -100,7 +84,7 @@ class Rule:
     """
 
     see: See
-    assess: Callable[[CourseEvent, Course, Settings], Violation | None]
+    assess: Callable[[CourseEvent, Course, Settings], Finding | None]
     unseen: str = ""
 
 
@@ -114,7 +98,7 @@ def rule(see: See, *kinds: Kind, unless: str = "", unseen: str = "") -> Rule:
     """
     table = {kind.kind: kind for kind in kinds}
 
-    def assess(event: CourseEvent, course: Course, settings: Settings) -> Violation | None:
+    def assess(event: CourseEvent, course: Course, settings: Settings) -> Finding | None:
         if unless and getattr(course.loss, unless):
             return None
         return table[event.kind].assess(event, course, settings)

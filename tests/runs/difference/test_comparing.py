@@ -24,8 +24,8 @@ def between(before: Any, now: Any) -> Difference:
 
 def told(difference: Difference) -> dict[str, Change]:
     """Return the changes of the only result, by what changed."""
-    ((result,),) = (test.results for test in difference.tests)
-    return {change.what: change for change in result.changes}
+    (test,) = difference.tests
+    return {change.what: change for change in test.changes}
 
 
 def with_layers(*layers: dict[str, Any], **other: Any) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def test_frozen_layers_are_told_by_their_trainable_parameters() -> None:
 def test_costs_are_told_with_their_step(key: str, now: int, note: str | None) -> None:
     """What is counted exactly, what is measured by more than measuring it moves."""
     difference = between(inspection(), inspection(totals={**TOTALS, key: now}))
-    notes = [c.places[0].note for t in difference.tests for r in t.results for c in r.changes]
+    notes = [c.places[0].note for t in difference.tests for c in t.changes]
     assert notes == ([] if note is None else [note])
 
 
@@ -195,7 +195,7 @@ def test_what_was_not_watched_is_not_taken_for_equal() -> None:
                 one["tensors"] = [seen for seen in one["tensors"] if seen["role"] != role]
         ((test,),) = (between(*sides).tests,)
         assert test.grade is Grade.SAME
-        assert "not watched" in test.results[0].remarks[0]
+        assert "not watched" in test.remarks[0]
 
 
 def test_the_statistics_of_a_training_are_not_compared() -> None:
@@ -249,8 +249,8 @@ def test_results_are_matched_by_kind_and_model() -> None:
         made.run(made.test(encoder, decoder)),
         made.run(made.test(inspection(model="New"), encoder, decoder)),
     )
-    ((result,),) = (test.results for test in difference.tests)
-    assert (result.model, result.changes[0].what) == ("New", "new inspection")
+    ((change,),) = (test.changes for test in difference.tests)
+    assert (change.places[0].label, change.what) == ("New", "new inspection")
 
 
 def test_comparisons_and_drifts_are_compared_by_verdict() -> None:

@@ -14,7 +14,6 @@ from pytest_modelhealth.runs.difference.result import (
     Difference,
     Grade,
     Place,
-    ResultDifference,
     TestDifference,
 )
 from pytest_modelhealth.runs.difference.writers import render
@@ -53,10 +52,9 @@ HOSTILE = [
 def hostile(text: str) -> Difference:
     """Return a difference that has `text` everywhere it can stand."""
     places = tuple(Place(text, text, text, text) for _ in range(3))
-    result = ResultDifference(
-        text, (Change("finding", "new finding", places, Grade.WORSE),), cause=text, remarks=(text,)
-    )
-    tests = (TestDifference(text, results=(result,)), TestDifference(text + "2", results=(result,)))
+    changes = (Change("finding", "new finding", places, Grade.WORSE),)
+    causes = (text,) if text else ()
+    tests = tuple(TestDifference(f"{text}{end}", changes, causes, (text,)) for end in ("", "2"))
     return Difference(tests, 3, (text,))
 
 
@@ -67,16 +65,9 @@ def large(tests: int, layers: int) -> Difference:
         tuple(
             TestDifference(
                 f"{'test_' * 60}[{i}]",
-                results=(
-                    ResultDifference(
-                        "Net",
-                        tuple(
-                            Change("shape", f"output shape {n}", places) for n in range(i % 7 + 1)
-                        ),
-                        cause="|" * 5000 + str(i),
-                        remarks=(f"{'@' * 1000}{i}",),
-                    ),
-                ),
+                tuple(Change("shape", f"output shape {n}", places) for n in range(i % 7 + 1)),
+                causes=("|" * 5000 + str(i),),
+                remarks=(f"{'@' * 1000}{i}",),
             )
             for i in range(tests)
         ),

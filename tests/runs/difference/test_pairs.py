@@ -9,7 +9,7 @@ import pytest
 
 from corpus.runs import FAULTS, LOOK_ALIKES, Expected, Pair
 from pytest_modelhealth.runs.difference.comparing import compare
-from pytest_modelhealth.runs.difference.result import Change, Grade, TestDifference
+from pytest_modelhealth.runs.difference.result import Grade, TestDifference
 from tests.runs.difference import made
 from tests.runs.difference.recorded import inspected
 
@@ -24,18 +24,13 @@ def differing(pair: Pair) -> TestDifference:
     return difference.tests[0] if difference.tests else TestDifference("")
 
 
-def changes_of(found: TestDifference) -> list[Change]:
-    """Return the changes of all results."""
-    return [change for result in found.results for change in result.changes]
-
-
 @pytest.mark.parametrize("pair", LOOK_ALIKES, ids=lambda pair: pair.__name__)
 def test_look_alikes_are_left_in_peace(pair: Callable[[], Pair]) -> None:
     """Nothing is worse, and no statistic, weight or batch is said to have changed."""
     found = differing(pair())
     assert found.grade is not Grade.WORSE
     noise = {"statistic", "weights", "batch", "finding", "verdict", "parameters", "shape"}
-    assert not {change.kind for change in changes_of(found)} & noise
+    assert not {change.kind for change in found.changes} & noise
 
 
 @pytest.mark.parametrize(
@@ -46,7 +41,7 @@ def test_faults_are_named_where_they_are(pair: Callable[[], Pair], expected: Exp
     found = differing(pair())
     named = {
         place.label
-        for change in changes_of(found)
+        for change in found.changes
         if change.kind in expected.kinds
         for place in change.places[:2]
     }

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from pytest_modelhealth.checks import Finding
 from pytest_modelhealth.checks.check import Listed
 from pytest_modelhealth.checks.facts import place
-from pytest_modelhealth.report import CourseEvent, Observation, Violation
+from pytest_modelhealth.report import CourseEvent, Finding, Observation
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.training.monitoring.rule import Rule
 from pytest_modelhealth.training.monitoring.rules import signals, surroundings, weights
@@ -36,8 +35,8 @@ def findings(check: Listed, observation: Observation, settings: Settings) -> Ite
         if violation is not None:
             layer = place(observation, event.layer).name
             breaches.append((event, replace(violation, layer=layer)))
-    breaches.sort(key=lambda pair: (pair[1].severity != "fail", pair[0].step))
-    roots: list[tuple[CourseEvent, Violation]] = []
+    breaches.sort(key=lambda pair: (pair[1].grade != "fail", pair[0].step))
+    roots: list[tuple[CourseEvent, Finding]] = []
     for event, violation in breaches:
         if any(waiver.covers(violation.check, violation.layer) for waiver in settings.waivers):
             yield violation
@@ -56,14 +55,14 @@ def findings(check: Listed, observation: Observation, settings: Settings) -> Ite
 
 
 def _root_of(
-    event: CourseEvent, violation: Violation, roots: list[tuple[CourseEvent, Violation]]
+    event: CourseEvent, violation: Finding, roots: list[tuple[CourseEvent, Finding]]
 ) -> int | None:
     """Return which violation one belongs to: that of its layer, or one of its kind and time."""
     for at, (_, root) in enumerate(roots):
         if root.layer == violation.layer:
             return at
     for at, (first, root) in enumerate(roots):
-        is_same = (first.kind, root.severity) == (event.kind, violation.severity)
+        is_same = (first.kind, root.grade) == (event.kind, violation.grade)
         if is_same and abs(event.step - first.step) <= max(_TOGETHER, first.rows):
             return at
     return None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pytest_modelhealth.report import Course, CourseEvent, Violation
+from pytest_modelhealth.report import Course, CourseEvent, Finding
 from pytest_modelhealth.settings import Settings, Severity
 from pytest_modelhealth.training.monitoring.course import Follower, Table
 from pytest_modelhealth.training.monitoring.levels import Level, Levels, grown
@@ -37,7 +37,7 @@ def nonfinite_steps(table: Table, follower: Follower) -> Iterator[None]:
                 loss_before,
                 layer="" if origin is None else origin.layer,
                 role="loss" if origin is None else origin.role,
-                tensor="" if origin is None else origin.name,
+                tensor="" if origin is None else origin.tensor,
                 facts={"loss_before": loss_before, "step_before": step_before},
             )
         if loss is not None and math.isfinite(loss):
@@ -73,7 +73,7 @@ _CAUSES = {
 """What it is likely to come from, by the role of the first tensor."""
 
 
-def _nonfinite(event: CourseEvent, course: Course, settings: Settings) -> Violation | None:
+def _nonfinite(event: CourseEvent, course: Course, settings: Settings) -> Finding | None:
     """Return what is wrong with values that are no numbers."""
     where, cause = "in the loss", _CAUSES[event.role]
     if event.role != "loss":
@@ -94,15 +94,15 @@ def _nonfinite(event: CourseEvent, course: Course, settings: Settings) -> Violat
             "it is not the scale that overflows: the loss or a layer makes NaN or infinity at any "
             "scale"
         )
-        return breach(event, text, steps, limit, severity, cause)
+        return breach(event, text, steps, limit=limit, severity=severity, cause=cause)
     if event.kind == "masked":
         text = f"NaN or infinity {where} since {since}, which reaches neither loss nor gradients"
-        return breach(event, text, float(event.rows), None, "warn")
+        return breach(event, text, float(event.rows), severity="warn")
     text = f"NaN or infinity first appears {where} in {since}"
     text += f"; it was gone after step {event.last}" if event.recovered else ""
     loss = event.facts["loss_before"]
     text += "" if math.isnan(loss) else f"; the loss before was {loss:.3g}"
-    return breach(event, text, float(event.rows), None, severity, cause)
+    return breach(event, text, float(event.rows), severity=severity, cause=cause)
 
 
 # NaN and infinity reach no weight, and stay in no step.
@@ -149,7 +149,7 @@ def loss_divergence(table: Table, follower: Follower) -> Iterator[None]:
         yield
 
 
-def _diverged(event: CourseEvent, course: Course, settings: Settings) -> Violation | None:
+def _diverged(event: CourseEvent, course: Course, settings: Settings) -> Finding | None:
     """Return what is wrong with a loss that is above its best."""
     if event.recovered or event.rows < PATIENCE:
         return None
@@ -169,7 +169,7 @@ def _diverged(event: CourseEvent, course: Course, settings: Settings) -> Violati
     scale = max(gained, start, noise, 1e-12)
     limit = settings["max_loss_rise"]
     if rise / scale > limit.value:
-        return breach(event, text, rise / scale, limit, cause=cause)
+        return breach(event, text, rise / scale, limit=limit, cause=cause)
     lost = rise / (gained if gained > 0.3 * max(start, noise) else scale)
     limit = settings["max_lost_progress"]
     if lost < limit.value or rise < noise:
@@ -178,14 +178,14 @@ def _diverged(event: CourseEvent, course: Course, settings: Settings) -> Violati
     growth = facts["update_growth"]
     leaps = (ratio > 0.03 and growth > 2.0) or (ratio > 5e-3 and growth > 5.0)
     if leaps or ratio > 0.1 or steepness > _STEEP:
-        return breach(event, text, lost, limit, cause=cause)
+        return breach(event, text, lost, limit=limit, cause=cause)
     if event.rows < 2 * PATIENCE or course.most_optimizer_steps > 1:
         return None
     is_far = event.value > max(50.0 * event.reference, 5.0 * abs(facts["first"]))
     if loss.never_negative and is_far:
-        return breach(event, text, lost, limit, cause="steps are too large, and add up")
+        return breach(event, text, lost, limit=limit, cause="steps are too large, and add up")
     cause = "the model diverged, or what it learns changed: its data, its targets, its rewards"
-    return breach(event, text, lost, limit, "warn", cause)
+    return breach(event, text, lost, limit=limit, severity="warn", cause=cause)
 
 
 # What was learnt is not lost again.
