@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.check import Finding
-from pytest_modelhealth.checks.dead_units import DYING_ACTIVATIONS
 from pytest_modelhealth.checks.facts import (
     FEWEST_UNITS,
     HEALTHY_SPREAD,
@@ -19,7 +18,8 @@ from pytest_modelhealth.checks.facts import (
     trainable,
     units_of,
 )
-from pytest_modelhealth.checks.paths import QUOTIENTS, nearest
+from pytest_modelhealth.checks.paths import nearest
+from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Flow, LayerRecord, Observation
 from pytest_modelhealth.settings import Limit, Settings
 from pytest_modelhealth.settings.setting import is_inside
@@ -30,7 +30,6 @@ COLLAPSE = CHECKS["collapse"]
 _SAME_RANGE = 1e-4
 _RESOLUTION = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10}
 _COARSEST = 2.0**-7
-_COMPARISONS = frozenset({"sub", "subtract", "rsub", "isub"}) | QUOTIENTS
 
 
 def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
@@ -125,7 +124,7 @@ def _is_compared_with_itself(flow: Flow) -> bool:
     compared = {
         number
         for number, vertex in enumerate(graph.vertices)
-        if vertex.function in _COMPARISONS and len(vertex.operands) == 2
+        if vertex.has("difference", "quotient") and len(vertex.operands) == 2
         if vertex.passes_gradient(0) != vertex.passes_gradient(1)
         if flow.is_alike(*vertex.operands)
     }
@@ -136,7 +135,7 @@ def _is_compared_with_itself(flow: Flow) -> bool:
 def _is_another_checks(record: LayerRecord) -> bool:
     """Whether `finite` or `dead_units` says why all samples are equal."""
     out = record.activations
-    is_dead = record.activation in DYING_ACTIVATIONS and out is not None and out.abs_max == 0.0
+    is_dead = record.activation in having("dying") and out is not None and out.abs_max == 0.0
     return out is None or out.nonfinite_count > 0 or is_dead
 
 

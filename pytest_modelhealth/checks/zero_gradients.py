@@ -21,17 +21,9 @@ from pytest_modelhealth.checks.facts import (
     members,
     seems_trained,
 )
+from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Flow, LayerRecord, Observation, Outcome, ProbeRecord
-from pytest_modelhealth.report.flow import (
-    AS_IT_IS,
-    CHOICES,
-    PRODUCTS,
-    ROUTES,
-    STEPWISE,
-    SUMS,
-    ZEROS,
-    Vertex,
-)
+from pytest_modelhealth.report.flow import Vertex
 from pytest_modelhealth.report.flow.index import walk
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import dotted
@@ -92,7 +84,7 @@ def zero_slices(
             full = dotted(record.name, name)
             takers = flow.consumers(full) if full in flow else ()
             taken = {one.function for one in flow.operations(full, *takers)} if takers else set()
-            if name in record.frozen or not taken.isdisjoint(CHOICES | {"embedding"}):
+            if name in record.frozen or not taken.isdisjoint(having("choice", "table")):
                 continue
             columns = slices.columns if not given or any(v.live for v in given) else ()
             rows, size = slices.rows, record.parameters[name].shape
@@ -152,7 +144,7 @@ def _is_by_design(name: str, record: LayerRecord, observation: Observation, flow
     origins = flow.origins(*(number for call in flow.calls(name) for number in call.inputs))
     if origins and all(flow.graph.vertices[number].kind == "constant" for number in origins):
         return True
-    if name != record.name or not any(v.function in ROUTES for v in flow.graph.vertices):
+    if name != record.name or not any(v.has("route") for v in flow.graph.vertices):
         return False
     alike = {other for _, there in members(name, observation.layers) for other in there}
     beside = alike - {name, *flow.feeding(name), *flow.reach(name)}
@@ -192,8 +184,8 @@ def _finding(
     calls = [observation.layers[v.name] for v in way if v.kind == "call"]
     goes_on = any(map(_is_alive, calls))
     is_half = record.activations is not None and record.activations.dtype == "float16"
-    steps = [v for v in made if v.function in STEPWISE]
-    steps = steps or [v for v in made if v.function not in SUMS]
+    steps = [v for v in made if v.has("flat")]
+    steps = steps or [v for v in made if not v.has("sum")]
     factors = _factors(made, observation, flow)
     said = [*factors.values(), *(f"`{v.function}`{at(v.line)}" for v in steps if v not in factors)]
     through = [*dict.fromkeys(said), *(repr(r.name) for r in calls)][:_NAMED]
@@ -204,7 +196,7 @@ def _finding(
     if is_half and not goes_on:
         cause = UNDERFLOW
     # of what a batch alone may have left out nothing is sure: a mask, one key, a head at the end
-    is_partial = any(v.function in CHOICES for v in made) or any(map(_has_no_choice, calls))
+    is_partial = any(v.has("choice") for v in made) or any(map(_has_no_choice, calls))
     is_partial |= observation.samples < _FEWEST_SAMPLES or _is_masked(made, observation, flow)
     is_partial |= not flow.is_exact
     is_partial |= not goes_on and any(map(learns, called(observation)))
@@ -249,7 +241,7 @@ def _tried(observation: Observation) -> str:
 
 def _steps(way: list[Vertex]) -> list[Vertex]:
     """Return the operations on a way that do more than lay values out anew."""
-    return [v for v in way if v.kind == "operation" and v.function not in AS_IT_IS - CHOICES]
+    return [v for v in way if v.kind == "operation" and (not v.has("view") or v.has("choice"))]
 
 
 def _is_masked(made: list[Vertex], observation: Observation, flow: Flow) -> bool:
@@ -260,7 +252,7 @@ def _is_masked(made: list[Vertex], observation: Observation, flow: Flow) -> bool
     def onward(number: int) -> tuple[int, ...]:
         return () if vertices[number].name in fixed else vertices[number].operands
 
-    for factor in (o for v in made if v.function in PRODUCTS for o in v.operands):
+    for factor in (o for v in made if v.has("product") for o in v.operands):
         if not vertices[factor].live:
             sources = [vertices[n] for n in walk([factor], onward) if not onward(n)]
             if all(one.kind in _OF_THE_BATCH and one.name != "0" for one in sources):
@@ -281,9 +273,9 @@ def _factors(made: list[Vertex], observation: Observation, flow: Flow) -> dict[V
     )
     found = {}
     for vertex in made:
-        for operand in vertex.operands if vertex.function in PRODUCTS else ():
+        for operand in vertex.operands if vertex.has("product") else ():
             names = {flow.graph.vertices[number].name for number in flow.origins(operand)}
-            if names and names <= zeros | ZEROS:
+            if names and names <= zeros | having("zeros"):
                 found[vertex] = f"`{vertex.function}`{at(vertex.line)} by {min(names)!r}, all zero"
     return found
 

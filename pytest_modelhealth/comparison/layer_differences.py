@@ -15,8 +15,9 @@ from torch import nn
 from pytest_modelhealth.alignment.result import Pair
 from pytest_modelhealth.comparison.trace import TwoRuns
 from pytest_modelhealth.layers import has_forward, is_quantised
+from pytest_modelhealth.operations import having, name_of
 from pytest_modelhealth.report import MEASURED, LayerRecord
-from pytest_modelhealth.report.flow.graph import PRODUCTS, SAME, SUMS, Operation
+from pytest_modelhealth.report.flow.graph import Operation
 
 _PLAIN = (bool, int, float, str, type(None), torch.Size, torch.dtype)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
@@ -118,7 +119,7 @@ def other_operations(runs: TwoRuns, pair: Pair, label: str, *, backward: bool = 
         [
             replace(
                 one,
-                name=SAME.get(one.name, one.name),
+                name=name_of(one.name),
                 operands=tuple(to.get(name, name) for name in one.operands),
             )
             for one in flow.own_operations(layer or "")
@@ -156,15 +157,15 @@ def _without(some: Sequence[Operation], others: Sequence[Operation]) -> list[Ope
 def _phrase(one: Operation, whose: str) -> str:
     """Return an operation with what it takes; `whose` says whose input ``"input"`` is."""
     shown = [_named(name, whose) for name in dict.fromkeys(one.operands)]
-    if len(shown) == 1 and one.name in SUMS | PRODUCTS:
+    if len(shown) == 1 and one.name in having("sum", "product"):
         shown.append("a number")
     return f"{_function(one)} of {' and '.join(shown)}" if shown else _function(one)
 
 
 def _function(one: Operation) -> str:
-    if one.name in SUMS:
+    if one.name in having("sum"):
         return "the sum"
-    return "the product" if one.name in PRODUCTS else f"`{one.name}`"
+    return "the product" if one.name in having("product") else f"`{one.name}`"
 
 
 def _named(operand: str, whose: str) -> str:
@@ -174,7 +175,13 @@ def _named(operand: str, whose: str) -> str:
     made = operand.strip("`")
     if made == operand:
         return f"`{operand}`"
-    return "an earlier sum" if made in SUMS else "a product" if made in PRODUCTS else operand
+    return (
+        "an earlier sum"
+        if made in having("sum")
+        else "a product"
+        if made in having("product")
+        else operand
+    )
 
 
 def _near_line(line: str) -> str:

@@ -13,16 +13,9 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, NamedTuple
 
+from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import HealthReport
-from pytest_modelhealth.report.flow import (
-    AS_IT_IS,
-    LOSS,
-    OUTPUT,
-    PRODUCTS,
-    SUMS,
-    Graph,
-    Kind,
-)
+from pytest_modelhealth.report.flow import LOSS, OUTPUT, Graph, Kind
 
 ELLIPSIS = " \N{HORIZONTAL ELLIPSIS} "
 
@@ -94,7 +87,7 @@ class Diagram:
         if len({way.source for way, _ in operands}) > 1:
             return self._joined(operands, f"{_symbol(function)} #{number}", "join")
         (source, operations, is_open), passes = operands[0]
-        is_named = function not in SUMS and (function not in AS_IT_IS or not passes)
+        is_named = function not in having("sum") and (function not in having("view") or not passes)
         names = (*operations, function) if is_named else operations
         return _Way(source, names, is_open and passes)
 
@@ -108,9 +101,9 @@ class Diagram:
 
 
 def _symbol(function: str) -> str:
-    if function in SUMS:
-        return "-" if function in ("sub", "isub", "rsub", "subtract") else "+"
-    return "*" if function in PRODUCTS else function
+    if function in having("sum"):
+        return "-" if function in having("difference") else "+"
+    return "*" if function in having("product") else function
 
 
 def diagram(report: HealthReport) -> Diagram | None:

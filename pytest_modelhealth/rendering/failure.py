@@ -28,7 +28,7 @@ from pytest_modelhealth.rendering.summary import (
     run,
 )
 from pytest_modelhealth.report import ROLES, HealthReport, Vertex, Violation
-from pytest_modelhealth.report.flow import AS_IT_IS, Flow, near
+from pytest_modelhealth.report.flow import Flow, near
 
 MAX_LINES = 24
 """A screen: of more violations than it has room for, the gravest are listed."""
@@ -153,7 +153,7 @@ def _way(report: HealthReport, worst: Violation) -> Iterator[str]:
 
 def _is_telling(made: Vertex, report: HealthReport, flow: Flow) -> bool:
     """Whether an operation changes values, or cuts the gradient; masks and layouts go without."""
-    if made.function not in AS_IT_IS:
+    if not made.has("view"):
         return bool(made.line) and (made.live or not report.observation.backward)
     return not made.live and any(flow.graph.vertices[o].live for o in made.operands)
 

@@ -162,11 +162,6 @@ def _place(event: Event, difference: Apart, observation: Observation) -> Place:
     return Place(place, any(_chooses(vertices[n]) for n in own), observation)
 
 
-_CHOICES = frozenset({"topk", "sort", "argsort", "nonzero", "kthvalue"})
-_COUNTS = frozenset({"cumsum", "bincount"})
-
-
 def _chooses(vertex: Vertex) -> bool:
     """Whether an operation chooses among values, or counts what was chosen, as capacities do."""
-    function = vertex.function.rstrip("_")
-    return function in _CHOICES or (function in _COUNTS and not vertex.live)
+    return vertex.has("order") or (vertex.has("count") and not vertex.live)

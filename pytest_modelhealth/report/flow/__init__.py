@@ -2,19 +2,10 @@
 
 from pytest_modelhealth.report.flow.flow import Flow
 from pytest_modelhealth.report.flow.graph import (
-    AS_IT_IS,
-    CHOICES,
-    FILLED,
     LOSS,
     OUTPUT,
-    PRODUCTS,
-    ROUTES,
     SOURCES,
-    STEPWISE,
-    SUMS,
     UNSEEN,
-    WHOLE,
-    ZEROS,
     By,
     Call,
     Cut,
@@ -30,19 +21,10 @@ from pytest_modelhealth.report.flow.graph import (
 from pytest_modelhealth.report.flow.recurrence import Recurrence
 
 __all__ = [
-    "AS_IT_IS",
-    "CHOICES",
-    "FILLED",
     "LOSS",
     "OUTPUT",
-    "PRODUCTS",
-    "ROUTES",
     "SOURCES",
-    "STEPWISE",
-    "SUMS",
     "UNSEEN",
-    "WHOLE",
-    "ZEROS",
     "By",
     "Call",
     "Cut",

@@ -11,10 +11,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from pytest_modelhealth.report.flow.graph import (
-    AS_IT_IS,
     LOSS,
-    PRODUCTS,
-    SUMS,
     By,
     Call,
     Cut,
@@ -287,10 +284,10 @@ class Flow:
 
         def onward(number: int) -> list[int]:
             takers = index.takers[number]
-            return [t for t in takers if vertices[t].function in AS_IT_IS | PRODUCTS]
+            return [t for t in takers if vertices[t].has("view", "product")]
 
         way = walk(index.values.get(name, ()), onward)
-        sums = {t for v in way for t in index.takers[v] if vertices[t].function in SUMS}
+        sums = {t for v in way for t in index.takers[v] if vertices[t].has("sum")}
         others = {o for t in sums for o in vertices[t].operands} - {*way}
         return not all(index.is_fixed[other] for other in others)
 
@@ -334,10 +331,10 @@ class Flow:
             if vertex in met or index.homes[vertex] is not None:
                 continue
             met.add(vertex)
-            if made.function in PRODUCTS:
+            if made.has("product"):
                 others = (operand for operand in made.operands if operand != before)
                 gates.update((index.gate(layer, other, made.line), None) for other in others)
-            elif made.function in AS_IT_IS:
+            elif made.has("view"):
                 todo.extend((taker, vertex) for taker in index.takers[vertex])
         return tuple(gates)
 

@@ -7,17 +7,12 @@ from functools import cached_property
 from itertools import islice
 
 from pytest_modelhealth.errors import InspectionError, LayerNotFoundError, suggest
+from pytest_modelhealth.operations import having
 from pytest_modelhealth.report.flow.graph import (
-    AS_IT_IS,
-    FILLED,
     LOSS,
     OUTPUT,
-    PRODUCTS,
     SOURCES,
-    SUMS,
     UNSEEN,
-    WHOLE,
-    ZEROS,
     By,
     Call,
     Cut,
@@ -166,7 +161,7 @@ class Index:
         for number in self.calls_of(layer):
             around = set(self._around(number))
             for given in self.graph.calls[number].inputs:
-                held = sorted(self.as_it_is(given, WHOLE), reverse=True)
+                held = sorted(self.as_it_is(given, having("whole")), reverse=True)
                 makers = (self.homes[v] or self._container(v, around, max) for v in held)
                 yield from islice((name for name in makers if name not in (None, layer)), 1)
 
@@ -183,8 +178,8 @@ class Index:
         def onward(number: int) -> Iterator[int]:
             for taker in self.takers[number]:
                 others = (self.is_fixed[o] for o in vertices[taker].operands if o != number)
-                is_shift = shifted and vertices[taker].function in SUMS and all(others)
-                if is_shift or vertices[taker].function in WHOLE:
+                is_shift = shifted and vertices[taker].has("sum") and all(others)
+                if is_shift or vertices[taker].has("whole"):
                     yield taker
 
         holding = walk({v for call in calls for v in call.outputs} or self.inside(layer), onward)
@@ -340,14 +335,14 @@ class Index:
         fixed: list[bool] = []
         for vertex in self.graph.vertices:
             operands = [fixed[operand] for operand in vertex.operands]
-            if vertex.kind is Kind.OPERATION and vertex.function in PRODUCTS:
+            if vertex.kind is Kind.OPERATION and vertex.has("product"):
                 zeros = (self.graph.vertices[operand] for operand in vertex.operands)
-                nothing = any(v.kind is Kind.CONSTANT and v.name in ZEROS for v in zeros)
+                nothing = any(v.kind is Kind.CONSTANT and v.name in having("zeros") for v in zeros)
                 fixed.append(nothing or all(operands))
             elif vertex.kind is Kind.OPERATION:
                 fixed.append(bool(operands) and all(operands))
             else:
-                is_made = vertex.kind is Kind.CONSTANT and vertex.name in _FIXED
+                is_made = vertex.kind is Kind.CONSTANT and vertex.name in having("constant")
                 fixed.append(is_made or vertex.kind is Kind.BUFFER)
         return fixed
 
@@ -371,7 +366,7 @@ class Index:
         first: list[int] = []
         for number, vertex in enumerate(self.graph.vertices):
             operands = tuple(first[operand] for operand in vertex.operands)
-            if len(operands) == 1 and vertex.kind is Kind.OPERATION and vertex.function in WHOLE:
+            if len(operands) == 1 and vertex.kind is Kind.OPERATION and vertex.has("whole"):
                 first.append(operands[0])
             elif operands:
                 first.append(known.setdefault((self._made_by(vertex), operands), number))
@@ -387,7 +382,7 @@ class Index:
         own = call.layer.rpartition(".")[2]
         return call.type_name if own.rpartition("_")[0] == call.type_name else call.layer
 
-    def as_it_is(self, number: int, operations: frozenset[str] = AS_IT_IS) -> set[int]:
+    def as_it_is(self, number: int, operations: frozenset[str] = having("view")) -> set[int]:
         """Return the vertices whose values a vertex holds as they are, itself included."""
 
         def onward(number: int) -> Sequence[int]:
@@ -407,7 +402,7 @@ class Index:
             for made in own:
                 vertex = self.graph.vertices[made]
                 cuts = self._cuts(vertex)
-                if vertex.kind is Kind.OPERATION and (cuts or vertex.function not in AS_IT_IS):
+                if vertex.kind is Kind.OPERATION and (cuts or not vertex.has("view")):
                     operands = [self._operand(o, call, around) for o in vertex.operands]
                     name, line = vertex.function, vertex.line
                     yield Operation(name, tuple(operands), line, cuts, made in returned)
@@ -419,7 +414,7 @@ class Index:
             vertex = self.graph.vertices[number]
             if home is not None and home != call.layer:
                 return home
-            if vertex.function not in AS_IT_IS or not vertex.operands or self._cuts(vertex):
+            if not vertex.has("view") or not vertex.operands or self._cuts(vertex):
                 return f"`{vertex.function}`"
             number = vertex.operands[0]
         return "input"
@@ -464,15 +459,13 @@ class Index:
         if depth > _DEEPEST:
             return "..."
         parts = [self.expression(o, around, depth + 1) for o in dict.fromkeys(vertex.operands)]
-        if vertex.live and vertex.function in AS_IT_IS and len(parts) == 1:
+        if vertex.live and vertex.has("view") and len(parts) == 1:
             return parts[0]
-        if vertex.function in SUMS and not vertex.function.endswith("sub"):
+        if vertex.has("sum") and not vertex.has("difference"):
             return " + ".join(parts)
-        if vertex.function in PRODUCTS and len(parts) > 1:
+        if vertex.has("product") and len(parts) > 1:
             return " * ".join(f"({p})" if " + " in p else p for p in parts)
         return f"{vertex.name}({', '.join(parts)})"
 
 
 _DEEPEST = 6
-_FIXED = FILLED | {"arange", "as_tensor", "eye", "linspace", "scalar_tensor", "tensor"}
-"""What constants are called that are not drawn at random."""

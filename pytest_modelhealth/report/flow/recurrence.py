@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from pytest_modelhealth.report.flow.graph import AS_IT_IS, WHOLE, Call, Cut
+from pytest_modelhealth.report.flow.graph import Call, Cut
 from pytest_modelhealth.report.flow.index import Index, walk
 
 _FEWEST = 3
-_PARTS = AS_IT_IS - WHOLE - {"expand", "expand_as"}
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ def _takes_more(index: Index, calls: list[Call]) -> bool:
             return vertices[number].operands if is_own else ()
 
         own = walk(call.inputs, onward) - made
-        if any(vertices[number].function in _PARTS for number in own):
+        if any(vertices[number].has("slice") for number in own):
             return True
         entries.add(frozenset(number for number in own if number < since))
     return len(entries) > 1
