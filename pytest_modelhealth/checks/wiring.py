@@ -260,7 +260,10 @@ def _one_row(observation: Observation, flow: Flow) -> Iterator[Violation]:
     )
     known = {*constant, *(one.name for made in constant.values() for one in made)}
     for layer, made in constant.items():
-        if not _has_positions(flow, layer, known):
+        following = [name for name in flow.consumers(layer) if name in flow]
+        beside = set(flow.producers(following[0])) - {layer} - known if following else ()
+        # what it gives out may meet values, before the next layer, that no batch made
+        if not any({name, *flow.feeding(name)}.isdisjoint(flow.inputs) for name in beside):
             why = f": they come from `{made[0].name}`{at(made[0].line)}, not from the batch"
             is_sure = made[0].kind == "constant" and not counts
             yield _all_indices(observation.layers[layer], why, _DO_NOT_COUNT, is_sure=is_sure)
@@ -325,13 +328,6 @@ def _differs(given: TensorStatistics | None) -> bool:
 def _made_of(flow: Flow, *numbers: int) -> list[Vertex]:
     """Return the layers and sources that vertices are made of, in order."""
     return [flow.graph.vertices[number] for number in sorted(flow.origins(*numbers))]
-
-
-def _has_positions(flow: Flow, table: str, constants: set[str]) -> bool:
-    """Whether what a table gives out meets values, before the next layer, that no batch made."""
-    following = [name for name in flow.consumers(table) if name in flow]
-    beside = set(flow.producers(following[0])) - {table} - constants if following else ()
-    return any({name, *flow.feeding(name)}.isdisjoint(flow.inputs) for name in beside)
 
 
 # ---- inputs that nothing reads ------------------------------------------------------------------

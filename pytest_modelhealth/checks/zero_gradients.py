@@ -24,7 +24,6 @@ from pytest_modelhealth.checks.facts import (
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Flow, LayerRecord, Observation, Outcome, ProbeRecord
 from pytest_modelhealth.report.flow import Vertex
-from pytest_modelhealth.report.flow.index import walk
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import dotted
 
@@ -118,8 +117,12 @@ def zero_gradients(observation: Observation) -> Iterator[Finding]:
     idle = {n for n, r in records.items() if r.inputs is not None and r.inputs.abs_max == 0.0}
     stories: dict[object, list[tuple[str, list[Vertex]]]] = defaultdict(list)
     first = names.keys() - idle or names.keys()
+    alive, vertices = {r.name for r in called(observation) if _is_alive(r)}, flow.graph.vertices
+    through = {n for n, v in enumerate(vertices) if v.kind != "call" or v.name not in alive}
     for name in flow.last_of(*first, by="gradient")[:_MOST] if first else ():
-        way = _way_back(name, observation, flow)
+        inside = flow.inside(name)  # what gradients would come back by, up to where they do
+        met = flow.walk(inside, "gradient", through=through | inside) - inside
+        way = [vertices[number] for number in sorted(met)]
         if any(v.kind == "call" and _is_dead(observation.layers[v.name]) for v in way):
             continue  # `dead_units` tells of it
         place = next(((v.function, v.line) for v in _steps(way) if v.line), name)
@@ -157,22 +160,6 @@ def _trial(observation: Observation) -> ProbeRecord | None:
     return record if record is not None and record.outcome is Outcome.JUDGED else None
 
 
-def _way_back(name: str, observation: Observation, flow: Flow) -> list[Vertex]:
-    """Return what gradients would come back by to a layer, up to where they are not zero."""
-    alive = {r.name for r in called(observation) if _is_alive(r)}
-    reached, way = set(flow.inside(name)), []
-    for number, vertex in enumerate(flow.graph.vertices):
-        if number in reached or not any(
-            operand in reached and vertex.passes_gradient(place)
-            for place, operand in enumerate(vertex.operands)
-        ):
-            continue
-        way.append(vertex)
-        if vertex.kind != "call" or vertex.name not in alive:
-            reached.add(number)
-    return way
-
-
 def _finding(
     record: LayerRecord,
     tensors: list[str],
@@ -196,15 +183,23 @@ def _finding(
     if is_half and not goes_on:
         cause = UNDERFLOW
     # of what a batch alone may have left out nothing is sure: a mask, one key, a head at the end
-    is_partial = any(v.has("choice") for v in made) or any(map(_has_no_choice, calls))
+    softmaxes = [r.activations for r in calls if r.activation == "softmax" and r.activations]
+    is_partial = any(v.has("choice") for v in made)
+    # a sequence of one token weighs a single key; several of one score are none
+    is_partial |= any(r.options.get("keys") == 1 for r in calls)
+    is_partial |= any(out.shape[-2:] == (1, 1) for out in softmaxes)
     is_partial |= observation.samples < _FEWEST_SAMPLES or _is_masked(made, observation, flow)
     is_partial |= not flow.is_exact
     is_partial |= not goes_on and any(map(learns, called(observation)))
     if is_partial:
         cause += "; this batch alone may leave it out, or nothing reads that part"
+    tried, trial = f", and still is after {STEPS} steps of training", observation.probes.get(TRIAL)
+    if _trial(observation) is None:
+        why = "this run allows no further one" if trial is None else trial.reason
+        tried = f"; whether training opens it was not tried: {why}"
     return MISSING_GRADIENTS.fault(
         record,
-        f"the gradient of its {' and '.join(tensors)} is exactly zero{_tried(observation)}",
+        f"the gradient of its {' and '.join(tensors)} is exactly zero{tried}",
         tensor=tensors[0],
         cause=cause,
         affected=[name for name in observation.layers if name in affected],
@@ -224,21 +219,6 @@ def _is_alive(record: LayerRecord) -> bool:
     return seen is not None and seen.abs_max > 0.0 and seen.zero_fraction < _PARTLY
 
 
-def _has_no_choice(record: LayerRecord) -> bool:
-    """Whether it weighs a single key: a sequence of one token. Several of one score are none."""
-    out = record.activations
-    is_softmax = record.activation == "softmax" and out is not None and out.shape[-2:] == (1, 1)
-    return record.options.get("keys") == 1 or is_softmax
-
-
-def _tried(observation: Observation) -> str:
-    if _trial(observation) is not None:
-        return f", and still is after {STEPS} steps of training"
-    record = observation.probes.get(TRIAL)
-    why = "this run allows no further one" if record is None else record.reason
-    return f"; whether training opens it was not tried: {why}"
-
-
 def _steps(way: list[Vertex]) -> list[Vertex]:
     """Return the operations on a way that do more than lay values out anew."""
     return [v for v in way if v.kind == "operation" and (not v.has("view") or v.has("choice"))]
@@ -247,14 +227,12 @@ def _steps(way: list[Vertex]) -> list[Vertex]:
 def _is_masked(made: list[Vertex], observation: Observation, flow: Flow) -> bool:
     """Whether a factor is of the batch, or made or drawn by the forward: it may be otherwise."""
     vertices = flow.graph.vertices
-    fixed = {r.name for r in observation.layers.values() if r.parameters and not r.functional}
-
-    def onward(number: int) -> tuple[int, ...]:
-        return () if vertices[number].name in fixed else vertices[number].operands
-
+    names = {r.name for r in observation.layers.values() if r.parameters and not r.functional}
+    through = {number for number, vertex in enumerate(vertices) if vertex.name not in names}
     for factor in (o for v in made if v.has("product") for o in v.operands):
         if not vertices[factor].live:
-            sources = [vertices[n] for n in walk([factor], onward) if not onward(n)]
+            way = flow.walk([factor], back=True, through=through)
+            sources = [vertices[n] for n in way if n not in through or not vertices[n].operands]
             if all(one.kind in _OF_THE_BATCH and one.name != "0" for one in sources):
                 return True
     return False

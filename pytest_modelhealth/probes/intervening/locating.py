@@ -153,12 +153,8 @@ def _place(event: Event, difference: Apart, observation: Observation) -> Place:
         line=next((v.line for v in near if v.line), "") or flow.line(layer),
         taker=layer,
     )
-    own, pending = set[int](), list(call.inputs)
-    while pending:
-        number = pending.pop()
-        if number not in own and vertices[number].call == call.parent:
-            own.add(number)
-            pending += vertices[number].operands
+    own = {number for number, vertex in enumerate(vertices) if vertex.call == call.parent}
+    own &= flow.walk(call.inputs, back=True, through=own)
     return Place(place, any(_chooses(vertices[n]) for n in own), observation)
 
 

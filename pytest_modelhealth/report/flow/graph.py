@@ -67,7 +67,8 @@ class Vertex:
 
     def has(self, *traits: str) -> bool:
         """Whether this is an operation, or a constant made by one, of one of these traits."""
-        return self.kind is not Kind.CALL and self.function in having(*traits)
+        is_made = self.kind is Kind.OPERATION or self.kind is Kind.CONSTANT
+        return is_made and self.function in having(*traits)
 
     def passes_gradient(self, position: int) -> bool:
         """Whether a gradient can go back to the operand at a position."""
@@ -191,10 +192,6 @@ class Gate:
     kind: Kind
     by: str
     line: str = ""
-
-
-Edge = tuple[int, int]
-"""An operation's vertex, and the position of the operand that it takes there."""
 
 
 def near(text: str) -> str:
