@@ -136,14 +136,14 @@ MUTATIONS = [
     # ---- flow
     Mutation(
         "gradients go back by operations that cut them",
-        "for at, o in enumerate(vertex.operands) if vertex.passes_gradient(at)",
-        "for at, o in enumerate(vertex.operands)",
+        "index.graph.vertices[number].passes_gradient(at),",
+        "True,",
         "tests/report/test_flow.py",
     ),
     Mutation(
         "a cut hides behind a way that values take",
         "if by_gradient & goal:",
-        'if index.forward(start, "value") & goal:',
+        "if self.walk(start) & goal:",
         "tests/report/test_flow.py",
     ),
     Mutation(

@@ -8,7 +8,6 @@ from itertools import pairwise
 from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.facts import flow_of, gain, largest_at, leaves, linear_maps
 from pytest_modelhealth.checks.paths import (
-    NORMALIZATIONS,
     as_given,
     factors,
     is_floating,
@@ -16,6 +15,7 @@ from pytest_modelhealth.checks.paths import (
     way_to,
     way_to_weights,
 )
+from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, LayerRecord, Observation
 from pytest_modelhealth.settings import Limit, Settings
 from pytest_modelhealth.statistics import TensorStatistics
@@ -106,7 +106,7 @@ def _stream(
     given = {
         name: _rms(record.inputs)
         for name, record in inner.items()
-        if record.type_name in NORMALIZATIONS and _is_judged(record.inputs)
+        if record.type_name in having("normalization") and _is_judged(record.inputs)
     }
     name = max(given, key=lambda layer: given[layer] / bases[layer], default="")
     limit, growth = settings.limit("max_activation_growth", name), given.get(name, 0.0)
@@ -168,7 +168,7 @@ def _shrinking_row(
     while (own := gain(here)) is not None and own < _SHRINKS and here not in row:
         row.append(here)
         path = way_to_weights(observation, here)
-        if not path or any(layer.type_name in NORMALIZATIONS for layer in path):
+        if not path or any(layer.type_name in having("normalization") for layer in path):
             break  # a norm brings the signal back, once it has seen a batch
         here = path[-1]
         if here.name not in judged:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pytest_modelhealth.checks.catalogue import CHECKS
-from pytest_modelhealth.checks.dead_units import DYING_ACTIVATIONS
 from pytest_modelhealth.checks.facts import (
     FEWEST_UNITS,
     HEALTHY_SPREAD,
@@ -18,7 +17,8 @@ from pytest_modelhealth.checks.facts import (
     trainable,
     units_of,
 )
-from pytest_modelhealth.checks.paths import QUOTIENTS, nearest
+from pytest_modelhealth.checks.paths import nearest
+from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, Flow, LayerRecord, Observation
 from pytest_modelhealth.settings import Limit, Settings
 from pytest_modelhealth.settings.setting import is_inside
@@ -29,7 +29,6 @@ COLLAPSE = CHECKS["collapse"]
 _SAME_RANGE = 1e-4
 _RESOLUTION = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10}
 _COARSEST = 2.0**-7
-_COMPARISONS = frozenset({"sub", "subtract", "rsub", "isub"}) | QUOTIENTS
 
 
 def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
@@ -56,8 +55,10 @@ def _equal_outputs(observation: Observation, needed: Limit) -> Iterator[Finding]
     starts_at_zero = any(s.abs_max == 0.0 for n, s in trainable(culprit).items() if "bias" not in n)
     after = flow.reach(culprit.name) & flow.feeding("output") if flow.graph.outputs else ()
     is_head = not any(linear_maps(layers[n]) for n in after if n in layers)
-    if _is_another_checks(culprit) or (starts_at_zero and is_head):
-        return
+    out = culprit.activations
+    is_dead = culprit.activation in having("dying") and out is not None and out.abs_max == 0.0
+    if out is None or out.nonfinite_count or is_dead or (starts_at_zero and is_head):
+        return  # `finite` or `dead_units` says why
     if observation.samples < needed.value * observation.batches:
         reason = (
             f"its output is equal for all {observation.samples} samples, which so few may be; give "
@@ -124,19 +125,12 @@ def _is_compared_with_itself(flow: Flow) -> bool:
     compared = {
         number
         for number, vertex in enumerate(graph.vertices)
-        if vertex.function in _COMPARISONS and len(vertex.operands) == 2
+        if vertex.has("difference", "quotient") and len(vertex.operands) == 2
         if vertex.passes_gradient(0) != vertex.passes_gradient(1)
         if flow.is_alike(*vertex.operands)
     }
     returned = set(graph.outputs) - {graph.loss}
     return bool(returned) and compared.issuperset(flow.origins(*returned, others=compared))
-
-
-def _is_another_checks(record: LayerRecord) -> bool:
-    """Whether `finite` or `dead_units` says why all samples are equal."""
-    out = record.activations
-    is_dead = record.activation in DYING_ACTIVATIONS and out is not None and out.abs_max == 0.0
-    return out is None or out.nonfinite_count > 0 or is_dead
 
 
 def _cause(record: LayerRecord, observation: Observation) -> str:

@@ -14,6 +14,7 @@ from pytest_modelhealth.checks.facts import (
     linear_maps,
 )
 from pytest_modelhealth.checks.paths import held_by, maker
+from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, LayerRecord, Observation
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import dotted
@@ -22,20 +23,8 @@ from pytest_modelhealth.statistics import TensorStatistics
 DEAD_UNITS = CHECKS["dead_units"]
 
 
-DYING_ACTIVATIONS = frozenset(
-    {"celu", "elu", "gelu", "glu", "hardshrink", "hardswish", "mish", "prelu", "relu", "relu6"}
-    | {"selu", "silu", "softplus", "softshrink", "threshold"}
-)
-"""Activations with a side on which they are flat.
-
-A PReLU is one only where it has learnt a slope of zero, or nearly.
-"""
-
 _FLOORS = {"celu": -1.0, "elu": -1.0, "selu": -1.7580993408473766}
 """Where the exponential ones end instead of at zero, times their own ``alpha``."""
-
-_SLOPED_AT_ZERO = frozenset({"gelu", "hardswish", "mish", "silu"})
-"""Those with a slope of a half at zero, or more: a gate that starts at zero opens through them."""
 
 _LIMITS = ("max_dead_fraction", "max_held_fraction")
 _NEGLIGIBLE = 2.0**-20
@@ -88,7 +77,7 @@ def _can_die(record: LayerRecord) -> bool:
         return all(s.abs_max <= _NEGLIGIBLE for s in record.parameters.values())
     total = out.mean * out.shape[-1] if out.shape else 0.0
     is_simplex = record.activation == "relu" and math.isclose(total, 1.0, rel_tol=1e-4)
-    return record.activation in DYING_ACTIVATIONS and not is_simplex
+    return record.activation in having("dying") and not is_simplex
 
 
 def _dead(record: LayerRecord) -> tuple[float, ...]:
@@ -121,7 +110,7 @@ def _may_open(record: LayerRecord, observation: Observation) -> bool:
     given, gradient = record.inputs, record.gradients
     if given is None or not given.finite_count or given.abs_max != 0.0:
         return False
-    if record.activation in _SLOPED_AT_ZERO and gradient is not None and gradient.abs_max > 0.0:
+    if record.activation in having("sloped") and gradient is not None and gradient.abs_max > 0.0:
         return True
     feeding = flow_of(observation).feeding(record.name)
     return any(

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.facts import called, completed, flow_of, innermost
 from pytest_modelhealth.checks.paths import BREAKING, UNDERIVABLE, first_of, named
+from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, Flow, LayerRecord, Observation
 from pytest_modelhealth.report.ranks import named_ranks
 from pytest_modelhealth.settings import Settings
@@ -111,7 +112,11 @@ def _origin(record: LayerRecord, observation: Observation, is_bad: Bad) -> tuple
         ways = [(source, record.name) for source in sources]
         if not is_good:
             before = next(_made_between(ways, observation, BREAKING), None)
-        elif given is not None and given.negative_inf_count and record.activation not in _SOFTMAX:
+        elif (
+            given is not None
+            and given.negative_inf_count
+            and record.activation not in having("softmax")
+        ):
             before = next(_made_between(ways, observation, BREAKING[:1]), None)
             makers = [r for r in known if _is_not_finite(r.activations)]
             if before is None and makers and not _is_not_finite(makers[0].inputs):
@@ -122,9 +127,6 @@ def _origin(record: LayerRecord, observation: Observation, is_bad: Bad) -> tuple
     ways = [(source, end) for end in ends for source in flow.producers(end)]
     own = (way for way in _made_between(ways, observation, BREAKING) if way[0] == record.name)
     return next(own, (record.name, _forward_cause(record, observation)))
-
-
-_SOFTMAX = ("softmax", "log_softmax")
 
 
 def _made_between(
@@ -149,7 +151,7 @@ _GIVEN = "what it is given lies"
 def _forward_cause(record: LayerRecord, observation: Observation) -> str:
     out, given, reach = record.activations, record.inputs, _reach(record.inputs)
     has_masks = given is not None and given.negative_inf_count > 0
-    if record.activation in _SOFTMAX and has_masks:
+    if record.activation in having("softmax") and has_masks:
         return "a row of its input is nothing but -inf: every position is masked"
     if out is not None and out.inf_count and out.dtype == "float16":
         return f"float16 ends at 65504{reach}: scale down, or use bfloat16 or float32 here"

@@ -260,7 +260,9 @@ def _vanishing(walk: _Walk, settings: Settings) -> Iterator[Finding]:
     for first in starved:
         way = walk.way(first.name)
         own = {first.name, *(dotted(first.name, name) for name in first.parameters)}
-        if first.name in explained or not _has_scale(first) or own.isdisjoint(past_scores):
+        weights = [s for s in trainable(first).values() if not is_scale(s.shape)]
+        is_starting = all(s.rms <= _NEXT_TO_ZERO for s in weights)
+        if first.name in explained or is_starting or own.isdisjoint(past_scores):
             continue
         if any(r.name in fed for r in takewhile(lambda r: r.name not in strong, way)):
             continue  # it is part of a branch that has strong layers before it
@@ -321,19 +323,17 @@ def _past_scores(walk: _Walk) -> set[str]:
     graph, layers = flow_of(walk.observation).graph, walk.observation.layers
     weighted = {record.name: 1.0 for record in walk.records if linear_maps(record)}
     inner = nearest(walk.observation, weighted, back=True)
-    todo, met = [] if graph.loss is None else [graph.loss], set[int]()
-    while todo:
-        number = todo.pop()
-        met.add(number)
+    met = {graph.loss}
+    for number in range(len(graph.vertices) - 1, -1, -1):  # operands come before what takes them
         vertex = graph.vertices[number]
         record = layers.get(vertex.name) if vertex.kind == "call" else None
         is_fused = record is not None and "keys" in record.options
         is_softmax = record is not None and record.activation == "softmax" and vertex.name in inner
-        for place, operand in enumerate(vertex.operands):
+        for place, operand in enumerate(vertex.operands if number in met else ()):
             is_score = is_softmax or (is_fused and place != _VALUES)
-            if vertex.passes_gradient(place) and operand not in met and not is_score:
-                todo.append(operand)
-    return {graph.vertices[number].name for number in met}
+            if vertex.passes_gradient(place) and not is_score:
+                met.add(operand)
+    return {graph.vertices[number].name for number in met if number is not None}
 
 
 def _where_it_vanished(
@@ -421,12 +421,6 @@ def _dominant_gain(
     largest = max(gains, key=lambda gain: sign * gain[0])
     change = sign * math.log(largest[0])
     return largest if change >= _LEAST_SINGLE_CHANGE and 2 * change >= total else None
-
-
-def _has_scale(record: LayerRecord) -> bool:
-    """Whether weights of a layer are more than a start next to zero, and no scales of others."""
-    weights = trainable(record).values()
-    return any(s.rms > _NEXT_TO_ZERO and not is_scale(s.shape) for s in weights)
 
 
 def _relative_gradient(record: LayerRecord) -> float:

@@ -16,7 +16,8 @@ from pytest_modelhealth.checks.facts import (
     seems_trained,
     trainable,
 )
-from pytest_modelhealth.checks.paths import NORMALIZATIONS, normalizer, way_to_weights
+from pytest_modelhealth.checks.paths import normalizer, way_to_weights
+from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, LayerRecord, Observation
 from pytest_modelhealth.settings import Limit, Settings
 
@@ -161,7 +162,7 @@ def _small(
         settings.limit("min_weight_scale", record.name),
         way_to_weights(observation, record),
     )
-    is_normalised = any(layer.type_name in NORMALIZATIONS for layer in path)
+    is_normalised = any(layer.type_name in having("normalization") for layer in path)
     if usual < 2.0 * limit.value or not path or is_normalised:
         return
     given, returned, bias = record.inputs, record.activations, record.parameters.get("bias")

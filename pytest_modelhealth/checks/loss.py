@@ -17,9 +17,10 @@ from pytest_modelhealth.checks.facts import (
     is_fresh,
     linear_maps,
 )
-from pytest_modelhealth.checks.paths import SOFTMAXES, is_floating
+from pytest_modelhealth.checks.paths import is_floating
 from pytest_modelhealth.checks.zero_gradients import UNDERFLOW
-from pytest_modelhealth.report import Finding, LayerRecord, LossCall, LossPath, Observation
+from pytest_modelhealth.operations import having
+from pytest_modelhealth.report import Finding, LayerRecord, LossCall, Observation
 from pytest_modelhealth.report.flow.inferred import same_values
 from pytest_modelhealth.settings import Settings
 
@@ -28,10 +29,6 @@ TASK_BALANCE = CHECKS["task_balance"]
 
 # ---- what a loss function is given --------------------------------------------------------------
 
-_LOGITS = ("cross_entropy", "binary_cross_entropy_with_logits")
-_LOG_PROBABILITIES = ("nll_loss", "ctc_loss", "kl_div")
-_ELEMENTWISE = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
-_NEVER_NEGATIVE = (*_ELEMENTWISE, "binary_cross_entropy", *_LOGITS)
 _ENDS = {
     "hardsigmoid": (0.0, 1.0),
     "relu": (0.0, None),
@@ -137,7 +134,7 @@ def _of_logits(call: LossCall, observation: Observation) -> Iterator[Finding]:
             1.0,
             "a softmax before cross_entropy, which applies one itself: pass it the logits",
         )
-    if function not in _LOGITS or given is None or not given.finite_count:
+    if function not in having("logits") or given is None or not given.finite_count:
         return
     maker = made_by or _culprit(call, observation).activation or ""
     low, high = _ENDS.get(maker) or call.clamped or (None, None)
@@ -168,7 +165,7 @@ def _of_logits(call: LossCall, observation: Observation) -> Iterator[Finding]:
 def _of_log_probabilities(call: LossCall, _: Observation) -> Iterator[Finding]:
     """Yield what is given in the place of log-probabilities."""
     function = call.function
-    if function not in _LOG_PROBABILITIES or call.log_normalizer is None:
+    if function not in having("log_probabilities") or call.log_normalizer is None:
         return
     is_known = call.rows == "log_probabilities" or function == "kl_div"
     if call.rows == "probabilities":
@@ -208,7 +205,7 @@ def _of_targets(call: LossCall, observation: Observation) -> Iterator[Finding]:
             "masks of 0 and 255, labels of -1 and 1, class indices, or values in another unit: "
             "bring the targets to [0, 1]",
         )
-    if function in _ELEMENTWISE and given and target:
+    if function in having("elementwise") and given and target:
         pairs = zip_longest(given.shape[::-1], target.shape[::-1], fillvalue=1)
         if math.prod(map(max, pairs)) > max(math.prod(given.shape), math.prod(target.shape)):
             yield _broadcast(function, given.shape, target.shape)
@@ -250,7 +247,7 @@ def _batch_softmax(observation: Observation, _: Settings) -> Iterator[Finding]:
     for record in called(observation):
         shape = () if record.activations is None else record.activations.shape
         dimension = record.options.get("dim")
-        if record.activation not in SOFTMAXES or not isinstance(dimension, int):
+        if record.activation not in having("softmax") or not isinstance(dimension, int):
             continue
         if len(shape) < 2 or dimension % len(shape) != 0 or shape[0] != samples:
             continue
@@ -263,12 +260,6 @@ def _batch_softmax(observation: Observation, _: Settings) -> Iterator[Finding]:
 
 
 # ---- the loss as a whole ------------------------------------------------------------------------
-
-_FLAT = frozenset(
-    {"ceil", "clamp", "clamp_max", "clamp_min", "floor", "hardtanh", "relu", "round", "sign"}
-    | {"threshold", "trunc"}
-)
-_HINGES = frozenset({"clamp", "clamp_min", "maximum", "relu", "threshold"})
 
 
 def _path(observation: Observation, _: Settings) -> Iterator[Finding]:
@@ -295,7 +286,11 @@ def _path(observation: Observation, _: Settings) -> Iterator[Finding]:
         cause = "a loss weight of zero, or a mask that selects nothing"
     elif is_something and sent and sent.finite_count == sent.count > 0 == sent.abs_max:
         message = f"the loss is {loss:.3g}, and its gradient at the output is exactly zero"
-        cause = _why_flat(root, path)
+        cause = "the loss is constant: what it computes cancels out, or is multiplied by zero"
+        if root.activations is not None and root.activations.dtype == "float16":
+            cause = UNDERFLOW
+        elif flat := sorted(having("flat").intersection(path.operations)):
+            cause = f"{' and '.join(flat)} in the loss passes no gradient at these values"
     elif path.uses_target is False and all(call.target is None for call in observation.loss_calls):
         message = "the loss never reads its target"
         cause = (
@@ -312,15 +307,8 @@ def is_switched_off(observation: Observation) -> bool:
     path, gradient = observation.loss_path, observation.layers[""].gradients
     if observation.loss != 0.0 or path is None or not path.switched_off:
         return False
-    return _HINGES.isdisjoint(path.operations) and (gradient is None or gradient.abs_max == 0.0)
-
-
-def _why_flat(root: LayerRecord, path: LossPath) -> str:
-    if root.activations is not None and root.activations.dtype == "float16":
-        return UNDERFLOW
-    if flat := sorted(_FLAT.intersection(path.operations)):
-        return f"{' and '.join(flat)} in the loss passes no gradient at these values"
-    return "the loss is constant: what it computes cancels out, or is multiplied by zero"
+    is_hinge = not having("hinge").isdisjoint(path.operations)
+    return not is_hinge and (gradient is None or gradient.abs_max == 0.0)
 
 
 def _negated(observation: Observation, _: Settings) -> Iterator[Finding]:
@@ -328,8 +316,9 @@ def _negated(observation: Observation, _: Settings) -> Iterator[Finding]:
     call, *others = observation.loss_calls or (None,)
     loss, path = observation.loss or 0.0, observation.loss_path
     is_negated = path is not None and path.sign < 0
-    if call is not None and not others and call.value and call.function in _NEVER_NEGATIVE:
-        in_range = call.function in _ELEMENTWISE or call.value > 0.0  # of targets beyond it, not so
+    if call and not others and call.value and call.function in having("never_negative"):
+        is_elementwise = call.function in having("elementwise")
+        in_range = is_elementwise or call.value > 0.0  # of targets beyond it, not so
         is_negated |= in_range and abs(loss + call.value) <= 1e-3 * abs(call.value)
     if loss < 0.0 and is_negated:
         message = f"the loss is {loss:.3g} and can never be positive: it is negated"

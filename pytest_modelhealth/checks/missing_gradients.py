@@ -23,6 +23,7 @@ from pytest_modelhealth.checks.facts import (
 from pytest_modelhealth.checks.loss import is_switched_off
 from pytest_modelhealth.checks.recurrences import recurrent_gradients
 from pytest_modelhealth.checks.zero_gradients import idle_rows, zero_gradients
+from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Cut, Finding, Flow, LayerRecord, Observation
 from pytest_modelhealth.report.flow import UNSEEN, Recurrence, near
 from pytest_modelhealth.settings import Settings
@@ -33,8 +34,6 @@ UNREGISTERED_PARAMETERS = CHECKS["unregistered_parameters"]
 
 
 _FEWEST = 2
-_DETACHES = frozenset({"detach", "data"})
-"""What is written to stop a gradient; a sample, a choice or ``no_grad`` stops it besides."""
 
 
 def detached_states(observation: Observation) -> Iterator[Finding]:
@@ -50,7 +49,7 @@ def detached_states(observation: Observation) -> Iterator[Finding]:
         return
     by_line: dict[str, tuple[Recurrence, list[str]]] = {}
     for found in flow_of(observation).cut_recurrences():
-        name, is_detached = found.layer, {cut.operation for cut in found.cuts} <= _DETACHES
+        name, is_detached = found.layer, {cut.operation for cut in found.cuts} <= having("detach")
         if is_detached and any(r.name == name or is_inside(r.name, name) for r in learning):
             by_line.setdefault(found.cuts[0].line, (found, []))[1].append(name)
     for found, names in by_line.values():
@@ -230,7 +229,9 @@ def _whole_part(story: _Story, observation: Observation, flow: Flow) -> str:
     ``no_grad`` or is one network of several: the same graph is a bug in one and right in the next.
     """
     record, layers = story.culprit.record, observation.layers
-    is_written = record.grad_off or (story.cut is not None and story.cut.operation in _DETACHES)
+    is_written = record.grad_off or (
+        story.cut is not None and story.cut.operation in having("detach")
+    )
     learning = [r.name for r in layers.values() if learns(r)]
     if not (record.name and learning and is_written) or record.read_in_vain:
         return ""

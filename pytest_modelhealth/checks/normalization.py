@@ -16,7 +16,8 @@ from pytest_modelhealth.checks.facts import (
     has_moved,
     seems_trained,
 )
-from pytest_modelhealth.checks.paths import NORMALIZATIONS, way_to_weights
+from pytest_modelhealth.checks.paths import way_to_weights
+from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, LayerRecord, Observation
 from pytest_modelhealth.settings import Limit, Settings
 from pytest_modelhealth.settings.setting import is_inside, parent
@@ -28,8 +29,6 @@ FEWEST_SAMPLES = 32
 """Of so many a branch that is dropped by the sample is never dropped by chance."""
 _ALL = 0.99
 _FUSED = "scaled_dot_product_attention"
-DRAWS = frozenset({"bernoulli", "rand", "rand_like", "new_rand", "uniform"})
-"""Operations by which a layer, or a forward, draws what it keeps."""
 _FORGOTTEN = 0.05
 """What running statistics may hold of the values they started with."""
 _MOMENTUM = 0.1
@@ -136,7 +135,7 @@ def draws(observation: Observation, record: LayerRecord) -> bool:
         return False
     vertices, inside = flow.graph.vertices, flow.inside(record.name)
     made = inside.union(*(vertices[number].operands for number in inside))
-    return any(vertices[n].function.strip("_") in DRAWS | {"native_dropout"} for n in made)
+    return any(vertices[n].has("draw", "dropout") for n in made)
 
 
 def _statistics(
@@ -212,7 +211,7 @@ def _expected_rms(record: LayerRecord) -> float:
 def _scale(record: LayerRecord, observation: Observation, _: Settings) -> Iterator[Finding]:
     """Yield normalisations of torch that flatten what they are given, by epsilon or scale."""
     eps, out, scale = record.options.get("eps"), record.activations, record.parameters.get("weight")
-    if record.type_name not in NORMALIZATIONS or out is None:
+    if record.type_name not in having("normalization") or out is None:
         return
     factor = out.rms / (_expected_rms(record) or 1.0)
     if _number(eps) > _MAX_EPS and out.finite_count and factor < 0.9:

@@ -7,34 +7,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.facts import at, flow_of, linear_maps
+from pytest_modelhealth.operations import having, name_of
 from pytest_modelhealth.report import LayerRecord, Observation, Vertex
 from pytest_modelhealth.report.flow import By
 
 if TYPE_CHECKING:
     from pytest_modelhealth.statistics import TensorStatistics
 
-EDGED = frozenset(
-    {"acos", "asin", "atan2", "atanh", "cdist", "dist", "erfinv", "hypot", "linalg_vector_norm"}
-    | {"log", "log10", "log1p", "log2", "logit", "logsumexp", "norm", "rsqrt", "sqrt", "std"}
-    | {"std_mean"}
-)
-"""Roots, logarithms and their kind: no value, or no derivative, at the edge of their domain."""
-
-_DIVIDED = frozenset({"div", "divide", "itruediv", "true_divide", "truediv"})
-QUOTIENTS = _DIVIDED | {"reciprocal", "rtruediv"}
-POWERS = frozenset({"cosh", "cumprod", "exp", "exp2", "expm1", "float_power", "pow", "prod"})
-OVERFLOWING = frozenset({"addmm", "baddbmm", "bmm", "matmul", "mm", "mul", "sum"})
-
-BREAKING = (EDGED | QUOTIENTS, POWERS, OVERFLOWING)
+EDGED, QUOTIENTS, POWERS = having("edge"), having("quotient"), having("power")
+_OVERFLOWING = having("product", "matrix", "total")
+BREAKING = (EDGED | QUOTIENTS, POWERS, _OVERFLOWING)
 """What makes of numbers what is no number, the likeliest first."""
 UNDERIVABLE = (EDGED, QUOTIENTS, POWERS)
 """What makes of a gradient what is no number, the likeliest first."""
-SCALING = (
-    frozenset({"cumsum", "exp", "imul", "mul", "multiply", "pow", "prod", "rmul", "square"})
-    | _DIVIDED
-    | OVERFLOWING
-)
-"""Those that may change how large values are."""
 
 
 def first_of(operations: Sequence[Vertex], *kinds: frozenset[str]) -> list[Vertex]:
@@ -43,7 +28,7 @@ def first_of(operations: Sequence[Vertex], *kinds: frozenset[str]) -> list[Verte
     A quotient by a number, which is no operand, is a product.
     """
     functions = {
-        o: "mul" if o.function in _DIVIDED and len(o.operands) == 1 else o.function
+        o: "mul" if name_of(o.function) == "div" and len(o.operands) == 1 else o.function
         for o in operations
     }
     found = ([o for o in operations if functions[o] in kind] for kind in kinds)
@@ -56,17 +41,8 @@ def named(operations: Sequence[Vertex], joint: str = " or ", most: int = 2) -> s
     return joint.join(list(dict.fromkeys(lines))[:most])
 
 
-NORMALIZATIONS = frozenset(
-    {"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "LayerNorm", "GroupNorm"}
-    | {"InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d", "RMSNorm"}
-)
-"""The modules of torch whose output has mean 0 and variance 1, or root mean square 1, by their
-own scale and shift."""
-
 HAS_WEIGHTS = frozenset({"in_features", "in_channels", "input_size"})
 """Options of layers whose weights may be tied, so that another layer lists them."""
-
-SOFTMAXES = frozenset({"softmax", "log_softmax", "softmin"})
 
 
 def way_to_weights(observation: Observation, record: LayerRecord) -> list[LayerRecord]:
@@ -84,7 +60,7 @@ def way_to_weights(observation: Observation, record: LayerRecord) -> list[LayerR
             return []
         here = following[0]
         way.append(here)
-        if here.activation in SOFTMAXES:
+        if here.activation in having("softmax"):
             return []
         if linear_maps(here) or not HAS_WEIGHTS.isdisjoint(here.options):
             return way
@@ -124,7 +100,11 @@ def factors(observation: Observation, sources: Iterable[str], target: str) -> st
     """Return which operations between layers may change the scale, in brackets, if any do."""
     flow = flow_of(observation)
     made = (vertex for source in sources for vertex in flow.operations(source, target))
-    scaling = [vertex for vertex in made if vertex.function in SCALING and vertex.line]
+    scaling = [
+        vertex
+        for vertex in made
+        if vertex.function in QUOTIENTS | POWERS | _OVERFLOWING and vertex.line
+    ]
     return f" ({named(scaling, ', ', most=3)})" if scaling else ""
 
 
@@ -182,7 +162,7 @@ def is_normalization(record: LayerRecord) -> bool:
     Those of other libraries have a scale or an epsilon of their own, and give out what these make
     of values of variance 1, however large what comes in.
     """
-    if record.type_name in NORMALIZATIONS or "running_var" in record.buffers:
+    if record.type_name in having("normalization") or "running_var" in record.buffers:
         return True
     given, returned = record.inputs, record.activations
     if given is None or returned is None or record.activation is not None:

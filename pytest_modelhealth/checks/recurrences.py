@@ -87,8 +87,6 @@ def _is_recurrent(record: LayerRecord) -> bool:
 
 
 _INPUT, _STATE, _REVERSE = "weight_ih", "weight_hh", "_reverse"
-_CHOOSES = frozenset({"gather", "index", "index_select", "take_along_dim", "masked_select"})
-_PICKS = _CHOOSES | {"getitem", "select", "narrow", "slice", "unbind", "split", "chunk"}
 
 
 class _Part(NamedTuple):
@@ -133,13 +131,13 @@ def recurrent_gradients(observation: Observation) -> Iterator[Finding]:
         forgetful = [part for part in learning if not part.remembers and steps > 1]
         takers = flow.consumers(record.name) if record.name in flow else ()
         made = flow.operations(record.name, *takers) if takers else ()
-        line = at(next((o.line for o in made if o.function in _PICKS and o.line), ""))
+        line = at(next((o.line for o in made if o.has("slice", "index") and o.line), ""))
         for tensor, silent in ((_INPUT, idle), (_STATE, forgetful)):
             if not silent:
                 continue
             levels = {part.level for part in parts if part.learns and part.remembers}
             is_half = any(part.level in levels for part in silent)
-            is_chosen = silent is forgetful and any(o.function in _CHOOSES for o in made)
+            is_chosen = silent is forgetful and any(o.has("index") for o in made)
             cause = f"only the first step is read{line}: read the last one (out[:, -1]), or all"
             if silent is idle:
                 cause = (

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.facts import called, flow_of, gain, linear_maps, trainable
 from pytest_modelhealth.checks.paths import held_by, maker
+from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, LayerRecord, Observation
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.statistics import TensorStatistics
@@ -96,7 +97,7 @@ def _measured(record: LayerRecord) -> _Measure | None:
         return None
     if record.activation in _FLAT_FROM:
         return _bounded(record, given, out)
-    is_softmax = record.activation in ("softmax", "softmin") and not out.nonfinite_count
+    is_softmax = record.activation in having("distribution") and not out.nonfinite_count
     return _softmax(record, given, out) if is_softmax else None
 
 

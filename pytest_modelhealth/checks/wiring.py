@@ -9,15 +9,15 @@ from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.facts import at, members, trainable
 from pytest_modelhealth.checks.paths import as_given, is_floating
 from pytest_modelhealth.checks.recurrences import lost_states
+from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, Flow, LayerRecord, Observation
-from pytest_modelhealth.report.flow import AS_IT_IS, ROUTES, Call, Vertex
+from pytest_modelhealth.report.flow import Call, Vertex
 from pytest_modelhealth.report.flow.inferred import NOTE
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import ancestors, parent
 from pytest_modelhealth.statistics import TensorStatistics
 
 WIRING = CHECKS["wiring"]
-_LISTS = frozenset({"ModuleDict", "ModuleList", "Sequential"})
 _SHOWN = 3
 
 
@@ -103,7 +103,7 @@ def _stand_ins(observation: Observation, flow: Flow, modules: _Modules) -> Itera
         layer, times = Counter(call.layer for call in calls).most_common(1)[0]
         again = [call for call in calls if call.layer == layer]
         around = observation.layers[holder]
-        is_listed = around.entered is None or around.type_name in _LISTS
+        is_listed = around.entered is None or around.type_name in having("container")
         is_loop = len(called) == 1 and times > 2 and len({call.line for call in again}) == 1
         after = flow.after(*again[0].outputs)
         if all(not after.isdisjoint(call.inputs) for call in again[1:]):
@@ -138,7 +138,7 @@ def _never_called(
 
     A list chooses its members; where the flow shows a choice, what lies in them may be chosen too.
     """
-    is_routed = any(vertex.function in ROUTES for vertex in flow.graph.vertices)
+    is_routed = any(vertex.has("route") for vertex in flow.graph.vertices)
     told, passed, records = dict[str, int](), set(known), observation.layers.values()
     has_run = any(record.entered is not None for record in records if record.name)
     for record in records if has_run else ():
@@ -146,7 +146,7 @@ def _never_called(
         if record.status != "not_called" or not name or modules.ran(name):
             continue
         is_inside = not passed.isdisjoint((name, *ancestors(name)))
-        is_chosen = observation.layers[parent(name)].type_name in _LISTS
+        is_chosen = observation.layers[parent(name)].type_name in having("container")
         is_chosen |= is_routed and any(members(name, observation.layers))
         count = modules.trainable(name)
         if count and not is_inside and not is_chosen:
@@ -215,15 +215,12 @@ def _made_in(layer: str, flow: Flow) -> Counter[str]:
     return Counter(
         v.name.removeprefix(f"{layer}.") if v.kind == "call" else v.function
         for v in vertices
-        if v.function not in AS_IT_IS
+        if not v.has("view")
     )
 
 
 # ---- tables asked for one row -------------------------------------------------------------------
 
-_COMPARISONS = frozenset({"eq", "ne", "lt", "gt", "le", "ge", "isin", "bool", "logical_not"})
-_COARSE = frozenset({"and", "bucketize", "div", "floor_divide", "floordiv", "remainder", "rshift"})
-_FILLING = frozenset({"where", "masked_fill"})
 _FEWEST_IDS = 8
 _DO_NOT_COUNT = (
     "positions that do not count, so that every token gets the same row: "
@@ -263,7 +260,10 @@ def _one_row(observation: Observation, flow: Flow) -> Iterator[Finding]:
     )
     known = {*constant, *(one.name for made in constant.values() for one in made)}
     for layer, made in constant.items():
-        if not _has_positions(flow, layer, known):
+        following = [name for name in flow.consumers(layer) if name in flow]
+        beside = set(flow.producers(following[0])) - {layer} - known if following else ()
+        # what it gives out may meet values, before the next layer, that no batch made
+        if not any({name, *flow.feeding(name)}.isdisjoint(flow.inputs) for name in beside):
             why = f": they come from `{made[0].name}`{at(made[0].line)}, not from the batch"
             is_sure = made[0].kind == "constant" and not counts
             yield _all_indices(observation.layers[layer], why, _DO_NOT_COUNT, is_sure=is_sure)
@@ -287,11 +287,11 @@ def _computed(
         return
     operations = flow.operations(source, record.name)
     functions = dict.fromkeys(one.function for one in operations)
-    if functions.keys() - AS_IT_IS - {"long", "int"}:
-        may_be_meant = not _FILLING.isdisjoint(functions)
-        if not _COMPARISONS.isdisjoint(functions):
+    if functions.keys() - having("view", "integer"):
+        may_be_meant = not having("fill").isdisjoint(functions)
+        if not having("comparison").isdisjoint(functions):
             may_be_meant |= rows < shape[-1]
-        elif not _COARSE.isdisjoint(functions):  # kinds, beside the ids themselves
+        elif not having("coarse").isdisjoint(functions):  # kinds, beside the ids themselves
             may_be_meant |= any(
                 "num_embeddings" in r.options and source in flow.feeding(r.name)
                 for r in observation.layers.values()
@@ -330,19 +330,9 @@ def _made_of(flow: Flow, *numbers: int) -> list[Vertex]:
     return [flow.graph.vertices[number] for number in sorted(flow.origins(*numbers))]
 
 
-def _has_positions(flow: Flow, table: str, constants: set[str]) -> bool:
-    """Whether what a table gives out meets values, before the next layer, that no batch made."""
-    following = [name for name in flow.consumers(table) if name in flow]
-    beside = set(flow.producers(following[0])) - {table} - constants if following else ()
-    return any({name, *flow.feeding(name)}.isdisjoint(flow.inputs) for name in beside)
-
-
 # ---- inputs that nothing reads ------------------------------------------------------------------
 
-_PURE = AS_IT_IS | frozenset(
-    {"add", "bitwise_not", "bool", "cpu", "cuda", "div", "eq", "ge", "gt", "int", "invert", "le"}
-    | {"logical_not", "long", "lt", "mul", "ne", "neg", "rsub", "sub", "type"}
-)
+_PURE = having("view", "integer", "comparison", "sum", "product", "quotient", "turns_sign")
 """Operations that change nothing but what they return."""
 
 

@@ -20,18 +20,9 @@ from pytest_modelhealth.checks.facts import (
     members,
     seems_trained,
 )
+from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, Flow, LayerRecord, Observation, Outcome, ProbeRecord
-from pytest_modelhealth.report.flow import (
-    AS_IT_IS,
-    CHOICES,
-    PRODUCTS,
-    ROUTES,
-    STEPWISE,
-    SUMS,
-    ZEROS,
-    Vertex,
-)
-from pytest_modelhealth.report.flow.index import walk
+from pytest_modelhealth.report.flow import Vertex
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import dotted
 
@@ -91,7 +82,7 @@ def zero_slices(
             full = dotted(record.name, name)
             takers = flow.consumers(full) if full in flow else ()
             taken = {one.function for one in flow.operations(full, *takers)} if takers else set()
-            if name in record.frozen or not taken.isdisjoint(CHOICES | {"embedding"}):
+            if name in record.frozen or not taken.isdisjoint(having("choice", "table")):
                 continue
             columns = slices.columns if not given or any(v.live for v in given) else ()
             rows, size = slices.rows, record.parameters[name].shape
@@ -125,8 +116,12 @@ def zero_gradients(observation: Observation) -> Iterator[Finding]:
     idle = {n for n, r in records.items() if r.inputs is not None and r.inputs.abs_max == 0.0}
     stories: dict[object, list[tuple[str, list[Vertex]]]] = defaultdict(list)
     first = names.keys() - idle or names.keys()
+    alive, vertices = {r.name for r in called(observation) if _is_alive(r)}, flow.graph.vertices
+    through = {n for n, v in enumerate(vertices) if v.kind != "call" or v.name not in alive}
     for name in flow.last_of(*first, by="gradient")[:_MOST] if first else ():
-        way = _way_back(name, observation, flow)
+        inside = flow.inside(name)  # what gradients would come back by, up to where they do
+        met = flow.walk(inside, "gradient", through=through | inside) - inside
+        way = [vertices[number] for number in sorted(met)]
         if any(v.kind == "call" and _is_dead(observation.layers[v.name]) for v in way):
             continue  # `dead_units` tells of it
         place = next(((v.function, v.line) for v in _steps(way) if v.line), name)
@@ -151,7 +146,7 @@ def _is_by_design(name: str, record: LayerRecord, observation: Observation, flow
     origins = flow.origins(*(number for call in flow.calls(name) for number in call.inputs))
     if origins and all(flow.graph.vertices[number].kind == "constant" for number in origins):
         return True
-    if name != record.name or not any(v.function in ROUTES for v in flow.graph.vertices):
+    if name != record.name or not any(v.has("route") for v in flow.graph.vertices):
         return False
     alike = {other for _, there in members(name, observation.layers) for other in there}
     beside = alike - {name, *flow.feeding(name), *flow.reach(name)}
@@ -162,22 +157,6 @@ def _trial(observation: Observation) -> ProbeRecord | None:
     """Return what the steps left at zero; ``None`` where they could not be run."""
     record = observation.probes.get(TRIAL)
     return record if record is not None and record.outcome is Outcome.JUDGED else None
-
-
-def _way_back(name: str, observation: Observation, flow: Flow) -> list[Vertex]:
-    """Return what gradients would come back by to a layer, up to where they are not zero."""
-    alive = {r.name for r in called(observation) if _is_alive(r)}
-    reached, way = set(flow.inside(name)), []
-    for number, vertex in enumerate(flow.graph.vertices):
-        if number in reached or not any(
-            operand in reached and vertex.passes_gradient(place)
-            for place, operand in enumerate(vertex.operands)
-        ):
-            continue
-        way.append(vertex)
-        if vertex.kind != "call" or vertex.name not in alive:
-            reached.add(number)
-    return way
 
 
 def _finding(
@@ -191,8 +170,8 @@ def _finding(
     calls = [observation.layers[v.name] for v in way if v.kind == "call"]
     goes_on = any(map(_is_alive, calls))
     is_half = record.activations is not None and record.activations.dtype == "float16"
-    steps = [v for v in made if v.function in STEPWISE]
-    steps = steps or [v for v in made if v.function not in SUMS]
+    steps = [v for v in made if v.has("flat")]
+    steps = steps or [v for v in made if not v.has("sum")]
     factors = _factors(made, observation, flow)
     said = [*factors.values(), *(f"`{v.function}`{at(v.line)}" for v in steps if v not in factors)]
     through = [*dict.fromkeys(said), *(repr(r.name) for r in calls)][:_NAMED]
@@ -203,15 +182,23 @@ def _finding(
     if is_half and not goes_on:
         cause = UNDERFLOW
     # of what a batch alone may have left out nothing is sure: a mask, one key, a head at the end
-    is_partial = any(v.function in CHOICES for v in made) or any(map(_has_no_choice, calls))
+    softmaxes = [r.activations for r in calls if r.activation == "softmax" and r.activations]
+    is_partial = any(v.has("choice") for v in made)
+    # a sequence of one token weighs a single key; several of one score are none
+    is_partial |= any(r.options.get("keys") == 1 for r in calls)
+    is_partial |= any(out.shape[-2:] == (1, 1) for out in softmaxes)
     is_partial |= observation.samples < _FEWEST_SAMPLES or _is_masked(made, observation, flow)
     is_partial |= not flow.is_exact
     is_partial |= not goes_on and any(map(learns, called(observation)))
     if is_partial:
         cause += "; this batch alone may leave it out, or nothing reads that part"
+    tried, trial = f", and still is after {STEPS} steps of training", observation.probes.get(TRIAL)
+    if _trial(observation) is None:
+        why = "this run allows no further one" if trial is None else trial.reason
+        tried = f"; whether training opens it was not tried: {why}"
     return MISSING_GRADIENTS.fault(
         record,
-        f"the gradient of its {' and '.join(tensors)} is exactly zero{_tried(observation)}",
+        f"the gradient of its {' and '.join(tensors)} is exactly zero{tried}",
         tensor=tensors[0],
         cause=cause,
         affected=[name for name in observation.layers if name in affected],
@@ -231,37 +218,20 @@ def _is_alive(record: LayerRecord) -> bool:
     return seen is not None and seen.abs_max > 0.0 and seen.zero_fraction < _PARTLY
 
 
-def _has_no_choice(record: LayerRecord) -> bool:
-    """Whether it weighs a single key: a sequence of one token. Several of one score are none."""
-    out = record.activations
-    is_softmax = record.activation == "softmax" and out is not None and out.shape[-2:] == (1, 1)
-    return record.options.get("keys") == 1 or is_softmax
-
-
-def _tried(observation: Observation) -> str:
-    if _trial(observation) is not None:
-        return f", and still is after {STEPS} steps of training"
-    record = observation.probes.get(TRIAL)
-    why = "this run allows no further one" if record is None else record.reason
-    return f"; whether training opens it was not tried: {why}"
-
-
 def _steps(way: list[Vertex]) -> list[Vertex]:
     """Return the operations on a way that do more than lay values out anew."""
-    return [v for v in way if v.kind == "operation" and v.function not in AS_IT_IS - CHOICES]
+    return [v for v in way if v.kind == "operation" and (not v.has("view") or v.has("choice"))]
 
 
 def _is_masked(made: list[Vertex], observation: Observation, flow: Flow) -> bool:
     """Whether a factor is of the batch, or made or drawn by the forward: it may be otherwise."""
     vertices = flow.graph.vertices
-    fixed = {r.name for r in observation.layers.values() if r.parameters and not r.functional}
-
-    def onward(number: int) -> tuple[int, ...]:
-        return () if vertices[number].name in fixed else vertices[number].operands
-
-    for factor in (o for v in made if v.function in PRODUCTS for o in v.operands):
+    names = {r.name for r in observation.layers.values() if r.parameters and not r.functional}
+    through = {number for number, vertex in enumerate(vertices) if vertex.name not in names}
+    for factor in (o for v in made if v.has("product") for o in v.operands):
         if not vertices[factor].live:
-            sources = [vertices[n] for n in walk([factor], onward) if not onward(n)]
+            way = flow.walk([factor], back=True, through=through)
+            sources = [vertices[n] for n in way if n not in through or not vertices[n].operands]
             if all(one.kind in _OF_THE_BATCH and one.name != "0" for one in sources):
                 return True
     return False
@@ -280,9 +250,9 @@ def _factors(made: list[Vertex], observation: Observation, flow: Flow) -> dict[V
     )
     found = {}
     for vertex in made:
-        for operand in vertex.operands if vertex.function in PRODUCTS else ():
+        for operand in vertex.operands if vertex.has("product") else ():
             names = {flow.graph.vertices[number].name for number in flow.origins(operand)}
-            if names and names <= zeros | ZEROS:
+            if names and names <= zeros | having("zeros"):
                 found[vertex] = f"`{vertex.function}`{at(vertex.line)} by {min(names)!r}, all zero"
     return found
 

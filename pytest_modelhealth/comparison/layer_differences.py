@@ -15,8 +15,9 @@ from torch import nn
 from pytest_modelhealth.alignment.result import Pair
 from pytest_modelhealth.comparison.trace import TwoRuns
 from pytest_modelhealth.layers import has_forward, is_quantised
+from pytest_modelhealth.operations import having, name_of
 from pytest_modelhealth.report import MEASURED, LayerRecord
-from pytest_modelhealth.report.flow.graph import PRODUCTS, SAME, SUMS, Operation
+from pytest_modelhealth.report.flow.graph import Operation
 
 _PLAIN = (bool, int, float, str, type(None), torch.Size, torch.dtype)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
@@ -105,7 +106,7 @@ def other_operations(runs: TwoRuns, pair: Pair, label: str, *, backward: bool = 
         [
             replace(
                 one,
-                name=SAME.get(one.name, one.name),
+                name=name_of(one.name),
                 operands=tuple(to.get(name, name) for name in one.operands),
             )
             for one in flow.own_operations(layer or "")
@@ -142,7 +143,7 @@ def _without(some: Sequence[Operation], others: Sequence[Operation]) -> list[Ope
 
 def _phrase(one: Operation, layer: str) -> str:
     """Return an operation of a layer's code with what it takes."""
-    kinds = {**dict.fromkeys(SUMS, "sum"), **dict.fromkeys(PRODUCTS, "product")}
+    kinds = {name: trait for trait in ("sum", "product") for name in having(trait)}
     shown = []
     for operand in dict.fromkeys(one.operands):
         made = operand.strip("`")  # quoted where it was computed in the code, too

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from pytest_modelhealth.report import Kind, Observation, Vertex
-from pytest_modelhealth.report.flow.graph import MATRIX_PRODUCTS
 from pytest_modelhealth.report.removable import RemovableLayer
 from pytest_modelhealth.statistics import TensorStatistics
 
@@ -48,7 +47,7 @@ def _rows(module: nn.Module | None) -> int | None:
 def _has_weight(vertex: Vertex, modules: Mapping[str, nn.Module]) -> bool:
     """Whether a vertex is a sum over units: a product with a matrix."""
     if vertex.kind is not Kind.CALL:
-        return vertex.function in MATRIX_PRODUCTS or vertex.function == "convolution"
+        return vertex.has("matrix")
     module = modules.get(vertex.name)
     return module is not None and any(
         p is not None and p.ndim > 1 for p in module._parameters.values()

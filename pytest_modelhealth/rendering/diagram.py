@@ -14,15 +14,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from pytest_modelhealth.report import HealthReport
-from pytest_modelhealth.report.flow import (
-    AS_IT_IS,
-    LOSS,
-    OUTPUT,
-    PRODUCTS,
-    SUMS,
-    Graph,
-    Kind,
-)
+from pytest_modelhealth.report.flow import LOSS, OUTPUT, Flow, Kind
 
 ELLIPSIS = " \N{HORIZONTAL ELLIPSIS} "
 
@@ -42,30 +34,23 @@ class Diagram:
     """The innermost layers of a run, its sources and ends, and what joins ways between them.
 
     Args:
-        graph: the recorded flow.
+        flow: the recorded flow.
 
     Attributes:
         kinds: of each box: ``"layer"``, ``"source"``, ``"end"`` or ``"join"``; sources first.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
+    def __init__(self, flow: Flow) -> None:
+        self._homes, self._graph = flow.homes, flow.graph
         self.kinds: dict[str, str] = {}
         self._passes: dict[tuple[str, str, tuple[str, ...]], bool] = {}
-        self._layers = [c.layer if c.last == at else None for at, c in enumerate(graph.calls)]
-        self._read_between = {
-            operand
-            for vertex in graph.vertices
-            if vertex.kind is Kind.OPERATION
-            and vertex.call >= 0
-            and self._layers[vertex.call] is None
-            for operand in vertex.operands
-        }
+        inner = (v for v, home in zip(flow.graph.vertices, flow.homes, strict=True) if home is None)
+        self._read_between = {operand for v in inner if v.call >= 0 for operand in v.operands}
         ways: list[_Way | None] = []
-        for number in range(len(graph.vertices)):
+        for number in range(len(flow.graph.vertices)):
             ways.append(self._way(number, ways))
-        if graph.loss is None:
-            for way in filter(None, (ways[output] for output in graph.outputs)):
+        if flow.graph.loss is None:
+            for way in filter(None, (ways[output] for output in flow.graph.outputs)):
                 self._joined([(way, True)], OUTPUT, "end")
 
     @property
@@ -83,7 +68,7 @@ class Diagram:
             for position, operand in enumerate(vertex.operands)
             if (way := ways[operand]) is not None
         ]
-        layer = self._layers[vertex.call] if vertex.call >= 0 else None
+        layer = self._homes[number] if vertex.call >= 0 else None
         if layer is not None:
             return self._joined(operands, layer, "layer")
         if vertex.call < 0 and self._graph.loss is not None:
@@ -92,9 +77,11 @@ class Diagram:
             return None
         function = vertex.function
         if len({way.source for way, _ in operands}) > 1:
-            return self._joined(operands, f"{_symbol(function)} #{number}", "join")
+            symbols = {"difference": "-", "sum": "+", "product": "*"}
+            symbol = next((s for trait, s in symbols.items() if vertex.has(trait)), function)
+            return self._joined(operands, f"{symbol} #{number}", "join")
         (source, operations, is_open), passes = operands[0]
-        is_named = function not in SUMS and (function not in AS_IT_IS or not passes)
+        is_named = not vertex.has("sum") and not (vertex.has("view") and passes)
         names = (*operations, function) if is_named else operations
         return _Way(source, names, is_open and passes)
 
@@ -107,17 +94,11 @@ class Diagram:
         return _Way(box)
 
 
-def _symbol(function: str) -> str:
-    if function in SUMS:
-        return "-" if function in ("sub", "isub", "rsub", "subtract") else "+"
-    return "*" if function in PRODUCTS else function
-
-
 def diagram(report: HealthReport) -> Diagram | None:
     """Return the diagram of a report's flow; ``None`` where none was recorded."""
     if report.flow is None or not report.flow.graph.vertices:
         return None
-    return Diagram(report.flow.graph)
+    return Diagram(report.flow)
 
 
 def is_join(name: str) -> bool:

@@ -21,7 +21,7 @@ from pytest_modelhealth.rendering.notation import (
 from pytest_modelhealth.rendering.places import called_at, defined_at, is_of_a_library
 from pytest_modelhealth.rendering.summary import consequences, headline, label, remarks, run
 from pytest_modelhealth.report import ROLES, Finding, HealthReport
-from pytest_modelhealth.report.flow import AS_IT_IS, near
+from pytest_modelhealth.report.flow import near
 
 MAX_ROWS = 10
 MAX_REMARKS = 3
@@ -117,7 +117,7 @@ def _way(report: HealthReport, worst: Finding) -> Iterator[str]:
     after = flow.consumers(layer)
     steps = []
     for made in flow.operations(layer, *after[:1]):
-        if made.function in AS_IT_IS:  # masks and layouts go without, unless they cut the gradient
+        if made.has("view"):  # masks and layouts go without, unless they cut the gradient
             is_told = not made.live and any(flow.graph.vertices[o].live for o in made.operands)
         else:
             is_told = bool(made.line) and (made.live or not report.observation.backward)

@@ -18,7 +18,7 @@ from corpus.checks.zero_gradients import (
 )
 from pytest_modelhealth.checks.judging.judge import judge
 from pytest_modelhealth.checks.zero_gradients import zero_gradients
-from pytest_modelhealth.report.flow.index import Index
+from pytest_modelhealth.report import Flow
 from pytest_modelhealth.training import default_settings
 
 
@@ -113,9 +113,14 @@ def test_branch_that_stochastic_depth_dropped_is_warned_of(kind, is_module, insp
 def test_deep_model_is_judged_in_linear_time(monkeypatch, inspect):
     """Where gradients underflow in many layers, the flow from each of them is not followed."""
     sweeps = []
-    for name in ("forward", "backward"):
-        swept = getattr(Index, name)
-        monkeypatch.setattr(Index, name, lambda *a, f=swept, **k: sweeps.append(0) or f(*a, **k))
+    walk = Flow.walk
+
+    def counted(flow, start, by="value", **options):
+        if by in ("value", "gradient"):  # others end at the next layers
+            sweeps.append(by)
+        return walk(flow, start, by, **options)
+
+    monkeypatch.setattr(Flow, "walk", counted)
     model = nn.Sequential(*[m for _ in range(100) for m in (nn.Linear(16, 16), nn.ReLU())])
     with torch.no_grad():
         for parameter in model.parameters():

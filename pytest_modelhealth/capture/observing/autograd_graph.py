@@ -5,31 +5,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Set
+from functools import cache
 from itertools import islice
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import LossPath
 
-_AS_IT_IS = frozenset(
-    {"Alias", "AsStrided", "Clone", "Contiguous", "Expand", "Permute", "Reshape", "ReshapeAlias"}
-    | {"Squeeze", "T", "ToCopy", "Transpose", "UnsafeView", "Unsqueeze", "View", "Index", "Slice"}
-    | {"Diagonal", "Select"}
-)
-"""Operations that leave values what they are."""
-
-_STILL_PROBABILITIES = _AS_IT_IS | {"Clamp", "ClampMin", "ClampMax"}
-_KEEPS_SIGN = _AS_IT_IS | {"Mean", "Sum", "Gather", "Max", "Min", "Stack", "Cat", "Sqrt", "Nansum"}
-_NEVER_NEGATIVE = frozenset(
-    {"Abs", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "Exp", "HuberLoss", "MseLoss"}
-    | {"Relu", "Sigmoid", "SmoothL1Loss", "Softmax", "Softplus", "LinalgVectorNorm"}
-)
-_NEVER_POSITIVE = frozenset({"LogSoftmax", "LogSigmoid"})
-
-_TURNS_SIGN = frozenset({"Neg", "NllLoss", "NllLoss2D", "NllLossNd"})
-
-_CHOOSES = {"Maximum": 1, "Minimum": -1}
+_CHOOSES = {"maximum": 1, "minimum": -1}
 """Which sign the larger or the smaller of two values has if one of them has."""
 
 _MOST_NODES = 20_000
@@ -51,24 +36,24 @@ def origin(tensor: Tensor) -> Origin:
     """Return what made `tensor`: ``softmax``, ``sigmoid``; nothing where it has no graph."""
     node: Any = tensor.grad_fn
     moved, clamped = False, None
-    while node is not None and operation(node) in _STILL_PROBABILITIES:
+    while node is not None and operation(node) in having("view", "index", "clamp"):
         clamped = clamped or _bounds(node)
-        moved = moved or operation(node) not in ("Clone", "ToCopy", "Alias", "Contiguous")
+        moved = moved or operation(node) not in having("copy")
         node = node.next_functions[0][0] if node.next_functions else None
     if node is None:
         return Origin(clamped=clamped)
     clamped = clamped or _bounds(node)
     dimension = getattr(node, "_saved_dim", None)
     if moved or not isinstance(dimension, int):
-        return Origin(snake_case(operation(node)), clamped=clamped)
+        return Origin(operation(node), clamped=clamped)
     if dimension >= 1 << 63:  # stored without a sign
         dimension -= 1 << 64
-    return Origin(snake_case(operation(node)), dimension % max(tensor.ndim, 1), clamped)
+    return Origin(operation(node), dimension % max(tensor.ndim, 1), clamped)
 
 
 def _bounds(node: Any) -> tuple[float | None, float | None] | None:
     """Return the bounds of a clamp by numbers; ``None`` where a node is no such."""
-    if not operation(node).startswith(("Clamp", "Hardtanh")):
+    if operation(node) not in having("clamp"):
         return None
     low = getattr(node, "_saved_min", getattr(node, "_saved_min_val", None))
     high = getattr(node, "_saved_max", getattr(node, "_saved_max_val", None))
@@ -84,17 +69,17 @@ def are_cosines(tensor: Tensor) -> bool:
     waiting, seen, found = [tensor.grad_fn], set(), False
     while waiting:
         node: Any = waiting.pop()
-        if node is None or node in seen or operation(node) == "AccumulateGrad":
+        if node is None or node in seen or operation(node) == "accumulate_grad":
             continue
         seen.add(node)
         factors = [following for following, _ in node.next_functions if following is not None]
         name = operation(node)
         are_unit = bool(factors) and all(map(_has_length_one, factors))
-        if name in _PRODUCTS or (name == "Mul" and len(factors) > 1 and are_unit):
+        if name in having("matrix") or (name == "mul" and len(factors) > 1 and are_unit):
             if not are_unit:
                 return False
             found = True
-        elif name in _OF_COSINES and len(seen) < _DEEPEST:
+        elif name in having("view", "index", "margin") and len(seen) < _DEEPEST:
             waiting += factors
         else:
             return False
@@ -103,16 +88,16 @@ def are_cosines(tensor: Tensor) -> bool:
 
 def _has_length_one(node: Any) -> bool:
     """Whether a node divides vectors by their norm."""
-    node = _behind(node, _AS_IT_IS)
-    if node is None or operation(node) == "WeightNormInterface":
+    node = _behind(node, having("view", "index"))
+    if node is None or operation(node) == "weight_norm_interface":
         return node is not None
-    if operation(node) != "Div" or len(node.next_functions) < 2:
+    if operation(node) != "div" or len(node.next_functions) < 2:
         return False
-    norm = _behind(node.next_functions[1][0], _AS_IT_IS | {"Add", "ClampMin", "Maximum", "Sqrt"})
-    if norm is None or operation(norm) != "Sum":
-        return norm is not None and operation(norm) in ("LinalgVectorNorm", "Norm")
+    norm = _behind(node.next_functions[1][0], having("view", "index", "guard"))
+    if norm is None or operation(norm) != "sum":
+        return norm is not None and operation(norm) in having("length")
     squares = norm.next_functions[0][0]
-    return squares is not None and operation(squares) in ("Mul", "Pow")
+    return squares is not None and operation(squares) in ("mul", "pow")
 
 
 def _behind(node: Any, passing: Set[str]) -> Any:
@@ -122,18 +107,14 @@ def _behind(node: Any, passing: Set[str]) -> Any:
     return node
 
 
-_PRODUCTS = frozenset({"Addmm", "Baddbmm", "Bmm", "Dot", "Mm", "Mv"})
-_OF_COSINES = (
-    _AS_IT_IS
-    | {"Acos", "Add", "Cat", "Clamp", "ClampMax", "ClampMin", "Cos", "Div", "Exp", "IndexPut"}
-    | {"MaskedFill", "Max", "Mul", "Neg", "Pow", "Rsub", "Scatter", "Sin", "Sqrt", "Stack", "Sub"}
-    | {"Sum", "Where"}
-)
-
-
 def operation(node: Any) -> str:
-    """Return an autograd node's operation: ``Softmax`` for ``SoftmaxBackward0``."""
-    return re.sub(r"Backward\d*$", "", node.name().rpartition("::")[2])
+    """Return an autograd node's operation: ``log_softmax`` for ``LogSoftmaxBackward0``."""
+    return _operation_of(node.name())
+
+
+@cache
+def _operation_of(name: str) -> str:
+    return snake_case(re.sub(r"Backward\d*$", "", name.rpartition("::")[2]))
 
 
 def snake_case(name: str) -> str:
@@ -154,7 +135,7 @@ def loss_path(loss: Tensor, outputs: Iterable[Any]) -> LossPath:
         return LossPath()
     following = {after for node in nodes for after, _ in node.next_functions}
     return LossPath(
-        operations=tuple(dict.fromkeys(snake_case(operation(node)) for node in nodes)),
+        operations=tuple(dict.fromkeys(operation(node) for node in nodes)),
         reaches_output=loss.grad_fn in ends or not ends.isdisjoint(following),
         sign=_Signs(ends).of(loss.grad_fn),
         switched_off=any(_is_switch(node) for node in nodes),
@@ -174,20 +155,16 @@ def sign_of(loss: Tensor) -> int:
 
 def is_made_by_a_loss(loss: Tensor) -> bool:
     """Whether a number is made by one of torch's loss functions, which are to be made small."""
-    return any(operation(node) in _LOSSES for node in islice(walk([loss.grad_fn]), _NEAR))
+    return any(operation(node) in having("loss") for node in islice(walk([loss.grad_fn]), _NEAR))
 
 
-_LOSSES = frozenset(
-    {"BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "CtcLoss", "HuberLoss", "KlDiv"}
-    | {"MseLoss", "NllLoss", "NllLoss2D", "NllLossNd", "SmoothL1Loss", "SoftMarginLoss"}
-)
 _NEAR = 40
 """Nodes between a number and the loss function that made it: sums, weights, means."""
 
 
 def _is_switch(node: Any) -> bool:
     """Whether this multiplies what has a graph by zeros that have none."""
-    if operation(node) != "Mul":
+    if operation(node) != "mul":
         return False
     factors = ("_saved_other", "_saved_self")
     return any(
@@ -236,9 +213,9 @@ class _Signs:
 
     def _derived(self, node: Any, depth: int) -> int:
         name = operation(node)
-        if name in _NEVER_NEGATIVE or (name == "Pow" and _is_even(node)):
+        if name in having("never_negative") or (name == "pow" and _is_even(node)):
             return 1
-        if name in _NEVER_POSITIVE:
+        if name in having("never_positive"):
             return -1
         below = [following for following, _ in node.next_functions]
         if name in _CHOOSES:
@@ -247,9 +224,9 @@ class _Signs:
         if len(signs) != 1:
             signs = {self.of(below[0], depth + 1)} if below and _is_scaling(node) else {0}
         (sign,) = signs
-        if name in _KEEPS_SIGN or (name == "Add" and len(below) == 2):
+        if name in having("view", "keeps_sign") or (name == "add" and len(below) == 2):
             return sign
-        if name in _TURNS_SIGN:
+        if name in having("turns_sign"):
             return -sign
         return sign * _factor_sign(node) if _is_scaling(node) else 0
 
@@ -272,7 +249,7 @@ class _Signs:
 def _is_scaling(node: Any) -> bool:
     """Whether this multiplies or divides one value that has a graph by one that has none."""
     below = [following for following, _ in node.next_functions]
-    return operation(node) in ("Mul", "Div") and bool(below) and not any(below[1:])
+    return operation(node) in ("mul", "div") and bool(below) and not any(below[1:])
 
 
 def _is_even(node: Any) -> bool:

@@ -22,6 +22,7 @@ from torch import Tensor
 from pytest_modelhealth.capture.observing.autograd_graph import Origin, are_cosines, origin
 from pytest_modelhealth.capture.observing.layer import Layer
 from pytest_modelhealth.capture.observing.tensors import Reader, is_a, noted
+from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import ClassTargets, LossCall, Option
 from pytest_modelhealth.statistics import Entry
 
@@ -171,9 +172,9 @@ def _class_dimension(function: str, values: Any) -> int | None:
     """Return where the classes lie in the input; ``None`` where there are none."""
     if not is_a(values, Tensor) or not values.ndim:
         return None
-    if function in ("cross_entropy", "nll_loss"):
+    if function in having("classes"):
         return 1 if values.ndim > 1 else 0
-    if function in ("ctc_loss", "kl_div"):
+    if function in having("log_probabilities"):
         return values.ndim - 1
     return None
 
@@ -260,7 +261,7 @@ def _targets(
     function: str, target: Tensor, given: Mapping[str, Any], samples: int
 ) -> _Targets | None:
     """Return what there is of class indices; ``None`` where the target is none of them."""
-    if function not in ("cross_entropy", "nll_loss"):
+    if function not in having("classes"):
         return None
     if target.is_floating_point() or not target.numel():
         return None

@@ -20,6 +20,7 @@ from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.layer import Layer
 from pytest_modelhealth.capture.observing.tensors import LossScale, find_tensors, is_a, noted
 from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import LossPath, TaskGradients, TaskPair
 
 _PROJECTION_SEED = 20_240_229
@@ -138,8 +139,8 @@ def _is_real(tensor: Tensor) -> bool:
 Shape = tuple[int, ...]
 
 _ARITHMETIC = frozenset(
-    name for stem in ("add", "sub", "mul", "div") for name in (stem, f"__{stem}__", f"__r{stem}__")
-) | {"rsub", "subtract", "multiply", "divide", "true_divide", "__truediv__", "__rtruediv__"}
+    spelling for name in having("sum", "product", "quotient") for spelling in (name, f"__{name}__")
+)
 
 
 class LossWatch:

@@ -153,20 +153,11 @@ def _place(event: Event, difference: Apart, observation: Observation) -> Place:
         line=next((v.line for v in near if v.line), "") or flow.line(layer),
         taker=layer,
     )
-    own, pending = set[int](), list(call.inputs)
-    while pending:
-        number = pending.pop()
-        if number not in own and vertices[number].call == call.parent:
-            own.add(number)
-            pending += vertices[number].operands
+    own = {number for number, vertex in enumerate(vertices) if vertex.call == call.parent}
+    own &= flow.walk(call.inputs, back=True, through=own)
     return Place(place, any(_chooses(vertices[n]) for n in own), observation)
-
-
-_CHOICES = frozenset({"topk", "sort", "argsort", "nonzero", "kthvalue"})
-_COUNTS = frozenset({"cumsum", "bincount"})
 
 
 def _chooses(vertex: Vertex) -> bool:
     """Whether an operation chooses among values, or counts what was chosen, as capacities do."""
-    function = vertex.function.rstrip("_")
-    return function in _CHOICES or (function in _COUNTS and not vertex.live)
+    return vertex.has("order") or (vertex.has("count") and not vertex.live)

@@ -13,6 +13,7 @@ from torch.nn import Parameter
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.capture.step.guard import restore_random_state
 from pytest_modelhealth.layers import named_modules
+from pytest_modelhealth.operations import having
 from pytest_modelhealth.probes.conventions import Effects, UntellableError
 from pytest_modelhealth.probes.intervening.changes import Change
 from pytest_modelhealth.probes.intervening.differences import are_apart, largest
@@ -23,9 +24,6 @@ from pytest_modelhealth.report import Parting
 
 _MOVED = 1e-4
 """`Embedding(max_norm=...)` moves its rows by rounding from call to call, which is less."""
-_DROPOUTS = frozenset(
-    {"dropout", "bernoulli", "alpha_dropout", "feature_dropout", "native_dropout"}
-)
 _TORCH_S_OWN = frozenset(vars(torch.nn.Module()))
 _AGAIN = "another seed, or a call before"
 
@@ -82,7 +80,7 @@ def _by_what(place: Place | None) -> str:
     name, options = place.record.type_name.lower(), place.record.options
     is_asked = bool(options.get("dropout_p") and options.get("dropout_training", True))
     steps = {step.rstrip("_") for step in place.parting.between}
-    is_dropout = "dropout" in name or "droppath" in name or is_asked or steps & _DROPOUTS
+    is_dropout = "dropout" in name or "droppath" in name or is_asked or steps & having("dropout")
     return "dropout" if is_dropout else "noise"
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs
+from pytest_modelhealth.operations import having
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.changes import Change, Effect, along, effects, readings
 from pytest_modelhealth.probes.intervening.differences import are_apart
@@ -21,7 +22,6 @@ from pytest_modelhealth.probes.intervening.running import Runs, changeable
 from pytest_modelhealth.report import Parting
 
 _FEWEST = 4
-_MOVES = frozenset({"roll", "flip", "index", "index_select", "gather"})
 NO_EFFECT = "has no effect on the output"
 _SECOND = "the second dimension of the batch: if that is the one of samples, say batch_dim=1"
 
@@ -201,7 +201,7 @@ def _kind(samples: int, place: Place | None) -> str:
                 f"{record.label!r} gives another output for equal inputs: its weights are made of "
                 "the batch, as where a model adapts to it"
             )
-    is_moved = at.taker and at.between and set(at.between) <= _MOVES
+    is_moved = at.taker and at.between and set(at.between) <= having("move")
     if is_moved and flow is not None and set(flow.producers(at.taker)) <= set(flow.inputs):
         return "order"
     is_sequential = "batch_first" in record.options or record.type_name == "MultiheadAttention"

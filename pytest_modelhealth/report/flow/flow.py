@@ -6,15 +6,14 @@ buffer, a constant. Every question is a sweep over the vertices, so its cost is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from functools import cached_property
+from itertools import chain, islice
 from typing import TypeVar
 
 from pytest_modelhealth.report.flow.graph import (
-    AS_IT_IS,
     LOSS,
-    PRODUCTS,
-    SUMS,
+    OUTPUT,
     By,
     Call,
     Cut,
@@ -25,14 +24,13 @@ from pytest_modelhealth.report.flow.graph import (
     Operation,
     Vertex,
 )
-from pytest_modelhealth.report.flow.index import Index, walk
+from pytest_modelhealth.report.flow.index import Index
 from pytest_modelhealth.report.flow.recurrence import Recurrence, cut_recurrences
-from pytest_modelhealth.report.flow.stops import endings
 
 T = TypeVar("T")
 
 
-class Flow:
+class Flow(Index):
     """Who feeds whom in one run.
 
     Layers are asked for by name; so are sources (``"input 0"``, names of parameters and buffers)
@@ -46,23 +44,6 @@ class Flow:
         make: makes the graph, when it is first asked for.
     """
 
-    def __init__(self, make: Callable[[], Graph]) -> None:
-        self._make = make
-        self._index: Index | None = None
-
-    @property
-    def graph(self) -> Graph:
-        """The record itself."""
-        return self._indexed.graph
-
-    @property
-    def _indexed(self) -> Index:
-        if self._index is None:
-            graph = self._make()
-            self._make = lambda: graph  # what made it need not be held any longer
-            self._index = Index(graph)
-        return self._index
-
     @property
     def notes(self) -> tuple[str, ...]:
         """Where the graph is not exact, and why; empty where it is."""
@@ -73,10 +54,15 @@ class Flow:
         """Whether everything that passed was seen."""
         return not self.graph.notes
 
-    @property
+    @cached_property
     def layers(self) -> tuple[str, ...]:
         """The layers that ran and hold no other that ran, in order of their first call."""
-        return self._indexed.layers
+        calls = enumerate(self.graph.calls)
+        return tuple(dict.fromkeys(call.layer for number, call in calls if call.last == number))
+
+    @cached_property
+    def _order(self) -> dict[str, int]:
+        return {name: place for place, name in enumerate((*self.layers, OUTPUT, LOSS))}
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -97,6 +83,17 @@ class Flow:
         exact = "exact" if self.is_exact else "partial"
         return f"<flow of {len(graph.calls):,} calls, {len(graph.vertices):,} vertices, {exact}>"
 
+    def __contains__(self, layer: object) -> bool:
+        return isinstance(layer, str) and layer in self.values
+
+    def calls(self, layer: str) -> tuple[Call, ...]:
+        """Return the calls of `layer`, in order; none for a source."""
+        return tuple(self.graph.calls[number] for number in self.calls_of(layer))
+
+    def line(self, layer: str) -> str:
+        """Return ``path:line`` of the user's code that first called `layer`; ``""`` if unknown."""
+        return next((call.line for call in self.calls(layer)), "")
+
     def producers(self, layer: str, *, as_it_is: bool = False) -> tuple[str, ...]:
         """Return the layers and sources whose values come to `layer` with no layer in between.
 
@@ -105,15 +102,21 @@ class Flow:
             as_it_is: only those of which it is called with all values, in another layout at most.
         """
         if as_it_is:
-            return tuple(dict.fromkeys(self._indexed.given_as_it_is(layer)))
-        index, homes = self._indexed, self._indexed.homes
-        inside, vertices = index.inside(layer), self.graph.vertices
-        start = {n for n in inside if index.is_end(layer) and homes[n] is not None}
-        given = (operand for n in inside - start for operand in vertices[n].operands)
-        start.update(operand for operand in given if operand not in inside)
-        met = walk(start, lambda n: vertices[n].operands if homes[n] is None else ())
-        names = (homes[number] for number in sorted(met))
+            return tuple(dict.fromkeys(self._given_as_it_is(layer)))
+        inside, vertices = self.inside(layer), self.graph.vertices
+        start = {n for n in inside if self.is_end(layer) and self.homes[n] is not None}
+        given = {operand for n in inside - start for operand in vertices[n].operands}
+        met = self.walk(start | given - inside, "to operations", back=True)
+        names = (self.homes[number] for number in sorted(met))
         return tuple(dict.fromkeys(name for name in names if name not in (None, layer)))
+
+    def _given_as_it_is(self, layer: str) -> Iterator[str]:
+        for number in self.calls_of(layer):
+            around = self.around(number)
+            for given in self.graph.calls[number].inputs:
+                held = self.as_it_is(given, "whole")
+                makers = (self.homes[v] or self.container(v, around, max) for v in held)
+                yield from islice((name for name in makers if name not in (None, layer)), 1)
 
     def consumers(
         self, layer: str, *, as_it_is: bool = False, shifted: bool = False
@@ -125,39 +128,37 @@ class Flow:
             as_it_is: only those that are called with all its values, in another layout at most.
             shifted: those, and what is called with a sum of them and constants or buffers.
         """
-        index = self._indexed
         if as_it_is or shifted:
-            return tuple(dict.fromkeys(index.takers_as_it_is(layer, shifted=shifted)))
-        given_out = index.given_out(layer)
-        met = index.following(given_out, index.inside(layer))
-        between = {vertex for vertex in met if index.homes[vertex] is None}
-        found = {home for vertex in met if (home := index.homes[vertex]) is not None}
-        found.update(index.ends(given_out | between))
-        return tuple(sorted(found - {layer}, key=lambda name: index.order.get(name, -1)))
+            numbers, calls = self.calls_of(layer), self.graph.calls
+            start = {o for n in numbers for o in calls[n].outputs} or self.inside(layer)
+            holding = self.walk(start, "shifted" if shifted else "whole")
+            given = sorted({n for v in holding for n in self._given_to.get(v, ())})
+            since = min(numbers, default=-1)
+            taking = (calls[n] for n in given if n > since and calls[n].last == n)
+            names = [call.layer for call in taking if call.layer != layer]
+            return tuple(dict.fromkeys((*names, *self.ends(holding))))
+        given_out = self.given_out(layer)
+        met = self._following(given_out) - self.inside(layer)
+        between = {vertex for vertex in met if self.homes[vertex] is None}
+        found = {home for vertex in met if (home := self.homes[vertex]) is not None}
+        found.update(self.ends(given_out | between))
+        return tuple(sorted(found - {layer}, key=lambda name: self._order.get(name, -1)))
 
-    def calls(self, layer: str) -> tuple[Call, ...]:
-        """Return the calls of `layer`, in order; none for a source."""
-        return tuple(self.graph.calls[number] for number in self._indexed.calls_of(layer))
-
-    def __contains__(self, layer: object) -> bool:
-        return isinstance(layer, str) and self._indexed.knows(layer)
-
-    def line(self, layer: str) -> str:
-        """Return ``path:line`` of the user's code that first called `layer`; ``""`` if unknown."""
-        numbers = self._indexed.calls_of(layer)
-        return self.graph.calls[numbers[0]].line if numbers else ""
+    def _following(self, start: Collection[int]) -> set[int]:
+        """Return what takes values of `start`, up to and with the next layers."""
+        ways = self.ways()
+        return self.walk({t for vertex in start for t in ways[vertex]}, "from operations")
 
     def operations(self, source: str, *targets: str) -> tuple[Vertex, ...]:
         """Return the operations on the ways from `source` to `targets` with no layer in between.
 
         In the order in which they ran; empty too where no such way leads there.
         """
-        index = self._indexed
-        start, vertices = index.given_out(source), self.graph.vertices
-        between = {n for n in index.following(start, start) if index.homes[n] is None}
-        goal = set[int]().union(*map(index.inside, targets))
+        start, vertices = self.given_out(source), self.graph.vertices
+        between = {n for n in self._following(start) - start if self.homes[n] is None}
+        goal = set[int]().union(*map(self.inside, targets))
         goal.update(operand for number in list(goal) for operand in vertices[number].operands)
-        found = between & walk(goal, lambda n: vertices[n].operands if n in between else ())
+        found = between & self.walk(goal, back=True, through=between)
         return tuple(vertices[number] for number in sorted(found))
 
     def reach(self, *layers: str, by: By = "value") -> frozenset[str]:
@@ -165,26 +166,24 @@ class Flow:
 
         A layer that holds others is among them if what it returns is.
         """
-        index = self._indexed
-        start = set[int]().union(*map(index.given_out, layers))
-        reached = index.forward(start, by)
-        since = min((n for layer in layers for n in index.calls_of(layer)), default=0)
+        start = self.given_out(*layers)
+        reached = self.walk(start, by)
+        since = min((n for layer in layers for n in self.calls_of(layer)), default=0)
         calls = (call for call in self.graph.calls if call.last >= since)  # they may hold one
         holding = {call.layer for call in calls if not reached.isdisjoint(call.outputs)}
-        names = index.names_of(reached - start) | holding
-        return (names - set(layers)).union(index.ends(reached))
+        names = self.names_of(reached - start) | holding
+        return frozenset(names.difference(layers).union(self.ends(reached)))
 
     @cached_property
     def used(self) -> frozenset[str]:
         """The layers and sources whose values get to the output or the loss."""
-        return self._indexed.names_of(self._indexed.backward(self._indexed.all_ends))
+        return frozenset(self.names_of(self.walk(chain(*self._ends.values()), back=True)))
 
     def feeding(self, *layers: str, by: By = "value") -> frozenset[str]:
         """Return the layers and sources whose values get to one of `layers` or ends."""
-        index = self._indexed
-        goal = set[int]().union(*map(index.inside, layers))
-        own = set[int]().union(*(index.inside(name) for name in layers if not index.is_end(name)))
-        return index.names_of(index.backward(goal, by) - own) - set(layers)
+        own = set[int]().union(*(self.inside(name) for name in layers if not self.is_end(name)))
+        goal = own.union(*map(self.inside, layers))
+        return frozenset(self.names_of(self.walk(goal, by, back=True) - own).difference(layers))
 
     def sweep(
         self,
@@ -207,19 +206,20 @@ class Flow:
             join: makes one of what comes by two ways.
             back: from the ends to the sources: what those after a layer pass back to it.
         """
-        index = self._indexed
-        count, before = len(self.graph.vertices), index.next_to(by, back=not back)
-        came: list[T | None] = [None] * count
-        passed: list[T | None] = [None] * count
+        vertices, before = self.graph.vertices, self.ways(by, back=not back)
+        came: list[T | None] = [None] * len(vertices)
+        passed: list[T | None] = [None] * len(vertices)
         found: dict[str, T] = {}
-        for number in range(count - 1, -1, -1) if back else range(count):
-            value = None
-            for other in before(number):
-                given = came[other] if index.is_of_one_call(number, other) else passed[other]
+        for number in reversed(range(len(vertices))) if back else range(len(vertices)):
+            value, home, call = None, self.homes[number], vertices[number].call
+            for other in before[number]:
+                is_inner = home is not None and home == self.homes[other]
+                is_inner = is_inner and call == vertices[other].call  # of one call of a layer
+                given = (came if is_inner else passed)[other]
                 if given is not None:
                     value = given if value is None else join(value, given)
             came[number] = value
-            names = index.named(number)
+            names = self.named(number)
             for name in reversed(names) if back else names:
                 if value is not None:
                     found[name] = join(found[name], value) if name in found else value
@@ -232,19 +232,18 @@ class Flow:
 
         Empty where one way lets gradients through, and where no way leads there at all.
         """
-        index = self._indexed
-        start, goal = index.given_out(source), index.inside(target)
-        by_gradient = index.forward(start, "gradient")
+        start, goal = self.given_out(source), self.inside(target)
+        by_gradient = self.walk(start, "gradient")
         if by_gradient & goal:
             return ()
-        on_the_way = index.forward(start, "value") & index.backward(goal)
-        cuts: dict[Cut, None] = {}
-        for vertex in sorted(on_the_way - by_gradient):
-            made = index.graph.vertices[vertex]
-            for position, operand in enumerate(made.operands):
-                if operand in by_gradient and not made.passes_gradient(position):
-                    cuts[index.cut(vertex, operand, by_gradient)] = None
-        return tuple(cuts)
+        on_the_way = self.walk(start) & self.walk(goal, back=True)
+        cuts = (
+            self.cut(vertex, operand, by_gradient)
+            for vertex in sorted(on_the_way - by_gradient)
+            for position, operand in enumerate(self.graph.vertices[vertex].operands)
+            if operand in by_gradient and not self.graph.vertices[vertex].passes_gradient(position)
+        )
+        return tuple(dict.fromkeys(cuts))
 
     def endings(self, names: Collection[str]) -> dict[str, Ending]:
         """Return for each of `names`, to which no gradient comes, where its way ends, and by what.
@@ -255,7 +254,32 @@ class Flow:
         Args:
             names: names of layers that hold no other, and of parameters.
         """
-        return dict(endings(self._indexed, frozenset(names)))
+        vertices, used = self.graph.vertices, self.walk(chain(*self._ends.values()), back=True)
+        takers, learning = self.ways(), self.ways("gradient")
+        last: list[str | None] = [None] * len(vertices)  # of `names`, on the way from a vertex
+        cut: list[tuple[int, int] | None] = [None] * len(vertices)  # what cuts, and what it takes
+        cut_by: dict[tuple[int, int], set[int]] = {}
+        latest: dict[str, int] = {}
+        for number in range(len(vertices) - 1, -1, -1):
+            for taker in takers[number]:
+                if taker not in used and number in used:
+                    continue
+                passes = vertices[number].live and taker in learning[number]
+                if passes or not vertices[taker].live:
+                    last[number] = last[number] or last[taker]
+                if vertices[number].live:
+                    cut[number] = cut[number] or (cut[taker] if passes else (taker, number))
+            home, edge = self.homes[number], cut[number]
+            if edge is not None:
+                cut_by.setdefault(edge, set()).add(number)
+            if home is not None and home in names:
+                last[number] = last[number] or home
+                seen = latest.setdefault(home, number)
+                latest[home] = max(seen, number, key=lambda v: (v in used, vertices[v].live, v))
+        cuts = {edge: self.cut(*edge, cut_by[edge]) for v in latest.values() if (edge := cut[v])}
+        ends = {name: last[number] or name for name, number in latest.items()}
+        edges = {name: cut[latest[end]] for name, end in ends.items()}
+        return {n: Ending(end, cuts[e] if (e := edges[n]) else None) for n, end in ends.items()}
 
     def cut_recurrences(self) -> tuple[Recurrence, ...]:
         """Return the layers that get values of what they gave before, each time without gradients.
@@ -263,15 +287,15 @@ class Flow:
         They are called three times or more, and no gradient goes from one call to the next, nor
         beside it. Of layers that lie in each other, the outermost.
         """
-        return tuple(cut_recurrences(self._indexed))
+        return tuple(cut_recurrences(self))
 
     def branch(self, layer: str) -> frozenset[str]:
         """Return `layer` and the layers whose values get to an end of the run through it alone."""
-        index = self._indexed
-        inside, operands = index.inside(layer), index.next_to("value", back=True)
-        free = walk(index.all_ends - inside, lambda n: [o for o in operands(n) if o not in inside])
-        others = {index.homes[vertex] for vertex in free}
-        feeding = {index.homes[vertex] for vertex in index.backward(inside)}
+        inside, ends = self.inside(layer), chain(*self._ends.values())
+        outside = set(range(len(self.graph.vertices))) - inside
+        free = self.walk(ends, back=True, through=outside) - inside
+        feeding = {self.homes[vertex] for vertex in self.walk(inside, back=True)}
+        others = {self.homes[vertex] for vertex in free}
         return frozenset(name for name in feeding - others if name is not None) | {layer}
 
     def own_operations(self, layer: str) -> tuple[Operation, ...]:
@@ -279,39 +303,32 @@ class Flow:
 
         Those of layers inside are theirs; what only lays values out anew is left out.
         """
-        return tuple(self._indexed.own_operations(layer))
+        found = []
+        for number in self.calls_of(layer)[:1]:
+            call, around = self.graph.calls[number], self.around(number)
+            returned = self.walk(call.outputs, back=True)
+            for made in self._made_in.get(number, ()):
+                vertex = self.graph.vertices[made]
+                cuts = self.cuts(vertex)
+                if vertex.kind is Kind.OPERATION and (cuts or not vertex.has("view")):
+                    operands = tuple(self.operand(o, call, around) for o in vertex.operands)
+                    is_returned = made in returned
+                    found.append(
+                        Operation(vertex.function, operands, vertex.line, cuts, is_returned)
+                    )
+        return tuple(found)
 
     def is_added(self, name: str) -> bool:
         """Whether what a layer or source gives goes, scaled at most, into a sum with more."""
-        index, vertices = self._indexed, self.graph.vertices
-
-        def onward(number: int) -> list[int]:
-            takers = index.takers[number]
-            return [t for t in takers if vertices[t].function in AS_IT_IS | PRODUCTS]
-
-        way = walk(index.values.get(name, ()), onward)
-        sums = {t for v in way for t in index.takers[v] if vertices[t].function in SUMS}
-        others = {o for t in sums for o in vertices[t].operands} - {*way}
-        return not all(index.is_fixed[other] for other in others)
-
-    def inside(self, layer: str) -> frozenset[int]:
-        """Return the numbers of the vertices that calls of `layer` made, or layers inside it."""
-        return frozenset(self._indexed.inside(layer))
+        vertices, ways = self.graph.vertices, self.ways()
+        way = self.walk(self.values.get(name, ()), "scaled")
+        sums = {taker for v in way for taker in ways[v] if vertices[taker].has("sum")}
+        others = {operand for taker in sums for operand in vertices[taker].operands} - way
+        return not all(self.is_fixed[other] for other in others)
 
     def after(self, *vertices: int) -> frozenset[int]:
         """Return the numbers of the vertices that values of these get to, and of these."""
-        return frozenset(self._indexed.forward(set(vertices), "value"))
-
-    def origins(self, *vertices: int, others: Collection[int] = ()) -> frozenset[int]:
-        """Return the layers and sources that these are made of, as numbers of vertices.
-
-        Nothing but operations lies between, and what is a layer's or a source is its own origin.
-
-        Args:
-            vertices: their numbers.
-            others: operations to take for origins, too.
-        """
-        return frozenset(self._indexed.origins(vertices, others))
+        return frozenset(self.walk(vertices))
 
     def is_alike(self, one: int, other: int) -> bool:
         """Whether two vertices were made by the same operations and layers of the same values.
@@ -319,50 +336,44 @@ class Flow:
         In another layout at most, with a gradient or without; numbers that operations take beside
         their operands are not known, nor is what is drawn at random.
         """
-        first = self._indexed.first_alike
-        return first[one] == first[other]
+        return self.first_alike[one] == self.first_alike[other]
 
     def gate(self, layer: str) -> tuple[Gate, ...]:
         """Return the multiplications that values of `layer` go through before the next layer."""
-        index = self._indexed
-        gates: dict[Gate, None] = {}
-        met: set[int] = set()
-        todo = [(taker, v) for v in index.given_out(layer) for taker in index.takers[v]]
-        while todo:
-            vertex, before = todo.pop()
-            made = index.graph.vertices[vertex]
-            if vertex in met or index.homes[vertex] is not None:
-                continue
-            met.add(vertex)
-            if made.function in PRODUCTS:
-                others = (operand for operand in made.operands if operand != before)
-                gates.update((index.gate(layer, other, made.line), None) for other in others)
-            elif made.function in AS_IT_IS:
-                todo.extend((taker, vertex) for taker in index.takers[vertex])
+        vertices, ways, gates = self.graph.vertices, self.ways(), dict[Gate, None]()
+        for held in sorted(self.walk(self.given_out(layer), "viewed")):
+            for made in (vertices[n] for n in ways[held] if self.homes[n] is None):
+                for other in made.operands if made.has("product") else ():
+                    if other != held:
+                        gates[self._gate(layer, other, made.line)] = None
         return tuple(gates)
+
+    def _gate(self, layer: str, number: int, line: str) -> Gate:
+        """Return that the values of a layer are multiplied by those of a vertex."""
+        vertices = self.graph.vertices
+        origins = [vertices[v] for v in reversed(self.as_it_is(number))]
+        origin = next((m for m in origins if m.kind is not Kind.OPERATION), origins[0])
+        while self.homes[number] is None and vertices[number].operands:
+            number = max(vertices[number].operands, key=lambda o: (vertices[o].live, o))
+        return Gate(layer, origin.kind, self.homes[number] or origin.name, line)
 
     def last_of(self, *layers: str, by: By = "value") -> tuple[str, ...]:
         """Return those of `layers` that feed no other of them; of a loop, the last to run."""
-        index = self._indexed
-        onward = index.next_to(by, back=True)
-        goal = set[int]().union(*map(index.inside, layers))
-        before = walk((operand for vertex in goal for operand in onward(vertex)), onward)
-        return tuple(n for n in layers if max(index.values.get(n, ()), default=-1) not in before)
+        ways, goal = self.ways(by, back=True), set[int]().union(*map(self.inside, layers))
+        before = self.walk({o for vertex in goal for o in ways[vertex]}, by, back=True)
+        return tuple(n for n in layers if max(self.values.get(n, ()), default=-1) not in before)
 
     def siblings(self, layer: str) -> tuple[str, ...]:
         """Return the other layers of the same class that the same layer calls."""
-        index = self._indexed
-        calls = index.graph.calls
-        kinds = {(calls[n].type_name, calls[n].parent) for n in index.calls_of(layer)}
-        same = dict.fromkeys(name for kind in sorted(kinds) for name in index.of_one_kind[kind])
-        return tuple(name for name in same if name != layer)
+        kinds = {(call.type_name, call.parent) for call in self.calls(layer)}
+        same = (c.layer for c in self.graph.calls if (c.type_name, c.parent) in kinds)
+        return tuple(name for name in dict.fromkeys(same) if name != layer)
 
     def __str__(self) -> str:
-        index = self._indexed
         lines = [f"partial: {note}" for note in self.notes]
-        lines += [f"{layer} <- {index.expression_into(layer)}" for layer in self.layers]
-        if index.graph.loss is not None:
-            lines.append(f"{LOSS} <- {index.expression(index.graph.loss, ())}")
+        lines += [f"{layer} <- {self.expression_into(layer)}" for layer in self.layers]
+        if self.graph.loss is not None:
+            lines.append(f"{LOSS} <- {self.expression(self.graph.loss, ())}")
         return "\n".join(lines)
 
 

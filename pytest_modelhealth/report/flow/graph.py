@@ -9,6 +9,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
+from pytest_modelhealth.operations import having
+
 By = Literal["value", "gradient"]
 
 LOSS, OUTPUT = "loss", "output"
@@ -62,6 +64,11 @@ class Vertex:
     def function(self) -> str:
         """The operation without the number of the output that was taken: ``split[2]``."""
         return self.name.partition("[")[0]
+
+    def has(self, *traits: str) -> bool:
+        """Whether this is an operation, or a constant made by one, of one of these traits."""
+        is_made = self.kind is Kind.OPERATION or self.kind is Kind.CONSTANT
+        return is_made and self.function in having(*traits)
 
     def passes_gradient(self, position: int) -> bool:
         """Whether a gradient can go back to the operand at a position."""
@@ -185,60 +192,6 @@ class Gate:
     kind: Kind
     by: str
     line: str = ""
-
-
-Edge = tuple[int, int]
-"""An operation's vertex, and the position of the operand that it takes there."""
-
-
-WHOLE = frozenset(
-    {"alias", "bfloat16", "clone", "contiguous", "data", "detach", "double", "flatten", "float"}
-    | {"half", "movedim", "mt", "permute", "reshape", "reshape_alias", "squeeze", "swapaxes", "t"}
-    | {"to", "to_copy", "transpose", "unflatten", "unsafe_view", "unsqueeze", "view", "view_as"}
-)
-"""Operations that give all values on, each once, in another layout or format."""
-
-AS_IT_IS = WHOLE | frozenset(
-    {"as_strided", "chunk", "expand", "expand_as", "getitem", "narrow", "select", "slice", "split"}
-    | {"split_with_sizes", "unbind", "unsafe_chunk", "unsafe_split"}
-)
-"""Operations that leave values what they are, all of them or a part."""
-
-SUMS = frozenset({"add", "iadd", "sub", "rsub", "subtract", "radd", "isub", "addcmul"})
-PRODUCTS = frozenset({"mul", "imul", "multiply", "rmul"})
-ZEROS = frozenset({"0", "zeros", "zeros_like", "new_zeros"})
-"""What a constant of zeros is called: the number, or the function that made it."""
-FILLED = ZEROS | frozenset({"ones", "ones_like", "new_ones", "full", "full_like", "new_full"})
-"""What constants of one value are called."""
-SAME = {"iadd": "add", "radd": "add", "imul": "mul", "rmul": "mul", "multiply": "mul"} | {
-    "isub": "sub",
-    "subtract": "sub",
-    "truediv": "div",
-    "true_divide": "div",
-    "matmul": "mm",
-    "bmm": "mm",
-}
-"""Spellings of one operation: by an operator, in place, batched or not."""
-MATRIX_PRODUCTS = frozenset(
-    {"addbmm", "addcmul", "addmm", "addmv", "baddbmm", "bmm", "dot", "einsum", "inner", "lerp"}
-    | {"linear", "matmul", "mm", "mv", "outer", "tensordot"}
-)
-"""Products of which several values are summed; of those that add to something, it comes first."""
-STEPWISE = frozenset(
-    {"bernoulli", "ceil", "clamp", "clamp_max", "clamp_min", "fix", "floor", "heaviside", "round"}
-    | {"sgn", "sign", "trunc"}
-)
-"""Operations of autograd whose gradient is zero everywhere, or beyond a bound."""
-CHOICES = frozenset(
-    {"argmax", "gather", "getitem", "index", "index_select", "masked_fill", "masked_scatter"}
-    | {"masked_select", "max", "min", "nonzero", "one_hot", "scatter", "scatter_add", "select"}
-    | {"slice", "sort", "split", "split_with_sizes", "topk", "unbind", "where"}
-)
-"""Operations that take some of several values, by a mask, an index or their size."""
-ROUTES = frozenset(
-    {"argmax", "bincount", "eq", "multinomial", "nonzero", "one_hot", "sort", "topk"}
-)
-"""Operations by which values of the run say which members of a list run, or count."""
 
 
 def near(text: str) -> str:

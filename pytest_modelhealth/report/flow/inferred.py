@@ -118,7 +118,8 @@ class _Inferred:
         self._calls.append(Call(record.name, record.type_name, parent, number, (given,)))
         self._open.append((number, record))
         self._so_far[number] = given
-        if _starts_at_zero(record):
+        if any(s.count and s.abs_max == 0.0 for s in record.parameters.values()):
+            # it multiplies by zeros: what is added to or scaled by its output is equal
             self._hiding.add(number)
         self._see(record.inputs, given)
 
@@ -129,7 +130,8 @@ class _Inferred:
         out = None if is_leaf or is_hiding else self._matched(record.activations, record.calls)
         if out is None:
             kind, name = (Kind.CALL, record.name) if is_leaf else (Kind.OPERATION, _NOT_SEEN)
-            live = _may_pass_gradients(record)
+            live = record.gradients is not None or bool(record.parameter_gradients)
+            live |= "gradients" not in record.watched
             cuts = frozenset(() if live else (0,))
             out = self._add(Vertex(kind, name, (self._so_far[number],), cuts, number, live))
         self._calls[number] = replace(call, last=last, outputs=(out,))
@@ -177,13 +179,3 @@ def _holds(outer: LayerRecord, record: LayerRecord) -> bool:
     if outer.calls > 1:
         return is_inside(record.name, outer.name)
     return record.calls > 1 or _returned(record) <= _returned(outer)
-
-
-def _starts_at_zero(record: LayerRecord) -> bool:
-    """Whether it multiplies by zeros, so that what is added to or scaled by its output is equal."""
-    return any(s.count and s.abs_max == 0.0 for s in record.parameters.values())
-
-
-def _may_pass_gradients(record: LayerRecord) -> bool:
-    got = record.gradients is not None or bool(record.parameter_gradients)
-    return got or "gradients" not in record.watched

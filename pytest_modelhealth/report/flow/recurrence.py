@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from pytest_modelhealth.report.flow.graph import AS_IT_IS, WHOLE, Call, Cut
-from pytest_modelhealth.report.flow.index import Index, walk
+from pytest_modelhealth.report.flow.graph import Call, Cut
+from pytest_modelhealth.report.flow.index import Index
 
 _FEWEST = 3
-_PARTS = AS_IT_IS - WHOLE - {"expand", "expand_as"}
 
 
 @dataclass(frozen=True)
@@ -47,19 +46,24 @@ def cut_recurrences(index: Index) -> Iterator[Recurrence]:
             yield Recurrence(call.layer, len(alike), tuple(cuts), _takes_more(index, alike))
 
 
+def _window(start: Iterable[int], goal: Iterable[int]) -> range:
+    """Return the vertices from the first of `start` to the last of `goal`."""
+    return range(min(start, default=0), max(goal, default=-1) + 1)
+
+
 def _cut(index: Index, first: Call, second: Call) -> Cut | None:
     """Return where gradients end from one call to the next, ``None`` where they pass.
 
     The second call may cut off itself what it is given.
     """
-    vertices, start = index.graph.vertices, set(first.outputs)
+    vertices, start = index.graph.vertices, first.outputs
     for goal in (second.inputs, second.outputs):
-        last = max(goal, default=-1)
-        live = index.forward(start, "gradient", last=last)
+        window = _window(start, goal)
+        live = index.walk(start, "gradient", through=window)
         if not live.isdisjoint(goal):
             continue
-        way = index.forward(start, "value", last=last)
-        for number in sorted(way & index.backward(goal, first=min(start, default=0)) - live):
+        way = index.walk(start, through=window) & index.walk(goal, back=True, through=window)
+        for number in sorted(way - live):
             for place, operand in enumerate(vertices[number].operands):
                 if operand in live and not vertices[number].passes_gradient(place):
                     return index.cut(number, operand, live)
@@ -69,10 +73,10 @@ def _cut(index: Index, first: Call, second: Call) -> Cut | None:
 
 def _is_passed_by(index: Index, first: Call, second: int, third: Call) -> bool:
     """Whether gradients go from before the second call to what the third gets, beside it."""
-    vertices, start = index.graph.vertices, set(first.outputs)
+    vertices, window = index.graph.vertices, _window(first.outputs, third.inputs)
     end = max(index.graph.calls[second].inputs, default=-1)
-    way = index.forward(start, "value", last=max(third.inputs, default=-1))
-    way &= index.backward(third.inputs, first=min(start, default=0))
+    way = index.walk(first.outputs, through=window)
+    way &= index.walk(third.inputs, back=True, through=window)
     return any(
         vertices[number].passes_gradient(place) and vertices[operand].live
         for number in way - index.inside_call(second)
@@ -83,19 +87,16 @@ def _is_passed_by(index: Index, first: Call, second: int, third: Call) -> bool:
 
 def _takes_more(index: Index, calls: list[Call]) -> bool:
     """Whether calls take something of their own beside what came of the first: steps, parts."""
-    vertices = index.graph.vertices
-    made = index.forward(set(calls[0].outputs), "value", last=max(calls[-1].inputs))
+    vertices, start = index.graph.vertices, calls[0].outputs
+    made = index.walk(start, through=_window(start, calls[-1].inputs))
     entries = set[frozenset[int]]()
     for before, last, call in zip(calls, calls[1:], calls[2:], strict=False):
         since, begin = (min(one.outputs, default=0) for one in (before, last))
-
-        def onward(number: int, since: int = since, begin: int = begin) -> tuple[int, ...]:
-            # what the call before made is not gone into
-            is_own = number > (begin if number in made else since)
-            return vertices[number].operands if is_own else ()
-
-        own = walk(call.inputs, onward) - made
-        if any(vertices[number].function in _PARTS for number in own):
+        # what the call before made is not gone into
+        window = _window((since + 1,), call.inputs)
+        through = [n for n in window if n > (begin if n in made else since)]
+        own = index.walk(call.inputs, back=True, through=through) - made
+        if any(vertices[number].has("slice") for number in own):
             return True
         entries.add(frozenset(number for number in own if number < since))
     return len(entries) > 1

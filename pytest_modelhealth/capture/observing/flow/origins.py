@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pytest_modelhealth.capture.observing.autograd_graph import operation, snake_case
+from pytest_modelhealth.capture.observing.autograd_graph import operation
 from pytest_modelhealth.capture.observing.flow.exports import Exports
 from pytest_modelhealth.capture.observing.flow.rows import (
     OpenCall,
@@ -208,7 +208,7 @@ class Origins:
         function = self._function_of(number)
         if function is not None and (len(operands) < len(following) or number == function.end - 1):
             known += function.unknown
-        name = snake_case(operation(node))
+        name = operation(node)
         vertex = self._rows.add(
             Kind.OPERATION,
             f"{name}[{output}]" if output else name,

@@ -20,6 +20,7 @@ from pytest_modelhealth.capture.observing.flow.rows import (
     place_of,
 )
 from pytest_modelhealth.capture.observing.layer import Layer
+from pytest_modelhealth.operations import having
 from pytest_modelhealth.report.flow import Flow, Graph, Kind
 
 SKIP, MAKE, FORM, FIRST, WRITE, OVERWRITE, PRODUCT, READ, TAKE, DIFFERENTIATE = range(10)
@@ -69,10 +70,6 @@ def function_name(function: Any) -> str:
         return "item"
     name = name.strip("_").lower()
     return "numpy" if name == "array" else name
-
-
-_LETS_GO = frozenset({"detach", "data"})
-"""Functions whose result often lends its memory to what has no tie to it."""
 
 
 class FunctionCall(NamedTuple):
@@ -284,7 +281,7 @@ class FlowRecorder:
         vertex = self._rows.add(kind, name, operands, at=counter(), place=place)
         for tensor in made:
             origins.put(tensor, vertex)
-            if name in _LETS_GO:
+            if name in having("detach"):
                 exports.add_memory(tensor, vertex)
             base = tensor._base
             if does in (WRITE, OVERWRITE) and base is not None:
