@@ -81,7 +81,7 @@ def failure(comparison: Comparison) -> str:
         below=[f"  {others} what began in {printable(found.label)}"] if affected else [],
         code=code,
         indent="  ",
-    ).text(lines=LINES)
+    ).text(width=None, lines=LINES)
 
 
 def _document(comparison: Comparison) -> Document:

@@ -16,9 +16,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from pytest_modelhealth.rendering.notation import Column, printable, shorten, table
 
-WIDTH = 100
-"""Characters of a line; in fewer nothing is cut, and what does not fit goes on in the next line."""
-
+WIDTH = 100  # characters of a line, fewer where the terminal has fewer
+NARROW = 80  # in fewer nothing is cut, and what does not fit goes on in the next line
 LINES = 24  # a screen, which no failure is longer than
 
 
@@ -75,16 +74,17 @@ class Document:
     indent: str = ""  # of the table in text
     marks: bool = False  # whether a column of marks stands first, in text
 
-    def text(self, *, width: int | None = None, lines: int | None = None) -> str:
+    def text(self, *, width: int | None = WIDTH, lines: int | None = None) -> str:
         """Return it for a terminal.
 
         Args:
-            width: characters of a line; `None` asks the terminal, of which pytest takes four, and
-                takes 56 at least and 100 at most.
+            width: characters of a line; `None` asks the terminal, and takes 56 at least and 100 at
+                most. Of a narrow one pytest takes four.
             lines: rows are left out above so many.
         """
-        columns = shutil.get_terminal_size((WIDTH + 4, LINES)).columns
-        width = width or min(max(columns - 4, 56), WIDTH)
+        columns = shutil.get_terminal_size((WIDTH, LINES)).columns
+        fitting = min(columns, WIDTH) if columns >= NARROW else max(columns - 4, 56)
+        width = width or fitting
         above = [self.headline, *_folded(self.facts, width)]
         below = [*_folded(self.below, width)]
         code = ["", *_folded(self.code, width)] if self.code else []
@@ -114,9 +114,9 @@ class Document:
             width=room,
             narrowest=[(column + shift, least) for column, least in self.narrowest],
             names=None if self.names is None else self.names + shift,
-            folds=width < WIDTH,
+            folds=width < NARROW,
         )
-        if width < WIDTH and max(map(len, "\n".join(lines).split("\n"))) > room:  # no table then
+        if width < NARROW and max(map(len, "\n".join(lines).split("\n"))) > room:  # no table then
             for at, row in enumerate(rows, start=1):
                 cells = (f"{t} {c}" for t, c in zip(titles[1:], row.cells[1:], strict=True) if c)
                 told = f"{row.mark} {row.cells[0]}: {', '.join(cells)}".lstrip()
@@ -186,7 +186,7 @@ def _folded(lines: Iterable[str], width: int) -> Iterator[str]:
             break_long_words=False, break_on_hyphens=False,
         )  # fmt: skip
         folded = (re.sub(r"\( (?=\"|\w+=)", "(", part) for part in wrapped)
-        yield from folded if len(line) > width < WIDTH else [line]
+        yield from folded if len(line) > width < NARROW else [line]
 
 
 _OPENED = re.compile(r"\((?=\"|\w+=)")

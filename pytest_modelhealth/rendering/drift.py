@@ -34,4 +34,4 @@ def explain(report: DriftReport) -> list[str]:
         narrowest=((0, 20), (5, 20)),
         names=0,
     )
-    return document.text(lines=LINES - 1).split("\n")  # besides how to accept it
+    return document.text(width=None, lines=LINES - 1).split("\n")  # besides how to accept it

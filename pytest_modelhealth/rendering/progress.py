@@ -73,7 +73,7 @@ def summary(history: History, k: int = 10, worst: Event | None = None) -> str:
     order = np.lexsort([-np.nan_to_num(rank.astype(float), nan=-1.0) for rank in ranks])
     listed = [at for at in order.tolist() if shown(history)[at]]
     rows = []
-    for at in listed:
+    for at in listed[:k]:  # of a long history each number costs
         values = ((form, float(history[name][-1, at])) for name, form in _COLUMNS.values())
         cells = [form(None if math.isnan(value) else value) for form, value in values]
         if history["parameter_gradient_nonfinite"][-1, at] > 0:
@@ -83,7 +83,6 @@ def summary(history: History, k: int = 10, worst: Event | None = None) -> str:
         headline(history, worst),
         columns=[Column(title, is_text=title == "layer") for title in ("layer", *_COLUMNS)],
         rows=rows,
-        most=k,
-        rest=lambda count: f"and {plural(count, 'layer')} more",
+        below=[f"  and {plural(more, 'layer')} more"] if (more := len(listed) - k) > 0 else [],
         indent="  ",
     ).text()

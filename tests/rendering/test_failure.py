@@ -13,8 +13,9 @@ from pytest_modelhealth.training import default_settings
 from tests.rendering import reports
 
 
-def test_the_whole_message() -> None:
+def test_the_whole_message(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evidence, consequences, cause and next moves, each once."""
+    monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(ModelHealthError) as caught:
         reports.dead().assert_healthy()
     assert str(caught.value).splitlines() == [

@@ -177,14 +177,16 @@ def test_the_failure_names_the_users_own_class_and_no_others(
     """The line on the way says where it is written; of torch's own classes nothing is said."""
     monkeypatch.chdir(Path(models.__file__).parent)
     line = at(models, "class: Scale").rpartition(":")[2]
-    text = inspected(models.Net()).render("failure")
+    text = inspected(models.Net()).render("failure", width=100)
     assert f", class at models.py:{line})" in text
-    alone = inspected(models.Scale()).render("failure")  # no layer feeds the model itself
+    alone = inspected(models.Scale()).render(
+        "failure", width=100
+    )  # no layer feeds the model itself
     assert f"\nclass:        models.py:{line}\n" in alone
     torchs = models.Net()
     torchs.scale = nn.Identity()
     nn.init.constant_(torchs.plain.weight, float("nan"))
-    text = inspected(torchs).render("failure")
+    text = inspected(torchs).render("failure", width=100)
     assert "called at models.py" in text
     assert "class" not in text
 

@@ -402,8 +402,8 @@ class Case:
         return _LOOK.sub("pytest --modelhealth-html=page.html", text)
 
 
-_LIMIT = re.compile(r"@pytest\.mark\.modelhealth\((\w+)=\.\.\.\)")
+_LIMIT = re.compile(r"@pytest\.mark\.modelhealth\(\s*(\w+)=\.\.\.\)")
 _WAIVER = re.compile(
-    r"@pytest\.mark\.modelhealth_waive\(([\"'])(.*?)\1, check=\"(\w+)\", reason=\"\.\.\.\"\)"
+    r"@pytest\.mark\.modelhealth_waive\(\s*([\"'])(.*?)\1,\s+check=\"(\w+)\",\s+reason=\"\.\.\.\"\)"
 )
-_LOOK = re.compile(r"(?<=look:         )(report\.|print\().*")
+_LOOK = re.compile(r"(?<=look:         )(report\.|print\().*(?:\n {14}.*)*")

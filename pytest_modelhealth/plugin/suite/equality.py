@@ -25,6 +25,7 @@ from pytest_modelhealth.data_sets.running import in_mode
 from pytest_modelhealth.errors import ModelHealthError
 from pytest_modelhealth.plugin.suite.case import FEW_STEPS, Unjudged
 from pytest_modelhealth.plugin.suite.making import Made, seeded
+from pytest_modelhealth.rendering.document import LINES, Document
 from pytest_modelhealth.rendering.notation import plural, shorten
 
 if TYPE_CHECKING:
@@ -129,12 +130,14 @@ def _text(case: Case, lost: list[str], comparison: Comparison) -> str:
         f"A {model} that made {plural(FEW_STEPS, 'training step')} was saved, and its state loaded "
         "into a new one, made under another seed: the two give other outputs in evaluation mode."
     )
-    lines = [f"the state is lost: {listed} is not in the state_dict", "", how]
     parting = comparison.first_divergence
-    if parting is not None:
-        told = f"{parting.label}: {parting.story}"
-        lines += [f"they part at:  {told}" + (f" ({parting.cause})" if parting.cause else "")]
-    return "\n".join([*lines, f"likely cause:  {_CAUSE}"])
+    where = [parting.label, parting.story, parting.cause] if parting is not None else []
+    parted = [f"they part at: {': '.join(filter(None, where))}"] if where else []
+    return Document(
+        f"the state is lost: {listed} is not in the state_dict",
+        facts=["", how],
+        code=[*parted, f"likely cause: {_CAUSE}"],
+    ).text(width=None, lines=LINES)
 
 
 def compiled_equals_eager(case: Case) -> None:
