@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_modelhealth.errors import InspectionError, LayerNotFoundError, suggest
+from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import ROLES
 from pytest_modelhealth.settings.setting import dotted
 
@@ -54,38 +55,6 @@ def _functional_layers() -> dict[Callable[..., Any], str]:
 FUNCTIONAL_LAYERS = _functional_layers()
 """Functions that count as layers when a module's forward calls them."""
 
-_UNITS_IN_DIMENSION_1 = (
-    nn.modules.conv._ConvNd,
-    nn.modules.batchnorm._BatchNorm,
-    nn.modules.instancenorm._InstanceNorm,
-    nn.modules.pooling._AdaptiveAvgPoolNd,
-    nn.modules.pooling._AdaptiveMaxPoolNd,
-    nn.modules.pooling._AvgPoolNd,
-    nn.modules.pooling._LPPoolNd,
-    nn.modules.pooling._MaxPoolNd,
-    nn.modules.pooling._MaxUnpoolNd,
-    nn.Dropout1d,
-    nn.Dropout2d,
-    nn.Dropout3d,
-    nn.GroupNorm,
-    nn.LocalResponseNorm,
-    nn.PixelShuffle,
-    nn.PixelUnshuffle,
-    nn.Softmax2d,
-    nn.Upsample,
-)
-_UNITS_IN_LAST_DIMENSION = (
-    nn.Linear,
-    nn.Bilinear,
-    nn.LayerNorm,
-    nn.RMSNorm,
-    nn.Embedding,
-    nn.EmbeddingBag,
-    nn.RNNBase,
-    nn.RNNCellBase,
-    nn.MultiheadAttention,
-)
-
 
 class UnitDimensions:
     """Decides in which dimension of an activation the units lie, in execution order.
@@ -116,9 +85,10 @@ class UnitDimensions:
 
 def _unit_dimension(kind: type) -> int | None:
     """Return the dimension that a type of module fixes, counted from the end if < 0."""
-    if issubclass(kind, _UNITS_IN_DIMENSION_1):
+    names = {base.__name__ for base in kind.__mro__ if base.__module__.startswith("torch.nn.")}
+    if not names.isdisjoint(having("channels")):
         return 1
-    return -1 if issubclass(kind, _UNITS_IN_LAST_DIMENSION) else None
+    return None if names.isdisjoint(having("features")) else -1
 
 
 def activation_of(module: nn.Module | type) -> str | None:

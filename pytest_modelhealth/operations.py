@@ -30,7 +30,6 @@ TRAITS = {
     "difference": "subtracts one value from another",
     "product": "multiplies two values, number by number",
     "quotient": "divides",
-    "inverse": "divides a number by a value",
     "matrix": "a product of which several values are summed; of those that add, it comes first",
     "total": "sums up one value",
     "average": "averages one value",
@@ -66,6 +65,8 @@ TRAITS = {
     "elementwise": "a loss of each number and its target",
     # modules of torch, by the names of their classes
     "normalization": "gives mean 0 and variance 1, or root mean square 1, by its scale and shift",
+    "channels": "its units lie in dimension 1",
+    "features": "its units lie in the last dimension",
     "container": "a list of modules, which may choose among its members",
 }
 
@@ -78,8 +79,7 @@ transpose, unflatten, unsafe_view, unsqueeze, view, view_as : view whole
 chunk, getitem, narrow, select, slice, split, split_with_sizes, unbind : view slice choice
 unsafe_chunk, unsafe_split, as_strided, diagonal : view slice choice
 expand, expand_as : view
-index : view slice choice index keeps_sign move
-gather, index_select : choice index keeps_sign move
+gather, index, index_select : choice index keeps_sign move
 take_along_dim, masked_select : choice index keeps_sign
 roll, flip : move
 topk, sort, argsort, nonzero, kthvalue : choice order route
@@ -99,7 +99,7 @@ sub/isub/subtract, rsub : sum difference margin
 addcmul : sum matrix
 mul/imul/multiply/rmul : product margin
 div/divide/truediv/true_divide/itruediv : quotient coarse margin
-reciprocal, rtruediv : quotient inverse
+reciprocal, rtruediv : quotient
 floor_divide/floordiv, remainder/mod, bucketize, and, rshift : coarse
 mm/matmul/bmm, addmm, baddbmm, addbmm, addmv, mv, dot, inner, outer, einsum, tensordot : matrix
 linear, lerp, convolution : matrix
@@ -118,7 +118,7 @@ neg : turns_sign margin
 abs : never_negative
 maximum : guard hinge
 eq : comparison route
-ne, lt, gt, le, ge, isin, bool, logical_not, bitwise_not/invert : comparison
+ne, lt, gt, le, ge, isin, bool, logical_not, bitwise_not, invert : comparison
 
 clamp/clip, clamp_min, clamp_max : flat clamp hinge guard margin
 hardtanh : flat clamp
@@ -132,7 +132,8 @@ arange, as_tensor, eye, linspace, scalar_tensor, tensor : constant
 
 relu : dying flat hinge never_negative
 threshold : dying flat hinge
-relu6, softplus : dying never_negative
+relu6 : dying hinge never_negative
+softplus : dying never_negative
 gelu, hardswish, mish, silu : dying sloped
 celu, elu, glu, hardshrink, prelu, selu, softshrink : dying
 sigmoid, hardsigmoid : never_negative
@@ -144,12 +145,19 @@ logsigmoid/log_sigmoid : never_positive
 cross_entropy : loss classes logits never_negative
 binary_cross_entropy_with_logits : loss logits never_negative
 binary_cross_entropy, soft_margin_loss : loss never_negative
-nll_loss/nll_loss2_d/nll_loss_nd : loss classes log_probabilities turns_sign
+nll_loss, nll_loss2_d, nll_loss_nd : loss classes log_probabilities turns_sign
 ctc_loss, kl_div : loss log_probabilities
 mse_loss, l1_loss, smooth_l1_loss, huber_loss : loss elementwise never_negative
 
-BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm, LayerNorm, GroupNorm : normalization
-InstanceNorm1d, InstanceNorm2d, InstanceNorm3d, RMSNorm : normalization
+BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm : normalization
+InstanceNorm1d, InstanceNorm2d, InstanceNorm3d : normalization
+LayerNorm, RMSNorm : normalization features
+GroupNorm : normalization channels
+_ConvNd, _BatchNorm, _InstanceNorm, LocalResponseNorm : channels
+_AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _AvgPoolNd, _LPPoolNd, _MaxPoolNd, _MaxUnpoolNd : channels
+Dropout1d, Dropout2d, Dropout3d, PixelShuffle, PixelUnshuffle, Softmax2d, Upsample : channels
+Linear, Bilinear, Embedding, EmbeddingBag : features
+RNNBase, RNNCellBase, MultiheadAttention : features
 ModuleDict, ModuleList, Sequential : container
 """
 

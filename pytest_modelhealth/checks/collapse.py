@@ -56,8 +56,10 @@ def _equal_outputs(observation: Observation, needed: Limit) -> Iterator[Finding]
     starts_at_zero = any(s.abs_max == 0.0 for n, s in trainable(culprit).items() if "bias" not in n)
     after = flow.reach(culprit.name) & flow.feeding("output") if flow.graph.outputs else ()
     is_head = not any(linear_maps(layers[n]) for n in after if n in layers)
-    if _is_another_checks(culprit) or (starts_at_zero and is_head):
-        return
+    out = culprit.activations
+    is_dead = culprit.activation in having("dying") and out is not None and out.abs_max == 0.0
+    if out is None or out.nonfinite_count or is_dead or (starts_at_zero and is_head):
+        return  # `finite` or `dead_units` says why
     if observation.samples < needed.value * observation.batches:
         reason = (
             f"its output is equal for all {observation.samples} samples, which so few may be; give "
@@ -130,13 +132,6 @@ def _is_compared_with_itself(flow: Flow) -> bool:
     }
     returned = set(graph.outputs) - {graph.loss}
     return bool(returned) and compared.issuperset(flow.origins(*returned, others=compared))
-
-
-def _is_another_checks(record: LayerRecord) -> bool:
-    """Whether `finite` or `dead_units` says why all samples are equal."""
-    out = record.activations
-    is_dead = record.activation in having("dying") and out is not None and out.abs_max == 0.0
-    return out is None or out.nonfinite_count > 0 or is_dead
 
 
 def _cause(record: LayerRecord, observation: Observation) -> str:

@@ -75,12 +75,6 @@ def enclosing(layer: str) -> Iterator[str]:
         layer = parent(layer)
 
 
-def gives_nothing(record: LayerRecord) -> bool:
-    """Whether what a layer returned is empty, or holds no tensor that could pass a gradient."""
-    out = record.activations
-    return record.status == "unsupported" if out is None else out.count == 0
-
-
 def is_in_an_empty_part(record: LayerRecord, observation: Observation) -> bool:
     """Whether it or a module around it returned nothing that could pass a gradient back.
 
@@ -88,7 +82,11 @@ def is_in_an_empty_part(record: LayerRecord, observation: Observation) -> bool:
     window. An indexer returns the places of tokens, and learns from a loss of its own.
     """
     modules = (observation.layers.get(name) for name in enclosing(record.name))
-    return any(r is not None and r.entered is not None and gives_nothing(r) for r in modules)
+    return any(
+        r.status == "unsupported" if r.activations is None else r.activations.count == 0
+        for r in modules
+        if r is not None and r.entered is not None
+    )
 
 
 def members(layer: str, layers: Mapping[str, LayerRecord]) -> Iterator[tuple[list[str], list[str]]]:

@@ -94,8 +94,10 @@ def _values(
     second normalisation takes a mean of 0 to -mean/std and a deviation of 1 to 1/std of the pixels,
     which lie in [0, 1]: a deviation of at least 2, and a mean below zero by less than five of them.
     """
-    root, is_image, is_white = observation.layers[""], _is_image(given), _is_white(given)
+    root, shape = observation.layers[""], given.shape
     low, high, mean, std = given.min, given.max, given.mean, given.std
+    is_image = len(shape) == 4 and shape[1] in _IMAGE_CHANNELS and min(shape[2:]) > 1
+    is_white = low == 0.0 and 0.98 * _WHITE <= high <= _WHITE and high.is_integer()  # of 8 bits
     is_table = len(given.shape) == 2 and not is_white and abs(mean) >= _CENTRED * std
     value, broken, is_mild = std, ALWAYS, False
     message = f"{what}, in [{low:.4g}, {high:.4g}] with a root mean square of {given.rms:.3g},"
@@ -156,16 +158,6 @@ def _first_weights(observation: Observation, name: str) -> LayerRecord | None:
         if record is not None and (linear_maps(record) or HAS_WEIGHTS & record.options.keys()):
             return record
     return None
-
-
-def _is_white(given: TensorStatistics) -> bool:
-    """Whether values end where those of 8-bit images do."""
-    return given.min == 0.0 and 0.98 * _WHITE <= given.max <= _WHITE and given.max.is_integer()
-
-
-def _is_image(given: TensorStatistics) -> bool:
-    shape = given.shape
-    return len(shape) == 4 and shape[1] in _IMAGE_CHANNELS and shape[2] > 1 and shape[3] > 1
 
 
 def _ids(observation: Observation) -> Iterator[Violation]:

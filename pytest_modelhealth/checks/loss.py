@@ -20,7 +20,7 @@ from pytest_modelhealth.checks.facts import (
 from pytest_modelhealth.checks.paths import is_floating
 from pytest_modelhealth.checks.zero_gradients import UNDERFLOW
 from pytest_modelhealth.operations import having
-from pytest_modelhealth.report import LayerRecord, LossCall, LossPath, Observation, Violation
+from pytest_modelhealth.report import LayerRecord, LossCall, Observation, Violation
 from pytest_modelhealth.report.flow.inferred import same_values
 from pytest_modelhealth.settings import Settings, Severity
 
@@ -298,7 +298,11 @@ def _path(observation: Observation, _: Settings) -> Iterator[Violation]:
         cause = "a loss weight of zero, or a mask that selects nothing"
     elif is_something and sent and sent.finite_count == sent.count > 0 == sent.abs_max:
         message = f"the loss is {loss:.3g}, and its gradient at the output is exactly zero"
-        cause = _why_flat(root, path)
+        cause = "the loss is constant: what it computes cancels out, or is multiplied by zero"
+        if root.activations is not None and root.activations.dtype == "float16":
+            cause = UNDERFLOW
+        elif flat := sorted(having("flat").intersection(path.operations)):
+            cause = f"{' and '.join(flat)} in the loss passes no gradient at these values"
     elif path.uses_target is False and all(call.target is None for call in observation.loss_calls):
         message = "the loss never reads its target"
         cause = (
@@ -317,14 +321,6 @@ def is_switched_off(observation: Observation) -> bool:
         return False
     is_hinge = not having("hinge").isdisjoint(path.operations)
     return not is_hinge and (gradient is None or gradient.abs_max == 0.0)
-
-
-def _why_flat(root: LayerRecord, path: LossPath) -> str:
-    if root.activations is not None and root.activations.dtype == "float16":
-        return UNDERFLOW
-    if flat := sorted(having("flat").intersection(path.operations)):
-        return f"{' and '.join(flat)} in the loss passes no gradient at these values"
-    return "the loss is constant: what it computes cancels out, or is multiplied by zero"
 
 
 def _negated(observation: Observation, _: Settings) -> Iterator[Violation]:

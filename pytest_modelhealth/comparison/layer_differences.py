@@ -175,13 +175,9 @@ def _named(operand: str, whose: str) -> str:
     made = operand.strip("`")
     if made == operand:
         return f"`{operand}`"
-    return (
-        "an earlier sum"
-        if made in having("sum")
-        else "a product"
-        if made in having("product")
-        else operand
-    )
+    if made in having("sum"):
+        return "an earlier sum"
+    return "a product" if made in having("product") else operand
 
 
 def _near_line(line: str) -> str:

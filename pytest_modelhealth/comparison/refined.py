@@ -25,6 +25,7 @@ from pytest_modelhealth.alignment.result import (
 from pytest_modelhealth.capture.observing.tensors import TensorStore
 from pytest_modelhealth.comparison.measures import gap
 from pytest_modelhealth.comparison.trace import Trace
+from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Flow, LayerRecord, Status
 from pytest_modelhealth.report.flow.graph import Kind
 from pytest_modelhealth.settings.setting import ancestors
@@ -204,7 +205,7 @@ def _out_of_sight(alignment: Alignment, a: Trace, b: Trace) -> Iterator[tuple[st
     """
     kinds = {kind(y) for y in b.layers.values() if y.status is Status.UNSUPPORTED}
     if b.rounds:
-        kinds |= {"relu", "relu6", "hardtanh"}
+        kinds |= having("hinge", "clamp")
     for pair in alignment.pairs:
         if pair.reference is not None and pair.candidate is None and pair.reason is None:
             layer = a.layers[pair.reference]

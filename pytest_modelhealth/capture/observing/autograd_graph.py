@@ -36,7 +36,7 @@ def origin(tensor: Tensor) -> Origin:
     """Return what made `tensor`: ``softmax``, ``sigmoid``; nothing where it has no graph."""
     node: Any = tensor.grad_fn
     moved, clamped = False, None
-    while node is not None and operation(node) in having("view", "clamp"):
+    while node is not None and operation(node) in having("view", "index", "clamp"):
         clamped = clamped or _bounds(node)
         moved = moved or operation(node) not in having("copy")
         node = node.next_functions[0][0] if node.next_functions else None
@@ -79,7 +79,7 @@ def are_cosines(tensor: Tensor) -> bool:
             if not are_unit:
                 return False
             found = True
-        elif name in having("view", "margin") and len(seen) < _DEEPEST:
+        elif name in having("view", "index", "margin") and len(seen) < _DEEPEST:
             waiting += factors
         else:
             return False
@@ -88,12 +88,12 @@ def are_cosines(tensor: Tensor) -> bool:
 
 def _has_length_one(node: Any) -> bool:
     """Whether a node divides vectors by their norm."""
-    node = _behind(node, having("view"))
+    node = _behind(node, having("view", "index"))
     if node is None or operation(node) == "weight_norm_interface":
         return node is not None
     if operation(node) != "div" or len(node.next_functions) < 2:
         return False
-    norm = _behind(node.next_functions[1][0], having("view", "guard"))
+    norm = _behind(node.next_functions[1][0], having("view", "index", "guard"))
     if norm is None or operation(norm) != "sum":
         return norm is not None and operation(norm) in having("length")
     squares = norm.next_functions[0][0]
