@@ -118,7 +118,7 @@ neg : turns_sign margin
 abs : never_negative
 maximum : guard hinge
 eq : comparison route
-ne, lt, gt, le, ge, isin, bool, logical_not, bitwise_not/invert : comparison
+ne, lt, gt, le, ge, isin, bool, logical_not, bitwise_not, invert : comparison
 
 clamp/clip, clamp_min, clamp_max : flat clamp hinge guard margin
 hardtanh : flat clamp
@@ -145,7 +145,7 @@ logsigmoid/log_sigmoid : never_positive
 cross_entropy : loss classes logits never_negative
 binary_cross_entropy_with_logits : loss logits never_negative
 binary_cross_entropy, soft_margin_loss : loss never_negative
-nll_loss/nll_loss2_d/nll_loss_nd : loss classes log_probabilities turns_sign
+nll_loss, nll_loss2_d, nll_loss_nd : loss classes log_probabilities turns_sign
 ctc_loss, kl_div : loss log_probabilities
 mse_loss, l1_loss, smooth_l1_loss, huber_loss : loss elementwise never_negative
 
