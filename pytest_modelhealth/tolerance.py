@@ -174,6 +174,28 @@ BFLOAT16 = 2.0**-8
 QUANTISED = 2**-7  # the step of eight quantised bits, by the largest magnitude
 
 
+def product_epsilon(device: str, *, convolutions: bool = False) -> float:
+    """Return the machine epsilon of products of float32 matrices on a kind of device.
+
+    It is 0.0 where they are as fine as their dtype. Torch is told otherwise for all backends at
+    once (`torch.set_float32_matmul_precision`) or for one (``fp32_precision``, since torch 2.9),
+    after which it refuses to tell that of all.
+    """
+    backends: Any = torch.backends
+    parts = {"cpu": [backends.mkldnn.matmul], "cuda": [backends.cuda.matmul]}.get(device, [])
+    parts += [backends.cudnn.conv] if convolutions else []
+    if hasattr(backends.cuda.matmul, "fp32_precision"):
+        told = {part.fp32_precision for part in parts}
+        told = {backends.fp32_precision if one == "none" else one for one in told}
+    else:
+        overall = torch.get_float32_matmul_precision()
+        told = {{"medium": "bf16" if device == "cpu" else "tf32", "high": "tf32"}.get(overall, "")}
+        told |= {"tf32"} if convolutions and backends.cudnn.allow_tf32 else set()
+    if device == "cpu":
+        return BFLOAT16 if "bf16" in told else 0.0
+    return TF32 if "tf32" in told else 0.0
+
+
 def floor(epsilon: float, roundings: int) -> float:
     """Return the least relative noise to expect of a tensor after so many roundings in a row.
 

@@ -15,13 +15,17 @@ from pytest_modelhealth.capture.step.bare import (
     converted_batch,
 )
 from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.snapshot.recording import of_report
 from pytest_modelhealth.tolerance import (
+    BFLOAT16,
+    TF32,
     Calibration,
     coarsest_epsilon,
     epsilon_of,
     floor,
     perturbed_batch,
     perturbed_copy,
+    product_epsilon,
 )
 
 EPSILON = 2.0**-23
@@ -149,3 +153,26 @@ def test_a_model_that_cannot_be_copied_is_refused_with_a_reason():
 
     with pytest.raises(InspectionError, match=r"cannot be copied.*no copies, please"):
         perturbed_copy(Uncopyable(2, 2), EPSILON, 0)
+
+
+def test_products_are_as_coarse_as_torch_was_told():
+    """For all backends at once, or for one: torch tells no precision of all then."""
+    if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+        pytest.skip("this torch has one precision for all backends")
+    parts = [torch.backends.mkldnn.matmul, torch.backends.cuda.matmul]
+    before = [part.fp32_precision for part in parts]
+    try:
+        torch.set_float32_matmul_precision("medium")
+        assert (product_epsilon("cpu"), product_epsilon("cuda")) == (BFLOAT16, TF32)
+        torch.set_float32_matmul_precision("highest")
+        assert (product_epsilon("cpu"), product_epsilon("cuda")) == (0.0, 0.0)
+        for part, precision in zip(parts, ("bf16", "tf32"), strict=True):
+            part.fp32_precision = precision
+        with pytest.raises(RuntimeError, match="mix of the legacy and new APIs"):
+            torch.get_float32_matmul_precision()
+        assert (product_epsilon("cpu"), product_epsilon("cuda")) == (BFLOAT16, TF32)
+        report = Inspector(model()).run_inspection(torch.randn(4, 8))
+        assert of_report(report).epsilon == BFLOAT16
+    finally:
+        for part, precision in zip(parts, before, strict=True):
+            part.fp32_precision = precision

@@ -14,7 +14,7 @@ from pytest_modelhealth.comparison.trace import Trace, TwoRuns
 from pytest_modelhealth.comparison.weights import fitted, folded_parameters
 from pytest_modelhealth.layers import own_parameters
 from pytest_modelhealth.statistics.dense import step
-from pytest_modelhealth.tolerance import TF32, Steps, epsilon_of
+from pytest_modelhealth.tolerance import Steps, epsilon_of, product_epsilon
 
 INSIDE = 2.0**-7
 """The step of weights that cannot be read, by their range: some processors use 7 bits of 8."""
@@ -46,8 +46,7 @@ def machine_epsilon(side: Side, trace: Trace) -> float:
     on_cuda = any(
         p is not None and p.is_cuda for m in side.modules.values() for p in m._parameters.values()
     )
-    allowed = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
-    return max(found, TF32) if on_cuda and allowed else found
+    return max(found, product_epsilon("cuda", convolutions=True)) if on_cuda else found
 
 
 def layer_epsilons(runs: TwoRuns, whole: float) -> dict[str, float]:

@@ -14,7 +14,7 @@ from pytest_modelhealth.snapshot.detection import detect_drift
 from pytest_modelhealth.snapshot.file_format import SnapshotFormatError, dump, load
 from pytest_modelhealth.snapshot.snapshot import Snapshot
 from pytest_modelhealth.snapshot.tolerances import Tolerances
-from pytest_modelhealth.tolerance import BFLOAT16, LOSS, TF32, coarsest_epsilon
+from pytest_modelhealth.tolerance import LOSS, coarsest_epsilon, product_epsilon
 
 
 def of_report(report: HealthReport, test: str = "-") -> Snapshot:
@@ -33,12 +33,9 @@ def from_observation(observation: Observation, noise: Noises | None = None) -> S
         record.name: replace(record, entered=place if record.calls else None, functional=False)
         for place, record in enumerate(records)
     }
-    precision = torch.get_float32_matmul_precision()
-    # float32 matrix products may be coarser than their dtype, where torch was told so
     seen = [one.activations for one in records if one.activations is not None]
     devices = {one.device.partition(":")[0] for one in seen if one.dtype == "float32"}
-    products = BFLOAT16 if "cpu" in devices and precision == "medium" else 0.0
-    products = TF32 if "cuda" in devices and precision != "highest" else products
+    products = max((product_epsilon(device) for device in devices), default=0.0)
     snapshot = Snapshot(
         test="-",
         profile=_profile(observation),
