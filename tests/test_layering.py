@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "pytest_modelhealth"
@@ -65,19 +66,31 @@ def test_every_module_imports_without_a_warning() -> None:
     run_python("-W", "error", "-c", code, *names)
 
 
-def holders(pattern: str) -> set[str]:
-    """The files of the package in which a line matches."""
-    files = {
+@cache
+def sources() -> dict[str, str]:
+    """The text of each file of the package."""
+    return {
         str(path.relative_to(PACKAGE)): path.read_text("utf-8") for path in PACKAGE.rglob("*.py")
     }
-    return {name for name, text in files.items() if re.search(pattern, text)}
+
+
+@cache
+def calls() -> dict[str, list[ast.Call]]:
+    """All calls that each file of the package makes."""
+    trees = {name: ast.walk(ast.parse(text)) for name, text in sources().items()}
+    return {n: [one for one in tree if isinstance(one, ast.Call)] for n, tree in trees.items()}
+
+
+def holders(pattern: str) -> set[str]:
+    """The files of the package in which a line matches."""
+    return {name for name, text in sources().items() if re.search(pattern, text)}
 
 
 def callers(names: str, attributes: str = "$", *, arguments: int = 0) -> set[str]:
     """The files that call something by a name, or by an attribute, with arguments if so many."""
 
-    def is_called(call: ast.AST) -> bool:
-        if not isinstance(call, ast.Call) or len(call.args) < arguments:
+    def is_called(call: ast.Call) -> bool:
+        if len(call.args) < arguments:
             return False
         if isinstance(call.func, ast.Name):
             return bool(re.fullmatch(names, call.func.id))
@@ -85,9 +98,7 @@ def callers(names: str, attributes: str = "$", *, arguments: int = 0) -> set[str
             re.fullmatch(attributes, call.func.attr)
         )
 
-    trees = {path: ast.parse(path.read_text("utf-8")) for path in PACKAGE.rglob("*.py")}
-    found = [path for path, tree in trees.items() if any(map(is_called, ast.walk(tree)))]
-    return {str(path.relative_to(PACKAGE)) for path in found}
+    return {name for name, made in calls().items() if any(map(is_called, made))}
 
 
 def test_one_place_calls_what_is_the_users() -> None:

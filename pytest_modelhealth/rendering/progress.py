@@ -71,12 +71,15 @@ def summary(history: History, k: int = 10, worst: Event | None = None) -> str:
     bad = history["parameter_gradient_nonfinite"][-1] + history["activation_nonfinite"][-1]
     ranks = (history["parameter_gradient_norm"][-1], history["dead_fraction"][-1], bad > 0)
     order = np.lexsort([-np.nan_to_num(rank.astype(float), nan=-1.0) for rank in ranks])
-    listed = [at for at in order.tolist() if shown(history)[at]]
-    rows = []
-    for at in listed[:k]:  # of a long history each number costs
-        values = ((form, float(history[name][-1, at])) for name, form in _COLUMNS.values())
+    # of a long history each statistic costs: once
+    is_shown = shown(history)
+    listed = [at for at in order.tolist() if is_shown[at]]
+    latest = [(form, history[name][-1]) for name, form in _COLUMNS.values()]
+    lost, rows = history["parameter_gradient_nonfinite"][-1] > 0, []
+    for at in listed[:k]:
+        values = ((form, float(column[at])) for form, column in latest)
         cells = [form(None if math.isnan(value) else value) for form, value in values]
-        if history["parameter_gradient_nonfinite"][-1, at] > 0:
+        if lost[at]:
             cells[0] = "NaN/inf"
         rows.append(Row([layer_label(history.layers[at]), *cells]))
     return Document(
