@@ -17,9 +17,9 @@ from pytest_modelhealth.capture.step.batch import (
     is_run_by_training_step,
     run_by_training_step,
 )
-from pytest_modelhealth.capture.step.isolation import collected_rarely
 from pytest_modelhealth.capture.step.run import Watch, observed_eagerly, run_step
 from pytest_modelhealth.capture.step.state import State
+from pytest_modelhealth.capture.step.switches import collected_rarely
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import stops_gradients
 from pytest_modelhealth.report import Observation

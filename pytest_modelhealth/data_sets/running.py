@@ -15,8 +15,7 @@ from pytest_modelhealth.capture import Engine, Request
 from pytest_modelhealth.capture.observing.sample_statistics import Collector
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs, batch_size
-from pytest_modelhealth.capture.step.guard import Guard
-from pytest_modelhealth.capture.step.isolation import exited_whole
+from pytest_modelhealth.capture.step.guard import Guard, exited_whole
 from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.data_sets.extremes import Extremes
 from pytest_modelhealth.errors import InspectionError, ModelHealthWarning

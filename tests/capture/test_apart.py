@@ -206,7 +206,7 @@ def test_one_model_in_two_threads_is_refused() -> None:
 
 def test_a_model_looked_at_while_another_thread_inspected_it_is_refused() -> None:
     """What was taken down of it then, hooks of that inspection, must not be put back."""
-    from pytest_modelhealth.capture.step.isolation import Inspection
+    from pytest_modelhealth.capture.step.guard import Inspection
     from pytest_modelhealth.capture.step.state import State
 
     model = Net()

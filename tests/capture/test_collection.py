@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_modelhealth import Inspector
-from pytest_modelhealth.capture.step.isolation import collected_rarely
+from pytest_modelhealth.capture.step.switches import collected_rarely
 
 
 @pytest.fixture(autouse=True)

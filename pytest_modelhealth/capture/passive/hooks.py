@@ -29,7 +29,7 @@ from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.layer import Layer
 from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.observing.tensors import WHY_NOT_SEEN, is_capturing
-from pytest_modelhealth.capture.step.isolation import is_inspecting
+from pytest_modelhealth.capture.step.guard import is_inspecting
 from pytest_modelhealth.layers import is_wrapper, unwrapped
 
 WHY_OPAQUE = (

@@ -36,7 +36,7 @@ from pytest_modelhealth.capture.passive.hooks import (
 )
 from pytest_modelhealth.capture.step.batch import batch_size
 from pytest_modelhealth.capture.step.company import notes_on_ranks
-from pytest_modelhealth.capture.step.isolation import is_inspecting, uninterrupted
+from pytest_modelhealth.capture.step.guard import is_inspecting, uninterrupted
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection, named_modules
 from pytest_modelhealth.report import LayerRecord, Observation

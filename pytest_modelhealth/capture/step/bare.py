@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import copied_batch
 from pytest_modelhealth.capture.step.company import in_company, refuse_again_and_again
-from pytest_modelhealth.capture.step.guard import Guard
-from pytest_modelhealth.capture.step.isolation import Inspection, Switch, exited_whole
+from pytest_modelhealth.capture.step.guard import Guard, Inspection, exited_whole
 from pytest_modelhealth.capture.step.run import eagerly
 from pytest_modelhealth.capture.step.state import Memory, State
+from pytest_modelhealth.capture.step.switches import Switch
 from pytest_modelhealth.errors import InspectionError
 
 

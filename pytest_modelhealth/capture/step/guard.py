@@ -1,21 +1,26 @@
-"""Holds what was before the user's code ran, and puts it back, in place and bit for bit."""
+"""Keeps runs apart, and puts back what they changed, bit for bit and whatever ends them."""
 
 from __future__ import annotations
 
 import copy
 import random
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from operator import attrgetter
+from types import FrameType
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.capture.step.state import Memory, State
+from pytest_modelhealth.capture.step.state import MOMENTS, Memory, State
+from pytest_modelhealth.errors import InspectionError
 
 
 class Guard:
@@ -212,3 +217,162 @@ _SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     *((partial(getattr, *flag), partial(setattr, *flag)) for flag in _FLAGS),
 )
 """What of torch may be switched: how each is read and set."""
+
+
+_lock = threading.Lock()
+_running: list[Inspection] = []
+_last_end = 0
+
+
+class Inspection:
+    """An inspection that has begun, in the thread that makes it."""
+
+    def __init__(self, state: State, model: nn.Module) -> None:
+        self.state = state  # what its model holds
+        self.doing = "forward"  # what of the user's runs now
+        self.hooks: Hooks | None = None  # once there is something to see
+        # when the first of those that run now, in whatever threads, began: they all put it back
+        self.numbers: dict[str, Any] | None = None
+        self._model = model
+        self._thread = threading.current_thread()
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Run apart from all others, those that this one runs inside among them.
+
+        Raises:
+            InspectionError: one that runs has modules or tensors in common with this.
+        """
+        global _last_end
+        with _lock:
+            here = [other for other in _running if other._thread is self._thread]
+            for other in _running:
+                self._refuse_beside(other)
+            if self.state.moment < _last_end and not self.state.is_as_it_was():
+                raise InspectionError(
+                    f"cannot inspect {self._label}: it was inspected in another thread until now, "
+                    f"and was looked at meanwhile; {_NEXT_MOVE}"
+                )
+            if _running and not here:
+                self.numbers = _running[0].numbers
+            _running.append(self)
+        try:
+            with ExitStack() as stack:
+                if here and here[-1].hooks is not None:
+                    stack.enter_context(here[-1].hooks.blind())
+                yield
+        finally:
+            with _lock:
+                _running.remove(self)
+                _last_end = next(MOMENTS)
+
+    @contextmanager
+    def untouched(self, batch: Any, values: Memory | bool = False) -> Iterator[Guard]:
+        """Start from no gradient, and leave no trace on the model, however it ends.
+
+        Values of parameters are not copied unless that is asked for: that some forward wrote to one
+        shows in its version.
+        """
+        with Guard(self.state, batch, values=values, numbers=self.numbers or True) as guard:
+            self.numbers = guard.numbers
+            guard.leaves.set_aside()
+            yield guard
+
+    @property
+    def _label(self) -> str:
+        return type(self._model).__name__
+
+    def _refuse_beside(self, other: Inspection) -> None:
+        common = _common(self.state, other.state)
+        if common is None:
+            return
+        if self._model is other._model:
+            whole = f"{self._label} is being inspected already"
+        else:
+            whole = f"{other._label}, with which it shares {common}, is being inspected already"
+        place = f"in the thread {other._thread.name!r}"
+        if other._thread is self._thread:
+            layer = other.hooks.running_layer if other.hooks is not None else None
+            inside = f", in the layer {layer!r}" if layer and other.doing == "forward" else ""
+            place = f"and this call comes from its {other.doing}{inside}"
+        raise InspectionError(f"cannot inspect {self._label}: {whole}, {place}; {_NEXT_MOVE}")
+
+
+def is_inspecting() -> bool:
+    """Whether an inspection is running in this thread."""
+    if not _running:
+        return False
+    here = threading.current_thread()
+    return any(inspection._thread is here for inspection in _running)
+
+
+_NEXT_MOVE = (
+    "one inspection of a model at a time: make the other one before or after it, or on a copy, "
+    "copy.deepcopy(model)"
+)
+
+
+def _common(a: State, b: State) -> str | None:
+    """Return what two models have in common, if anything; a module before tensors."""
+    held = {*map(id, b.modules), *map(id, b.leaves), *map(id, b.tensors)}
+    things: list[Any] = [*a.modules, *a.leaves, *a.tensors]
+    shared = next((thing for thing in things if id(thing) in held), None)
+    if shared is None:
+        return None
+    if isinstance(shared, nn.Module):
+        return f"a module ({type(shared).__name__})"
+    kind = "parameter" if isinstance(shared, nn.Parameter) else "tensor"
+    return f"a {kind} of shape {tuple(shared.shape)}"
+
+
+_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGALRM") if hasattr(signal, name)]
+
+
+@contextmanager
+def exited_whole(*managers: AbstractContextManager[Any]) -> Iterator[Any]:
+    """Enter all of `managers` and give the last one's value; no signal interrupts their exits.
+
+    One that arrives meanwhile is handled, by KeyboardInterrupt as a rule, once all have exited.
+    """
+    with ExitStack() as stack:
+        signals = stack.enter_context(_Signals())
+        entered = [stack.enter_context(manager) for manager in managers]
+        stack.callback(signals.hold)
+        yield entered[-1]
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Have a signal that arrives inside handled when this is left."""
+    with _Signals() as signals:
+        signals.hold()
+        yield
+
+
+class _Signals:
+    """Those that arrive between `hold` and the end are delivered in the end.
+
+    Only in the main thread does Python call handlers, and allow them to be set.
+    """
+
+    def __init__(self) -> None:
+        self._handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
+        self._arrived: list[tuple[int, FrameType | None]] = []
+
+    def hold(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in _SIGNALS:
+            handler = signal.getsignal(number)
+            if callable(handler):
+                self._handlers[number] = handler
+                signal.signal(number, lambda *call: self._arrived.append(call))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        for number, frame in self._arrived:
+            self._handlers[number](number, frame)

@@ -29,16 +29,10 @@ from pytest_modelhealth.capture.observing.tensors import (
 )
 from pytest_modelhealth.capture.step.batch import Inputs, batch_size
 from pytest_modelhealth.capture.step.company import Company, in_company
-from pytest_modelhealth.capture.step.guard import Leaves
-from pytest_modelhealth.capture.step.isolation import (
-    Inspection,
-    Switch,
-    collected_rarely,
-    deep_graphs_freed,
-    exited_whole,
-)
+from pytest_modelhealth.capture.step.guard import Inspection, Leaves, exited_whole
 from pytest_modelhealth.capture.step.loss import LossWatch, TaskLosses, compute_loss, conflicts
 from pytest_modelhealth.capture.step.state import State, graph_leaves
+from pytest_modelhealth.capture.step.switches import Switch, collected_rarely, deep_graphs_freed
 from pytest_modelhealth.capture.step.unregistered import Registered
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import ensure_match, named_modules

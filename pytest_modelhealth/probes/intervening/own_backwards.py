@@ -21,7 +21,7 @@ from pytest_modelhealth.capture.observing.flow.rows import line_of, place_of
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.bare import converted_batch
 from pytest_modelhealth.capture.step.batch import copied_batch
-from pytest_modelhealth.capture.step.isolation import exited_whole
+from pytest_modelhealth.capture.step.guard import exited_whole
 from pytest_modelhealth.checks.facts import at
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
 from pytest_modelhealth.probes.intervening.running import SEED, Runs, said

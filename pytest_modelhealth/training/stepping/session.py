@@ -18,9 +18,9 @@ from pytest_modelhealth.capture.passive.hooks import parameters_of
 from pytest_modelhealth.capture.passive.step import PassiveWatch
 from pytest_modelhealth.capture.step.batch import Inputs, copied_batch, deep_copy
 from pytest_modelhealth.capture.step.company import refuse_again_and_again
-from pytest_modelhealth.capture.step.guard import Guard
-from pytest_modelhealth.capture.step.isolation import collected_rarely, exited_whole
+from pytest_modelhealth.capture.step.guard import Guard, exited_whole
 from pytest_modelhealth.capture.step.state import State
+from pytest_modelhealth.capture.step.switches import collected_rarely
 from pytest_modelhealth.capture.step.unregistered import places
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection
