@@ -33,17 +33,18 @@ def render(report: HealthReport, *, width: int | None = None) -> str:
     worst = next(iter(report.violations), None)
     notes = few(remarks(report, briefly=worst is not None), MAX_REMARKS, "more note")
     notes = [shorten(note, WIDTH) for note in notes]
+    first, ran = headline(report), run(report)
+    following = "" if worst is None else consequences(report, worst)
     if worst is None:
-        ran = ["", run(report), *notes]
-        document = Document(headline(report), code=[*_ways(report)], remarks=ran)
+        document = Document(first, code=[*_ways(report)], remarks=["", ran, *notes])
         return document.text(width=width, lines=LINES)
-    following = consequences(report, worst)
+    rows = _rows(report)
     told = {"likely cause:": [worst.cause], "seen:": worst.details[:_FEW]}
     titles = ["layer", "check", "tensor", "value", "limit", "set by"]
     return Document(
-        headline(report),
+        first,
         columns=[Column(title, is_text=title not in ("value", "limit")) for title in titles],
-        rows=_rows(report),
+        rows=rows,
         most=MAX_ROWS,
         rest=lambda count: f"... and {count:,} more (print the report to see all)",
         below=[f"  {following}"] if following else [],
