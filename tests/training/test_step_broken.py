@@ -165,9 +165,12 @@ def test_gradients_that_are_switched_off_for_good_are_found_and_switched_on() ->
 def test_nothing_of_what_was_seen_is_kept() -> None:
     """Nothing of what was seen is kept."""
     model, optimizer = small()
+    # the traceback of an exception that another test let pass may hold some
+    others = [one for one in gc.get_objects() if type(one) in (Call, Watch)]
     Inspector(model).run_step(usual, optimizer, batch())
     gc.collect()
-    assert not any(type(one) in (Call, Watch) for one in gc.get_objects())
+    kept = [one for one in gc.get_objects() if type(one) in (Call, Watch)]
+    assert {*map(id, kept)} <= {*map(id, others)}
 
 
 # ---- no false alarm
