@@ -17,6 +17,7 @@ from pytest_modelhealth.capture.step.batch import (
     is_run_by_training_step,
     run_by_training_step,
 )
+from pytest_modelhealth.capture.step.guard import exited_whole
 from pytest_modelhealth.capture.step.run import Watch, observed_eagerly, run_step
 from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.capture.step.switches import collected_rarely
@@ -42,24 +43,29 @@ class EagerEngine(Engine):
 
         return measured(request, self._run)
 
-    @collected_rarely()
     def _run(self, request: Request, watch: Watch) -> Observation:
-        notes = []
-        model = request.model
-        state = State(model)
-        if any(map(is_compiled, state.modules)):
-            notes.append(
-                "the model is compiled: these are the values it has when run eagerly; "
-                'Inspector(model, compiled="observe") looks at the compiled code'
-            )
-        if state.lazy:
-            notes.append("the model is lazy: a copy was inspected, the model is not initialised")
-            model = _copy_of_lazy(model, state.lazy)
+        # to look at what the model holds makes as many objects as the run
+        with exited_whole(collected_rarely()):
+            notes = []
+            model = request.model
             state = State(model)
-        if request.backward is None and any(map(stops_gradients, state.modules)):
-            notes.append("no gradient flows through quantised layers: the forward pass alone ran")
-            request = replace(request, backward=False)
-        return run_step(request, model, notes, watch, state)
+            if any(map(is_compiled, state.modules)):
+                notes.append(
+                    "the model is compiled: these are the values it has when run eagerly; "
+                    'Inspector(model, compiled="observe") looks at the compiled code'
+                )
+            if state.lazy:
+                notes.append(
+                    "the model is lazy: a copy was inspected, the model is not initialised"
+                )
+                model = _copy_of_lazy(model, state.lazy)
+                state = State(model)
+            if request.backward is None and any(map(stops_gradients, state.modules)):
+                notes.append(
+                    "no gradient flows through quantised layers: the forward pass alone ran"
+                )
+                request = replace(request, backward=False)
+            return run_step(request, model, notes, watch, state)
 
 
 def is_compiled(module: nn.Module) -> bool:
