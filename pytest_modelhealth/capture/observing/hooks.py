@@ -202,14 +202,8 @@ class Hooks:
         """End the latest call of a layer, which returned `output` or raised."""
         try:
             with _Unseen():
-                stack = self._stack
-                if stack and stack[-1].layer is layer:
-                    frame = stack.pop()
-                    if frame.resume is not None:
-                        frame.resume()
-                elif (found := self._end(layer)) is not None:
-                    frame = found
-                else:
+                frame = self._end(layer)
+                if frame is None:
                     return
                 if output is None and sys.exception() is not frame.handling:
                     raised = type(sys.exception()).__name__
@@ -225,14 +219,16 @@ class Hooks:
 
         Those inside it were ended by an exception without a word to us.
         """
-        for depth, frame in enumerate(reversed(self._stack), 1):
-            if frame.layer is layer:
-                for _ in range(depth):
-                    ended = self._stack.pop()
-                    if ended.resume is not None:
-                        ended.resume()
-                return frame
-        return None
+        stack = self._stack
+        is_last = bool(stack) and stack[-1].layer is layer  # nearly always
+        if not is_last and all(frame.layer is not layer for frame in stack):
+            return None
+        while True:
+            ended = stack.pop()
+            if ended.resume is not None:
+                ended.resume()
+            if ended.layer is layer:
+                return ended
 
     def _function(
         self, name: str | None, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -418,7 +414,7 @@ class _EnterHook(_ModuleHook):
     __slots__ = ()
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if _tracing_state() is None and not is_compiling():
+        if not is_traced():
             self._hooks.enter(self._layer, (args, kwargs) if kwargs else args)
         elif not is_compiling():
             self._layer.traced = True
@@ -430,7 +426,7 @@ class _CompleteHook(_ModuleHook):
     __slots__ = ()
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if _tracing_state() is None and not is_compiling():
+        if not is_traced():
             self._hooks.complete(self._layer, output)
 
 

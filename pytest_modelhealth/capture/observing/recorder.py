@@ -369,22 +369,23 @@ class Recorder:
         It looks only where the statistics of both have counted that many zeros.
         """
         places, gradients = self.own["parameter_gradients"]
-        unread = set(gradients.unread)
         owners, weights = self.own["parameters"]
         of_weights = {place: index for index, place in enumerate(owners)}
         for index, (layer, name) in enumerate(places):
             zeros = gradients.zero_count(index)
-            if zeros == 0 or index in unread:
-                continue  # nearly all have none
+            gradient = None if zeros == 0 else gradients[index]  # nearly all have none
+            if gradient is None:
+                continue
             parameter = layer.parameters[name]
             # on another device it is not known yet
             self.has_zero_gradients |= zeros is None or zeros == parameter.numel()
             at = of_weights.get((layer, name))
-            if at is None or not (zeros and weights.zero_count(at)):
+            weight = weights[at] if zeros and at is not None and weights.zero_count(at) else None
+            if weight is None:
                 continue
             if isinstance(layer.module, nn.Embedding | nn.EmbeddingBag):
                 continue  # most batches leave out most rows of a table
-            slices = zero_slices(parameter, weights[at], gradients[index])  # type: ignore[arg-type]
+            slices = zero_slices(parameter, weight, gradient)
             if slices is not None:
                 layer.zero_slices[name] = slices
                 self.has_zero_gradients = True

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
+from pytest_modelhealth.capture.observing.autograd_graph import walk
 from pytest_modelhealth.capture.observing.tensors import NEVER_LAZY
 
 MOMENTS = count(1)
@@ -151,10 +152,10 @@ class State:
 
 _ATTRIBUTES = tuple(vars(nn.Module()))
 """What every module has, in this order unless a class of the user's made it another."""
-_HOOKS = slice(_ATTRIBUTES.index("_buffers") + 1, _ATTRIBUTES.index("_modules") - 1)
-_EMPTY = slice(_HOOKS.start, _HOOKS.stop + 1)
+_EMPTY = slice(_ATTRIBUTES.index("_buffers") + 1, _ATTRIBUTES.index("_modules"))
+"""Of these the containers of its hooks, and a flag among them."""
 _FLAG = _ATTRIBUTES.index("_is_full_backward_hook")
-"""Of these the containers of its hooks, without the flag among them."""
+_HOOKS = slice(_EMPTY.start, _EMPTY.stop - 1)  # once the flag is taken out
 
 _CONTAINERS = frozenset({dict, OrderedDict, defaultdict, Counter, list, set, deque})
 _GENERATORS = (torch.Generator, random.Random)
@@ -162,18 +163,7 @@ _GENERATORS = (torch.Generator, random.Random)
 
 def graph_leaves(roots: Iterable[Any]) -> list[Tensor]:
     """Return the leaf tensors that a backward pass from these nodes of a graph gets to."""
-    leaves, nodes = list[Tensor](), [*roots]
-    met = {None, *nodes}
-    while nodes:
-        node = nodes.pop()
-        following = () if node is None else node.next_functions
-        for one, _ in following:
-            if one not in met:
-                met.add(one)
-                nodes.append(one)
-        if not following and type(node) is _AccumulateGrad:
-            leaves.append(node.variable)
-    return leaves
+    return [node.variable for node in walk(roots) if isinstance(node, _AccumulateGrad)]
 
 
 _AccumulateGrad: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
