@@ -73,12 +73,17 @@ class UnitDimensions:
 
     def of(self, kind: type | None, tensor: torch.Tensor) -> int | None:
         """Return the dimension of the units of `tensor`, an output of a module of this class."""
-        if tensor.is_nested or (dimensions := tensor.ndim) < 2:
+        try:
+            shape = tensor.shape
+        except RuntimeError:  # a nested one
+            return None
+        dimensions = len(shape)
+        if dimensions < 2 or (type(tensor) is not torch.Tensor and tensor.is_nested):
             return None
         if kind not in self._by_kind:
             assert kind is not None
             self._by_kind[kind] = _unit_dimension(kind)
-        settled, shape = self._by_kind[kind], tensor.shape
+        settled = self._by_kind[kind]
         if settled is None:
             return self._by_shape.get(shape, 1 if dimensions >= 4 else dimensions - 1)
         self._by_shape[shape] = settled = settled % dimensions

@@ -154,12 +154,13 @@ class Keeper(Watcher):
         """Keep a tensor, once if it is shown several times unchanged."""
         if self._memory_is_reused and key.role == "gradients":  # which come without a word
             self._slots = KnownTensors[KeptTensor]()
-        known = self._slots.get(value)
+        now = version(value)
+        known = self._slots.get(value, now)
         if known is None:
             values = dense_values(value).values
             known = KeptTensor(self.store.put(values), 0, tuple(values.shape), values.dtype)
-            if version(value) is not None:  # a write would not show
-                self._slots.put(value, known)
+            if now is not None:  # a write would not show
+                self._slots.put(value, now, known)
         self.entries[key] = known._replace(moment=len(self.entries))
 
 

@@ -27,8 +27,8 @@ from pytest_modelhealth.capture.observing.layer import (
 from pytest_modelhealth.capture.observing.loss_calls import LOSS_FUNCTIONS
 from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.observing.tensors import (
+    NUMBERS,
     find_tensors,
-    holds_numbers,
     version,
     version_probe,
 )
@@ -220,8 +220,10 @@ class Hooks:
         Those inside it were ended by an exception without a word to us.
         """
         stack = self._stack
-        is_last = bool(stack) and stack[-1].layer is layer  # nearly always
-        if not is_last and all(frame.layer is not layer for frame in stack):
+        if not stack or (
+            stack[-1].layer is not layer  # hardly ever
+            and all(frame.layer is not layer for frame in stack)
+        ):
             return None
         while True:
             ended = stack.pop()
@@ -278,7 +280,7 @@ class Hooks:
         returned: list[Tensor] = []
         entries: list[Entry | None] = []
         for tensor in tensors:
-            if not holds_numbers(tensor):
+            if tensor.dtype not in NUMBERS:
                 continue
             returned.append(tensor)
             dimension = recorder.unit_dimension(layer.kind, tensor)
@@ -300,8 +302,8 @@ class Hooks:
         hook on a view whose base was written to crashes the interpreter (pytorch#196459). A view
         that is written to later never fires; the hook on its base does.
         """
-        _ = tensor.grad_fn
-        if known := tensor._backward_hooks:
+        node, known = tensor.grad_fn, tensor._backward_hooks
+        if known:
             # that of a layer inside, which returned the same tensor, serves both, unless the user's
             # code hooked the tensor in between: then there are two gradients. A tensor that was
             # written to has lost its hooks, one whose base was by the line above
@@ -309,19 +311,20 @@ class Hooks:
             if type(latest) is _GradientHook and latest.add(self, layer, unit_dimension):
                 return
         hook = _GradientHook(self, layer, unit_dimension)
-        self._register(tensor, hook)
+        self._register(tensor, node, known, hook)
         base = tensor._base
         if base is not None and base.requires_grad and base.grad_fn is not None:
-            self._register(base, _BaseGradientHook(hook, tensor, base))
+            around = _BaseGradientHook(hook, tensor, base)
+            self._register(base, base.grad_fn, base._backward_hooks, around)
 
-    def _register(self, tensor: Tensor, hook: Callable[[Tensor | None], None]) -> None:
-        """Do what `Tensor.register_hook` does, without a handle."""
-        hooks: dict[Any, Any] | None = tensor._backward_hooks
+    def _register(
+        self, tensor: Tensor, node: Any, hooks: Any, hook: Callable[[Tensor | None], None]
+    ) -> None:
+        """Do what `Tensor.register_hook` does, without a handle; `hooks` are those it has."""
         if hooks is None:
-            hooks = OrderedDict()
-            tensor._backward_hooks = hooks
-            if tensor.grad_fn is not None:
-                tensor.grad_fn._register_hook_dict(tensor)
+            tensor._backward_hooks = hooks = OrderedDict()
+            if node is not None:
+                node._register_hook_dict(tensor)
         hooks[hook] = hook
         self._tensor_hooks.append((hooks, hook))
 
@@ -414,10 +417,12 @@ class _EnterHook(_ModuleHook):
     __slots__ = ()
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not is_traced():
-            self._hooks.enter(self._layer, (args, kwargs) if kwargs else args)
-        elif not is_compiling():
+        if is_compiling():
+            return
+        if _tracing_state() is not None:
             self._layer.traced = True
+        else:
+            self._hooks.enter(self._layer, (args, kwargs) if kwargs else args)
 
 
 class _CompleteHook(_ModuleHook):
@@ -426,7 +431,7 @@ class _CompleteHook(_ModuleHook):
     __slots__ = ()
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if not is_traced():
+        if _tracing_state() is None and not is_compiling():
             self._hooks.complete(self._layer, output)
 
 

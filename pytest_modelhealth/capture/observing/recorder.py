@@ -215,8 +215,7 @@ class Recorder:
     def add_inputs(self, layer: Layer, tensors: list[Tensor]) -> list[Given]:
         """Take what `layer` was called with; integers only where there is nothing else."""
         if len(tensors) == 1:  # most layers
-            tensor = tensors[0]
-            return [(tensor, version(tensor), self._add(layer, "inputs", tensor, None))]
+            return [self.add_input(layer, tensors[0])]
         has_numbers = any(map(holds_numbers, tensors))
         return [
             (tensor, version(tensor), None)
@@ -227,19 +226,25 @@ class Recorder:
 
     def add_input(self, layer: Layer, tensor: Tensor) -> Given:
         """Take one tensor that `layer` was called with."""
-        return tensor, version(tensor), self._add(layer, "inputs", tensor, None)
+        now = version(tensor)
+        return tensor, now, self._add(layer, "inputs", tensor, None, now)
 
     def add_output(self, layer: Layer, tensor: Tensor, unit_dimension: int | None) -> Entry | None:
         """Take one tensor that `layer` returned; return what was found, if it was read."""
-        return self._add(layer, "activations", tensor, unit_dimension)
+        return self._add(layer, "activations", tensor, unit_dimension, version(tensor))
 
     def _add(
-        self, layer: Layer, role: str, tensor: Tensor, unit_dimension: int | None
+        self,
+        layer: Layer,
+        role: str,
+        tensor: Tensor,
+        unit_dimension: int | None,
+        version_now: int | None,
     ) -> Entry | None:
         entry = None
         if role in layer.roles:
             try:
-                entry = self.reader.read(tensor, unit_dimension)
+                entry = self.reader.read(tensor, unit_dimension, version_now)
                 if role in layer.seen:
                     _append(layer, role, entry)
                 else:

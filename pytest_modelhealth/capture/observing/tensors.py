@@ -116,10 +116,17 @@ def _own(value: object, name: str) -> Any:
         return None
 
 
+_DTYPES = [dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)]
+NUMBERS = frozenset(
+    {dtype for dtype in _DTYPES if dtype.is_floating_point or dtype.is_complex}
+    | {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
+)
+"""The dtypes of real and complex numbers, quantised ones among them, not of integers."""
+
+
 def holds_numbers(tensor: Tensor) -> bool:
-    """Whether a tensor holds real or complex numbers, quantised ones among them, not integers."""
-    dtype = tensor.dtype
-    return dtype.is_floating_point or dtype.is_complex or tensor.is_quantized
+    """Whether a tensor is of one of the dtypes of numbers."""
+    return tensor.dtype in NUMBERS
 
 
 NEVER_LAZY = frozenset({Tensor, nn.Parameter})
@@ -155,16 +162,16 @@ class KnownTensors(Generic[_T]):
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[Tensor], int | None, _T]] = {}
 
-    def get(self, tensor: Tensor) -> _T | None:
+    def get(self, tensor: Tensor, version_now: int | None) -> _T | None:
         """Return what is known of a tensor, unless it was written to since."""
         found = self._known.get(id(tensor))
-        if found is None or found[0]() is not tensor or found[1] != version(tensor):
+        if found is None or found[0]() is not tensor or found[1] != version_now:
             return None
         return found[2]
 
-    def put(self, tensor: Tensor, known: _T) -> None:
+    def put(self, tensor: Tensor, version_now: int | None, known: _T) -> None:
         """Take what is known of a tensor as it is now."""
-        self._known[id(tensor)] = weakref.ref(tensor), version(tensor), known
+        self._known[id(tensor)] = weakref.ref(tensor), version_now, known
 
     def latest(self, tensor: Tensor) -> _T | None:
         """Return what is known of a tensor, though it may have been written to."""
@@ -229,7 +236,9 @@ class Reader:
         """Look at every tensor anew: compiled code writes to memory without a new version."""
         self._known = KnownTensors()
 
-    def read(self, tensor: Tensor, unit_dimension: int | None) -> Entry:
+    def read(
+        self, tensor: Tensor, unit_dimension: int | None, version_now: int | None
+    ) -> Entry:
         """Return the entry of a tensor, which is read unless it is one seen before, unchanged.
 
         The output of a layer is usually the input of the next and the output of its container.
@@ -237,11 +246,11 @@ class Reader:
         Raises:
             UnsupportedTensorError: it cannot be read.
         """
-        entry = self._known.get(tensor)
+        entry = self._known.get(tensor, version_now)
         if entry is None or (unit_dimension is not None and not entry.has_units):
             entry = self.ledger.add(tensor, unit_dimension, self.samples)
-            if not tensor.is_inference():  # a write would not show
-                self._known.put(tensor, entry)
+            if version_now is not None:  # a write would not show
+                self._known.put(tensor, version_now, entry)
         return entry
 
     def read_gradient(self, gradient: Tensor, unit_dimension: int | None = None) -> Entry:
@@ -276,10 +285,10 @@ class Reader:
             # a linear layer returns a view of all of the base, too
             views = (t for t in reversed(self._known.tensors()) if t._base is base)
             for tensor in (base, *(view for view in views if _shows_all(view, base))):
-                if (entry := self._known.get(tensor)) is not None:
+                if (entry := self._known.get(tensor, version(tensor))) is not None:
                     return entry.reshaped(tuple(value.shape))
         try:
-            return self._known.get(value) or self.ledger.add(value)
+            return self._known.get(value, version(value)) or self.ledger.add(value)
         except UnsupportedTensorError:
             return None
 

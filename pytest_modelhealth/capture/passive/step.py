@@ -25,6 +25,7 @@ from pytest_modelhealth.capture.observing.tensors import (
     find_tensors,
     is_capturing,
     noted,
+    version,
 )
 from pytest_modelhealth.capture.passive.hooks import (
     PASSES_A_PAGE,
@@ -106,7 +107,7 @@ class PassiveStep(OptimizerSteps):
         self._before_step = KnownTensors[bool]()  # gradients of earlier steps
         for _, _, parameter in self._held.values():
             if parameter.grad is not None:
-                self._before_step.put(parameter.grad, True)
+                self._before_step.put(parameter.grad, version(parameter.grad), True)
         self._modes: dict[str, bool] = {}
         self._hook_counts = {
             layer.name: len(module._forward_hooks) + len(module._forward_pre_hooks)
@@ -173,7 +174,7 @@ class PassiveStep(OptimizerSteps):
             for layer, name, parameter in parameters
             if parameter.grad is not None
             and "parameter_gradients" in layer.roles
-            and not self._before_step.get(parameter.grad)
+            and not self._before_step.get(parameter.grad, version(parameter.grad))
         ]
         reader.expect(self._batch, self._scale if scale is None else scale)
         try:

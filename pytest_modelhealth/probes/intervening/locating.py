@@ -109,11 +109,12 @@ class _Visitor:
 
     def _keep(self, event: Event, value: Tensor) -> None:
         """Keep a tensor, once if it is shown several times unchanged."""
-        slot = self._known.get(value)
+        now = version(value)
+        slot = self._known.get(value, now)
         if slot is None:
             slot = self._store.put(value)
-            if version(value) is not None:  # a write would not show
-                self._known.put(value, slot)
+            if now is not None:  # a write would not show
+                self._known.put(value, now, slot)
         self._slots[event] = slot
 
     def _compare(self, event: Event, value: Tensor) -> None:

@@ -18,7 +18,7 @@ from pytest_modelhealth.capture.observing.flow.rows import (
     counter,
     ensure_room,
 )
-from pytest_modelhealth.capture.observing.tensors import KnownTensors
+from pytest_modelhealth.capture.observing.tensors import KnownTensors, version
 from pytest_modelhealth.report.flow import Kind
 
 _TORCH = frozenset({"torch", "functorch"})
@@ -97,7 +97,7 @@ class Origins:
 
     def put(self, tensor: Tensor, vertex: int) -> None:
         """Say that a vertex made a tensor without a gradient."""
-        self._plain.put(tensor, vertex)
+        self._plain.put(tensor, version(tensor), vertex)
 
     def add_function(self, function: Function) -> None:
         """Take a call of a function that made nodes."""
@@ -130,8 +130,9 @@ class Origins:
                 call.live, call.first_cut = True, len(call.operands)
                 outputs.append(call.index if makes_nodes else self.of(tensor))
                 continue
-            if self._plain.get(tensor) is None and id(tensor) not in self._source_vertices:
-                self._plain.put(tensor, call.index)
+            now = version(tensor)
+            if self._plain.get(tensor, now) is None and id(tensor) not in self._source_vertices:
+                self._plain.put(tensor, now, call.index)
             outputs.append(self.of_plain(tensor))
         call.outputs = tuple(outputs)
 
@@ -232,7 +233,7 @@ class Origins:
 
     def of_plain(self, tensor: Tensor) -> int:
         """Return the vertex that a tensor without a gradient comes from."""
-        seen = self._plain.get(tensor)
+        seen = self._plain.get(tensor, version(tensor))
         if seen is not None:
             return seen
         base = None if tensor.is_inference() else tensor._base
@@ -282,7 +283,7 @@ class Origins:
             vertex = self._of_unseen(live)
         if live:
             self.leaves[id(tensor)] = vertex
-        self._plain.put(tensor, vertex)
+        self.put(tensor, vertex)
         return vertex
 
     def _of_unseen(self, live: bool) -> int:

@@ -127,7 +127,8 @@ class FlowRecorder:
             # of whatever else of ours sees the call
             frame = sys._getframe(6)
             is_module = frame.f_code is _MODULE_CALL
-            call.place = place_of(frame if is_module else sys._getframe(4), around.place)
+            caller = frame.f_back if is_module else sys._getframe(4)
+            call.place = place_of(caller, around.place)
         except Exception as error:  # noqa: BLE001 - ours
             self._fail(error)
             return None
