@@ -21,12 +21,15 @@ from torch import Tensor
 
 from pytest_modelhealth.statistics import queued
 from pytest_modelhealth.statistics.dense import dense_values, first_nonfinite, unseen
-from pytest_modelhealth.statistics.kinds import Kind, find_kind
 from pytest_modelhealth.statistics.native import (
+    COMPARED_SAMPLES,
     EQUAL_SAMPLES,
     NOT_ALL_FINITE,
-    OUT_OF_RANGE,
+    PLACE,
+    REMARKS_FROM_BIT,
     Results,
+    is_plain,
+    library,
 )
 from pytest_modelhealth.statistics.queued import Queued
 from pytest_modelhealth.statistics.tensor_statistics import Subject, TensorStatistics
@@ -134,22 +137,19 @@ class Entries:
     """What was found in tensors that were read together, each made an entry when asked for.
 
     Args:
-        found: of each tensor its entry, its number among those that the kernel read, or ``None``
-            where it was not read.
-        results, kinds: what the kernel wrote to, and the kind of each tensor that it read.
-        columns: of each of these the place, the zeros and the largest magnitude, as `Results` has
-            them.
+        found: of each tensor its entry, the place of its result, or ``None`` where it was not read.
+        results: what the kernel wrote to.
+        columns: of each tensor the zeros and the largest magnitude, as `Results` has them.
     """
 
     def __init__(
         self,
         found: Iterable[Entry | int | None],
         results: Results | None = None,
-        kinds: Sequence[Kind] = (),
-        columns: tuple[Sequence[int], Sequence[int], Sequence[float]] = ((), (), ()),
+        columns: tuple[Sequence[int], Sequence[float]] = ((), ()),
     ) -> None:
-        self._found, self._results, self._kinds = [*found], results, kinds
-        self._places, self._zeros, self._largest = columns
+        self._found, self._results = [*found], results
+        self._zeros, self._largest = columns
 
     def __len__(self) -> int:
         return len(self._found)
@@ -160,9 +160,8 @@ class Entries:
     def __getitem__(self, index: int) -> Entry | None:
         found = self._found[index]
         if isinstance(found, int):
-            kind, place = self._kinds[found], self._places[found]
-            entry = Entry(self._results, kind.subject, place, kind.has_units)
-            entry._zeros = self._zeros[found]
+            entry = Entry(self._results, None, found, has_units=False)
+            entry._zeros = self._zeros[index]
             self._found[index] = found = entry
         return found
 
@@ -178,14 +177,14 @@ class Entries:
         """Return how many zeros a tensor has, as `Entry` has it; ``None`` of one not read."""
         found = self._found[index]
         if isinstance(found, int):
-            return self._zeros[found]
+            return self._zeros[index]
         return None if found is None else found.zero_count
 
     def largest(self, index: int) -> float | None:
         """Return the largest magnitude of a tensor, as `Entry.reach`; ``None`` of one not read."""
         found = self._found[index]
         if isinstance(found, int):
-            return self._largest[found]
+            return self._largest[index]
         reach = None if found is None else found.reach
         return None if reach is None else abs(reach[0])
 
@@ -221,6 +220,7 @@ class Ledger:
         self._lock = threading.Lock()  # of the queue
         self._queue = _Queue()
         self._queue_all = queue_all
+        self._is_compiled = library() is not None and not queue_all
         self.has_queued = False
         """Whether statistics of a tensor stayed on its device, at least for a while."""
 
@@ -234,13 +234,17 @@ class Ledger:
         Raises:
             UnsupportedTensorError, IndexError: as `reduce`.
         """
-        if not self._queue_all:
-            kind, address = find_kind(tensor, unit_dim, samples)
-            if kind is not None:
-                results = self._by_thread.get(get_ident()) or self._begin()
-                place, remarks = results.reduce(kind.job, address)
-                if not remarks & OUT_OF_RANGE:
-                    return self._entry(kind, results, place, remarks, tensor)
+        if self._is_compiled and is_plain(tensor):
+            results = self._by_thread.get(get_ident()) or self._begin()
+            found = results.read(tensor, unit_dim, samples)
+            if found >= 0:
+                entry = Entry(results, None, found & PLACE, unit_dim is not None)
+                remarks = found >> REMARKS_FROM_BIT
+                if remarks & COMPARED_SAMPLES:
+                    entry.samples_equal = remarks & EQUAL_SAMPLES > 0
+                if remarks & NOT_ALL_FINITE:
+                    entry._first_nonfinite = self._first_nonfinite(tensor)
+                return entry
         with unseen():
             return self._add_unusual(tensor, unit_dim)
 
@@ -250,23 +254,16 @@ class Ledger:
         Returns:
             The entry of each, ``None`` for one that the kernel does not read: it is left to `add`.
         """
-        wanted = [] if self._queue_all else [find_kind(tensor, None) for tensor in tensors]
-        kinds = [kind for kind, _ in wanted if kind is not None]
-        if not kinds:
+        if not self._is_compiled or not tensors:
             return Entries([None] * len(tensors))
         results = self._by_thread.get(get_ident()) or self._begin()
-        addresses = [address for kind, address in wanted if kind is not None]
-        remarks, columns = results.reduce_many([kind.job for kind in kinds], addresses)
-        numbers = iter(range(len(kinds)))
-        found = [None if kind is None else next(numbers) for kind, _ in wanted]
-        entries = Entries(found, results, kinds, columns)
-        for index, number in enumerate(found) if any(remarks) else ():
-            if number is not None and remarks[number] & OUT_OF_RANGE:
-                entries[index] = None
-            elif number is not None and remarks[number] & NOT_ALL_FINITE:
-                entry = entries[index]
-                assert entry is not None
-                entry._first_nonfinite = self._first_nonfinite(tensors[index])
+        read = results.read_many(tensors)
+        found = [place & PLACE if place >= 0 else None for place in read.tolist()]
+        entries = Entries(found, results, results.columns(read))
+        for index in np.flatnonzero((read >= 0) & (read >> REMARKS_FROM_BIT != 0)).tolist():
+            entry = entries[index]
+            assert entry is not None
+            entry._first_nonfinite = self._first_nonfinite(tensors[index])
         return entries
 
     def queues(self, tensor: Tensor) -> bool:
@@ -280,17 +277,6 @@ class Ledger:
     def _begin(self) -> Results:
         results = self._by_thread[get_ident()] = Results()
         return results
-
-    def _entry(
-        self, kind: Kind, results: Results, place: int, remarks: int, tensor: Tensor
-    ) -> Entry:
-        """Return the entry of a tensor that the kernel has read."""
-        entry = Entry(results, kind.subject, place, kind.has_units)
-        if kind.compares_samples:
-            entry.samples_equal = remarks >= EQUAL_SAMPLES
-        if remarks & NOT_ALL_FINITE:
-            entry._first_nonfinite = self._first_nonfinite(tensor)
-        return entry
 
     def _first_nonfinite(self, tensor: Tensor) -> tuple[int, ...] | None:
         """Find the first value that is not finite, if that was not done too often."""
@@ -316,12 +302,11 @@ class Ledger:
 
     def _read_now(self, values: Tensor, dim: int | None, subject: Subject) -> TensorStatistics:
         floats = values.to(_AS_FLOAT.get(values.dtype, values.dtype))
-        kind, address = find_kind(floats, dim)
-        if kind is not None:
+        if self._is_compiled and is_plain(floats):
             results = self._by_thread.get(get_ident()) or self._begin()
-            place, remarks = results.reduce(kind.job, address)
-            if not remarks & OUT_OF_RANGE:
-                return results.statistics(subject, place)
+            found = results.read(floats, dim)
+            if found >= 0:
+                return results.statistics(subject, found & PLACE)
         wanted = queued.queue(values, dim)
         return queued.decode(wanted, wanted.numbers.numpy(), subject)
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pytest_modelhealth.statistics import kinds, native, reduce
+from pytest_modelhealth.statistics import ledger, native, reduce
 from tests.statistics import oracle
 from tests.statistics.tensors import FLOATS, arranged
 
@@ -29,7 +29,7 @@ needs_library = pytest.mark.skipif(
 
 def assert_same(values: Tensor, dim: int | None, *, sampled: bool = False) -> None:
     """Assert that the kernel reads `values` itself, and finds what NumPy does."""
-    assert kinds.find_kind(values, dim)[0] is not None
+    assert native.Results().read(values, dim) >= 0
     oracle.assert_agrees(reduce(values, dim), values, dim, sampled=sampled)
 
 
@@ -79,8 +79,7 @@ WITH_DTYPES = [
 @pytest.fixture
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count every value in the histogram, however many there are."""
-    monkeypatch.setattr(kinds, "EXACT_HISTOGRAM", 1 << 40)
-    monkeypatch.setattr(kinds, "_kinds", {})
+    monkeypatch.setattr(native, "EXACT_HISTOGRAM", 1 << 40)
 
 
 @needs_library
@@ -161,7 +160,7 @@ def test_a_large_histogram_is_a_sample_and_says_so(dtype: torch.dtype) -> None:
     assert statistics.histogram_sampled
     assert statistics.histogram.counts.sum() == statistics.finite_count
     kept = oracle.kept_bins(statistics)
-    share = 1 / min(values.numel() // kinds.LEAST_SAMPLED, kinds.MOST_SKIPPED)
+    share = 1 / min(values.numel() // native.LEAST_SAMPLED, native.MOST_SKIPPED)
     for key, count in expected.items():
         assert abs(kept[key] - count) * share <= 6 * math.sqrt(count * share) + 1
     assert kept[statistics.min < 0, math.frexp(statistics.min)[1] - 1]
@@ -229,10 +228,8 @@ def test_every_level_of_cpu_gives_the_same_bits(
 
 def test_without_the_library_the_torch_kernel_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where none was compiled the numbers are the same, and never sampled."""
-    monkeypatch.setattr(native, "library", lambda: None)
-    monkeypatch.setattr(kinds, "_kinds", {})  # what others have read
+    monkeypatch.setattr(ledger, "library", lambda: None)
     values = noise(300, 300)
-    assert kinds.find_kind(values, 1)[0] is None
     oracle.assert_agrees(reduce(values, 1), values, 1, sampled=False)
 
 

@@ -8,6 +8,7 @@ import pickle
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,6 @@ from pytest_modelhealth.statistics import (
     Ledger,
     TensorStatistics,
     UnsupportedTensorError,
-    kinds,
     native,
     reduce,
 )
@@ -45,8 +45,8 @@ def test_many_tensors_at_once_are_what_each_is_alone(drawn: list[Tensor]) -> Non
             assert not entry.has_units
             assert oracle.bits(entry.statistics) == oracle.bits(reduce(tensor))
         else:
-            is_read = kinds.find_kind(tensor, None)[0] is not None
-            assert not is_read or tensor.dtype is torch.float64  # out of the kernel's range
+            is_read = native.is_plain(tensor) and native.Results().read(tensor, None) >= 0
+            assert not is_read
 
 
 @pytest.mark.parametrize("queue_all", [False, True])
@@ -127,6 +127,64 @@ def test_statistics_are_whole_whoever_asks_first(
     )
     expected = reduce(noise(20, 30), dim).merge(reduce(noise(9, 30), dim))
     assert oracle.bits(taken(merged)) == oracle.bits(expected)
+
+
+def transformed(transform: Callable[..., Any], tensor: Tensor) -> bool:
+    """Whether the kernel reads the wrapper that a functional transform has in hand."""
+    is_read = []
+
+    def function(inside: Tensor) -> Tensor:
+        is_read.append(native.Results().read(inside, None) >= 0)
+        return (inside * 2).sum()
+
+    transform(function)(tensor)
+    return is_read[0]
+
+
+def freed() -> Tensor:
+    """Return a tensor whose memory was given back, as FSDP does."""
+    tensor = torch.ones(3)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+@needs_library
+@pytest.mark.parametrize("asks_torch", [True, False])
+@pytest.mark.filterwarnings("ignore")
+def test_what_has_no_numbers_in_memory_is_not_read(
+    asks_torch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether torch describes tensors or we do, as before torch 2.10: no stray byte is read."""
+    if not asks_torch:
+        monkeypatch.setattr(native, "_torchs_description", lambda: 0)
+    for transform in (torch.vmap, torch.func.grad, torch.func.functionalize):
+        assert not transformed(
+            transform, torch.ones(3) if transform is not torch.vmap else noise(3, 2)
+        )
+    quantised = torch.quantize_per_tensor(noise(3), 0.1, 0, torch.qint8)
+    for tensor in (
+        torch.empty(3, device="meta"),
+        noise(3, 3).to_sparse(),
+        noise(3).to_mkldnn(),
+        torch.nested.nested_tensor([noise(2), noise(3)]),
+        quantised,
+        freed(),
+        torch.empty(0),
+        torch.ones(3, dtype=torch.int32),
+        torch.ones([1] * 17),
+    ):
+        results = native.Results()
+        assert results.read(tensor, None) == native.NOT_READ
+        assert results.read(noise(3), None) >= 0  # what comes after is read
+        assert results.read_many([noise(3), tensor, noise(2)])[1] == native.NOT_READ
+    complex_ = torch.complex(noise(3), noise(3)).conj()
+    assert not native.is_plain(complex_.imag)  # a view that is yet to be negated
+    strided = noise(4, 6, 2).permute(2, 0, 1)[:, ::2]
+    found = native.Results().read(strided, -1, 2)
+    assert found >= 0
+    assert oracle.bits(Ledger().add(strided, -1).statistics) == oracle.bits(
+        reduce(strided.clone(), 2)
+    )
 
 
 def test_a_tensor_is_read_when_it_is_added() -> None:

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pytest_modelhealth.statistics import kinds, native
+from pytest_modelhealth.statistics import native
 from pytest_modelhealth.statistics.native import Results
 from tests.statistics import oracle
 from tests.statistics.tensors import FLOATS, tensors
@@ -53,11 +53,10 @@ SHAPES = [
 
 def reduced(values: Tensor, dim: int | None, threads: int | None) -> tuple[object, ...]:
     """Return all that is found with this many threads, comparable to the last bit."""
-    kind, address = kinds.find_kind(values, dim)
-    assert kind is not None
     results = Results(threads=threads)
-    place, _ = results.reduce(kind.job, address)
-    return oracle.bits(results.statistics(kind.subject, place))
+    found = results.read(values, dim)
+    assert found >= 0
+    return oracle.bits(results.statistics(None, found & native.PLACE))
 
 
 def noise(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
@@ -89,8 +88,8 @@ def test_threads_find_what_is_there_in_any_small_tensor(
     """With parts of few elements, for any content and stride, threads find what one finds."""
     tensor = tensor.resolve_neg()
     dim = data.draw(st.none() | st.integers(0, tensor.ndim - 1)) if tensor.ndim else None
-    with patch.object(kinds, "PART", part), patch.dict(kinds._kinds, clear=True):
-        if kinds.find_kind(tensor, dim)[0] is not None:
+    with patch.object(native, "PART", part):
+        if Results().read(tensor, dim) >= 0:
             alone, *shared = (reduced(tensor, dim, threads) for threads in THREADS)
             assert all(found == alone for found in shared)
 
@@ -113,7 +112,7 @@ def threads_made(values: Tensor, threads: int | None) -> int:
 
 def test_a_large_tensor_is_shared_by_the_threads_that_torch_uses() -> None:
     """Without a number, as many threads as torch has; and no fewer, which would end some."""
-    values = torch.ones(2 * kinds.PART)
+    values = torch.ones(2 * native.PART)
     assert threads_made(values, 5) == 4
     with patch.object(torch, "get_num_threads", lambda: 4):
         assert threads_made(values, None) == 3
@@ -121,13 +120,13 @@ def test_a_large_tensor_is_shared_by_the_threads_that_torch_uses() -> None:
 
 def test_a_small_tensor_is_read_by_one_thread() -> None:
     """Where handing over takes longer than reading, nothing is handed over."""
-    assert threads_made(torch.ones(2 * kinds.PART - 1), 5) == 0
+    assert threads_made(torch.ones(2 * native.PART - 1), 5) == 0
 
 
 def test_torch_on_one_thread_leaves_the_kernel_on_one() -> None:
     """Under ``OMP_NUM_THREADS=1``, as usual beside pytest-xdist, the kernel has no more either."""
     with patch.object(torch, "get_num_threads", lambda: 1):
-        assert threads_made(torch.ones(4 * kinds.PART), None) == 0
+        assert threads_made(torch.ones(4 * native.PART), None) == 0
 
 
 def test_threads_that_call_at_once_do_not_disturb_each_other() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import math
 import os
 import struct
 import sys
@@ -19,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from pytest_modelhealth.statistics.tensor_statistics import (
-    HIGHEST_EXPONENT,
-    LOWEST_EXPONENT,
     ExponentCounts,
     Subject,
     TensorStatistics,
@@ -34,62 +35,101 @@ _SOURCES = ("fused.c", "block.h", "vectors.h", "samples.h")  # as in hatch_build
 _SUFFIX = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")  # as in hatch_build.py
 _LEVELS = {"AVX512": ("avx512", "avx2", "base"), "AVX2": ("avx2", "base")}
 
-_JOB = struct.Struct("=11q")
 _RESULT = struct.Struct("=7q4d4q")
 _RESULT_WORDS = 16
-_NANS, _ZERO_COUNT, _MIN, _MAX = 2, 5, 9, 10  # the words of a result that have it
-_ROWS = 2 * (HIGHEST_EXPONENT - LOWEST_EXPONENT + 1)
+_FORM, _NANS, _ZERO_COUNT, _MIN, _MAX = 1, 2, 5, 9, 10  # the words of a result that have it
 _PAGE_WORDS = 1 << 16
 _PLACE_BITS = 40  # of a place, for the word in its page; the rest is the number of the page
 
-# What the kernel remarks on a tensor, from bit 48 of what it returns.
-_REMARKS_FROM_BIT = 48
-_WORDS = (1 << _REMARKS_FROM_BIT) - 1
-OUT_OF_RANGE = 1
-"""Moments left the range of float64; another kernel has to find them."""
-NOT_ALL_FINITE = 2
+# What the kernel returns: where a result is and remarks on it, or why there is none.
+REMARKS_FROM_BIT = 56
+PLACE = (1 << REMARKS_FROM_BIT) - 1
+NOT_ALL_FINITE = 1
+COMPARED_SAMPLES = 2
 EQUAL_SAMPLES = 4
+NOT_READ, _NO_ROOM, _TO_SHARE = -1, -2, -3
+
+EXACT_HISTOGRAM = 1 << 14
+"""A tensor of up to this many elements has all of them in its histogram. Counting bins takes three
+times as long as all the rest."""
+
+LEAST_SAMPLED = 1 << 13
+"""A larger tensor has at least this many."""
+
+MOST_SKIPPED = 64
+"""At least one value in this many is in the histogram of a large tensor."""
+
+PART = 1 << 15
+"""About as many elements are summarized by themselves, so that threads can share a tensor of two
+such parts or more: as torch, which gives each thread at least 32768 elements. Another length may
+give other last bits."""
+
+_DTYPES = ("float32", "float64", "bfloat16", "float16")
+_NO_UNITS = -(1 << 31)
+_MOST_DIMS = 16
+_PLAIN_TYPES = frozenset({Tensor, torch.nn.Parameter})
+_DESCRIPTION = struct.Struct("=QiiiBBHQQQ")  # DLTensor of DLPack 1
+_FORMATS = {
+    torch.float32: (2, 32),
+    torch.float64: (2, 64),
+    torch.bfloat16: (4, 16),
+    torch.float16: (2, 16),
+}
+"""The code and the bits of each dtype, as DLPack has them."""
 
 
-class Job:
-    """How the kernel reads tensors of one kind; threads may share it.
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is no subclass, and no view that is yet to be negated.
 
-    Args:
-        dtype: 0 to 3 for float32, float64, bfloat16, float16.
-        elements: how many there are.
-        sizes, strides: in elements, widest stride first; empty where memory is dense.
-        units: number of units; 0 where their extremes are not wanted.
-        cells: number of places where extremes are gathered, one or several a unit.
-        run: how many elements of one cell follow each other.
-        one_in: how many values there are for each that enters the histogram; 1 for all.
-        part: about how many elements are summarized by themselves. Threads share parts; another
-            length may give other last bits.
-        samples: how many slices of dense memory are compared with each other; 0 for none.
+    What else the kernel does not read as it lies in memory has no description: what is on another
+    device, quantised, sparse, of a functional transform, or freed by FSDP.
     """
+    return type(tensor) in _PLAIN_TYPES and not tensor.is_neg()
 
-    __slots__ = ("_dimensions", "_memory", "address", "is_shared", "packed", "room")
 
-    def __init__(
-        self,
-        dtype: int,
-        elements: int,
-        sizes: Sequence[int],
-        strides: Sequence[int],
-        units: int,
-        cells: int,
-        run: int,
-        one_in: int,
-        part: int,
-        samples: int,
-    ) -> None:
-        self._dimensions = np.array([*sizes, *strides], dtype=np.int64)
-        where = self._dimensions.ctypes.data
-        counts = (units, run, cells, one_in, part, samples)
-        self.packed = _JOB.pack(0, dtype, elements, len(sizes), where, *counts)
-        self._memory = ctypes.create_string_buffer(self.packed, _JOB.size)
-        self.address = ctypes.addressof(self._memory)
-        self.is_shared = elements >= 2 * part  # by threads, as count_threads of fused.c
-        self.room = _RESULT_WORDS + _whole(units, 8) * 2 + _whole(units, 64) // 8 + _ROWS
+@cache
+def _torchs_description() -> int:
+    """Return the address of torch's function that describes a tensor; 0 before torch 2.10.
+
+    It is the fourth of DLPack's table of functions, which follows a version and an address.
+    """
+    table = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+    if table is None:
+        return 0
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    address = pointer(table, b"dlpack_exchange_api")
+    if ctypes.c_uint32.from_address(address).value != 1:  # the major version
+        return 0
+    return ctypes.c_void_p.from_address(address + 5 * 8).value or 0
+
+
+class _Job(ctypes.Structure):
+    """How to read one tensor, as `Job` of ``fused.c``: what is of interest here, and its size."""
+
+    _fields_ = (
+        ("data", ctypes.c_int64),
+        ("counts", ctypes.c_int64 * 8),
+        ("room", ctypes.c_int64),
+        ("others", ctypes.c_int64 * (3 + 3 * _MOST_DIMS)),
+    )
+
+
+class _Reader(ctypes.Structure):
+    """What is the same for all tensors that one thread reads, as `Reader` of ``fused.c``."""
+
+    _fields_ = (
+        ("describe", ctypes.c_void_p),
+        ("page", ctypes.c_int64),
+        ("words", ctypes.c_int64),
+        ("used", ctypes.c_int64),
+        ("first_place", ctypes.c_int64),
+        ("exact", ctypes.c_int64),
+        ("least_sampled", ctypes.c_int64),
+        ("most_skipped", ctypes.c_int64),
+        ("part", ctypes.c_int64),
+        ("job", _Job),
+    )
 
 
 def _whole(count: int, of: int) -> int:
@@ -99,7 +139,7 @@ def _whole(count: int, of: int) -> int:
 class _Page:
     """Memory that results are written to, one after the other."""
 
-    def __init__(self, words: int, first_place: int) -> None:
+    def __init__(self, words: int) -> None:
         memory = np.empty(words + 8, dtype=np.int64)  # pages that nobody writes to cost nothing
         start = -memory.ctypes.data % 64 // 8
         self.integers = memory[start : start + words]
@@ -108,9 +148,6 @@ class _Page:
         self.bytes = self.integers.view(np.bool_)
         self.memory = self.bytes.data
         self.address = int(self.integers.ctypes.data)
-        self.words = words
-        self.first_place = first_place
-        self.used = 0
 
     def read_out(
         self, start: int, observations: int | None
@@ -120,11 +157,25 @@ class _Page:
         at, units = start + _RESULT_WORDS, None
         if observations is not None:
             low, high = self.reals[at:], self.reals[at + _whole(count, 8) :]
-            at += 2 * _whole(count, 8)
-            alive = self.bytes[8 * at : 8 * at + count]
-            at += _whole(count, 64) // 8
+            alive = self.bytes[8 * (at + 2 * _whole(count, 8)) :][:count]
             units = UnitStatistics(alive, low[:count], high[:count], observations)
+        at += _words_of_units(count)
         return ExponentCounts(lowest, self.pairs[at // 2 : at // 2 + rows]), units
+
+    def subject(self, start: int) -> Subject:
+        """Return what the kernel knew of the tensor whose result is at `start`."""
+        form = int(self.integers[start + _FORM])
+        rows, units = _RESULT.unpack_from(self.memory, 8 * start)[-2:]
+        at = start + _RESULT_WORDS + _words_of_units(units) + 2 * rows
+        shape = tuple(self.integers[at : at + (form >> 8 & 0xFF)].tolist())
+        dim = (form >> 16) - 1
+        observations = None if dim < 0 else math.prod(shape[:dim])
+        return Subject(math.prod(shape), shape, _DTYPES[form & 0xFF], "cpu", observations)
+
+
+def _words_of_units(count: int) -> int:
+    """Return how many words the extremes of units take, and whether each is alive."""
+    return 2 * _whole(count, 8) + _whole(count, 64) // 8
 
 
 class Results:
@@ -139,61 +190,101 @@ class Results:
     """
 
     def __init__(self, words: int = _PAGE_WORDS, threads: int | None = None) -> None:
-        self._page = _Page(words, 0)
-        self._pages = [self._page]
-        self._library = library()
-        self._reduce_one = self._library.modelhealth_reduce_one
-        self._threads = threads
+        self._pages: list[_Page] = []
+        self._library, self._threads = library(), threads
+        self._read_one = self._library.modelhealth_read
+        self._reader = reader = _Reader()
+        reader.describe = _torchs_description()
+        self._asks_torch = bool(reader.describe)
+        reader.exact, reader.part = EXACT_HISTOGRAM, PART
+        reader.least_sampled, reader.most_skipped = LEAST_SAMPLED, MOST_SKIPPED
+        self._address = ctypes.addressof(reader)
+        self._add_page(words)
 
-    def reduce(self, job: Job, address: int) -> tuple[int, int]:
-        """Reduce the tensor whose first element is at `address`.
+    def read(self, tensor: Tensor, unit_dim: int | None, samples: int = 0) -> int:
+        """Read a plain tensor, if the kernel can.
 
-        Returns:
-            The place of the result, and what is to be known at once: `OUT_OF_RANGE`,
-            `NOT_ALL_FINITE` and `EQUAL_SAMPLES`, those that are true added up.
-        """
-        page = self._page
-        if page.used + job.room > page.words:
-            page = self._new_page(job.room)
-        used = page.used
-        threads = self._thread_count() if job.is_shared else 1
-        done = self._reduce_one(job.address, address, page.address + 8 * used, threads)
-        page.used = used + (done & _WORDS)
-        return page.first_place + used, done >> _REMARKS_FROM_BIT
-
-    def reduce_many(
-        self, jobs: Sequence[Job], addresses: Sequence[int]
-    ) -> tuple[list[int], tuple[list[int], list[int], list[float]]]:
-        """Reduce tensors in one call.
+        Args:
+            tensor: see `is_plain`.
+            unit_dim: the dimension of the units; ``None`` for no units.
+            samples: compare the samples of a tensor that has as many in dimension 0; 0 for none.
 
         Returns:
-            The remarks on each, as `reduce` has them; and the places of the results, the numbers
-            of zeros, and the largest magnitudes of finite values, NaN where there is none.
+            The place of its result, and from `REMARKS_FROM_BIT` on what is to be known at once:
+            `NOT_ALL_FINITE`, `COMPARED_SAMPLES` and `EQUAL_SAMPLES`, those that are true added up;
+            `NOT_READ` where the tensor is not read as it lies in memory.
         """
-        page, room = self._page, sum([job.room for job in jobs])
-        if page.used + room > page.words:
-            page = self._new_page(room)
-        packed = np.frombuffer(bytearray().join([job.packed for job in jobs]), dtype=np.int64)
-        packed.reshape(len(jobs), -1)[:, 0] = addresses
-        places = np.empty(len(jobs), dtype=np.int64)
-        where = page.address + 8 * page.used
-        words = self._library.modelhealth_reduce(
-            packed.ctypes.data, len(jobs), where, places.ctypes.data, self._thread_count()
-        )
-        starts = page.used + (places & _WORDS)
-        zeros = page.integers[starts + _ZERO_COUNT].tolist()
-        largest = np.maximum(-page.reals[starts + _MIN], page.reals[starts + _MAX]).tolist()
-        page.used += words
-        remarks = (places >> _REMARKS_FROM_BIT).tolist()
-        return remarks, ((page.first_place + starts).tolist(), zeros, largest)
+        dim = _NO_UNITS if unit_dim is None else unit_dim
+        try:
+            if self._asks_torch:
+                done = self._read_one(self._address, id(tensor), dim, samples)
+            else:
+                described = _described(tensor)
+                if described is None:
+                    return NOT_READ
+                done = self._read_one(self._address, described.ctypes.data, dim, samples)
+        except Exception:  # noqa: BLE001 - torch's: it has no description
+            self._ask_no_more()
+            return NOT_READ
+        if done >= NOT_READ:
+            return done
+        room = self._reader.job.room
+        if done == _NO_ROOM:
+            self._add_page(room)
+            return self.read(tensor, unit_dim, samples)
+        job = self._address + _Reader.job.offset
+        return int(self._reduce(job, 1, room)[0])
 
-    def _thread_count(self) -> int:
-        return 1 if _is_forked(os.getpid()) else self._threads or torch.get_num_threads()
+    def read_many(self, tensors: Sequence[Tensor]) -> npt.NDArray[np.int64]:
+        """Read tensors in one call of the kernel, without units; return what `read` does of each."""
+        if self._asks_torch:
+            jobs = (_Job * len(tensors))()
+            addresses = [id(tensor) if is_plain(tensor) else 0 for tensor in tensors]
+            plain = np.array(addresses, dtype=np.int64)
+            place, where = ctypes.addressof(jobs), plain.ctypes.data
+            try:
+                room = self._library.modelhealth_plan(self._address, where, len(tensors), place)
+                return self._reduce(place, len(tensors), room)
+            except Exception:  # noqa: BLE001 - as in `read`
+                self._ask_no_more()
+        found = [self.read(t, None) if is_plain(t) else NOT_READ for t in tensors]
+        return np.array(found, dtype=np.int64)
 
-    def _new_page(self, room: int) -> _Page:
-        self._page = _Page(max(room, _PAGE_WORDS), len(self._pages) << _PLACE_BITS)
-        self._pages.append(self._page)
-        return self._page
+    def _ask_no_more(self) -> None:
+        """Describe tensors here: that torch cannot takes it a millisecond to say."""
+        self._asks_torch, self._reader.describe = False, None
+
+    def _reduce(self, jobs: int, count: int, room: int) -> npt.NDArray[np.int64]:
+        """Reduce what was planned, while other threads run."""
+        if self._reader.used + room > self._reader.words:
+            self._add_page(room)
+        found = np.empty(count, dtype=np.int64)
+        threads = 1 if _is_forked(os.getpid()) else self._threads or torch.get_num_threads()
+        self._library.modelhealth_reduce(self._address, jobs, count, found.ctypes.data, threads)
+        return found
+
+    def _add_page(self, room: int) -> None:
+        words = max(room, _PAGE_WORDS) if self._pages else room
+        reader, page = self._reader, _Page(words)
+        reader.page, reader.words, reader.used = page.address, words, 0
+        reader.first_place = len(self._pages) << _PLACE_BITS
+        self._pages.append(page)
+
+    def columns(self, found: npt.NDArray[np.int64]) -> tuple[list[int], list[float]]:
+        """Return the numbers of zeros, and the largest magnitudes of finite values.
+
+        Args:
+            found: what `read_many` returned. The magnitude is NaN where no value is finite.
+        """
+        zeros = np.zeros(len(found), dtype=np.int64)
+        largest = np.full(len(found), math.nan)
+        numbers = np.where(found < 0, -1, (found & PLACE) >> _PLACE_BITS)
+        for number in {*numbers.tolist()} - {-1}:
+            page, of_page = self._pages[number], numbers == number
+            starts = found[of_page] & (1 << _PLACE_BITS) - 1
+            zeros[of_page] = page.integers[starts + _ZERO_COUNT]
+            largest[of_page] = np.maximum(-page.reals[starts + _MIN], page.reals[starts + _MAX])
+        return zeros.tolist(), largest.tolist()
 
     def zero_count(self, place: int) -> int:
         """Return how many zeros the tensor holds whose result is at `place`."""
@@ -211,11 +302,18 @@ class Results:
         return high if high >= -low else low, found[_NANS] + found[_NANS + 1]
 
     def statistics(
-        self, subject: Subject, place: int, first_nonfinite: tuple[int, ...] | None = None
+        self,
+        subject: Subject | None,
+        place: int,
+        first_nonfinite: tuple[int, ...] | None = None,
     ) -> TensorStatistics:
-        """Return the statistics of the tensor whose result is at `place`."""
+        """Return the statistics of the tensor whose result is at `place`.
+
+        A `subject` is given where the tensor was made of another, to be read.
+        """
         page = self._pages[place >> _PLACE_BITS]
         start = place & (1 << _PLACE_BITS) - 1
+        subject = subject or page.subject(start)
         made = _ReadOutLater.__new__(_ReadOutLater)
         (
             _,
@@ -311,12 +409,36 @@ def load(path: Path) -> Any:
     loaded.modelhealth_source.restype = ctypes.c_char_p
     if loaded.modelhealth_source().decode() != _checksum():
         return None
-    # numbers are given as pointers, which ctypes makes of an int at a third of the time
-    word = ctypes.c_void_p
-    for function, arguments in ((loaded.modelhealth_reduce, 5), (loaded.modelhealth_reduce_one, 4)):
-        function.restype = ctypes.c_int64
-        function.argtypes = [word] * arguments
+    # what asks torch of tensors keeps the GIL. Numbers are given as pointers, which ctypes makes of
+    # an int at a third of the time
+    word, asking = ctypes.c_void_p, ctypes.PyDLL(str(path))
+    loaded.modelhealth_read, loaded.modelhealth_plan = (
+        asking.modelhealth_read,
+        asking.modelhealth_plan,
+    )
+    for function in (loaded.modelhealth_read, loaded.modelhealth_plan):
+        function.restype, function.argtypes = ctypes.c_int64, [word] * 4
+    loaded.modelhealth_reduce.restype, loaded.modelhealth_reduce.argtypes = None, [word] * 5
     return loaded
+
+
+def _described(tensor: Tensor) -> npt.NDArray[np.int64] | None:
+    """Return the description of a plain tensor in memory, ``None`` where it has none."""
+    if (
+        tensor.dtype not in _FORMATS
+        or not tensor.is_cpu
+        or tensor.layout is not torch.strided
+        or tensor.is_nested
+        or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    ):
+        return None
+    memory = np.array([0] * 6 + [*tensor.shape, *tensor.stride()], dtype=np.int64)
+    form = memory.ctypes.data + 8 * 6
+    start = torch._C._data_address(tensor)  # type: ignore[attr-defined]
+    dims, format_, offset = tensor.ndim, _FORMATS[tensor.dtype], tensor.storage_offset()
+    parts = (dims, *format_, 1, form, form + 8 * dims, offset * tensor.itemsize)
+    memory[:6] = np.frombuffer(_DESCRIPTION.pack(start, 1, 0, *parts), dtype=np.int64)
+    return memory
 
 
 def _checksum() -> str:

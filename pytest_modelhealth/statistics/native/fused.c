@@ -248,20 +248,45 @@ static const float *load_float(const Tensor *tensor, int64_t position, int64_t c
 #define ADD_WHOLE_RUNS add_whole_runs_double
 #include "block.h"
 
-/* A job: one tensor to reduce; as `native.Job` packs it. */
+/* A tensor as DLPack 1 describes it (`DLTensor`); strides in elements. */
 typedef struct {
-    int64_t address, dtype, count, dims, /* dims: of `sizes` and strides; 0 for dense memory */
-        sizes,                           /* address of the sizes, then the strides */
-        units, run, cells,               /* units: 0 where their extremes are not wanted */
-        one_in,                          /* how many values there are for each in the histogram */
-        part,                            /* about as many elements are summarized by themselves */
-        samples;                         /* slices of dense memory to compare; 0 for none */
+    const char *data;
+    int32_t device_type, device_id, dims;
+    uint8_t code, bits;
+    uint16_t lanes;
+    const int64_t *shape, *strides;
+    uint64_t byte_offset;
+} Description;
+
+enum { ON_CPU = 1, FLOATING = 2, BRAIN_FLOATING = 4 }; /* `kDLCPU`, `kDLFloat`, `kDLBfloat` */
+
+enum { MOST_DIMS = 16 }; /* of a tensor with more, neither shape nor layout is kept */
+
+/* How to read a tensor. */
+typedef struct {
+    const char *data;
+    int64_t dtype, count, units, cells, run, /* units: 0 where their extremes are not wanted */
+        one_in,                              /* how many values there are for each in the histogram */
+        part,                                /* about as many elements are summarized by themselves */
+        samples,                             /* slices of dense memory to compare; 0 for none */
+        room,                                /* for the result, in words, at most */
+        unit_dim, rank, shape[MOST_DIMS],    /* as the tensor has them; -1 for no units */
+        dims,                                /* of sizes and strides; 0 for dense memory */
+        sizes[MOST_DIMS], strides[MOST_DIMS];
 } Job;
 
-/* A result, in words of 8 bytes; as `native.Found` unpacks it. After it come the units' least values,
- * their greatest, whether each is alive, a byte each, and the rows of the histogram. */
+/* What is the same for all tensors that one thread reads: as `native._Reader` has it. */
 typedef struct {
-    int64_t words, out_of_range, nans, positive_infs, negative_infs, zeros, finite;
+    int (*describe)(void *, Description *); /* NULL: a description is what is given */
+    int64_t *page, words, used, first_place;
+    int64_t exact, least_sampled, most_skipped, part;
+    Job job; /* the last one */
+} Reader;
+
+/* A result, in words of 8 bytes; as `native._RESULT` unpacks it. After it come the units' least
+ * values, their greatest, whether each is alive, a byte each, the rows of the histogram, the shape. */
+typedef struct {
+    int64_t words, form, nans, positive_infs, negative_infs, zeros, finite;
     double mean, std, min, max;
     int64_t is_sampled, lowest, rows, units, remarks;
 } Result;
@@ -269,7 +294,8 @@ typedef struct {
 enum { RESULT_WORDS = sizeof(Result) / 8 };
 
 /* What to act on as soon as a tensor is read: bits of `remarks`, as in `native`. */
-enum { OUT_OF_RANGE = 1, NOT_ALL_FINITE = 2, EQUAL_SAMPLES = 4, REMARKS_FROM_BIT = 48 };
+enum { NOT_ALL_FINITE = 1, COMPARED_SAMPLES = 2, EQUAL_SAMPLES = 4, OUT_OF_RANGE = 8 };
+enum { REMARKS_FROM_BIT = 56 };
 
 #ifdef __linux__
 /* The OpenMP runtime that torch brought into the process: its threads are there, and spin for a while
@@ -387,9 +413,7 @@ enum Outcome { READ, NO_MEMORY, SPOILT };
 static enum Outcome read_tensor(const Job *job, int64_t one_in, bool is_apart, int64_t threads,
                                 Summary *summary, int64_t *rows, double *unit_low,
                                 double *unit_high) {
-    const int64_t *sizes = (const int64_t *)(intptr_t)job->sizes;
-    Tensor tensor = {(const char *)(intptr_t)job->address, (int)job->dtype, job->count, job->dims,
-                     sizes, sizes + job->dims};
+    Tensor tensor = {job->data, (int)job->dtype, job->count, job->dims, job->sizes, job->strides};
     Units units = {job->units, job->run, job->cells};
     int64_t length = part_length(&units, job->part), parts = (job->count + length - 1) / length;
     int64_t own = units.count ? 8 * whole(units.cells, 16) : 0; /* bytes; aligned for vectors */
@@ -455,7 +479,7 @@ static void reduce_job(const Job *job, int64_t threads, Result *result) {
     if (is_sampled) complete_sample(rows, counted, &found);
     bool any = found.finite;
     *result = (Result){
-        .out_of_range = outcome != READ || (job->dtype == FLOAT64 && is_out_of_range(&found)),
+        .form = job->dtype | job->rank << 8 | (job->unit_dim + 1) << 16,
         .nans = found.nans,
         .positive_infs = found.positive_infs,
         .negative_infs = found.negative_infs,
@@ -471,12 +495,134 @@ static void reduce_job(const Job *job, int64_t threads, Result *result) {
     double abs_max = fabs(result->min) > fabs(result->max) ? fabs(result->min) : fabs(result->max);
     find_alive(low, high, job->units, abs_max, alive);
     keep_rows(rows, result, kept);
-    result->words = whole(kept + 2 * result->rows - (int64_t *)result, 8);
-    if (result->out_of_range) result->remarks |= OUT_OF_RANGE;
+    int64_t *shape = kept + 2 * result->rows;
+    memcpy(shape, job->shape, (size_t)job->rank * sizeof *shape);
+    result->words = whole(shape + job->rank - (int64_t *)result, 8);
+    if (outcome != READ || (job->dtype == FLOAT64 && is_out_of_range(&found)))
+        result->remarks |= OUT_OF_RANGE;
     if (result->finite != job->count) result->remarks |= NOT_ALL_FINITE;
-    const void *data = (const void *)(intptr_t)job->address;
-    if (job->samples && samples_are_equal(data, (int)job->dtype, job->samples, job->count))
-        result->remarks |= EQUAL_SAMPLES;
+    if (job->samples > 1) {
+        result->remarks |= COMPARED_SAMPLES;
+        if (samples_are_equal(job->data, (int)job->dtype, job->samples, job->count))
+            result->remarks |= EQUAL_SAMPLES;
+    }
+}
+
+/* Tell the dtype; -1 for one that is not read. */
+static int dtype_of(const Description *tensor) {
+    if (tensor->lanes != 1) return -1;
+    if (tensor->code == BRAIN_FLOATING) return tensor->bits == 16 ? BFLOAT16 : -1;
+    if (tensor->code != FLOATING) return -1;
+    switch (tensor->bits) {
+    case 16: return FLOAT16;
+    case 32: return FLOAT32;
+    case 64: return FLOAT64;
+    default: return -1;
+    }
+}
+
+/* Write the dimensions in the order of memory, widest stride first; of a contiguous tensor as they
+ * are, whatever strides those of a single element have. */
+static void order_dims(const Description *tensor, int *order) {
+    int64_t step = 1;
+    bool is_contiguous = true;
+    for (int dim = tensor->dims - 1; dim >= 0; dim--) {
+        if (tensor->shape[dim] != 1) is_contiguous &= tensor->strides[dim] == step;
+        step *= tensor->shape[dim];
+    }
+    for (int dim = 0; dim < tensor->dims; dim++) {
+        int at = dim;
+        if (!is_contiguous)
+            for (; at && tensor->strides[order[at - 1]] < tensor->strides[dim]; at--)
+                order[at] = order[at - 1];
+        order[at] = dim;
+    }
+}
+
+/* Join neighbouring dimensions that are one in memory, so that rows are as long as can be. */
+static void join_dims(const Description *tensor, const int *order, Job *job) {
+    int64_t *sizes = job->sizes, *strides = job->strides, last = 0;
+    sizes[0] = strides[0] = 1;
+    for (int at = 0; at < tensor->dims; at++) {
+        int64_t size = tensor->shape[order[at]], stride = tensor->strides[order[at]];
+        if (size == 1) continue;
+        if (sizes[last] == 1 || strides[last] == size * stride) {
+            sizes[last] *= size;
+            strides[last] = stride;
+        } else {
+            sizes[++last] = size;
+            strides[last] = stride;
+        }
+    }
+    job->dims = !last && strides[0] == 1 ? 0 : last + 1;
+}
+
+enum { SHORT_RUN = 16, MANY_CELLS = 1 << 16 }; /* their extremes stay in the second-level cache */
+
+/* Say which elements are of one unit; short runs are quicker with a cell for each element. */
+static void find_units(const Description *tensor, const int *order, Job *job) {
+    job->units = 0;
+    job->cells = job->run = 1;
+    if (job->unit_dim < 0) return;
+    int64_t run = 1;
+    int at = tensor->dims - 1;
+    for (; order[at] != job->unit_dim; at--) run *= tensor->shape[order[at]];
+    job->units = job->cells = tensor->shape[job->unit_dim];
+    job->run = run;
+    if (run < SHORT_RUN && job->units * run <= MANY_CELLS) {
+        job->cells *= run;
+        job->run = 1;
+    }
+}
+
+enum { NO_UNITS = INT32_MIN };
+
+/* Decide how to read a tensor; return false for one that is not read as it lies in memory.
+ *
+ * unit_dim: the dimension of the units, or `NO_UNITS`. samples: compare the samples of a tensor that
+ * has as many in its outermost dimension. */
+static bool plan(const Reader *reader, const Description *tensor, int64_t unit_dim, int64_t samples,
+                 Job *job) {
+    int dtype = dtype_of(tensor), order[MOST_DIMS], outermost = 0;
+    if (!tensor->data || tensor->device_type != ON_CPU || dtype < 0) return false;
+    if (tensor->dims > MOST_DIMS) return false;
+    if (unit_dim != NO_UNITS) {
+        if (unit_dim < 0) unit_dim += tensor->dims;
+        if (unit_dim < 0 || unit_dim >= tensor->dims) return false; /* the caller's fault */
+    }
+    job->data = tensor->data + tensor->byte_offset;
+    job->dtype = dtype;
+    job->rank = tensor->dims;
+    job->unit_dim = unit_dim == NO_UNITS ? -1 : unit_dim;
+    job->part = reader->part;
+    job->count = 1;
+    for (int dim = 0; dim < tensor->dims; dim++)
+        job->count *= job->shape[dim] = tensor->shape[dim];
+    if (!job->count) return false;
+    order_dims(tensor, order);
+    join_dims(tensor, order, job);
+    find_units(tensor, order, job);
+    while (outermost < tensor->dims && tensor->shape[order[outermost]] == 1) outermost++;
+    bool has_samples = outermost < tensor->dims && !order[outermost] && *tensor->shape == samples;
+    job->samples = has_samples && !job->dims ? samples : 0;
+    int64_t skipped = job->count / reader->least_sampled;
+    if (skipped > reader->most_skipped) skipped = reader->most_skipped;
+    job->one_in = job->count <= reader->exact ? 1 : skipped;
+    job->room = RESULT_WORDS + 2 * whole(job->units, 8) + whole(job->units, 64) / 8 + ROWS + job->rank;
+    job->room = whole(job->room, 8);
+    return true;
+}
+
+enum { NOT_READ = -1, NO_ROOM = -2, TO_SHARE = -3 };
+
+/* Write the result of a job to the page; return its place and remarks, or `NOT_READ`. */
+static int64_t reduce(Reader *reader, const Job *job, int64_t threads) {
+    Result *result = (Result *)(reader->page + reader->used);
+    reduce_job(job, threads, result);
+    if (result->remarks & OUT_OF_RANGE) return NOT_READ;
+    int64_t place = reader->first_place + reader->used;
+    reader->used += result->words;
+    return place | result->remarks << REMARKS_FROM_BIT;
 }
 
 #ifdef _WIN32
@@ -488,32 +634,42 @@ static void reduce_job(const Job *job, int64_t threads, Result *result) {
 /* A checksum of the sources, so that a test notices a library older than they are. */
 EXPORT const char *modelhealth_source(void) { return SOURCE; }
 
-/* Reduce tensors and write their results one after the other; return the words written.
+/* Read one tensor, a PyObject or a description, with the GIL held.
  *
- * Room is needed for each job's RESULT_WORDS, twice its units rounded up to 8, its units rounded up to
- * 64 as bytes, and ROWS. places: where each result begins, in words from the first, and from
- * REMARKS_FROM_BIT on its remarks. threads: how many torch has for this thread, or 1.
- */
-EXPORT int64_t modelhealth_reduce(const Job *jobs, int64_t count, int64_t *results,
-                                  int64_t *places, int64_t threads) {
-    int64_t words = 0;
-    for (int64_t i = 0; i < count; i++) {
-        Result *result = (Result *)(results + words);
-        reduce_job(jobs + i, threads, result);
-        places[i] = words | result->remarks << REMARKS_FROM_BIT;
-        words += result->words;
+ * Returns where its result is, or why there is none: it is not read as it lies in memory, the page has
+ * no room for it, or threads may share it: then the job is there for `modelhealth_reduce`. */
+EXPORT int64_t modelhealth_read(Reader *reader, void *tensor, int64_t unit_dim, int64_t samples) {
+    Description own, *described = tensor;
+    if (reader->describe) {
+        described = &own;
+        if (reader->describe(tensor, &own)) return NOT_READ; /* with an exception */
     }
-    return words;
+    Job *job = &reader->job;
+    if (!plan(reader, described, unit_dim, samples, job)) return NOT_READ;
+    if (reader->used + job->room > reader->words) return NO_ROOM;
+    return job->count >= 2 * job->part ? TO_SHARE : reduce(reader, job, 1);
 }
 
-/* Reduce the tensor at `data`, which `kind` describes but for its address.
+/* Plan the jobs of tensors, with the GIL held; return the room that their results need, or `NOT_READ`
+ * with an exception. A job of no elements stands for a tensor that is not read, as for a NULL. */
+EXPORT int64_t modelhealth_plan(const Reader *reader, void *const *tensors, int64_t count, Job *jobs) {
+    int64_t room = 0;
+    for (int64_t i = 0; i < count; i++) {
+        Description described;
+        jobs[i].count = 0;
+        if (!tensors[i]) continue;
+        if (reader->describe(tensors[i], &described)) return NOT_READ;
+        if (plan(reader, &described, NO_UNITS, 0, jobs + i)) room += jobs[i].room;
+        else jobs[i].count = 0;
+    }
+    return room;
+}
+
+/* Reduce what was planned, without the GIL; `found` takes what `modelhealth_read` returns.
  *
- * Returns the words written, and from REMARKS_FROM_BIT on the remarks.
- */
-EXPORT int64_t modelhealth_reduce_one(const Job *kind, const void *data, Result *result,
-                                      int64_t threads) {
-    Job job = *kind;
-    job.address = (int64_t)(intptr_t)data;
-    reduce_job(&job, threads, result);
-    return result->words | result->remarks << REMARKS_FROM_BIT;
+ * threads: how many torch has for this thread, or 1. */
+EXPORT void modelhealth_reduce(Reader *reader, const Job *jobs, int64_t count, int64_t *found,
+                               int64_t threads) {
+    for (int64_t i = 0; i < count; i++)
+        found[i] = jobs[i].count ? reduce(reader, jobs + i, threads) : NOT_READ;
 }
