@@ -26,6 +26,7 @@ from pytest_modelhealth.statistics.native import (
     EQUAL_SAMPLES,
     NOT_ALL_FINITE,
     PLACE,
+    PLAIN_TYPES,
     REMARKS_FROM_BIT,
     Results,
     is_plain,
@@ -234,7 +235,8 @@ class Ledger:
         Raises:
             UnsupportedTensorError, IndexError: as `reduce`.
         """
-        if self._is_compiled and is_plain(tensor):
+        # as `is_plain` has it: this runs for every tensor of a step
+        if self._is_compiled and type(tensor) in PLAIN_TYPES and not tensor.is_neg():
             results = self._by_thread.get(get_ident()) or self._begin()
             found = results.read(tensor, unit_dim, samples)
             if found >= 0:

@@ -215,7 +215,8 @@ class Recorder:
     def add_inputs(self, layer: Layer, tensors: list[Tensor]) -> list[Given]:
         """Take what `layer` was called with; integers only where there is nothing else."""
         if len(tensors) == 1:  # most layers
-            return [self.add_input(layer, tensors[0])]
+            tensor, now = tensors[0], version(tensors[0])
+            return [(tensor, now, self._add(layer, "inputs", tensor, None, now))]
         has_numbers = any(map(holds_numbers, tensors))
         return [
             (tensor, version(tensor), None)

@@ -67,7 +67,7 @@ give other last bits."""
 _DTYPES = ("float32", "float64", "bfloat16", "float16")
 _NO_UNITS = -(1 << 31)
 _MOST_DIMS = 16
-_PLAIN_TYPES = frozenset({Tensor, torch.nn.Parameter})
+PLAIN_TYPES = frozenset({Tensor, torch.nn.Parameter})
 _DESCRIPTION = struct.Struct("=QiiiBBHQQQ")  # DLTensor of DLPack 1
 _FORMATS = {
     torch.float32: (2, 32),
@@ -84,7 +84,7 @@ def is_plain(tensor: Tensor) -> bool:
     What else the kernel does not read as it lies in memory has no description: what is on another
     device, quantised, sparse, of a functional transform, or freed by FSDP.
     """
-    return type(tensor) in _PLAIN_TYPES and not tensor.is_neg()
+    return type(tensor) in PLAIN_TYPES and not tensor.is_neg()
 
 
 @cache
@@ -236,7 +236,7 @@ class Results:
         return int(self._reduce(job, 1, room)[0])
 
     def read_many(self, tensors: Sequence[Tensor]) -> npt.NDArray[np.int64]:
-        """Read tensors in one call of the kernel, without units; return what `read` does of each."""
+        """Read tensors without units, in one call; return what `read` does, of each."""
         if self._asks_torch:
             jobs = (_Job * len(tensors))()
             addresses = [id(tensor) if is_plain(tensor) else 0 for tensor in tensors]

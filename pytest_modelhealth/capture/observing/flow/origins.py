@@ -124,6 +124,9 @@ class Origins:
                 self._spans.pop()
             self._begins.append(call.begin)
             self._spans.append(call)
+        if len(tensors) == 1 and makes_nodes and tensors[0].requires_grad:  # of most layers
+            call.live, call.first_cut, call.outputs = True, len(call.operands), (call.index,)
+            return
         outputs = []
         for tensor in tensors:
             if tensor.requires_grad:

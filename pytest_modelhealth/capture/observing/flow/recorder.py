@@ -116,13 +116,12 @@ class FlowRecorder:
         """Begin a call of a layer; our own caller has turned functions of torch off."""
         if not self.is_on or (get_ident() != self._thread and not self._is_here()):
             return None
-        rows = self._rows
-        around = rows.running[-1]
-        number = len(rows.calls)
-        call = OpenCall(layer.name, layer.type_name, number, around.call)
+        calls, running = self._rows.calls, self._rows.running
+        around = running[-1]
+        call = OpenCall(layer.name, layer.type_name, len(calls), around.call)
         try:
             # Before the counter is read: the node of a view may be made only now.
-            call.operands = self._origins.of_all(given)
+            call.operands = tuple([*map(self._origins.of, given)])
             # that of a hook of ours, which a call of a module is the third frame from as a rule, or
             # of whatever else of ours sees the call
             frame = sys._getframe(6)
@@ -132,8 +131,8 @@ class FlowRecorder:
         except Exception as error:  # noqa: BLE001 - ours
             self._fail(error)
             return None
-        rows.calls.append(call)
-        rows.running.append(call)
+        calls.append(call)
+        running.append(call)
         call.begin = counter()
         return call
 
