@@ -22,6 +22,12 @@ typedef struct {
     REAL low[LANES], high[LANES];
 } NAME(Lanes);
 
+static inline BITS NAME(bits)(REAL value) {
+    BITS bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
 static inline REAL NAME(lesser)(REAL a, REAL b) { return a < b ? a : b; }
 static inline REAL NAME(greater)(REAL a, REAL b) { return a > b ? a : b; }
 
@@ -68,8 +74,10 @@ static __attribute__((noinline)) void NAME(add_rows)(const REAL *restrict values
                                                      int64_t stride, int64_t columns, double pivot,
                                                      NAME(Lanes) *restrict lanes, REAL *restrict low,
                                                      REAL *restrict high) {
+    bool is_even = columns % LANES == 0; /* otherwise each row ends with lanes that go without */
+    if (is_even && ADD_COLUMNS(values, rows, stride, columns, pivot, lanes, low, high)) return;
     for (; rows; rows--, values += stride) {
-        int64_t start = ADD_COLUMNS(values, columns, pivot, lanes, low, high);
+        int64_t start = ADD_COLUMNS(values, 1, stride, columns, pivot, lanes, low, high);
         NAME(add_row)(values + start, columns - start, pivot, false, lanes);
         for (int64_t i = start; i < columns; i++) NAME(add_extremes)(values[i], low + i, high + i);
     }
@@ -289,17 +297,22 @@ static void NAME(set_finite_apart)(NAME(Tile) *tile, int64_t position, const Uni
 
 /* Count signs and exponents; and zeros, which have the row of the least exponent, for themselves. */
 static void NAME(count_exponents)(const REAL *values, int64_t count, Counts *counts) {
-    int64_t zeros = 0, negative_zeros = 0, start = 0;
-    for (; start + TABLES <= count; start += TABLES)
-        for (int table = 0; table < TABLES; table++)
-            counts->tables[table][NAME(row)(values[start + table])]++;
-    for (; start < count; start++) counts->tables[0][NAME(row)(values[start])]++;
+    BITS zeros = 0, negative_zeros = 0, least = (BITS)-1, most = 0;
     for (int64_t i = 0; i < count; i++) {
-        zeros += values[i] == 0;
-        negative_zeros += values[i] == 0 && NAME(row)(values[i]);
+        BITS bits = NAME(bits)(values[i]), size = bits << 1; /* the sign left out */
+        zeros += values[i] == 0; /* subnormals as well, where torch flushes them */
+        negative_zeros += values[i] == 0 && bits != size >> 1;
+        least = size - 1 < least ? size - 1 : least; /* to which a zero is the greatest */
+        most = size > most ? size : most;
     }
+    widen(counts, NAME(row)(least >> 1), NAME(row)(most >> 1));
     counts->zeros[0] += zeros - negative_zeros;
     counts->zeros[1] += negative_zeros;
+    int64_t start = 0;
+    for (; start + TABLES <= count; start += TABLES)
+        for (int table = 0; table < TABLES; table++)
+            counts->tables[table][NAME(row)(NAME(bits)(values[start + table]))]++;
+    for (; start < count; start++) counts->tables[0][NAME(row)(NAME(bits)(values[start]))]++;
 }
 
 /* Count a window of each row, which a fixed generator chooses. */

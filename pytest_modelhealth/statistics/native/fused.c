@@ -49,11 +49,26 @@ typedef struct {
 
 static const Summary NOTHING = {.low = INFINITY, .high = -INFINITY};
 
-/* Counts by row. Zeros are in the rows of the least exponent, and for themselves: 0, -0. */
+/* Counts by row, of the exponents from `first` to `last`: all others are left as they lie in memory, since
+ * to clear them takes longer than to count a small tensor. Zeros are in the rows of the least exponent;
+ * once these count, `zeros` has how many they have of each: 0, -0. */
 typedef struct {
     uint32_t tables[TABLES][ROWS];
-    int64_t zeros[2];
+    int64_t zeros[2], first, last;
 } Counts;
+
+/* Count the exponents from `first` to `last` as well; none where `first` is greater. */
+static void widen(Counts *counts, int64_t first, int64_t last) {
+    if (first > counts->first) first = counts->first;
+    if (last < counts->last) last = counts->last;
+    for (int64_t exponent = first; exponent <= last; exponent++)
+        for (int table = 0; table < TABLES; table++)
+            if (exponent < counts->first || exponent > counts->last)
+                counts->tables[table][exponent] = counts->tables[table][EXPONENTS + exponent] = 0;
+    if (!first && counts->first) counts->zeros[0] = counts->zeros[1] = 0;
+    counts->first = first;
+    counts->last = last;
+}
 
 /* What a thread gathers, in any order: counts, and the extremes of cells, or NULL. */
 typedef struct {
@@ -184,25 +199,17 @@ static int64_t part_length(const Units *units, int64_t wanted) {
     return units->run > wanted / 4 ? wanted : whole(wanted, units->run);
 }
 
-/* Make zeros positive: which of two comes out as the lesser depends on the CPU. */
-static double positive_zero(double value) {
-    uint64_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    if (!(bits << 1)) bits = 0;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
+static inline uint64_t bits_double(double value);
 
-/* The row of a finite value. */
-static inline int64_t row_float(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
+/* Make zeros positive: which of two comes out as the lesser depends on the CPU. */
+static double positive_zero(double value) { return bits_double(value) << 1 ? value : 0.0; }
+
+/* The row of a finite value, by its bits. */
+static inline int64_t row_float(uint32_t bits) {
     return bits >> 23; /* the exponent's bias makes LOWEST the first */
 }
 
-static inline int64_t row_double(double value) {
-    uint64_t bits;
-    memcpy(&bits, &value, sizeof bits);
+static inline int64_t row_double(uint64_t bits) {
     int64_t exponent = (int64_t)(bits >> 52 & 2047) - 1023;
     if (exponent < LOWEST) exponent = LOWEST;
     if (exponent > HIGHEST) exponent = HIGHEST;
@@ -210,12 +217,13 @@ static inline int64_t row_double(double value) {
 }
 
 #define REAL float
+#define BITS uint32_t
 #define NAME(name) name##_float
 #if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__) && defined(__F16C__))
 #define VECTORS "vectors.h"
 #else
 #define ADD_ROW(values, count, pivot, extremes, lanes) 0
-#define ADD_COLUMNS(values, columns, pivot, lanes, low, high) 0
+#define ADD_COLUMNS(values, rows, stride, columns, pivot, lanes, low, high) 0
 #define ADD_WHOLE_RUNS add_whole_runs_float
 #define WIDEN_FLOAT16(halves, count, to) 0
 #endif
@@ -235,6 +243,7 @@ static const float *load_float(const Tensor *tensor, int64_t position, int64_t c
     return copied;
 }
 #undef REAL
+#undef BITS
 #undef NAME
 #undef VECTORS
 #undef ADD_ROW
@@ -242,9 +251,10 @@ static const float *load_float(const Tensor *tensor, int64_t position, int64_t c
 #undef ADD_WHOLE_RUNS
 
 #define REAL double
+#define BITS uint64_t
 #define NAME(name) name##_double
 #define ADD_ROW(values, count, pivot, extremes, lanes) 0
-#define ADD_COLUMNS(values, columns, pivot, lanes, low, high) 0
+#define ADD_COLUMNS(values, rows, stride, columns, pivot, lanes, low, high) 0
 #define ADD_WHOLE_RUNS add_whole_runs_double
 #include "block.h"
 
@@ -340,6 +350,11 @@ static int64_t share_out(void (*work)(const Reading *, int64_t, int64_t), const 
 }
 #endif
 
+/* The histogram: counts by row, which are 0 but of exponents from `first` to `last`. */
+typedef struct {
+    int64_t rows[ROWS], first, last;
+} Histogram;
+
 /* Scale a sample to `total` values; what rounding cuts goes to the fullest row. */
 static void scale_rows(int64_t *rows, int64_t total, int64_t sampled) {
     double scale = (double)total / (double)sampled;
@@ -355,26 +370,29 @@ static void scale_rows(int64_t *rows, int64_t total, int64_t sampled) {
 }
 
 /* Make a sample's rows stand for all values, with one in the rows of the extremes at least. */
-static void complete_sample(int64_t *rows, int64_t sampled, const Summary *summary) {
-    int64_t low = row_double(summary->low), high = row_double(summary->high);
-    bool low_missed = summary->low && !rows[low];
-    bool high_missed = summary->high && high != low && !rows[high];
+static void complete_sample(Histogram *histogram, int64_t sampled, const Summary *summary) {
+    int64_t *rows = histogram->rows, *low = rows + row_double(bits_double(summary->low));
+    int64_t *high = rows + row_double(bits_double(summary->high));
+    bool low_missed = summary->low && !*low, high_missed = summary->high && high != low && !*high;
     scale_rows(rows, summary->finite - summary->zeros - low_missed - high_missed, sampled);
-    if (low_missed) rows[low] = 1;
-    if (high_missed) rows[high] = 1;
+    if (low_missed) *low = 1;
+    if (high_missed) *high = 1;
+    histogram->first = 0;
+    histogram->last = EXPONENTS - 1;
 }
 
 /* Write the rows from the first filled exponent to the last, negative values first, and say which. */
-static void keep_rows(const int64_t *rows, Result *result, int64_t *to) {
-    int first = 0, last = EXPONENTS - 1;
-    while (first < EXPONENTS && !(rows[first] | rows[EXPONENTS + first])) first++;
-    while (last >= first && !(rows[last] | rows[EXPONENTS + last])) last--;
-    for (int exponent = first; exponent <= last; exponent++) {
-        *to++ = rows[EXPONENTS + exponent];
-        *to++ = rows[exponent];
-    }
+static void keep_rows(const Histogram *histogram, Result *result, int64_t *to) {
+    const int64_t *rows = histogram->rows;
+    int64_t first = histogram->first, last = histogram->last;
+    while (first <= last && !(rows[first] | rows[EXPONENTS + first])) first++;
+    while (first <= last && !(rows[last] | rows[EXPONENTS + last])) last--;
     result->lowest = last < first ? 0 : LOWEST + first;
-    result->rows = last - first + 1;
+    result->rows = last < first ? 0 : last - first + 1;
+    for (; first <= last; first++) {
+        *to++ = rows[EXPONENTS + first];
+        *to++ = rows[first];
+    }
 }
 
 /* A unit is alive that was ever more than 2**-20 of the largest magnitude (DEAD_RATIO of units.py),
@@ -388,7 +406,6 @@ static void find_alive(const double *low, const double *high, int64_t units, dou
     }
 }
 
-
 /* How many threads read a tensor: one where the extremes of its cells are much of the work. */
 static int64_t count_threads(const Job *job, int64_t threads) {
     bool is_worth_it = job->count >= 2 * job->part && job->cells <= job->count / 8;
@@ -396,14 +413,18 @@ static int64_t count_threads(const Job *job, int64_t threads) {
 }
 
 /* Count for each row what all threads have. */
-static void add_counts(const Share *shares, int64_t threads, int64_t *rows) {
-    memset(rows, 0, ROWS * sizeof *rows);
+static void add_counts(const Share *shares, int64_t threads, Histogram *histogram) {
+    *histogram = (Histogram){.first = EXPONENTS, .last = -1};
     for (int64_t thread = 0; thread < threads; thread++) {
         const Counts *more = &shares[thread].counts;
-        for (int row = 0; row < ROWS; row++)
-            for (int table = 0; table < TABLES; table++) rows[row] += more->tables[table][row];
-        rows[0] -= more->zeros[0];
-        rows[EXPONENTS] -= more->zeros[1];
+        for (int64_t exponent = more->first; exponent <= more->last; exponent++)
+            for (int row = (int)exponent; row < ROWS; row += EXPONENTS)
+                for (int table = 0; table < TABLES; table++)
+                    histogram->rows[row] += more->tables[table][row];
+        if (!more->first) histogram->rows[0] -= more->zeros[0];
+        if (!more->first) histogram->rows[EXPONENTS] -= more->zeros[1];
+        if (more->first < histogram->first) histogram->first = more->first;
+        if (more->last > histogram->last) histogram->last = more->last;
     }
 }
 
@@ -411,7 +432,7 @@ enum Outcome { READ, NO_MEMORY, SPOILT };
 
 /* Read a tensor; SPOILT where it is to be read again with the finite values apart. */
 static enum Outcome read_tensor(const Job *job, int64_t one_in, bool is_apart, int64_t threads,
-                                Summary *summary, int64_t *rows, double *unit_low,
+                                Summary *summary, Histogram *histogram, double *unit_low,
                                 double *unit_high) {
     Tensor tensor = {job->data, (int)job->dtype, job->count, job->dims, job->sizes, job->strides};
     Units units = {job->units, job->run, job->cells};
@@ -424,7 +445,9 @@ static enum Outcome read_tensor(const Job *job, int64_t one_in, bool is_apart, i
     Share *shares = (Share *)(memory + 2 * own * threads);
     for (int64_t thread = 0; thread < threads; thread++) {
         char *low = memory + 2 * own * thread;
-        shares[thread] = (Share){.is_spoilt = false};
+        shares[thread].is_spoilt = false;
+        shares[thread].counts.first = EXPONENTS;
+        shares[thread].counts.last = -1;
         shares[thread].low = own ? low : NULL;
         shares[thread].high = own ? low + own : NULL;
     }
@@ -439,7 +462,7 @@ static enum Outcome read_tensor(const Job *job, int64_t one_in, bool is_apart, i
         *summary = NOTHING;
         for (int64_t part = 0; part < parts; part++) merge(summary, reading.summaries + part);
         (is_double ? fold_double : fold_float)(&reading, threads, unit_low, unit_high);
-        add_counts(shares, threads, rows);
+        add_counts(shares, threads, histogram);
         for (int64_t unit = 0; !is_apart && unit < units.count; unit++) {
             if (unit_low[unit] < summary->low) summary->low = unit_low[unit];
             if (unit_high[unit] > summary->high) summary->high = unit_high[unit];
@@ -456,27 +479,28 @@ static bool is_out_of_range(const Summary *summary) {
 }
 
 static void reduce_job(const Job *job, int64_t threads, Result *result) {
-    int64_t room = whole(job->units, 8), rows[ROWS], counted = 0;
+    int64_t room = whole(job->units, 8), counted = 0;
     double *low = (double *)result + RESULT_WORDS, *high = low + room;
     uint8_t *alive = (uint8_t *)(high + room);
     int64_t *kept = (int64_t *)(alive + whole(job->units, 64));
     Summary found;
+    Histogram histogram;
     threads = count_threads(job, threads);
     bool is_apart = false;
-    enum Outcome outcome = read_tensor(job, job->one_in, false, threads, &found, rows, low, high);
+    enum Outcome outcome = read_tensor(job, job->one_in, false, threads, &found, &histogram, low, high);
     if (outcome == SPOILT) {
         is_apart = true;
-        outcome = read_tensor(job, job->one_in, true, threads, &found, rows, low, high);
+        outcome = read_tensor(job, job->one_in, true, threads, &found, &histogram, low, high);
     }
     bool is_sampled = outcome == READ && found.sampled < found.finite;
     int64_t nonzero = found.finite - found.zeros;
-    for (int row = 0; row < ROWS; row++) counted += rows[row];
+    for (int row = 0; is_sampled && row < ROWS; row++) counted += histogram.rows[row];
     if (is_sampled && counted < (nonzero < ENOUGH_NONZERO ? nonzero : ENOUGH_NONZERO)) {
-        outcome = read_tensor(job, 1, is_apart, threads, &found, rows, low, high);
+        outcome = read_tensor(job, 1, is_apart, threads, &found, &histogram, low, high);
         is_sampled = false;
     }
     is_sampled = is_sampled && nonzero;
-    if (is_sampled) complete_sample(rows, counted, &found);
+    if (is_sampled) complete_sample(&histogram, counted, &found);
     bool any = found.finite;
     *result = (Result){
         .form = job->dtype | job->rank << 8 | (job->unit_dim + 1) << 16,
@@ -494,7 +518,7 @@ static void reduce_job(const Job *job, int64_t threads, Result *result) {
     };
     double abs_max = fabs(result->min) > fabs(result->max) ? fabs(result->min) : fabs(result->max);
     find_alive(low, high, job->units, abs_max, alive);
-    keep_rows(rows, result, kept);
+    keep_rows(&histogram, result, kept);
     int64_t *shape = kept + 2 * result->rows;
     memcpy(shape, job->shape, (size_t)job->rank * sizeof *shape);
     result->words = whole(shape + job->rank - (int64_t *)result, 8);

@@ -96,22 +96,24 @@ static inline int64_t add_row_vectors(const float *values, int64_t count, double
     return start;
 }
 
-/* `add_rows` for the whole lanes of a row; returns how many columns that were. */
-static inline int64_t add_columns_vectors(const float *values, int64_t columns, double pivot,
-                                          Lanes_float *lanes, float *low, float *high) {
+/* `add_rows` for the whole lanes of rows; returns how many columns that were. */
+static inline int64_t add_columns_vectors(const float *values, int64_t rows, int64_t stride,
+                                          int64_t columns, double pivot, Lanes_float *lanes,
+                                          float *low, float *high) {
     Moments moments = load_moments(lanes);
-    int64_t start = 0;
-    for (; start + LANES <= columns; start += LANES) {
-        __builtin_prefetch(values + start + AHEAD);
-        add_lanes(values + start, pivot, &moments);
-        for (int64_t i = start; i < start + LANES; i += WIDTH) {
-            Floats value = OF_FLOATS(loadu)(values + i);
-            OF_FLOATS(storeu)(low + i, OF_FLOATS(min)(value, OF_FLOATS(loadu)(low + i)));
-            OF_FLOATS(storeu)(high + i, OF_FLOATS(max)(value, OF_FLOATS(loadu)(high + i)));
+    int64_t whole_lanes = columns / LANES * LANES;
+    for (; rows; rows--, values += stride)
+        for (int64_t start = 0; start < whole_lanes; start += LANES) {
+            __builtin_prefetch(values + start + AHEAD);
+            add_lanes(values + start, pivot, &moments);
+            for (int64_t i = start; i < start + LANES; i += WIDTH) {
+                Floats value = OF_FLOATS(loadu)(values + i);
+                OF_FLOATS(storeu)(low + i, OF_FLOATS(min)(value, OF_FLOATS(loadu)(low + i)));
+                OF_FLOATS(storeu)(high + i, OF_FLOATS(max)(value, OF_FLOATS(loadu)(high + i)));
+            }
         }
-    }
     store_moments(&moments, lanes);
-    return start;
+    return whole_lanes;
 }
 
 /* Widen float16; returns how many values that were. */
