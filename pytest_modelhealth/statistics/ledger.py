@@ -67,9 +67,11 @@ class Entry:
         samples_equal: whether all samples of the tensor hold equal values; ``None`` where nobody
             looked.
         waits: whether what was found is still on another device.
+        made_by: the vertex that the tensor is, where a flow is recorded and it is known.
     """
 
     samples_equal: bool | None = None
+    made_by: int | None = None
     waits = False
     _first_nonfinite: tuple[int, ...] | None = None
     _known: TensorStatistics | None = None

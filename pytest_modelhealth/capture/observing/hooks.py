@@ -194,7 +194,7 @@ class Hooks:
             return
         self.recorder.enter(layer)
         frame.inputs = self.recorder.add_inputs(layer, tensors)
-        frame.call = call = self.flow.enter(layer, tensors)
+        frame.call = call = self.flow.enter(layer, frame.inputs)
         if call is not None and layer.place is None:
             layer.place = call.place
 
@@ -271,10 +271,10 @@ class Hooks:
         tensors = find_tensors(output)
         is_one_vertex = layer.functional or (layer.is_torchs_own and frame.resume is not None)
         self.flow.complete(frame.call, tensors, is_one_vertex)
+        vertex = None if frame.call is None else frame.call.only_output
         recorder, is_new = self.recorder, not frame.is_recomputation
         if not tensors:
-            what = "None" if output is None else f"a value of type {type(output).__name__}"
-            layer.why_empty = layer.why_empty or f"it returned {what}, no tensor"
+            layer.why_empty = layer.why_empty or _why_empty(output)
         if is_new:
             recorder.complete(layer)
         returned: list[Tensor] = []
@@ -285,7 +285,7 @@ class Hooks:
             returned.append(tensor)
             dimension = recorder.unit_dimension(layer.kind, tensor)
             if is_new:
-                entries.append(recorder.add_output(layer, tensor, dimension))
+                entries.append(recorder.add_output(layer, tensor, dimension, vertex))
             if _is_among(tensor, frame.inputs):
                 layer.returned_input = True
             elif recorder.note_returned(layer, tensor.requires_grad):
@@ -351,6 +351,11 @@ class Hooks:
             for layer in layers:
                 self.recorder.fail(layer, error)
         return True
+
+
+def _why_empty(output: Any) -> str:
+    what = "None" if output is None else f"a value of type {type(output).__name__}"
+    return f"it returned {what}, no tensor"
 
 
 def _is_among(tensor: Tensor, given: Sequence[Given]) -> bool:

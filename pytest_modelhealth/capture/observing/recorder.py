@@ -230,9 +230,19 @@ class Recorder:
         now = version(tensor)
         return tensor, now, self._add(layer, "inputs", tensor, None, now)
 
-    def add_output(self, layer: Layer, tensor: Tensor, unit_dimension: int | None) -> Entry | None:
-        """Take one tensor that `layer` returned; return what was found, if it was read."""
-        return self._add(layer, "activations", tensor, unit_dimension, version(tensor))
+    def add_output(
+        self, layer: Layer, tensor: Tensor, unit_dimension: int | None, vertex: int | None = None
+    ) -> Entry | None:
+        """Take one tensor that `layer` returned; return what was found, if it was read.
+
+        `vertex` is that of a call which made this one tensor, where a flow is recorded.
+        """
+        entry = self._add(layer, "activations", tensor, unit_dimension, version(tensor))
+        if entry is not None:
+            entry.made_by = entry.made_by if vertex is None else vertex
+            if entry.samples_equal is False and layer.name:
+                layer.equal_samples = False  # of nearly all
+        return entry
 
     def _add(
         self,
@@ -296,10 +306,6 @@ class Recorder:
         entries: list[Entry | None],
     ) -> None:
         """Note whether a call of `layer` returned the same for every sample, and was given it."""
-        entry = entries[0] if len(entries) == 1 and layer.name else None
-        if entry is not None and entry.samples_equal is False:
-            layer.equal_samples = False  # of nearly all
-            return
         if "activations" not in layer.roles:
             return
         if not layer.name and self._compare_outputs:

@@ -236,9 +236,7 @@ class Reader:
         """Look at every tensor anew: compiled code writes to memory without a new version."""
         self._known = KnownTensors()
 
-    def read(
-        self, tensor: Tensor, unit_dimension: int | None, version_now: int | None
-    ) -> Entry:
+    def read(self, tensor: Tensor, unit_dimension: int | None, version_now: int | None) -> Entry:
         """Return the entry of a tensor, which is read unless it is one seen before, unchanged.
 
         The output of a layer is usually the input of the next and the output of its container.

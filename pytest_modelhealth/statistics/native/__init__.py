@@ -13,7 +13,7 @@ import math
 import os
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -192,7 +192,7 @@ class Results:
     def __init__(self, words: int = _PAGE_WORDS, threads: int | None = None) -> None:
         self._pages: list[_Page] = []
         self._library, self._threads = library(), threads
-        self._read_one = self._library.modelhealth_read
+        self._read_one: Callable[..., int] = self._library.modelhealth_read
         self._reader = reader = _Reader()
         reader.describe = _torchs_description()
         self._asks_torch = bool(reader.describe)
@@ -411,13 +411,11 @@ def load(path: Path) -> Any:
         return None
     # what asks torch of tensors keeps the GIL. Numbers are given as pointers, which ctypes makes of
     # an int at a third of the time
-    word, asking = ctypes.c_void_p, ctypes.PyDLL(str(path))
-    loaded.modelhealth_read, loaded.modelhealth_plan = (
-        asking.modelhealth_read,
-        asking.modelhealth_plan,
-    )
-    for function in (loaded.modelhealth_read, loaded.modelhealth_plan):
+    word, asks = ctypes.c_void_p, ctypes.PyDLL(str(path))
+    for name in ("modelhealth_read", "modelhealth_plan"):
+        function = getattr(asks, name)
         function.restype, function.argtypes = ctypes.c_int64, [word] * 4
+        setattr(loaded, name, function)
     loaded.modelhealth_reduce.restype, loaded.modelhealth_reduce.argtypes = None, [word] * 5
     return loaded
 

@@ -18,6 +18,7 @@ from pytest_modelhealth.capture.observing.flow.rows import (
     counter,
     ensure_room,
 )
+from pytest_modelhealth.capture.observing.layer import Given
 from pytest_modelhealth.capture.observing.tensors import KnownTensors, version
 from pytest_modelhealth.report.flow import Kind
 
@@ -91,6 +92,14 @@ class Origins:
                 return seen
         return self._walk(node, output)
 
+    def of_given(self, given: Given) -> int:
+        """Return the vertex of what a layer was called with."""
+        tensor, _, entry = given
+        # a tensor that `detach_` took out of the graph is the same, and has no new version
+        if entry is not None and entry.made_by is not None and tensor.requires_grad:
+            return entry.made_by
+        return self.of(tensor)
+
     def of_all(self, tensors: Iterable[Tensor]) -> tuple[int, ...]:
         """Return the vertex of each tensor."""
         return tuple(map(self.of, tensors))
@@ -125,7 +134,8 @@ class Origins:
             self._begins.append(call.begin)
             self._spans.append(call)
         if len(tensors) == 1 and makes_nodes and tensors[0].requires_grad:  # of most layers
-            call.live, call.first_cut, call.outputs = True, len(call.operands), (call.index,)
+            call.live, call.first_cut = True, len(call.operands)
+            call.outputs, call.only_output = (call.index,), call.index
             return
         outputs = []
         for tensor in tensors:

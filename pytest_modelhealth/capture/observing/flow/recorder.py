@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import get_ident
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from pytest_modelhealth.capture.observing.flow.rows import (
     counter,
     place_of,
 )
-from pytest_modelhealth.capture.observing.layer import Layer
+from pytest_modelhealth.capture.observing.layer import Given, Layer
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report.flow import Flow, Graph, Kind
 
@@ -112,7 +112,7 @@ class FlowRecorder:
 
     # Calls of layers.
 
-    def enter(self, layer: Layer, given: list[Tensor]) -> OpenCall | None:
+    def enter(self, layer: Layer, given: Sequence[Given]) -> OpenCall | None:
         """Begin a call of a layer; our own caller has turned functions of torch off."""
         if not self.is_on or (get_ident() != self._thread and not self._is_here()):
             return None
@@ -121,7 +121,7 @@ class FlowRecorder:
         call = OpenCall(layer.name, layer.type_name, len(calls), around.call)
         try:
             # Before the counter is read: the node of a view may be made only now.
-            call.operands = tuple(map(self._origins.of, given))
+            call.operands = tuple(map(self._origins.of_given, given))
             # that of a hook of ours, which a call of a module is the third frame from as a rule, or
             # of whatever else of ours sees the call
             frame = sys._getframe(6)
