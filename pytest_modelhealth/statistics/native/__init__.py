@@ -238,10 +238,10 @@ class Results:
     def read_many(self, tensors: Sequence[Tensor]) -> npt.NDArray[np.int64]:
         """Read tensors without units, in one call; return what `read` does, of each."""
         if self._asks_torch:
-            jobs = (_Job * len(tensors))()
+            jobs = np.empty(len(tensors) * ctypes.sizeof(_Job), dtype=np.uint8)
             addresses = [id(tensor) if is_plain(tensor) else 0 for tensor in tensors]
             plain = np.array(addresses, dtype=np.int64)
-            place, where = ctypes.addressof(jobs), plain.ctypes.data
+            place, where = jobs.ctypes.data, plain.ctypes.data
             try:
                 room = self._library.modelhealth_plan(self._address, where, len(tensors), place)
                 return self._reduce(place, len(tensors), room)
