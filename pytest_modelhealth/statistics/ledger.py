@@ -67,11 +67,11 @@ class Entry:
         samples_equal: whether all samples of the tensor hold equal values; ``None`` where nobody
             looked.
         waits: whether what was found is still on another device.
-        made_by: the vertex that the tensor is, where a flow is recorded and it is known.
+        made_by: the vertex that the tensor is, alone in a tuple, where a flow shows it.
     """
 
     samples_equal: bool | None = None
-    made_by: int | None = None
+    made_by: tuple[int] | None = None
     waits = False
     _first_nonfinite: tuple[int, ...] | None = None
     _known: TensorStatistics | None = None

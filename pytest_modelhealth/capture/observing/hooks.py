@@ -271,7 +271,7 @@ class Hooks:
         tensors = find_tensors(output)
         is_one_vertex = layer.functional or (layer.is_torchs_own and frame.resume is not None)
         self.flow.complete(frame.call, tensors, is_one_vertex)
-        vertex = None if frame.call is None else frame.call.only_output
+        made_by = None if frame.call is None else frame.call.only_output
         recorder, is_new = self.recorder, not frame.is_recomputation
         if not tensors:
             layer.why_empty = layer.why_empty or _why_empty(output)
@@ -285,7 +285,7 @@ class Hooks:
             returned.append(tensor)
             dimension = recorder.unit_dimension(layer.kind, tensor)
             if is_new:
-                entries.append(recorder.add_output(layer, tensor, dimension, vertex))
+                entries.append(recorder.add_output(layer, tensor, dimension, made_by))
             if _is_among(tensor, frame.inputs):
                 layer.returned_input = True
             elif recorder.note_returned(layer, tensor.requires_grad):

@@ -231,15 +231,19 @@ class Recorder:
         return tensor, now, self._add(layer, "inputs", tensor, None, now)
 
     def add_output(
-        self, layer: Layer, tensor: Tensor, unit_dimension: int | None, vertex: int | None = None
+        self,
+        layer: Layer,
+        tensor: Tensor,
+        unit_dimension: int | None,
+        made_by: tuple[int] | None = None,
     ) -> Entry | None:
         """Take one tensor that `layer` returned; return what was found, if it was read.
 
-        `vertex` is that of a call which made this one tensor, where a flow is recorded.
+        `made_by` is the vertex of a call that made this one tensor, where a flow is recorded.
         """
         entry = self._add(layer, "activations", tensor, unit_dimension, version(tensor))
         if entry is not None:
-            entry.made_by = entry.made_by if vertex is None else vertex
+            entry.made_by = made_by or entry.made_by
             if entry.samples_equal is False and layer.name:
                 layer.equal_samples = False  # of nearly all
         return entry

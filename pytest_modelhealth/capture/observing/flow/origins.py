@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -92,13 +92,14 @@ class Origins:
                 return seen
         return self._walk(node, output)
 
-    def of_given(self, given: Given) -> int:
-        """Return the vertex of what a layer was called with."""
-        tensor, _, entry = given
-        # a tensor that `detach_` took out of the graph is the same, and has no new version
-        if entry is not None and entry.made_by is not None and tensor.requires_grad:
-            return entry.made_by
-        return self.of(tensor)
+    def of_given(self, given: Sequence[Given]) -> tuple[int, ...]:
+        """Return the vertex of each tensor that a layer was called with."""
+        if len(given) == 1:  # most layers
+            tensor, _, entry = given[0]
+            # a tensor that `detach_` took out of the graph is the same, and has no new version
+            if entry is not None and entry.made_by is not None and not tensor.is_leaf:
+                return entry.made_by
+        return tuple([self.of(tensor) for tensor, _, _ in given])
 
     def of_all(self, tensors: Iterable[Tensor]) -> tuple[int, ...]:
         """Return the vertex of each tensor."""
@@ -135,7 +136,7 @@ class Origins:
             self._spans.append(call)
         if len(tensors) == 1 and makes_nodes and tensors[0].requires_grad:  # of most layers
             call.live, call.first_cut = True, len(call.operands)
-            call.outputs, call.only_output = (call.index,), call.index
+            call.outputs = call.only_output = (call.index,)
             return
         outputs = []
         for tensor in tensors:

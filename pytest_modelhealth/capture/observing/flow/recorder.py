@@ -121,7 +121,7 @@ class FlowRecorder:
         call = OpenCall(layer.name, layer.type_name, len(calls), around.call)
         try:
             # Before the counter is read: the node of a view may be made only now.
-            call.operands = tuple(map(self._origins.of_given, given))
+            call.operands = self._origins.of_given(given)
             # that of a hook of ours, which a call of a module is the third frame from as a rule, or
             # of whatever else of ours sees the call
             frame = sys._getframe(6)

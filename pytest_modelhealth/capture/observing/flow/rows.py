@@ -130,7 +130,7 @@ class OpenCall(Row):
     begin = -1  # the first number of its nodes
     end = -1  # the first after them
     index = -1  # its vertex, where it is one
-    only_output: int | None = None  # that, where it made the one tensor that it returned
+    only_output: tuple[int] | None = None  # that, where it made the one tensor that it returned
     outputs: tuple[int, ...] = ()
 
     def __init__(self, name: str, type_name: str = "", call: int = -1, parent: int = -1) -> None:
