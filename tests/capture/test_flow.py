@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -148,3 +149,34 @@ def test_a_report_holds_no_model() -> None:
     assert weight() is None
     assert report.flow is not None
     assert report.flow.producers("1") == ("0",)
+
+
+class Changing(nn.Module):
+    """Two layers, and a change in place of what the first returned."""
+
+    def __init__(self, change: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.change, self.a, self.b = change, nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        self.change(h)
+        output: Tensor = self.b(h)
+        return output
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda h: None, "b <- a"),
+        (lambda h: h.detach_(), "b <- detach"),
+        (lambda h: h.detach_().requires_grad_(), "b <- requires_grad(detach)"),
+        (lambda h: h.mul_(2), "b <- mul(a)"),
+    ],
+)
+def test_an_output_that_was_changed_is_not_taken_for_what_it_was(
+    change: Callable[[Tensor], object], line: str
+) -> None:
+    """The same tensor may be another vertex by the time the next layer takes it."""
+    report = Inspector(Changing(change)).run_inspection(torch.randn(3, 4))
+    assert line in str(report.observation.flow).splitlines()
