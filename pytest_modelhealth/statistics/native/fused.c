@@ -136,6 +136,7 @@ static inline float of_float16(uint16_t half) {
     return value;
 }
 
+static inline uint64_t bits_double(double value);
 static const float *load_float(const Tensor *tensor, int64_t position, int64_t count,
                                float *copied);
 
@@ -198,8 +199,6 @@ static int64_t part_length(const Units *units, int64_t wanted) {
     if (units->run == 1) return whole(wanted, is_wide(units) ? 4 * units->cells : units->cells);
     return units->run > wanted / 4 ? wanted : whole(wanted, units->run);
 }
-
-static inline uint64_t bits_double(double value);
 
 /* Make zeros positive: which of two comes out as the lesser depends on the CPU. */
 static double positive_zero(double value) { return bits_double(value) << 1 ? value : 0.0; }
@@ -350,7 +349,7 @@ static int64_t share_out(void (*work)(const Reading *, int64_t, int64_t), const 
 }
 #endif
 
-/* The histogram: counts by row, which are 0 but of exponents from `first` to `last`. */
+/* The histogram: counts by row of exponents from `first` to `last`; of a sample they are all. */
 typedef struct {
     int64_t rows[ROWS], first, last;
 } Histogram;
@@ -370,28 +369,25 @@ static void scale_rows(int64_t *rows, int64_t total, int64_t sampled) {
 }
 
 /* Make a sample's rows stand for all values, with one in the rows of the extremes at least. */
-static void complete_sample(Histogram *histogram, int64_t sampled, const Summary *summary) {
-    int64_t *rows = histogram->rows, *low = rows + row_double(bits_double(summary->low));
-    int64_t *high = rows + row_double(bits_double(summary->high));
-    bool low_missed = summary->low && !*low, high_missed = summary->high && high != low && !*high;
+static void complete_sample(int64_t *rows, int64_t sampled, const Summary *summary) {
+    int64_t low = row_double(bits_double(summary->low)), high = row_double(bits_double(summary->high));
+    bool low_missed = summary->low && !rows[low];
+    bool high_missed = summary->high && high != low && !rows[high];
     scale_rows(rows, summary->finite - summary->zeros - low_missed - high_missed, sampled);
-    if (low_missed) *low = 1;
-    if (high_missed) *high = 1;
-    histogram->first = 0;
-    histogram->last = EXPONENTS - 1;
+    if (low_missed) rows[low] = 1;
+    if (high_missed) rows[high] = 1;
 }
 
 /* Write the rows from the first filled exponent to the last, negative values first, and say which. */
 static void keep_rows(const Histogram *histogram, Result *result, int64_t *to) {
-    const int64_t *rows = histogram->rows;
+    const int64_t *positive = histogram->rows, *negative = positive + EXPONENTS;
     int64_t first = histogram->first, last = histogram->last;
-    while (first <= last && !(rows[first] | rows[EXPONENTS + first])) first++;
-    while (first <= last && !(rows[last] | rows[EXPONENTS + last])) last--;
-    result->lowest = last < first ? 0 : LOWEST + first;
-    result->rows = last < first ? 0 : last - first + 1;
-    for (; first <= last; first++) {
-        *to++ = rows[EXPONENTS + first];
-        *to++ = rows[first];
+    while (first <= last && !(positive[first] | negative[first])) first++;
+    while (first <= last && !(positive[last] | negative[last])) last--;
+    if (first <= last) result->lowest = LOWEST + first;
+    for (; first <= last; first++, result->rows++) {
+        *to++ = negative[first];
+        *to++ = positive[first];
     }
 }
 
@@ -412,20 +408,25 @@ static int64_t count_threads(const Job *job, int64_t threads) {
     return is_worth_it && can_share() ? threads : 1;
 }
 
-/* Count for each row what all threads have. */
-static void add_counts(const Share *shares, int64_t threads, Histogram *histogram) {
-    *histogram = (Histogram){.first = EXPONENTS, .last = -1};
+/* Count for each row what all threads have, of all exponents or of those that they have. */
+static void add_counts(const Share *shares, int64_t threads, bool all, Histogram *histogram) {
+    int64_t *rows = histogram->rows, first = all ? 0 : EXPONENTS, last = all ? EXPONENTS - 1 : -1;
+    for (int64_t thread = 0; thread < threads; thread++) {
+        if (shares[thread].counts.first < first) first = shares[thread].counts.first;
+        if (shares[thread].counts.last > last) last = shares[thread].counts.last;
+    }
+    for (int64_t row = first; row <= last; row++) rows[row] = rows[EXPONENTS + row] = 0;
     for (int64_t thread = 0; thread < threads; thread++) {
         const Counts *more = &shares[thread].counts;
-        for (int64_t exponent = more->first; exponent <= more->last; exponent++)
-            for (int row = (int)exponent; row < ROWS; row += EXPONENTS)
-                for (int table = 0; table < TABLES; table++)
-                    histogram->rows[row] += more->tables[table][row];
-        if (!more->first) histogram->rows[0] -= more->zeros[0];
-        if (!more->first) histogram->rows[EXPONENTS] -= more->zeros[1];
-        if (more->first < histogram->first) histogram->first = more->first;
-        if (more->last > histogram->last) histogram->last = more->last;
+        for (int64_t row = more->first; row <= more->last; row++)
+            for (int table = 0; table < TABLES; table++) {
+                rows[row] += more->tables[table][row];
+                rows[EXPONENTS + row] += more->tables[table][EXPONENTS + row];
+            }
+        if (!more->first) rows[0] -= more->zeros[0], rows[EXPONENTS] -= more->zeros[1];
     }
+    histogram->first = first;
+    histogram->last = last;
 }
 
 enum Outcome { READ, NO_MEMORY, SPOILT };
@@ -462,7 +463,7 @@ static enum Outcome read_tensor(const Job *job, int64_t one_in, bool is_apart, i
         *summary = NOTHING;
         for (int64_t part = 0; part < parts; part++) merge(summary, reading.summaries + part);
         (is_double ? fold_double : fold_float)(&reading, threads, unit_low, unit_high);
-        add_counts(shares, threads, histogram);
+        add_counts(shares, threads, one_in > 1, histogram);
         for (int64_t unit = 0; !is_apart && unit < units.count; unit++) {
             if (unit_low[unit] < summary->low) summary->low = unit_low[unit];
             if (unit_high[unit] > summary->high) summary->high = unit_high[unit];
@@ -500,7 +501,7 @@ static void reduce_job(const Job *job, int64_t threads, Result *result) {
         is_sampled = false;
     }
     is_sampled = is_sampled && nonzero;
-    if (is_sampled) complete_sample(&histogram, counted, &found);
+    if (is_sampled) complete_sample(histogram.rows, counted, &found);
     bool any = found.finite;
     *result = (Result){
         .form = job->dtype | job->rank << 8 | (job->unit_dim + 1) << 16,
@@ -518,7 +519,7 @@ static void reduce_job(const Job *job, int64_t threads, Result *result) {
     };
     double abs_max = fabs(result->min) > fabs(result->max) ? fabs(result->min) : fabs(result->max);
     find_alive(low, high, job->units, abs_max, alive);
-    keep_rows(&histogram, result, kept);
+    if (outcome == READ) keep_rows(&histogram, result, kept);
     int64_t *shape = kept + 2 * result->rows;
     memcpy(shape, job->shape, (size_t)job->rank * sizeof *shape);
     result->words = whole(shape + job->rank - (int64_t *)result, 8);
