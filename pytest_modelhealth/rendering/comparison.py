@@ -183,9 +183,8 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
 
 def to_dict(comparison: Comparison) -> dict[str, Any]:
     """Return a comparison as in the file of a run, with its verdict."""
-    data: dict[str, Any] = {"equivalent": comparison.first_divergence is None}
-    data |= encode(comparison_data(comparison))
-    return data
+    is_equivalent = comparison.first_divergence is None
+    return {"equivalent": is_equivalent, **encode(comparison_data(comparison))}
 
 
 def to_json(comparison: Comparison) -> str:

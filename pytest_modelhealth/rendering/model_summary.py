@@ -1,4 +1,4 @@
-"""The summary of a model: a row for each layer, and the totals, as text, HTML and data."""
+"""The summary of a model: a row for each layer, and the totals, as text and HTML."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ from pytest_modelhealth.report import (
     Size,
     Status,
 )
-from pytest_modelhealth.report.codec import encode
 from pytest_modelhealth.report.ranks import Placement
 from pytest_modelhealth.settings.setting import ancestors
 from pytest_modelhealth.statistics import TensorStatistics
@@ -171,14 +170,7 @@ def _sum(parts: Iterable[int | None]) -> int | None:
     return None if None in known else sum(filter(None, known))
 
 
-# As text, HTML and data
-
-
-def to_dict(summary: ModelSummary) -> dict[str, Any]:
-    """Return a summary as dictionaries, lists, numbers, strings and ``None``."""
-    keys = ("model_type", "run", "backward", "totals", "notes", "rows")
-    data: dict[str, Any] = encode({key: getattr(summary, key) for key in keys})
-    return data
+# As text and HTML
 
 
 def document(summary: ModelSummary) -> Document:

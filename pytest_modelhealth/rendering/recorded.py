@@ -6,12 +6,13 @@ Charts are drawn of the same data, on the page of a run as in a figure.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import networkx as nx
 
+from pytest_modelhealth.alignment.result import Change, Pair
 from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, Divergence
 from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.rendering.diagram import Diagram, diagram
@@ -257,6 +258,10 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
     found = comparison.first_divergence
     is_different = found is not None
     show = comparison._renderer
+    layers = [*map(_aligned, comparison.layers.values())]
+    if comparison.outputs:  # what the models return is the last
+        returned = AlignedLayer(Pair("", "", Change.MATCHED), "", comparison.outputs)
+        layers.append(_aligned(returned) | {"label": "output"})
     return {
         "kind": "comparison",
         "verdict": "different" if is_different else "equivalent",
@@ -265,7 +270,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
         **_fields(comparison, "candidate", "losses", "basis", "notes", model="reference"),
         "violations": [] if found is None else [_parting(found)],
         "divergence": found,
-        "layers": [*map(_aligned, comparison.layers.values()), *_outputs(comparison.outputs)],
+        "layers": layers,
     }
 
 
@@ -289,22 +294,6 @@ def _compared(result: TensorResult) -> dict[str, Any]:
         **_fields(result, "noise", "ratio", "limit", "source", "diverged", "problem"),
         **_fields(result, role="key.role", name="key.tensor"),
     }
-
-
-def _outputs(outputs: Iterable[TensorResult]) -> list[dict[str, Any]]:
-    """Return what the models return as a last layer, if it was compared."""
-    tensors = [_compared(result) for result in outputs]
-    last = {
-        "reference": "",
-        "candidate": "",
-        "label": "output",
-        "type": "",
-        "change": "matched",
-        "diverged": any(tensor["diverged"] for tensor in tensors),
-        "changed_parameters": [],
-        "tensors": tensors,
-    }
-    return [last] if tensors else []
 
 
 # A check of a snapshot

@@ -1,4 +1,7 @@
-"""The one writer of records as plain data: for JSON, the file of a run, bundles and workers."""
+"""The one writer of records as plain data: for JSON, the file of a run, bundles and workers.
+
+It is read by its keys, as users' hooks read a run. Records go to other ranks as pickles.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,8 @@ def encode(value: Any) -> Any:
     A record has a key for each field, but for those whose metadata says ``"json": False``. Another
     kind of object is registered with the function that makes plain data of it.
     """
+    if isinstance(value, str | int | None):  # most are
+        return value
     if is_dataclass(value):
         kept = (one.name for one in fields(value) if one.metadata.get("json", True))
         return {name: encode(getattr(value, name)) for name in kept}

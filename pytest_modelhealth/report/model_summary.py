@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pytest_modelhealth.report.codec import encode
 from pytest_modelhealth.report.verdict import Renderer
 
 
@@ -54,9 +55,9 @@ class ModelSummary:
     totals: Mapping[str, int | None]
     backward: bool
     notes: tuple[str, ...]
-    depth: int | None
-    max_rows: int | None
-    renderer: Renderer = field(compare=False)
+    depth: int | None = field(metadata={"json": False})
+    max_rows: int | None = field(metadata={"json": False})
+    renderer: Renderer = field(compare=False, metadata={"json": False})
 
     def render(self, *, width: int = 100) -> str:
         """Return the table, in lines of at most `width` characters."""
@@ -65,7 +66,7 @@ class ModelSummary:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain dictionaries, lists, numbers and strings."""
-        data: dict[str, Any] = self.renderer("model_summary", "to_dict")(self)
+        data: dict[str, Any] = encode(self)
         return data
 
     def __str__(self) -> str:

@@ -6,6 +6,7 @@ Where a system has no fork they are started one by one.
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import os
 import signal
@@ -83,7 +84,7 @@ class Rank:
                 self.kill()
         with contextlib.suppress(EOFError, OSError):
             while self._control.poll():
-                name, content = self._control.recv()
+                name, content = json.loads(self._control.recv_bytes())
                 getattr(self, name).append(content)
 
     @property

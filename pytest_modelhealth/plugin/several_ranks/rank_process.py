@@ -54,9 +54,9 @@ def run(request: dict[str, Any], control: Any) -> NoReturn:
 
 def _say(control: Any, name: str, content: Any) -> None:
     """Add a content to the parent's list of that name; what is no plain data becomes text."""
-    plain = json.loads(json.dumps(content, default=str, skipkeys=True))
+    said = json.dumps([name, content], default=str, skipkeys=True)
     with contextlib.suppress(OSError):  # the parent may be gone
-        control.send((name, plain))
+        control.send_bytes(said.encode())
 
 
 def _become(request: dict[str, Any]) -> None:
