@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import chain
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -17,7 +18,6 @@ from torch import nn
 from pytest_modelhealth.errors import InspectionError, LayerNotFoundError, suggest
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import ROLES
-from pytest_modelhealth.settings.setting import dotted
 
 _SPELLED = {"LeakyReLU": "leaky_relu", "LogSoftmax": "log_softmax", "Softmax2d": "softmax"}
 
@@ -183,16 +183,14 @@ _ROUNDS_INPUTS = ("act_quant_kwargs", "activation_quantization")
 """What weights of torchao keep where the layer rounds what it takes, too."""
 
 
-def stops_gradients(module: nn.Module) -> bool:
-    """Whether a module rounds what it takes to a grid, and so passes no gradient on."""
-    if is_quantised(module):
+def stop_gradients(modules: Sequence[nn.Module]) -> bool:
+    """Whether one of modules rounds what it takes to a grid, and so passes no gradient on."""
+    of_kinds = {type(module): module for module in modules}
+    if any(map(is_quantised, of_kinds.values())):
         return True
-    for parameter in module._parameters.values():
-        if type(parameter) is nn.Parameter or parameter is None:
-            continue  # torchao has classes of its own
-        if any(getattr(parameter, name, None) is not None for name in _ROUNDS_INPUTS):
-            return True
-    return False
+    held = chain.from_iterable([module._parameters.values() for module in modules])
+    others = [p for p in held if type(p) is not nn.Parameter]  # torchao has classes of its own
+    return any(getattr(p, name, None) is not None for p in others for name in _ROUNDS_INPUTS)
 
 
 def own_parameters(module: nn.Module) -> dict[str, torch.Tensor | None]:
@@ -274,14 +272,14 @@ def _find(
     found: dict[nn.Module, NamedModule],
 ) -> None:
     """Add `module` and those in it to what was found."""
-    wrapped = _wrapped(module)
+    wrapped = _wrapped(module) if type(module).__name__ in _WRAPPER_ATTRIBUTES else None
     if wrapped is not None:
         _find(wrapped, path, (*around, module), _why_inside(module, why), found)
         return
     first = found.get(module)
     if first is None:
         is_run = why == _INLINED and has_forward(module)
-        opaque = str(vars(module).get("_opaque") or ("" if is_run else why))
+        opaque = str(module.__dict__.get("_opaque") or ("" if is_run else why))
         found[module] = NamedModule(path, module, (), opaque)
     else:
         found[module] = first._replace(aliases=(*first.aliases, path))
@@ -289,10 +287,10 @@ def _find(
     if not children or is_quantised(module):  # there they hold packed weights
         return
     inside, why = (*around, module), _why_inside(module, why)
-    ids = set(map(id, inside))
+    ids, stem = set(map(id, inside)), path and f"{path}."
     for name, child in children.items():
         if child is not None and id(child) not in ids:
-            _find(child, dotted(path, name), inside, why, found)
+            _find(child, stem + name, inside, why, found)
 
 
 _WRAPPER_ATTRIBUTES = {

@@ -22,7 +22,7 @@ from pytest_modelhealth.capture.step.run import Watch, observed_eagerly, run_ste
 from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.capture.step.switches import collected_rarely
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.layers import stops_gradients
+from pytest_modelhealth.layers import stop_gradients
 from pytest_modelhealth.report import Observation
 
 
@@ -60,7 +60,7 @@ class EagerEngine(Engine):
                 )
                 model = _copy_of_lazy(model, state.lazy)
                 state = State(model)
-            if request.backward is None and any(map(stops_gradients, state.modules)):
+            if request.backward is None and stop_gradients(state.modules):
                 notes.append(
                     "no gradient flows through quantised layers: the forward pass alone ran"
                 )
@@ -70,8 +70,7 @@ class EagerEngine(Engine):
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether `torch.compile` made this module, or `module.compile()` was called."""
-    is_called_so = vars(module).get("_compiled_call_impl") is not None
-    return is_called_so or type(module).__name__ == "OptimizedModule"
+    return module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
 
 
 def _copy_of_lazy(model: nn.Module, lazy: list[Tensor]) -> nn.Module:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Set
+import sys
+from collections.abc import Iterable, Set
 from functools import cache
-from itertools import islice
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -130,7 +130,7 @@ def loss_path(loss: Tensor, outputs: Iterable[Any]) -> LossPath:
     ends = {end for end in outputs if end is not None}
     if loss.grad_fn is None or not ends:
         return LossPath()
-    nodes = list(islice(walk([loss.grad_fn], ends), _MOST_NODES))
+    nodes = walk([loss.grad_fn], ends, _MOST_NODES)
     if len(nodes) == _MOST_NODES:
         return LossPath()
     following = {after for node in nodes for after, _ in node.next_functions}
@@ -155,7 +155,7 @@ def sign_of(loss: Tensor) -> int:
 
 def is_made_by_a_loss(loss: Tensor) -> bool:
     """Whether a number is made by one of torch's loss functions, which are to be made small."""
-    return any(operation(node) in having("loss") for node in islice(walk([loss.grad_fn]), _NEAR))
+    return any(operation(node) in having("loss") for node in walk([loss.grad_fn], most=_NEAR))
 
 
 _NEAR = 40
@@ -184,19 +184,19 @@ def _is_zero(factor: Any) -> bool:
 _MOST_VALUES = 1 << 20
 
 
-def walk(roots: Iterable[Any], ends: Set[Any] = frozenset()) -> Iterator[Any]:
-    """Yield the nodes of autograd's graph that a backward pass from some gets to, before `ends`."""
-    stack = list(roots)
-    met = {None, *stack}
-    while stack:
-        node = stack.pop()
-        if node is None or node in ends:
-            continue
-        yield node
+def walk(roots: Iterable[Any], ends: Set[Any] = frozenset(), most: int = sys.maxsize) -> list[Any]:
+    """Return nodes of autograd's graph that a backward pass from some gets to, before `ends`."""
+    met = {None, *ends}
+    nodes, waiting = list[Any](), [root for root in roots if root not in met]
+    met.update(waiting)
+    while waiting and len(nodes) < most:
+        node = waiting.pop()
+        nodes.append(node)
         for following, _ in node.next_functions:
             if following not in met:
                 met.add(following)
-                stack.append(following)
+                waiting.append(following)
+    return nodes
 
 
 class _Signs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
@@ -34,6 +34,7 @@ class Layer:
     activation: str | None = None
     is_torchs_own: bool = False  # a module of torch that calls no functional layer
     replays: bool = False  # a CUDA graph, which writes to memory without a new version
+    is_packed: bool = False  # its parameters are, as torch keeps quantised ones
     frozen: frozenset[str] = frozenset()  # parameters that required no gradient before the forward
     opaque: str = ""  # why it cannot be observed
     holds: bool = False  # parameters or buffers of its own
@@ -121,37 +122,28 @@ FUNCTIONAL_DROPOUT: dict[Callable[..., Any], str] = {
 """Functions whose calls are no layers, but a setting of the module that makes them."""
 
 
-def _plain(named: Iterable[tuple[str, Any]]) -> dict[str, Option]:
-    """Return what is a plain value under a public name; ``_stacklevel`` is for warnings."""
-    return {n: v for n, v in named if type(v) in _PLAIN and n[0] != "_"}
+def module_options(
+    module: nn.Module, public: dict[type, tuple[list[str], list[str]]]
+) -> dict[str, Option]:
+    """Return the plain public attributes of a module: `training`, `eps`, `p`, `num_embeddings`.
 
-
-class ModuleOptions:
-    """Reads the plain public attributes of modules: `training`, `eps`, `p`, `num_embeddings`.
-
-    What is plain of one is so of the next of its class, whose attributes are of the same types.
+    `public` takes the names of a class's attributes and those of them that are public: they are the
+    same in its next module, as a rule.
     """
-
-    def __init__(self) -> None:
-        self._plain: dict[type, tuple[tuple[str, ...], list[type], list[int]]] = {}
-
-    def of(self, module: nn.Module) -> dict[str, Option]:
-        """Return those of one module."""
-        attributes = vars(module)
-        names, values = tuple(attributes), [*attributes.values()]
-        types = [*map(type, values)]
-        known = self._plain.get(type(module))
-        if known is None or known[0] != names or known[1] != types:
-            plain = [i for i, n in enumerate(names) if types[i] in _PLAIN and n[0] != "_"]
-            self._plain[type(module)] = known = names, types, plain
-        return {names[index]: values[index] for index in known[2]}
+    attributes, kind = module.__dict__, type(module)
+    names = [*attributes]
+    if kind not in public or public[kind][0] != names:
+        public[kind] = names, [name for name in names if name[0] != "_"]
+    return {n: value for n in public[kind][1] if type(value := attributes[n]) in _PLAIN}
 
 
 def call_options(
     function: str, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Option]:
     """Return the plain arguments of a functional call by name, those left out not among them."""
-    return _plain([*zip(_POSITIONAL.get(function, ()), args[1:], strict=False), *kwargs.items()])
+    named = [*zip(_POSITIONAL.get(function, ()), args[1:], strict=False), *kwargs.items()]
+    # ``_stacklevel`` is for warnings
+    return {name: v for name, v in named if type(v) in _PLAIN and name[0] != "_"}
 
 
 def with_dropout(

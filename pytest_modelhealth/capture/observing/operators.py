@@ -139,7 +139,7 @@ def note_source_lines(recorder: Recorder) -> None:
     """Take down the line of each layer that a graph knows it of, as ``torch.export`` does."""
     root: nn.Module | None = None  # of a program, whose parts tell paths from there
     for module, layer in list(recorder.by_module.items()):
-        if _TELLING.isdisjoint(vars(module)):  # nearly all
+        if module.__dict__.keys().isdisjoint(_TELLING):  # nearly all
             continue
         if isinstance(line := vars(module).get("_source"), str):  # of a deployed model
             layer.source = layer.source or line

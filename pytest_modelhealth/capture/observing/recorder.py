@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from pytest_modelhealth.capture.observing.flow import FlowRecorder
-from pytest_modelhealth.capture.observing.layer import Given, Held, Layer, ModuleOptions, Own
+from pytest_modelhealth.capture.observing.layer import Given, Held, Layer, Own, module_options
 from pytest_modelhealth.capture.observing.loss_calls import LossCalls
 from pytest_modelhealth.capture.observing.sample_statistics import (
     Collector,
@@ -33,6 +33,7 @@ from pytest_modelhealth.layers import (
     Selection,
     UnitDimensions,
     activation_of,
+    is_quantised,
     is_simple,
     original_class,
     own_parameters,
@@ -95,24 +96,28 @@ class Recorder:
         # the line of a functional call, where a graph knows it: by caller, function and number
         self.lines: dict[tuple[str, str, int], str] = {}
         self._events = 0
-        classes: dict[type, tuple[str, type, str | None, bool]] = {}
+        classes: dict[type, tuple[str, type, str | None, bool, bool]] = {}
         for name, module, aliases, opaque in modules:
             known = classes.get(type(module))
             if known is None:
                 kind = original_class(module)
-                known = type_name(module), kind, activation_of(kind), is_simple(kind)
+                activation, is_packed = activation_of(kind), is_quantised(module)
+                known = type_name(module), kind, activation, is_simple(kind), is_packed
                 # of a stand-in, one stands for several
                 if kind is type(module) and "_ty" not in vars(module):
                     classes[kind] = known
-            layer = Layer(name, known[0], selection.roles(name, module))
-            layer.module, layer.kind, layer.activation = module, known[1], known[2]
-            if "forward" in vars(module):
+            kind_name, kind, activation, is_torchs, is_packed = known
+            layer = Layer(name, kind_name, selection.roles(name, module))
+            layer.module, layer.kind, layer.activation = module, kind, activation
+            layer.is_packed = is_packed
+            if "forward" in module.__dict__:
                 layer.replays = replays_cuda_graph(module)
-            elif known[3] and not module._modules:
+            elif is_torchs and not module._modules:
                 layer.is_torchs_own = True
             if aliases or opaque:
                 layer.aliases, layer.opaque = aliases, opaque
-            for own, parameter in own_parameters(module).items():
+            parameters = own_parameters(module) if is_packed else module._parameters
+            for own, parameter in parameters.items() if parameters else ():
                 if parameter is not None and not parameter.requires_grad:
                     layer.frozen = layer.frozen | {own}
             self.layers[name] = self.by_module[module] = layer
@@ -155,16 +160,15 @@ class Recorder:
     def note_modules(self) -> None:
         """Take down how modules are set up, and which parameters are those of an earlier layer."""
         owners: dict[int, tuple[Layer, str]] = {}
-        options_of = ModuleOptions().of
+        public: dict[type, tuple[list[str], list[str]]] = {}
         for module, layer in self.by_module.items():
-            options = options_of(module)
+            options = module_options(module, public)
             layer.options = {**options, **layer.options} if layer.options else options
             for name, parameter in module._parameters.items():
-                if parameter is None:
-                    continue
-                owner, own_name = owners.setdefault(id(parameter), (layer, name))
-                if owner is not layer or own_name != name:
-                    layer.tied[name] = dotted(owner.name, own_name)
+                place = layer, name
+                owner = place if parameter is None else owners.setdefault(id(parameter), place)
+                if owner is not place:
+                    layer.tied[name] = dotted(owner[0].name, owner[1])
 
     # What became of a call.
 
@@ -340,7 +344,8 @@ class Recorder:
         """Return the parameters and the buffers, each once, at the first layer that owns it."""
         parameters, buffers = dict[int, Held](), dict[int, Held]()
         for module, layer in self.by_module.items():
-            for name, tensor in (module._parameters or own_parameters(module)).items():
+            held = own_parameters(module) if layer.is_packed else module._parameters
+            for name, tensor in held.items() if held else ():
                 if tensor is not None:
                     parameters.setdefault(id(tensor), (layer, name, tensor))
             if module._buffers:
@@ -357,11 +362,12 @@ class Recorder:
                 if not tensor.is_meta:
                     self._visitor.see(layer.name, role, name, tensor)
         held = [one for one in tensors if role in one[0].roles]
+        layers, names, read_now = zip(*held, strict=True) if held else ((), (), ())
         are_gradients = role == "parameter_gradients"
         read = self.reader.read_gradient if are_gradients else self.reader.ledger.add
         # what we ask of a tensor is no call of the user's: a function mode would see each
         with torch._C.DisableTorchFunction():
-            entries = self.reader.read_many([one[2] for one in held], gradients=are_gradients)
+            entries = self.reader.read_many(read_now, gradients=are_gradients)
             for index in entries.unread:
                 layer, name, tensor = held[index]
                 try:
@@ -373,11 +379,9 @@ class Recorder:
             if self.placements is not None:
                 for layer, name, tensor in held:
                     _place(layer, f"{role}.{name}", self.placements.of(tensor))
-        places = []
-        for layer, name, _ in held:
+        for layer in layers:
             layer.holds = True
-            places.append((layer, name))
-        self.own[role] = places, entries
+        self.own[role] = [*zip(layers, names, strict=True)], entries
 
     def note_zero_slices(self) -> None:
         """Note the rows and columns of parameters that are zero and get a gradient of zero.
@@ -386,20 +390,21 @@ class Recorder:
         """
         places, gradients = self.own["parameter_gradients"]
         owners, weights = self.own["parameters"]
-        of_weights = {place: index for index, place in enumerate(owners)}
-        for index, (layer, name) in enumerate(places):
-            zeros = gradients.zero_count(index)
-            gradient = None if zeros == 0 else gradients[index]  # nearly all have none
-            if gradient is None:
+        of_weights = dict(zip(owners, range(len(owners)), strict=True))
+        for index, zeros in enumerate(map(gradients.zero_count, range(len(places)))):
+            if zeros == 0 or (zeros is None and gradients[index] is None):
                 continue
-            parameter = layer.parameters[name]
+            layer, name = place = places[index]
+            module: Any = layer.module
+            parameter = module._parameters[name]
             # on another device it is not known yet
             self.has_zero_gradients |= zeros is None or zeros == parameter.numel()
-            at = of_weights.get((layer, name))
-            weight = weights[at] if zeros and at is not None and weights.zero_count(at) else None
-            if weight is None:
-                continue
-            if isinstance(layer.module, nn.Embedding | nn.EmbeddingBag):
+            at = of_weights.get(place)
+            if not zeros or at is None or not weights.zero_count(at):
+                continue  # nearly no weights have any
+            weight, gradient = weights[at], gradients[index]
+            is_table = isinstance(module, nn.Embedding | nn.EmbeddingBag)
+            if is_table or weight is None or gradient is None:
                 continue  # most batches leave out most rows of a table
             slices = zero_slices(parameter, weight, gradient)
             if slices is not None:

@@ -67,7 +67,7 @@ def may_have_company(model: object, ranks: bool | None) -> bool:
             "torch.distributed.init_process_group first, or leave ranks out"
         )
     modules = (model, *vars(model).get("_modules", {}).values()) if is_module else ()
-    if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in modules):
+    if any(issubclass(kind, nn.parallel.DistributedDataParallel) for kind in {*map(type, modules)}):
         raise InspectionError(
             "the model is wrapped by DistributedDataParallel, and its process group was "
             "destroyed: inspect it before destroy_process_group(), or inspect model.module"

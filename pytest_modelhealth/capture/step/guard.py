@@ -7,7 +7,7 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from operator import attrgetter
@@ -105,15 +105,16 @@ class Guard:
 class Leaves:
     """What leaf tensors carry beside their values: gradients, flags and hooks."""
 
-    def __init__(self, leaves: Iterable[Tensor]) -> None:
+    def __init__(self, leaves: Sequence[Tensor]) -> None:
         self._held = [
             (
                 leaf,
                 leaf.requires_grad,
                 leaf.grad,
-                tuple(h if h is None else h.copy() for h in _hooks(leaf)),
+                hooks if hooks == _NONE else tuple(h if h is None else h.copy() for h in hooks),
             )
-            for leaf in {id(leaf): leaf for leaf in leaves}.values()
+            for leaf in dict(zip(map(id, leaves), leaves, strict=True)).values()
+            for hooks in [_hooks(leaf)]
         ]
 
     def __enter__(self) -> Self:
@@ -131,8 +132,8 @@ class Leaves:
     def set_aside(self) -> None:
         """Leave no gradient, and no hook that runs an optimizer inside backward: it would train."""
         self.clear()
-        for leaf, *_ in self._held:
-            if leaf._post_accumulate_grad_hooks:
+        for leaf, _, _, (_, hooks) in self._held:
+            if hooks:
                 leaf._post_accumulate_grad_hooks.clear()
 
     def restore(self) -> None:
@@ -154,6 +155,7 @@ class Leaves:
 
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_NONE = None, None
 _hooks = attrgetter(*_HOOKS)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain, count, islice, pairwise
+from itertools import chain, count, pairwise
 from math import prod
 from operator import is_
 from types import FunctionType
@@ -69,35 +69,35 @@ class State:
             if container:
                 container.clear()
         for container, held in self._others:
-            if not _holds(container, held):
-                _fill(container, held)
+            if not _holds(container, *held):
+                _fill(container, *held)
 
     def exchange(self, others: Mapping[int, Any]) -> None:
         """Put other objects in the place of some, given by the id of these; a set is left alone."""
         for container, _ in self._others:
             if isinstance(container, dict):
-                container.update(
-                    {k: others[id(v)] for k, v in container.items() if id(v) in others}
-                )
+                changed = {k: others[id(v)] for k, v in container.items() if id(v) in others}
+                container.update(changed)
             elif isinstance(container, list | deque):
                 for index, value in enumerate(container):
                     container[index] = others.get(id(value), value)
 
     def is_as_it_was(self) -> bool:
         """Whether all containers hold what they held."""
-        return not any(self._empty) and all(_holds(*other) for other in self._others)
+        return not any(self._empty) and all(_holds(c, *held) for c, held in self._others)
 
     def _visit_all(self, values: Iterable[Any]) -> None:
-        empty, closed = self._empty, self._closed
+        closed = self._closed
         for value in values:
             kind = type(value)
-            if kind in _CONTAINERS:  # most are, and hold nothing
-                if value:
-                    self._open(value)
-                else:
-                    empty.append(value)
-            elif kind not in closed:
+            if kind in closed:
+                pass
+            elif kind not in _CONTAINERS:
                 self._visit(value)
+            elif value:
+                self._open(value)
+            else:
+                self._empty.append(value)
 
     def _open(self, container: Any) -> None:
         if id(container) in self._seen:
@@ -113,7 +113,7 @@ class State:
         kind = type(value)  # an object's own word for it may be a lie
         if issubclass(kind, nn.Module):
             self._add_module(value)
-        elif issubclass(kind, Tensor):
+        elif kind is nn.Parameter or issubclass(kind, Tensor):
             self._add_tensor(value)
         elif kind is tuple:
             self._visit_all(value)
@@ -122,13 +122,14 @@ class State:
 
     def _add_module(self, module: nn.Module) -> None:
         self.modules.append(module)
-        attributes = vars(module)
-        self._seen[id(attributes)] = attributes
-        values = [*attributes.values()]
-        self._others.append((attributes, [*attributes, *values]))
-        if tuple(islice(attributes, len(_ATTRIBUTES))) == _ATTRIBUTES and not any(values[_EMPTY]):
-            del values[_FLAG]
-            self._empty += values[_HOOKS]  # in one go: nearly all modules have no hooks
+        attributes = module.__dict__
+        names, values = [*attributes], [*attributes.values()]
+        self._others.append((attributes, (names, values)))
+        hooks = values[_HOOKS]
+        if names[: len(_ATTRIBUTES)] == _ATTRIBUTES and not any(hooks):
+            del hooks[_FLAG]
+            self._empty += hooks  # in one go: nearly all modules have no hooks
+            values = values.copy()
             del values[_HOOKS]
         self._visit_all(values)
         if isinstance(module, torch.jit.ScriptModule):  # keeps its own in C++
@@ -150,12 +151,11 @@ class State:
             self.tensors.append(tensor)
 
 
-_ATTRIBUTES = tuple(vars(nn.Module()))
+_ATTRIBUTES = [*vars(nn.Module())]
 """What every module has, in this order unless a class of the user's made it another."""
-_EMPTY = slice(_ATTRIBUTES.index("_buffers") + 1, _ATTRIBUTES.index("_modules"))
+_HOOKS = slice(_ATTRIBUTES.index("_buffers") + 1, _ATTRIBUTES.index("_modules"))
 """Of these the containers of its hooks, and a flag among them."""
-_FLAG = _ATTRIBUTES.index("_is_full_backward_hook")
-_HOOKS = slice(_EMPTY.start, _EMPTY.stop - 1)  # once the flag is taken out
+_FLAG = _ATTRIBUTES.index("_is_full_backward_hook") - _HOOKS.start
 
 _CONTAINERS = frozenset({dict, OrderedDict, defaultdict, Counter, list, set, deque})
 _GENERATORS = (torch.Generator, random.Random)
@@ -163,7 +163,7 @@ _GENERATORS = (torch.Generator, random.Random)
 
 def graph_leaves(roots: Iterable[Any]) -> list[Tensor]:
     """Return the leaf tensors that a backward pass from these nodes of a graph gets to."""
-    return [node.variable for node in walk(roots) if isinstance(node, _AccumulateGrad)]
+    return [node.variable for node in walk(roots) if type(node) is _AccumulateGrad]
 
 
 _AccumulateGrad: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
@@ -179,27 +179,29 @@ def is_generator(kind: type) -> bool:
     )
 
 
-def _items(container: Any) -> list[Any]:
-    """Return what a container holds; of a dictionary its keys, then its values."""
-    return [*container, *container.values()] if isinstance(container, dict) else [*container]
+def _items(container: Any) -> tuple[Sequence[Any], list[Any]]:
+    """Return what a container holds, of a dictionary apart the keys."""
+    is_dict = isinstance(container, dict)
+    return ((*container,), [*container.values()]) if is_dict else ((), [*container])
 
 
-def _holds(container: Any, items: list[Any]) -> bool:
-    """Whether a container holds these very objects."""
-    found = _items(container)
-    return len(found) == len(items) and all(map(is_, found, items))
+def _holds(container: Any, keys: Sequence[Any], values: list[Any]) -> bool:
+    """Whether a container holds these very objects; keys in a list are names, which compare."""
+    found = container.values() if isinstance(container, dict) else container
+    if len(found) != len(values) or not all(map(is_, found, values)):
+        return False
+    return [*container] == keys if type(keys) is list else all(map(is_, container, keys))
 
 
-def _fill(container: Any, items: list[Any]) -> None:
+def _fill(container: Any, keys: Sequence[Any], values: list[Any]) -> None:
     container.clear()
     if isinstance(container, dict):
-        size = len(items) // 2
-        for key, value in zip(items[:size], items[size:], strict=True):
+        for key, value in zip(keys, values, strict=True):
             container[key] = value  # the update of a Counter counts
     elif isinstance(container, set):
-        container.update(items)
+        container.update(values)
     else:
-        container.extend(items)
+        container.extend(values)
 
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from pytest_modelhealth.capture.observing.tensors import (
     attributes,
     contents,
-    find_tensors,
     is_a,
     pairs,
 )
@@ -38,11 +37,9 @@ class Registered:
     They are kept, so that none of them can make room for another of the same id.
     """
 
-    def __init__(self, model: nn.Module, parameters: Iterable[Tensor], batch: Any) -> None:
+    def __init__(self, model: nn.Module, parameters: list[Tensor], batch: list[Tensor]) -> None:
         self._model = model
-        tensors = list(find_tensors(batch))
-        behind = graph_leaves([t.grad_fn for t in tensors if t.grad_fn is not None])
-        self._known = [*parameters, *tensors, *behind]
+        self._known = [*parameters, *batch, *graph_leaves(tensor.grad_fn for tensor in batch)]
         self._ids = {id(None), *map(id, self._known)}
 
     def knows(self, module: nn.Module) -> bool:
