@@ -176,6 +176,10 @@ class Entries:
         """The indices of tensors that were not read."""
         return [index for index, found in enumerate(self._found) if found is None]
 
+    def zeros(self) -> list[int | None]:
+        """Return how many zeros each tensor has, as `zero_count` has it."""
+        return [*map(self.zero_count, range(len(self._found)))]
+
     def zero_count(self, index: int) -> int | None:
         """Return how many zeros a tensor has, as `Entry` has it; ``None`` of one not read."""
         found = self._found[index]

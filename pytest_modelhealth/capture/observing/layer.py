@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import CodeType
-from typing import Any
+from types import CodeType, MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -55,16 +55,20 @@ class Layer:
     equal_input_samples: bool | None = None
     seen: dict[str, list[Entry]] = field(init=False)  # in tensors of its calls, by role
     options: Mapping[str, Option] = field(init=False)
-    tied: dict[str, str] = field(init=False)
+    # of most layers none; another mapping takes the place of these
+    tied: Mapping[str, str] = field(init=False)
     # parameters on which no output depends; whether a function was given their values all the same
-    unreached: dict[str, bool] = field(init=False)
-    zero_slices: dict[str, ZeroSlices] = field(init=False)
-    placements: dict[str, Placement] = field(init=False)
+    unreached: Mapping[str, bool] = field(init=False)
+    zero_slices: Mapping[str, ZeroSlices] = field(init=False)
+    placements: Mapping[str, Placement] = field(init=False)
 
     def __init__(self, name: str, type_name: str, roles: frozenset[str]) -> None:
-        self.name, self.type_name, self.roles = name, type_name, roles
-        self.seen, self.options, self.tied = {}, {}, {}
-        self.unreached, self.zero_slices, self.placements = {}, {}, {}
+        self.name, self.type_name, self.roles, self.seen = name, type_name, roles, {}
+        # what most layers have is set at once: objects that get attributes later, after others of
+        # their class were made, have a dictionary each, which takes as long as all the rest
+        self.module = self.kind = self.entered = self.completed = self.place = None
+        self.is_torchs_own = self.returned_own = self.requires_grad = self.holds = False
+        self.calls, self.equal_samples, self.options = 0, None, _NONE
 
     @property
     def label(self) -> str:
@@ -78,11 +82,30 @@ class Layer:
         return {name: tensor for name, tensor in held.items() if tensor is not None}
 
 
+_NONE: Mapping[str, Any] = MappingProxyType({})
+# no defaults of the data class, which takes them for mutable
+Layer.options = Layer.tied = Layer.unreached = Layer.zero_slices = Layer.placements = _NONE
+
 Given = tuple[Tensor, int | None, Entry | None]
 """A tensor that a layer was called with, its version then, and what was found if it was read."""
 
-Own = tuple[list[tuple[Layer, str]], Entries]
-"""What was found in parameters, their gradients or buffers, and of which layer each is."""
+
+class Own(NamedTuple):
+    """What was found in parameters, their gradients or buffers.
+
+    Args:
+        layers, names: of which layer each is, and its own name there.
+        entries: what was found in each.
+    """
+
+    layers: Sequence[Layer] = ()
+    names: Sequence[str] = ()
+    entries: Entries = Entries([])
+
+    def places(self) -> Iterator[tuple[Layer, str]]:
+        """Return layer and name of each."""
+        return zip(self.layers, self.names, strict=True)
+
 
 Held = tuple[Layer, str, Tensor]
 """A parameter, a buffer or a gradient: the layer that has it, and its own name there."""

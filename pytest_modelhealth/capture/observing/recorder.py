@@ -108,8 +108,9 @@ class Recorder:
                     classes[kind] = known
             kind_name, kind, activation, is_torchs, is_packed = known
             layer = Layer(name, kind_name, selection.roles(name, module))
-            layer.module, layer.kind, layer.activation = module, kind, activation
-            layer.is_packed = is_packed
+            layer.module, layer.kind = module, kind
+            if activation or is_packed:
+                layer.activation, layer.is_packed = activation, is_packed
             if "forward" in module.__dict__:
                 layer.replays = replays_cuda_graph(module)
             elif is_torchs and not module._modules:
@@ -168,7 +169,7 @@ class Recorder:
                 place = layer, name
                 owner = place if parameter is None else owners.setdefault(id(parameter), place)
                 if owner is not place:
-                    layer.tied[name] = dotted(owner[0].name, owner[1])
+                    layer.tied = {**layer.tied, name: dotted(owner[0].name, owner[1])}
 
     # What became of a call.
 
@@ -333,8 +334,9 @@ class Recorder:
                 layer.equal_input_samples = equal
 
     def let_go(self) -> None:
-        """Hold no module any longer: a report must not."""
+        """Hold no module any longer: a report must not; nor what is known of tensors."""
         self.by_module.clear()
+        self.reader.forget()
         for layer in self.layers.values():
             layer.module = None
 
@@ -381,20 +383,20 @@ class Recorder:
                     _place(layer, f"{role}.{name}", self.placements.of(tensor))
         for layer in layers:
             layer.holds = True
-        self.own[role] = [*zip(layers, names, strict=True)], entries
+        self.own[role] = Own(layers, names, entries)
 
     def note_zero_slices(self) -> None:
         """Note the rows and columns of parameters that are zero and get a gradient of zero.
 
         It looks only where the statistics of both have counted that many zeros.
         """
-        places, gradients = self.own["parameter_gradients"]
-        owners, weights = self.own["parameters"]
-        of_weights = dict(zip(owners, range(len(owners)), strict=True))
-        for index, zeros in enumerate(map(gradients.zero_count, range(len(places)))):
+        own, weights = self.own["parameter_gradients"], self.own["parameters"].entries
+        of_weights = {place: at for at, place in enumerate(self.own["parameters"].places())}
+        gradients = own.entries
+        for index, (place, zeros) in enumerate(zip(own.places(), gradients.zeros(), strict=True)):
             if zeros == 0 or (zeros is None and gradients[index] is None):
                 continue
-            layer, name = place = places[index]
+            layer, name = place
             module: Any = layer.module
             parameter = module._parameters[name]
             # on another device it is not known yet
@@ -408,7 +410,7 @@ class Recorder:
                 continue  # most batches leave out most rows of a table
             slices = zero_slices(parameter, weight, gradient)
             if slices is not None:
-                layer.zero_slices[name] = slices
+                layer.zero_slices = {**layer.zero_slices, name: slices}
                 self.has_zero_gradients = True
         if self.has_zero_gradients:  # they may have shrunk away, which no step of training undoes
             largest = map(gradients.largest, range(len(gradients)))
@@ -434,7 +436,7 @@ class Recorder:
             for layer in self.by_module.values():
                 for name, parameter in layer.parameters.items() if layer.calls else ():
                     if id(parameter) in missing:
-                        layer.unreached[name] = id(parameter) in read
+                        layer.unreached = {**layer.unreached, name: id(parameter) in read}
 
     def add_loss(self, loss: Tensor) -> None:
         """Take the loss; from another device its value is fetched with everything else."""
@@ -462,7 +464,7 @@ _NEXT_TO_ZERO = 1e-30
 
 def _place(layer: Layer, role: str, placement: Placement | None) -> None:
     if placement is not None:
-        layer.placements.setdefault(role, placement)
+        layer.placements = {role: placement, **layer.placements}
 
 
 _MOST_ENTRIES = 256

@@ -18,7 +18,7 @@ from pytest_modelhealth.capture.observing.recorder import Recorder, merged_entri
 from pytest_modelhealth.layers import ATTENTION, has_forward
 from pytest_modelhealth.report import Definition, LayerRecord, LayerRecords, Option, Status
 from pytest_modelhealth.settings.setting import ancestors
-from pytest_modelhealth.statistics import Entries, Entry
+from pytest_modelhealth.statistics import Entry
 
 
 def definitions(kind: type) -> tuple[Definition, ...]:
@@ -67,8 +67,8 @@ def layer_records(
     def make(name: str) -> LayerRecord:
         layer = by_name[name]
         if layer.holds and not own:  # for the first of them, of all
-            for role, (places, entries) in recorder.own.items():
-                for (holder, parameter), entry in zip(places, entries, strict=True):
+            for role, found in recorder.own.items():
+                for (holder, parameter), entry in zip(found.places(), found.entries, strict=True):
                     if entry is not None:
                         own.setdefault((holder, role), {})[parameter] = entry
         kind, became = layer.kind, reasons.get(layer) or _status(layer, backward)
@@ -101,7 +101,10 @@ def _record(
         nonfinite_calls=_nonfinite_calls(layer),
         watched=layer.roles,
         source=layer.source or line_of(layer.place),
-        options={**layer.options, **_scores(layer)} if layer.functional else layer.options,
+        options={**layer.options, **(_scores(layer) if layer.functional else {})},
+        tied=dict(layer.tied),
+        zero_slices=dict(layer.zero_slices),
+        placements=dict(layer.placements),
         definitions=places,
         largest={},
         nonfinite={},
@@ -113,7 +116,7 @@ def _record(
     return record
 
 
-_OWN = {"options", "source", "unreached"}
+_OWN = {"options", "placements", "source", "tied", "unreached", "zero_slices"}
 _AS_THEY_ARE = {f.name for f in fields(Layer)} & {f.name for f in fields(LayerRecord)} - _OWN
 """What is known of a layer under the same name while it runs and after."""
 
@@ -195,9 +198,8 @@ def _reasons_why_not_called(
     if not uncalled:
         return {}
     used: dict[Layer, list[str]] = {}  # parameters with a gradient
-    for (layer, name), entry in zip(
-        *recorder.own.get("parameter_gradients", _NOTHING), strict=True
-    ):
+    found = recorder.own.get("parameter_gradients", Own())
+    for (layer, name), entry in zip(found.places(), found.entries, strict=True):
         if entry is not None:
             used.setdefault(layer, []).append(name)
     owners: dict[int, Layer] = {}  # by the id of a parameter, the first layer with it that ran
@@ -218,9 +220,6 @@ def _reasons_why_not_called(
         else _why_not_called(layer, layer in used, owners, readers)
         for layer, why in opaque.items()
     }
-
-
-_NOTHING: Own = ([], Entries([]))
 
 
 def _why_not_called(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.optim import Optimizer
 
-from pytest_modelhealth.capture.observing.layer import Held
+from pytest_modelhealth.capture.observing.layer import Held, Own
 from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.observing.records import layer_records
 from pytest_modelhealth.capture.observing.tensors import (
@@ -259,9 +259,10 @@ class PassiveStep(OptimizerSteps):
             if isinstance(loss, Tensor):
                 recorder.add_loss(loss)
         gradients = {**self._gradients, **self._taken}
-        places = [self._held[number][:2] for number in gradients]
-        recorder.own["parameter_gradients"] = places, Entries([*gradients.values()])
-        for layer, _ in places:
+        layers = [self._held[number][0] for number in gradients]
+        names = [self._held[number][1] for number in gradients]
+        recorder.own["parameter_gradients"] = Own(layers, names, Entries([*gradients.values()]))
+        for layer in layers:
             layer.holds = True
         recorder.note_modules()
         records = layer_records(recorder, backward=self._hooks.saw_backward)
