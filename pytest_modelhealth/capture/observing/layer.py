@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, MappingProxyType
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pytest_modelhealth.report import Option, ZeroSlices
 from pytest_modelhealth.report.ranks import Placement
-from pytest_modelhealth.statistics import Entries, Entry
+from pytest_modelhealth.statistics import Entries, Entry, TensorStatistics
 
 
 @dataclass(init=False, eq=False)
@@ -53,7 +53,8 @@ class Layer:
     source: str = ""
     equal_samples: bool | None = None
     equal_input_samples: bool | None = None
-    seen: dict[str, list[Entry]] = field(init=False)  # in tensors of its calls, by role
+    # in tensors of its calls, by role: an entry, or several; most layers are called once
+    seen: dict[str, Entry | list[Entry]] = field(init=False)
     options: Mapping[str, Option] = field(init=False)
     # of most layers none; another mapping takes the place of these
     tied: Mapping[str, str] = field(init=False)
@@ -70,6 +71,29 @@ class Layer:
         self.is_torchs_own = self.returned_own = self.requires_grad = self.holds = False
         self.calls, self.equal_samples, self.options = 0, None, _NONE
 
+    def add(self, role: str, entry: Entry) -> None:
+        """Take what was found in one more tensor of its calls."""
+        known = self.seen.get(role)
+        if known is None:
+            self.seen[role] = entry
+        elif not isinstance(known, list):
+            self.seen[role] = [known, entry]
+        else:
+            known.append(entry)
+            if len(known) > _MOST_ENTRIES:
+                self.merge()
+
+    def entries(self, role: str) -> list[Entry]:
+        """Return what was found in the tensors of its calls, in order."""
+        known = self.seen.get(role, [])
+        return known if isinstance(known, list) else [known]
+
+    def merge(self) -> None:
+        """Merge what was found so far, which takes less memory."""
+        for role in self.seen:
+            if (entries := self.entries(role))[1:] and (merged := merged_entries(entries)):
+                self.seen[role] = [Entry.of(merged)]
+
     @property
     def label(self) -> str:
         """The name for people."""
@@ -80,6 +104,18 @@ class Layer:
         """The parameters of its module by their own names."""
         held = {} if self.module is None else self.module._parameters
         return {name: tensor for name, tensor in held.items() if tensor is not None}
+
+
+_MOST_ENTRIES = 256
+"""A layer that is called more often has what was found in its calls merged meanwhile."""
+
+
+def merged_entries(entries: Iterable[Entry]) -> TensorStatistics | None:
+    """Return the statistics of all that was found, ``None`` where nothing was."""
+    merged: TensorStatistics | None = None
+    for entry in entries:
+        merged = entry.statistics if merged is None else merged.merge(entry.statistics)
+    return merged
 
 
 _NONE: Mapping[str, Any] = MappingProxyType({})

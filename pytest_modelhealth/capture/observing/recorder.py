@@ -46,7 +46,6 @@ from pytest_modelhealth.settings.setting import dotted
 from pytest_modelhealth.statistics import (
     Entry,
     Ledger,
-    TensorStatistics,
     UnsupportedTensorError,
 )
 
@@ -126,9 +125,7 @@ class Recorder:
     def merge(self) -> None:
         """Merge what was found in the calls of each layer so far, which takes less memory."""
         for layer in self.layers.values():
-            for entries in layer.seen.values():
-                if len(entries) > 1 and (merged := merged_entries(entries)):
-                    entries[:] = [Entry.of(merged)]
+            layer.merge()
         self.reader.forget()
         self.reader.ledger.turn_over()
 
@@ -265,10 +262,7 @@ class Recorder:
         if role in layer.roles:
             try:
                 entry = self.reader.read(tensor, unit_dimension, version_now)
-                if role in layer.seen:
-                    _append(layer, role, entry)
-                else:
-                    layer.seen[role] = [entry]
+                layer.add(role, entry)
             except UnsupportedTensorError as error:
                 layer.unsupported = str(error)
             if self.placements is not None:
@@ -290,10 +284,7 @@ class Recorder:
         try:
             entry = self.reader.read_gradient(gradient, unit_dimension)
             for layer in layers:
-                if "gradients" in layer.seen:
-                    _append(layer, "gradients", entry)
-                else:
-                    layer.seen["gradients"] = [entry]
+                layer.add("gradients", entry)
                 for collector in self._collectors:
                     collector.see(layer.name, "gradients", gradient, entry, unit_dimension)
         except UnsupportedTensorError as error:
@@ -465,22 +456,3 @@ _NEXT_TO_ZERO = 1e-30
 def _place(layer: Layer, role: str, placement: Placement | None) -> None:
     if placement is not None:
         layer.placements = {role: placement, **layer.placements}
-
-
-_MOST_ENTRIES = 256
-"""A layer that is called more often has what was found in its calls merged meanwhile."""
-
-
-def _append(layer: Layer, role: str, entry: Entry) -> None:
-    entries = layer.seen[role]
-    entries.append(entry)
-    if len(entries) > _MOST_ENTRIES and (merged := merged_entries(entries)):
-        entries[:] = [Entry.of(merged)]
-
-
-def merged_entries(entries: Iterable[Entry]) -> TensorStatistics | None:
-    """Return the statistics of all that was found, ``None`` where nothing was."""
-    merged: TensorStatistics | None = None
-    for entry in entries:
-        merged = entry.statistics if merged is None else merged.merge(entry.statistics)
-    return merged

@@ -13,8 +13,8 @@ from torch import nn
 
 from pytest_modelhealth.capture.observing.flow.rows import line_of
 from pytest_modelhealth.capture.observing.function_mode import FunctionalLayers
-from pytest_modelhealth.capture.observing.layer import Layer, Own
-from pytest_modelhealth.capture.observing.recorder import Recorder, merged_entries
+from pytest_modelhealth.capture.observing.layer import Layer, Own, merged_entries
+from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.layers import ATTENTION, has_forward
 from pytest_modelhealth.report import Definition, LayerRecord, LayerRecords, Option, Status
 from pytest_modelhealth.settings.setting import ancestors
@@ -90,7 +90,7 @@ def _record(
     statistics: dict[str, Any],
 ) -> LayerRecord:
     for role in ("inputs", "activations", "gradients"):
-        statistics[role] = merged_entries(layer.seen.get(role, ()))
+        statistics[role] = merged_entries(layer.entries(role))
     values = {name: getattr(layer, name) for name in _AS_THEY_ARE}
     values.update(
         statistics,
@@ -128,7 +128,7 @@ def _nonfinite_calls(layer: Layer) -> dict[str, int]:
     """
     first = {}
     for role in ("inputs", "activations"):
-        entries = layer.seen.get(role, ())
+        entries = layer.entries(role)
         per_call, rest = divmod(len(entries), max(layer.calls, 1))
         if rest or not per_call:
             continue
@@ -144,7 +144,7 @@ def _scores(layer: Layer) -> dict[str, Option]:
 
     ``typical_score`` is the root mean square of the products of independent queries and keys.
     """
-    operands = layer.seen.get("inputs", ())[:3]
+    operands = layer.entries("inputs")[:3]
     if layer.type_name != ATTENTION or len(operands) < 3:
         return {}
     query, key, value = (entry.statistics for entry in operands)
