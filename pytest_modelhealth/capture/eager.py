@@ -44,28 +44,27 @@ class EagerEngine(Engine):
         return measured(request, self._run)
 
     def _run(self, request: Request, watch: Watch) -> Observation:
-        # to look at what the model holds makes as many objects as the run
+        # to look at what the model holds makes as many objects as the run, gone when it ends
         with exited_whole(collected_rarely()):
-            notes = []
-            model = request.model
+            return self._observe(request, watch)
+
+    def _observe(self, request: Request, watch: Watch) -> Observation:
+        notes = []
+        model = request.model
+        state = State(model)
+        if any(map(is_compiled, state.modules)):
+            notes.append(
+                "the model is compiled: these are the values it has when run eagerly; "
+                'Inspector(model, compiled="observe") looks at the compiled code'
+            )
+        if state.lazy:
+            notes.append("the model is lazy: a copy was inspected, the model is not initialised")
+            model = _copy_of_lazy(model, state.lazy)
             state = State(model)
-            if any(map(is_compiled, state.modules)):
-                notes.append(
-                    "the model is compiled: these are the values it has when run eagerly; "
-                    'Inspector(model, compiled="observe") looks at the compiled code'
-                )
-            if state.lazy:
-                notes.append(
-                    "the model is lazy: a copy was inspected, the model is not initialised"
-                )
-                model = _copy_of_lazy(model, state.lazy)
-                state = State(model)
-            if request.backward is None and stop_gradients(state.modules):
-                notes.append(
-                    "no gradient flows through quantised layers: the forward pass alone ran"
-                )
-                request = replace(request, backward=False)
-            return run_step(request, model, notes, watch, state)
+        if request.backward is None and stop_gradients(state.modules):
+            notes.append("no gradient flows through quantised layers: the forward pass alone ran")
+            request = replace(request, backward=False)
+        return run_step(request, model, notes, watch, state)
 
 
 def is_compiled(module: nn.Module) -> bool:
