@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_modelhealth.capture import Request, find_engine
-from pytest_modelhealth.capture.step.state import Memory
+from pytest_modelhealth.capture.step.state import Memory, State
 from pytest_modelhealth.comparing import compare
 from tests.capture.oracle import fingerprint, raw
 
@@ -276,3 +276,37 @@ def test_what_no_one_wrote_to_is_not_written(monkeypatch: pytest.MonkeyPatch) ->
     memory.restore()
     assert addresses == [buffers[0].data_ptr()]
     assert not torch.signbit(buffers[0]).any()
+
+
+class Incomparable:
+    """Raises where it is compared."""
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError(other)
+
+    __hash__ = object.__hash__
+
+
+ATTRIBUTES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "another name": lambda held: held.update(other=held.pop("own")),
+    "another place": lambda held: held.update(training=held.pop("training")),
+    "equal values": lambda held: held.update(training=1, _forward_hooks=type(held["_modules"])()),
+    "one more": lambda held: held.update(other=held["own"]),
+    "one less": lambda held: held.pop("own"),
+    "a hook": lambda held: held["_forward_hooks"].update({1: print}),
+}
+
+
+@pytest.mark.parametrize("change", ATTRIBUTES)
+def test_attributes_are_the_same_objects_in_their_order(change: str) -> None:
+    """Nothing is asked of the objects: one here cannot be compared."""
+    module = nn.Linear(2, 2)
+    module.own = Incomparable()
+    before = [(name, id(value)) for name, value in vars(module).items()]
+    state = State(module)
+    ATTRIBUTES[change](vars(module))
+    assert not state.is_as_it_was()
+    state.restore()
+    assert state.is_as_it_was()
+    assert [(name, id(value)) for name, value in vars(module).items()] == before
+    assert not module._forward_hooks

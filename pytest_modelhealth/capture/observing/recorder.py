@@ -96,6 +96,7 @@ class Recorder:
         self.lines: dict[tuple[str, str, int], str] = {}
         self._events = 0
         classes: dict[type, tuple[str, type, str | None, bool, bool]] = {}
+        all_roles = None if selection.rules else selection.roles("", None)
         for name, module, aliases, opaque in modules:
             known = classes.get(type(module))
             if known is None:
@@ -106,7 +107,7 @@ class Recorder:
                 if kind is type(module) and "_ty" not in vars(module):
                     classes[kind] = known
             kind_name, kind, activation, is_torchs, is_packed = known
-            layer = Layer(name, kind_name, selection.roles(name, module))
+            layer = Layer(name, kind_name, all_roles or selection.roles(name, module))
             layer.module, layer.kind = module, kind
             if activation or is_packed:
                 layer.activation, layer.is_packed = activation, is_packed
@@ -156,17 +157,11 @@ class Recorder:
             index += 1  # a module has this name already
 
     def note_modules(self) -> None:
-        """Take down how modules are set up, and which parameters are those of an earlier layer."""
-        owners: dict[int, tuple[Layer, str]] = {}
+        """Take down how modules are set up."""
         public: dict[type, tuple[list[str], list[str]]] = {}
         for module, layer in self.by_module.items():
             options = module_options(module, public)
             layer.options = {**options, **layer.options} if layer.options else options
-            for name, parameter in module._parameters.items():
-                place = layer, name
-                owner = place if parameter is None else owners.setdefault(id(parameter), place)
-                if owner is not place:
-                    layer.tied = {**layer.tied, name: dotted(owner[0].name, owner[1])}
 
     # What became of a call.
 
@@ -334,13 +329,16 @@ class Recorder:
     # What a model holds, and its loss.
 
     def held(self) -> tuple[list[Held], list[Held]]:
-        """Return the parameters and the buffers, each once, at the first layer that owns it."""
+        """Return parameters and buffers, each at its first layer; in further ones they are tied."""
         parameters, buffers = dict[int, Held](), dict[int, Held]()
         for module, layer in self.by_module.items():
             held = own_parameters(module) if layer.is_packed else module._parameters
             for name, tensor in held.items() if held else ():
                 if tensor is not None:
-                    parameters.setdefault(id(tensor), (layer, name, tensor))
+                    own = layer, name, tensor
+                    first = parameters.setdefault(id(tensor), own)
+                    if first is not own:
+                        layer.tied = {**layer.tied, name: dotted(first[0].name, first[1])}
             if module._buffers:
                 for name, tensor in module._buffers.items():
                     if tensor is not None:
@@ -349,12 +347,12 @@ class Recorder:
 
     def add_state(self, role: str, tensors: Iterable[Held]) -> None:
         """Read parameters, their gradients or buffers."""
-        tensors = list(tensors)
+        every = list(tensors)
         if self._visitor is not None and role != "parameters":
-            for layer, name, tensor in tensors:
+            for layer, name, tensor in every:
                 if not tensor.is_meta:
                     self._visitor.see(layer.name, role, name, tensor)
-        held = [one for one in tensors if role in one[0].roles]
+        held = [one for one in every if role in one[0].roles] if self._selection.rules else every
         layers, names, read_now = zip(*held, strict=True) if held else ((), (), ())
         are_gradients = role == "parameter_gradients"
         read = self.reader.read_gradient if are_gradients else self.reader.ledger.add

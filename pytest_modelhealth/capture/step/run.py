@@ -134,7 +134,7 @@ class _Step:
         held = ((Kind.PARAMETER, parameters), (Kind.BUFFER, buffers))
         recorder.flow.name_sources(_sources(arguments, request.target, held, state))
         # what is not copied beforehand, and its version
-        self._parameters, self._tensors = parameters, [*(p for _, _, p in parameters), *tensors]
+        self._parameters, self._tensors = parameters, [p for _, _, p in parameters] + tensors
         self._versions = _versions(self._tensors)
         self._registered = Registered(model, self._tensors[: len(parameters)], tensors)
         self._tasks = TaskLosses(request.loss) if isinstance(request.loss, Mapping) else None
