@@ -287,7 +287,7 @@ class _Step:
             del unknown
             # a function mode would see each attribute
             with torch._C.DisableTorchFunction(), company.parameters_shown():
-                gradients = [(lyr, n, p.grad) for lyr, n, p in parameters if p.grad is not None]
+                gradients = [(lyr, n, g) for lyr, n, p in parameters if (g := p.grad) is not None]
                 if self._request.averager is not None:
                     gradients = self._request.averager(gradients)
                 elif company.on_ranks:
