@@ -186,11 +186,12 @@ def _items(container: Any) -> tuple[Sequence[Any], list[Any]]:
 
 
 def _holds(container: Any, keys: Sequence[Any], values: list[Any]) -> bool:
-    """Whether a container holds these very objects; keys in a list are names, which compare."""
+    """Whether a container holds these very objects."""
+    if type(keys) is list:  # names, which may be compared
+        return [*container] == keys and all(map(is_, container.values(), values))
     found = container.values() if isinstance(container, dict) else container
-    if len(found) != len(values) or not all(map(is_, found, values)):
-        return False
-    return [*container] == keys if type(keys) is list else all(map(is_, container, keys))
+    is_whole = len(found) == len(values) and all(map(is_, found, values))
+    return is_whole and all(map(is_, container, keys))
 
 
 def _fill(container: Any, keys: Sequence[Any], values: list[Any]) -> None:
