@@ -9,7 +9,6 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -107,9 +106,11 @@ class Hooks:
         """Take the calls of `module` for those of `layer`."""
         number = self._id
         self._modules.append(module)
-        module._forward_pre_hooks[number] = _ModuleHook(self._before, layer)
+        enter: Any = _EnterHook((self, layer))
+        complete: Any = _CompleteHook((self, layer))
+        module._forward_pre_hooks[number] = enter
         module._forward_pre_hooks_with_kwargs[number] = True
-        module._forward_hooks[number] = _ModuleHook(self._after, layer)
+        module._forward_hooks[number] = complete
         # called after an exception too, so that the stack of calls stays right where the
         # user's forward catches it
         module._forward_hooks_always_called[number] = True
@@ -162,22 +163,6 @@ class Hooks:
             yield
         finally:
             self._differentiating = False
-
-    def _before(
-        self, layer: Layer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        """Begin a call of a module."""
-        if is_compiling():
-            return
-        if _tracing_state() is not None:
-            layer.traced = True
-        else:
-            self.enter(layer, (args, kwargs) if kwargs else args)
-
-    def _after(self, layer: Layer, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """End a call of a module, also one that raised."""
-        if _tracing_state() is None and not is_compiling():
-            self.complete(layer, output)
 
     def enter(self, layer: Layer, arguments: Any) -> None:
         """Begin a call of a layer."""
@@ -415,18 +400,44 @@ class OurHook:
         return getattr, (nullcontext(), "__exit__")
 
 
-class _ModuleHook(OurHook, partial[None]):
-    """A forward hook that knows its layer; it is made and called in less time than a class."""
+class _ModuleHook(OurHook, tuple["Hooks", Layer]):
+    """A forward hook that knows its layer; a tuple is made without a call of Python."""
 
     __slots__ = ()
 
     @property
     def __name__(self) -> str:
         raise _UnnamedError(
-            f"torch.jit.script was called while {self.args[0].label!r} is watched, and would "
+            f"torch.jit.script was called while {self[1].label!r} is watched, and would "
             "compile the hooks too; script it once, in __init__, or between the watched steps of a "
             "monitor, or inspect the model without scripting it in its forward"
         )
+
+
+class _EnterHook(_ModuleHook):
+    """Begins a call."""
+
+    __slots__ = ()
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if is_compiling():
+            return
+        hooks, layer = self
+        if _tracing_state() is not None:
+            layer.traced = True
+        else:
+            hooks.enter(layer, (args, kwargs) if kwargs else args)
+
+
+class _CompleteHook(_ModuleHook):
+    """Ends a call, also one that raised."""
+
+    __slots__ = ()
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if _tracing_state() is None and not is_compiling():
+            hooks, layer = self
+            hooks.complete(layer, output)
 
 
 class _GradientHook:

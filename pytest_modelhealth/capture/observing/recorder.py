@@ -313,8 +313,8 @@ class Recorder:
         if equal is not None:
             layer.equal_samples = equal
         if (equal or not layer.name) and layer.equal_input_samples is not False:
-            unchanged = [one for one in given if version(one[0]) == one[1]]
-            tensors, known = [one[0] for one in unchanged], [one[2] for one in unchanged]
+            unchanged = [(one, entry) for one, then, entry in given if version(one) == then]
+            tensors, known = zip(*unchanged, strict=True) if unchanged else ((), ())
             equal = equal_samples(tensors, self.reader.samples, known)
             if equal is not None:
                 layer.equal_input_samples = equal

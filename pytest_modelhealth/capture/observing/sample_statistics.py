@@ -109,7 +109,9 @@ def _is_wanted(tensor: Tensor, samples: int) -> bool:
 _FLOATING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
-def equal_samples(tensors: list[Tensor], samples: int, known: list[Entry | None]) -> bool | None:
+def equal_samples(
+    tensors: Sequence[Tensor], samples: int, known: Sequence[Entry | None]
+) -> bool | None:
     """Return whether in each tensor with a batch dimension all samples have equal values.
 
     A tensor has one if its dimension 0 is as large as the batch, `samples`. ``None`` where there
