@@ -178,7 +178,8 @@ class Entries:
 
     def zeros(self) -> list[int | None]:
         """Return how many zeros each tensor has, as `zero_count` has it."""
-        return [*map(self.zero_count, range(len(self._found)))]
+        found = enumerate(self._found)
+        return [self._zeros[i] if type(one) is int else self.zero_count(i) for i, one in found]
 
     def zero_count(self, index: int) -> int | None:
         """Return how many zeros a tensor has, as `Entry` has it; ``None`` of one not read."""

@@ -118,9 +118,8 @@ class DeployedModel(DeployedLayer):
         for _, is_end, _, call in events:
             if not is_end:
                 layer = self._recorded(recorder, ran, call)
-                recorder.enter(layer)
                 given = [ran.values[name] for name in call.inputs if name in ran.values]
-                begun[id(call)] = layer, recorder.add_inputs(layer, given)
+                begun[id(call)] = layer, recorder.enter(layer, given)
                 continue
             layer, inputs = begun[id(call)]
             returned = [ran.values[name] for name in call.outputs if name in ran.values]

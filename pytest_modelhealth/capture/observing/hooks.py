@@ -194,8 +194,7 @@ class Hooks:
         if frame.is_recomputation:
             frame.inputs = [(tensor, version(tensor), None) for tensor in tensors]
             return
-        self.recorder.enter(layer)
-        frame.inputs = self.recorder.add_inputs(layer, tensors)
+        frame.inputs = self.recorder.enter(layer, tensors)
         frame.call = call = self.flow.enter(layer, frame.inputs)
         if call is not None and layer.place is None:
             layer.place = call.place
@@ -270,7 +269,7 @@ class Hooks:
             self.recorder.fail(layer, error)
 
     def _see_output(self, layer: Layer, frame: Frame, output: Any) -> None:
-        tensors = find_tensors(output)
+        tensors = [output] if type(output) is Tensor else find_tensors(output)
         is_one_vertex = layer.functional or (layer.is_torchs_own and frame.resume is not None)
         self.flow.complete(frame.call, tensors, is_one_vertex)
         made_by = None if frame.call is None else frame.call.only_output

@@ -165,12 +165,25 @@ class Recorder:
 
     # What became of a call.
 
-    def enter(self, layer: Layer) -> None:
-        """Note that a call of `layer` begins."""
+    def enter(self, layer: Layer, tensors: Sequence[Tensor] = ()) -> list[Given]:
+        """Note that a call of `layer` begins, and take what it is called with.
+
+        Integers are read only where there is nothing else.
+        """
         layer.calls += 1
         self._events += 1
         if layer.entered is None:
             layer.entered = self._events
+        if len(tensors) == 1:  # most layers
+            tensor, now = tensors[0], version(tensors[0])
+            return [(tensor, now, self._add(layer, "inputs", tensor, None, now))]
+        has_numbers = any(map(holds_numbers, tensors))
+        return [
+            (tensor, version(tensor), None)
+            if has_numbers and not holds_numbers(tensor)
+            else self.add_input(layer, tensor)
+            for tensor in tensors
+        ]
 
     def complete(self, layer: Layer) -> None:
         """Note that a call of `layer` has returned."""
@@ -208,19 +221,6 @@ class Recorder:
         self.reader.forget()
         if self._visitor is not None:
             self._visitor.forget()
-
-    def add_inputs(self, layer: Layer, tensors: list[Tensor]) -> list[Given]:
-        """Take what `layer` was called with; integers only where there is nothing else."""
-        if len(tensors) == 1:  # most layers
-            tensor, now = tensors[0], version(tensors[0])
-            return [(tensor, now, self._add(layer, "inputs", tensor, None, now))]
-        has_numbers = any(map(holds_numbers, tensors))
-        return [
-            (tensor, version(tensor), None)
-            if has_numbers and not holds_numbers(tensor)
-            else self.add_input(layer, tensor)
-            for tensor in tensors
-        ]
 
     def add_input(self, layer: Layer, tensor: Tensor) -> Given:
         """Take one tensor that `layer` was called with."""

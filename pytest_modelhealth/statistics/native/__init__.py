@@ -239,7 +239,9 @@ class Results:
         """Read tensors without units, in one call; return what `read` does, of each."""
         if self._asks_torch:
             jobs = np.empty(len(tensors) * ctypes.sizeof(_Job), dtype=np.uint8)
-            addresses = [id(tensor) if is_plain(tensor) else 0 for tensor in tensors]
+            addresses = [*map(id, tensors)]
+            if not PLAIN_TYPES.issuperset(map(type, tensors)) or any(map(Tensor.is_neg, tensors)):
+                addresses = [id(tensor) if is_plain(tensor) else 0 for tensor in tensors]
             plain = np.array(addresses, dtype=np.int64)
             place, where = jobs.ctypes.data, plain.ctypes.data
             try:
