@@ -154,7 +154,7 @@ def freed() -> Tensor:
 def test_what_has_no_numbers_in_memory_is_not_read(
     asks_torch: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether torch describes tensors or we do, as before torch 2.10: no stray byte is read."""
+    """Whether torch describes tensors or we do, as for an older one: no stray byte is read."""
     if not asks_torch:
         monkeypatch.setattr(native, "_torchs_description", lambda: 0)
     for transform in (torch.vmap, torch.func.grad, torch.func.functionalize):

@@ -1,8 +1,8 @@
 """The compiled part: loads ``fused.c`` as built for this CPU and calls it through ctypes.
 
-``hatch_build.py`` compiles it when the package is built. The GIL is released during a call. A large
-tensor is read by as many of torch's own threads as torch uses for its operations. Why C, and what
-it costs: docs/decisions/0005-fused-kernel.md.
+``hatch_build.py`` compiles it when the package is built. A large tensor is read by as many of
+torch's own threads as torch uses for its operations, without the GIL. Why C, and what it costs:
+docs/decisions/0005-fused-kernel.md.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def is_plain(tensor: Tensor) -> bool:
 
 @cache
 def _torchs_description() -> int:
-    """Return the address of torch's function that describes a tensor; 0 before torch 2.10.
+    """Return the address of torch's function that describes a tensor; 0 in an older torch.
 
     It is the fourth of DLPack's table of functions, which follows a version and an address.
     """
@@ -245,7 +245,7 @@ class Results:
             found[start : start + _AT_ONCE] = self._read_some(some)
         return found
 
-    def _read_some(self, tensors: Sequence[Tensor]) -> Any:
+    def _read_some(self, tensors: Sequence[Tensor]) -> npt.NDArray[np.int64] | list[int]:
         if self._asks_torch:
             addresses = [*map(id, tensors)]
             if not PLAIN_TYPES.issuperset(map(type, tensors)) or any(map(Tensor.is_neg, tensors)):
