@@ -59,7 +59,7 @@ _COLUMNS = {
 }
 
 
-def summary(history: History, k: int = 10, worst: Event | None = None) -> str:
+def document(history: History, k: int = 10, worst: Event | None = None) -> Document:
     """Return the headline, and a table of `k` layers in the latest watched step.
 
     First come those with values that are not finite, then those with the most dead units, then
@@ -67,7 +67,7 @@ def summary(history: History, k: int = 10, worst: Event | None = None) -> str:
     update ratio. The headline names `worst`, the gravest thing that rules object to.
     """
     if not len(history):
-        return headline(history, worst)
+        return Document(headline(history, worst))
     bad = history["parameter_gradient_nonfinite"][-1] + history["activation_nonfinite"][-1]
     ranks = (history["parameter_gradient_norm"][-1], history["dead_fraction"][-1], bad > 0)
     order = np.lexsort([-np.nan_to_num(rank.astype(float), nan=-1.0) for rank in ranks])
@@ -88,4 +88,4 @@ def summary(history: History, k: int = 10, worst: Event | None = None) -> str:
         rows=rows,
         below=[f"  and {plural(more, 'layer')} more"] if (more := len(listed) - k) > 0 else [],
         indent="  ",
-    ).text()
+    )

@@ -184,13 +184,14 @@ def train(**options):
 
 
 def test_a_monitor_shows_its_training(tmp_path) -> None:
-    """It saves the figure, prints the text, and a notebook gets it escaped."""
+    """It saves the figure, prints the text, and a notebook gets it as a table."""
     monitor = train()
     monitor.plot(tmp_path / "all.png")
     assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
     assert str(monitor) == monitor.summary()
     assert str(monitor).startswith("training of Sequential: 10 steps watched (0 to 9); loss ")
-    assert monitor._repr_html_().startswith("<pre>training of Sequential")
+    assert "training of Sequential" in monitor._repr_html_()
+    assert "<th>p.grad</th>" in monitor._repr_html_()
 
 
 def test_what_cannot_be_drawn_is_refused() -> None:

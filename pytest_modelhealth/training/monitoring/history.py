@@ -164,10 +164,10 @@ class History:
             k: how many layers.
             worst: the gravest thing that went wrong, which the first line names.
         """
-        text: str = self._shown("progress", "summary", k, worst)
+        text: str = self._shown("progress", "document", k, worst).text()
         return text
 
-    def _shown(self, form: str, function: str, *args: Any) -> Any:
+    def _shown(self, form: str, function: str, *args: Any, **options: Any) -> Any:
         if self._renderer is None:
             raise InspectionError("this history was made without a renderer: it cannot be shown")
-        return self._renderer(form, function)(self, *args)
+        return self._renderer(form, function)(self, *args, **options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import os
 import warnings
 from collections.abc import Callable, Iterable
@@ -367,7 +366,8 @@ class TrainingMonitor(NamesItsAttributes):
         return self.summary()
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(self.summary())}</pre>"
+        html: str = self.history._shown("progress", "document", worst=self._worst).html()
+        return html
 
 
 def _whole(value: object, name: str, least: int) -> int:
