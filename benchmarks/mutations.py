@@ -110,7 +110,7 @@ MUTATIONS = [
     ),
     Mutation(
         "what was written to in place is not read again",
-        "found is None or found[0]() is not tensor or found[1] != version(tensor)",
+        "found is None or found[0]() is not tensor or found[1] != version_now",
         "found is None or found[0]() is not tensor",
         "tests/capture/test_engine.py tests/capture/test_promises.py",
     ),
