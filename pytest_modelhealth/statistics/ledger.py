@@ -71,7 +71,7 @@ class Entry:
     """
 
     samples_equal: bool | None = None
-    made_by: tuple[int] | None = None
+    made_by: tuple[int, ...] | None = None
     waits = False
     _first_nonfinite: tuple[int, ...] | None = None
     _known: TensorStatistics | None = None

@@ -27,8 +27,8 @@ from pytest_modelhealth.capture.observing.layer import (
 from pytest_modelhealth.capture.observing.loss_calls import LOSS_FUNCTIONS
 from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.observing.tensors import (
-    NUMBERS,
     find_tensors,
+    holds_numbers,
     version,
     version_probe,
 )
@@ -269,19 +269,20 @@ class Hooks:
             self.recorder.fail(layer, error)
 
     def _see_output(self, layer: Layer, frame: Frame, output: Any) -> None:
-        tensors = [output] if type(output) is Tensor else find_tensors(output)
+        tensors = find_tensors(output)
         is_one_vertex = layer.functional or (layer.is_torchs_own and frame.resume is not None)
         self.flow.complete(frame.call, tensors, is_one_vertex)
         made_by = None if frame.call is None else frame.call.only_output
         recorder, is_new = self.recorder, not frame.is_recomputation
         if not tensors:
-            layer.why_empty = layer.why_empty or _why_empty(output)
+            what = "None" if output is None else f"a value of type {type(output).__name__}"
+            layer.why_empty = layer.why_empty or f"it returned {what}, no tensor"
         if is_new:
             recorder.complete(layer)
         returned: list[Tensor] = []
         entries: list[Entry | None] = []
         for tensor in tensors:
-            if tensor.dtype not in NUMBERS:
+            if not holds_numbers(tensor):
                 continue
             returned.append(tensor)
             dimension = recorder.unit_dimension(layer.kind, tensor)
@@ -352,11 +353,6 @@ class Hooks:
             for layer in layers:
                 self.recorder.fail(layer, error)
         return True
-
-
-def _why_empty(output: Any) -> str:
-    what = "None" if output is None else f"a value of type {type(output).__name__}"
-    return f"it returned {what}, no tensor"
 
 
 def _is_among(tensor: Tensor, given: Sequence[Given]) -> bool:

@@ -91,7 +91,8 @@ class Layer:
     def merge(self) -> None:
         """Merge what was found so far, which takes less memory."""
         for role in self.seen:
-            if (entries := self.entries(role))[1:] and (merged := merged_entries(entries)):
+            entries = self.entries(role)
+            if len(entries) > 1 and (merged := merged_entries(entries)):
                 self.seen[role] = [Entry.of(merged)]
 
     @property

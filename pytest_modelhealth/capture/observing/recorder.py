@@ -175,8 +175,7 @@ class Recorder:
         if layer.entered is None:
             layer.entered = self._events
         if len(tensors) == 1:  # most layers
-            tensor, now = tensors[0], version(tensors[0])
-            return [(tensor, now, self._add(layer, "inputs", tensor, None, now))]
+            return [self.add_input(layer, tensors[0])]
         has_numbers = any(map(holds_numbers, tensors))
         return [
             (tensor, version(tensor), None)
@@ -232,7 +231,7 @@ class Recorder:
         layer: Layer,
         tensor: Tensor,
         unit_dimension: int | None,
-        made_by: tuple[int] | None = None,
+        made_by: tuple[int, ...] | None = None,
     ) -> Entry | None:
         """Take one tensor that `layer` returned; return what was found, if it was read.
 

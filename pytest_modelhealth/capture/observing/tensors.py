@@ -117,7 +117,7 @@ def _own(value: object, name: str) -> Any:
 
 
 _DTYPES = [dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)]
-NUMBERS = frozenset(
+_NUMBERS = frozenset(
     {dtype for dtype in _DTYPES if dtype.is_floating_point or dtype.is_complex}
     | {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
 )
@@ -126,7 +126,7 @@ NUMBERS = frozenset(
 
 def holds_numbers(tensor: Tensor) -> bool:
     """Whether a tensor is of one of the dtypes of numbers."""
-    return tensor.dtype in NUMBERS
+    return tensor.dtype in _NUMBERS
 
 
 NEVER_LAZY = frozenset({Tensor, nn.Parameter})

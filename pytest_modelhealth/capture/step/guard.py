@@ -113,7 +113,7 @@ class Leaves:
                 leaf.grad,
                 hooks if hooks == _NONE else tuple(h if h is None else h.copy() for h in hooks),
             )
-            for leaf in dict(zip(map(id, leaves), leaves, strict=True)).values()
+            for leaf in {id(leaf): leaf for leaf in leaves}.values()
             for hooks in [_hooks(leaf)]
         ]
 

@@ -217,15 +217,15 @@ class Results:
             `NOT_READ` where the tensor is not read as it lies in memory.
         """
         dim = _NO_UNITS if unit_dim is None else unit_dim
+        address = id(tensor)
+        if not self._asks_torch:
+            described = _described(tensor)
+            if described is None:
+                return NOT_READ
+            address = described.ctypes.data
         try:
-            if self._asks_torch:
-                done = self._read_one(self._address, id(tensor), dim, samples)
-            else:
-                described = _described(tensor)
-                if described is None:
-                    return NOT_READ
-                done = self._read_one(self._address, described.ctypes.data, dim, samples)
-        except Exception:  # noqa: BLE001 - torch's: it has no description
+            done = self._read_one(self._address, address, dim, samples)
+        except Exception:  # noqa: BLE001 - torch's, of any class: it has no description
             self._ask_no_more()
             return NOT_READ
         if done >= NOT_READ:

@@ -269,7 +269,7 @@ typedef struct {
 
 enum { ON_CPU = 1, FLOATING = 2, BRAIN_FLOATING = 4 }; /* `kDLCPU`, `kDLFloat`, `kDLBfloat` */
 
-enum { MOST_DIMS = 16 }; /* of a tensor with more, neither shape nor layout is kept */
+enum { MOST_DIMS = 16 }; /* a tensor with more is not read */
 
 /* How to read a tensor. */
 typedef struct {

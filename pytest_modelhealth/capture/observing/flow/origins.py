@@ -99,7 +99,7 @@ class Origins:
             # a tensor that `detach_` took out of the graph is the same, and has no new version
             if entry is not None and entry.made_by is not None and not tensor.is_leaf:
                 return entry.made_by
-        return tuple([self.of(tensor) for tensor, _, _ in given])
+        return self.of_all(tensor for tensor, _, _ in given)
 
     def of_all(self, tensors: Iterable[Tensor]) -> tuple[int, ...]:
         """Return the vertex of each tensor."""
@@ -134,10 +134,6 @@ class Origins:
                 self._spans.pop()
             self._begins.append(call.begin)
             self._spans.append(call)
-        if len(tensors) == 1 and makes_nodes and tensors[0].requires_grad:  # of most layers
-            call.live, call.first_cut = True, len(call.operands)
-            call.outputs = call.only_output = (call.index,)
-            return
         outputs = []
         for tensor in tensors:
             if tensor.requires_grad:

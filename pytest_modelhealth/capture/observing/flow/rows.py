@@ -130,11 +130,15 @@ class OpenCall(Row):
     begin = -1  # the first number of its nodes
     end = -1  # the first after them
     index = -1  # its vertex, where it is one
-    only_output: tuple[int] | None = None  # that, where it made the one tensor that it returned
     outputs: tuple[int, ...] = ()
 
     def __init__(self, name: str, type_name: str = "", call: int = -1, parent: int = -1) -> None:
         self.name, self.type_name, self.call, self.parent = name, type_name, call, parent
+
+    @property
+    def only_output(self) -> tuple[int, ...] | None:
+        """The outputs, where these are its own vertex: it made the one tensor that it returned."""
+        return self.outputs if self.outputs == (self.index,) else None
 
 
 class Rows:
