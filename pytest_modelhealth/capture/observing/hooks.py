@@ -272,7 +272,10 @@ class Hooks:
         tensors = find_tensors(output)
         is_one_vertex = layer.functional or (layer.is_torchs_own and frame.resume is not None)
         self.flow.complete(frame.call, tensors, is_one_vertex)
-        made_by = None if frame.call is None else frame.call.only_output
+        call = frame.call
+        # a call that made the one tensor that it returned
+        is_maker = call is not None and call.outputs == (call.index,)
+        made_by = call.outputs if call is not None and is_maker else None
         recorder, is_new = self.recorder, not frame.is_recomputation
         if not tensors:
             what = "None" if output is None else f"a value of type {type(output).__name__}"
