@@ -32,7 +32,7 @@ from pytest_modelhealth.capture.observing.tensors import (
 from pytest_modelhealth.capture.step.batch import Inputs, batch_size
 from pytest_modelhealth.capture.step.company import Company, in_company
 from pytest_modelhealth.capture.step.guard import Inspection, Leaves, exited_whole
-from pytest_modelhealth.capture.step.loss import LossWatch, TaskLosses, compute_loss, conflicts
+from pytest_modelhealth.capture.step.loss import LossWatch, TaskLosses, compute_loss
 from pytest_modelhealth.capture.step.state import State, graph_leaves
 from pytest_modelhealth.capture.step.switches import Switch, collected_rarely, deep_graphs_freed
 from pytest_modelhealth.capture.step.unregistered import Registered
@@ -235,7 +235,7 @@ class _Step:
         if loss.requires_grad:
             if self._tasks is not None:
                 self._task_gradients, notes = self._tasks.gradients(parameters, self._scale)
-                self._notes += [*notes, *conflicts(self._task_gradients)]
+                self._notes += notes
             self._differentiate(self._scale.apply(loss), parameters, hooks)
         if loss.requires_grad or self._loss_path is not None:
             company = self._company
