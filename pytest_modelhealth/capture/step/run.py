@@ -15,9 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from pytest_modelhealth.capture.engine import Request
 from pytest_modelhealth.capture.observing.flow import Source
 from pytest_modelhealth.capture.observing.function_mode import FunctionalLayers
+from pytest_modelhealth.capture.observing.graphs import containers_shown, note_source_lines
 from pytest_modelhealth.capture.observing.hooks import Hooks, observed
 from pytest_modelhealth.capture.observing.layer import Held
-from pytest_modelhealth.capture.observing.operators import containers_shown, note_source_lines
 from pytest_modelhealth.capture.observing.recorder import Placements, Recorder
 from pytest_modelhealth.capture.observing.records import layer_records
 from pytest_modelhealth.capture.observing.tensors import (
