@@ -39,11 +39,6 @@ def names(model: nn.Module) -> list[str]:
     return [named.name for named in named_modules(model)]
 
 
-def test_names_are_those_of_named_modules() -> None:
-    """Plain models have torch's own names in torch's own order."""
-    assert names(Model()) == [name for name, _ in Model().named_modules()]
-
-
 def test_a_module_under_two_names_is_one_layer() -> None:
     """The first name is its own; the others are aliases."""
     model = Model()
@@ -106,11 +101,6 @@ def test_rules_add_up() -> None:
     selection = selection.add(Rule("*", frozenset({"inputs"})), Model())
     assert selection.roles("head", None) == {"gradients", "inputs"}
     assert selection.roles("encoder", None) == {"inputs"}
-
-
-def test_without_rules_everything_is_observed() -> None:
-    """The default is all roles of all layers."""
-    assert Selection().roles("any", None) == EVERYTHING
 
 
 def test_a_pattern_without_match_names_the_nearest_layer() -> None:

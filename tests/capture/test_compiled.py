@@ -86,36 +86,6 @@ def assert_shows(report: HealthReport, expected: HealthReport, tolerance: float)
 
 
 @pytest.mark.parametrize(("compile_", "warm"), STARTS)
-def test_by_default_a_compiled_model_runs_eagerly_and_is_not_compiled(
-    compile_: Compile, warm: bool
-) -> None:
-    """The report is that of the plain model, with a note; and nothing is compiled again."""
-    batch, backend = x(), CompileCounterWithBackend("aot_eager")
-    plain = Nested()
-    model = compile_(Nested(), backend)
-    model.load_state_dict(dict(zip(model.state_dict(), plain.state_dict().values(), strict=True)))
-    if warm:
-        model(batch)
-    compiled = backend.frame_count
-    report = inspect(model, batch)
-    assert backend.frame_count == compiled
-    (note,) = report.observation.notes
-    assert "values it has when run eagerly" in note
-    expected = inspect(plain.train(), batch)
-    if (
-        not warm
-    ):  # a warm run moves the batch normalisation's buffers, which no layer's output shows
-        assert report.loss == expected.loss
-    assert list(report.layers) == list(expected.layers)
-    for layer in expected:
-        assert report[layer.name].activations.mean == layer.activations.mean, layer.name
-        assert report[layer.name].gradients.mean == layer.gradients.mean, layer.name
-    model(batch)
-    model(batch)
-    assert backend.frame_count == max(compiled, 1)
-
-
-@pytest.mark.parametrize(("compile_", "warm"), STARTS)
 def test_compiled_code_shows_every_layer(compile_: Compile, warm: bool) -> None:
     """Values, gradients, order, names: those of the eager model, seen from within compiled code."""
     batch, backend = x(), CompileCounterWithBackend("aot_eager")
@@ -168,27 +138,6 @@ def test_graph_breaks_are_observed_around() -> None:
     assert expected.shape == (4, 2)
 
 
-def test_layers_whose_hooks_share_a_graph_are_observed() -> None:
-    """Behind breaks dynamo hands the number of a layer to one graph for several of them."""
-
-    class Chosen(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.experts = nn.ModuleList(nn.Sequential(nn.Linear(6, 6)) for _ in range(3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            mixed = torch.zeros_like(x)
-            for number, expert in enumerate(self.experts):
-                mine = (torch.arange(len(x)) % 3 == number).nonzero().flatten()
-                if len(mine):
-                    mixed = mixed.index_add(0, mine, expert(x[mine]))
-            return mixed
-
-    report = inspect(torch.compile(Chosen(), backend="aot_eager"), x(), compiled="observe")
-    seen = [report[f"experts.{number}.0"].status for number in range(3)]
-    assert seen == [Status.OBSERVED] * 3
-
-
 def test_an_output_that_nothing_uses_is_not_observed() -> None:
     """The compiler drops it; the layer says so instead of showing what was never computed."""
 
@@ -205,14 +154,6 @@ def test_an_output_that_nothing_uses_is_not_observed() -> None:
     assert report["used"].status is Status.OBSERVED
     assert report["unused"].status is Status.UNSUPPORTED
     assert "nothing uses it" in report["unused"].reason
-
-
-def test_batches_are_observed_compiled() -> None:
-    """`run_batches` merges what compiled code showed."""
-    model = torch.compile(Small(), backend="aot_eager")
-    batches = [x(), x()]
-    report = Inspector(model, compiled="observe").run_batches(batches)
-    assert (report["0"].calls, report["0"].activations.count) == (2, 40)
 
 
 @pytest.mark.skipif(

@@ -363,25 +363,6 @@ def test_modes_of_the_user_stay_where_they_were() -> None:
 # ---- gradients of views ------------------------------------------------------------------------
 
 
-def test_a_view_of_a_tensor_that_is_written_to_has_its_gradient() -> None:
-    """Even where the gradient that arrives has no memory of its own, as that of a sum."""
-
-    class WritesToBase(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lin, self.view = nn.Linear(6, 6), nn.Unflatten(1, (2, 3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.lin(x)
-            view = self.view(x)
-            x.add_(1)
-            return view
-
-    layer = inspect(WritesToBase(), loss=torch.sum).layers["view"]
-    assert layer.status is Status.OBSERVED
-    assert (layer.gradients.count, layer.gradients.min, layer.gradients.max) == (24, 1, 1)
-
-
 # ---- each thing once ---------------------------------------------------------------------------
 
 
@@ -531,15 +512,6 @@ def test_no_activation_outlives_the_bare_run(grad: bool) -> None:
     # the loss's own argument is the one tensor more
     assert in_inspected_loss[0] <= in_loss + 1
     assert seen.now() == expected.now() == 0
-
-
-def test_the_memory_test_sees_a_tensor_that_is_kept() -> None:
-    """Were a hook to keep what it sees, the counts above would differ."""
-    model, kept = Small(), []
-    seen = Alive(model)
-    model[0].register_forward_hook(lambda module, args, output: kept.append(output))
-    inspect(model)
-    assert seen.now() == 1
 
 
 # ---- several batches ---------------------------------------------------------------------------

@@ -76,22 +76,6 @@ def test_an_interruption_of_torchs_own_code_leaves_no_mode(event: str, function:
     assert modes() == []
 
 
-def test_the_mode_comes_back_to_its_place() -> None:
-    """Whether it stepped aside or was suspended below another."""
-    ours = FunctionalLayers(lambda name, call, args, kwargs: call(*args, **kwargs), FlowRecorder())
-    ours.turn_on()
-    resume = ours.step_aside()
-    assert modes() == []
-    resume()
-    with Users() as above:
-        resume = ours.suspend()
-        assert modes() == [above]
-        resume()
-        assert modes() == [ours, above]
-    ours.turn_off()
-    assert modes() == []
-
-
 def test_the_mode_is_off_inside_torchs_own_layers_and_on_around_them() -> None:
     """A functional layer after a Linear is seen, and so is one in a hook of the user's on it."""
     seen: dict[str, bool] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -75,8 +76,12 @@ def test_a_gradient_of_a_view_that_two_layers_share_is_read_once() -> None:
     assert layers[""].gradients is layers["1"].gradients
 
 
-def test_a_gradient_of_a_view_whose_base_is_written_to_is_two() -> None:
-    """The layer inside returned the view as it was before, the container as it is after."""
+@pytest.mark.parametrize(("write", "factor"), [("mul_", 3.0), ("add_", 1.0)])
+def test_a_gradient_of_a_view_whose_base_is_written_to_is_two(write: str, factor: float) -> None:
+    """The layer inside returned the view as it was before, the container as it is after.
+
+    What arrives at an addition has no memory of its own, as the gradient of a sum.
+    """
 
     class WritesToBase(nn.Module):
         def __init__(self) -> None:
@@ -86,10 +91,11 @@ def test_a_gradient_of_a_view_whose_base_is_written_to_is_two() -> None:
         def forward(self, x: Tensor) -> Tensor:
             x = self.lin(x)
             view = self.fold(x)
-            x.mul_(3)
+            getattr(x, write)(3)
             return view
 
-    assert largest_gradients(layers_of(WritesToBase())) == {"": 1.0, "fold": 3.0, "lin": 3.0}
+    gradients = largest_gradients(layers_of(WritesToBase()))
+    assert gradients == {"": 1.0, "fold": factor, "lin": factor}
 
 
 def test_a_gradient_changed_between_two_layers_is_two() -> None:

@@ -130,14 +130,6 @@ def test_an_output_of_the_users_own_kind_is_no_tensor(name: str) -> None:
     assert report[""].reason == "it returned a value of type Own, no tensor"
 
 
-def test_what_a_container_holds_is_found_below_methods_that_raise() -> None:
-    """The tensors in it are the model's output all the same."""
-    container = type("Own", (dict,), {"values": _raises("values"), "items": _raises("items")})
-    report = Inspector(Net(object, lambda y, own: container(y=y))).run_inspection(torch.ones(4, 6))
-    assert report[""].activations.count == 24
-    assert report.observation.unregistered
-
-
 class Nameless(nn.Linear):
     """A layer that cannot be shown, measured or compared."""
 

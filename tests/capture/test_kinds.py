@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.nn.parallel import DistributedDataParallel
 from torch.package import PackageExporter, PackageImporter
 
 from corpus.models.hooked import Nested, Small, x
@@ -99,23 +98,6 @@ def test_a_copy_gives_the_same_report(duplicate: Callable[[nn.Module], nn.Module
     assert seen == expected
 
 
-def test_a_model_can_be_saved_during_an_inspection() -> None:
-    """A checkpoint written in the loss loads, runs, and gives the same report."""
-    model, batch = Small(), x()
-    expected = as_data(inspect(model, batch))
-    file = io.BytesIO()
-
-    def saving(output: Tensor) -> Tensor:
-        torch.save(model, file)
-        return projection(output)
-
-    inspect(model, batch, loss=saving)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=False)
-    loaded.load_state_dict(model.state_dict())  # the buffers moved on before the loss
-    assert as_data(inspect(loaded, batch)) == expected
-
-
 # ---- wrappers ----------------------------------------------------------------------------------
 
 
@@ -145,19 +127,6 @@ def test_a_pipeline_is_inspected_by_its_stages() -> None:
             InspectionError, match=r"schedule\._stage\.submod, .* before it was split"
         ):
             Inspector(refused)
-
-
-@pytest.mark.usefixtures("process_group")
-def test_data_parallel_models_report_like_the_model_inside() -> None:
-    """Names, statuses and numbers of a `DistributedDataParallel` are those of its module."""
-    model, batch = Nested(), x()
-    expected = as_data(inspect(model, batch))
-    parallel = DistributedDataParallel(model)
-    before = fingerprint(parallel, batch)
-    assert as_data(inspect(parallel, batch)) == expected
-    assert changes(before, fingerprint(parallel, batch)) == []
-    projection(parallel(batch)).backward()  # its reducer still works
-    assert model.stem.weight.grad is not None
 
 
 def test_checkpointed_models_report_like_the_model_inside() -> None:
@@ -192,21 +161,6 @@ def test_autocast_shows_the_dtypes_it_computes_in(dtype: torch.dtype) -> None:
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """Return what changed but for the pickle: packed weights are pickled with their address."""
     return [name for name in changes(before, after) if name != "pickle"]
-
-
-def test_dynamically_quantised_layers_are_observed() -> None:
-    """`quantize_dynamic` leaves layers that take and return floats, and no gradients."""
-    quantise = getattr(torch.ao.quantization, "quantize_dynamic", None)
-    if quantise is None:
-        pytest.skip("this torch has no quantize_dynamic")
-    model, batch = quantise(Small().eval(), {nn.Linear}), x()
-    before = fingerprint(model, batch)
-    report = inspect(model, batch)
-    expected = model[0](batch)
-    assert report["0"].activations.mean == pytest.approx(expected.mean().item(), abs=1e-6)
-    assert report["0"].status is Status.OBSERVED
-    assert "the forward pass alone ran" in str(report)
-    assert differences(before, fingerprint(model, batch)) == []
 
 
 def test_statically_quantised_layers_are_observed() -> None:
@@ -248,21 +202,3 @@ def test_complex_layers_count_real_and_imaginary_parts() -> None:
     assert (report["1"].status, report["0"].status) == (Status.OBSERVED, Status.NO_GRAD_PATH)
     assert report["1"].activations.count == 2 * 4 * 2
     assert report["1"].gradients.count == 2 * 4 * 2
-
-
-def test_eight_bit_floats_are_observed() -> None:
-    """A layer that returns float8 shows its values; no gradient passes through it."""
-    model = nn.Sequential(nn.Linear(6, 2), Converts(torch.float8_e4m3fn), Converts(torch.float32))
-    batch = x()
-    report = inspect(model, batch)
-    expected = model[0](batch).to(torch.float8_e4m3fn).double()
-    assert report["1"].activations.dtype == "float8_e4m3fn"
-    assert report["1"].activations.mean == pytest.approx(expected.mean().item())
-
-
-def test_meta_models_say_that_they_have_no_values() -> None:
-    """Nothing crashes, nothing is made up: each layer is `unsupported`, with the reason."""
-    report = inspect(Small().to("meta"), torch.empty(4, 6, device="meta"), loss=None)
-    assert {layer.status for layer in report} == {Status.UNSUPPORTED}
-    assert all("meta device has no values" in layer.reason for layer in report)
-    assert report.loss is None

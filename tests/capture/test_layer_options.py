@@ -45,15 +45,6 @@ def test_modules_of_one_class_tell_each_its_own() -> None:
     assert own == [shared, shared | {"rank": 4}, shared]
 
 
-def test_embedding_tells_its_rows_and_padding() -> None:
-    """The number of rows and the padding index of an embedding are recorded."""
-    seen = records(
-        nn.Sequential(nn.Embedding(10, 4, padding_idx=0)), torch.tensor([[1, 2], [3, 0]])
-    )
-    assert seen["0"].options["num_embeddings"] == 10
-    assert seen["0"].options["padding_idx"] == 0
-
-
 class Calls(nn.Module):
     """Functional calls with arguments by position and by name."""
 

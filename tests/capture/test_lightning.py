@@ -88,12 +88,6 @@ def test_batches_of_any_kind_go_in_as_they_come(made):
     assert [arguments[1] for arguments in seen] == [0, 7, 0, 0]
 
 
-def test_a_step_may_leave_the_number_out(made):
-    """As Lightning allows."""
-    module = made(training_step=lambda self, batch: {"loss": self(batch[0]).square().mean()})
-    assert Inspector(module).run_inspection(BATCH).observation.loss is not None
-
-
 def test_code_of_the_step_is_looked_into(made):
     """A functional activation of the training step is a layer, and its faults are found."""
 
@@ -119,12 +113,6 @@ def test_probes_see_what_the_forward_returns(made, leaks):
     )
     assert record.outcome is Outcome.JUDGED
     assert bool(record.partings) is leaks
-
-
-def test_copies_are_run_alike(made):
-    """The copies that measure rounding run the training step, each its own."""
-    report = Inspector(made(), calibrate=True).run_inspection(BATCH)
-    assert 0 < report._noise["", "loss", ""]["value"] < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -176,12 +164,3 @@ def test_a_module_that_steps_itself_runs_its_forward(made):
     module.automatic_optimization = False
     assert Inspector(module).run_inspection(BATCH[0]).healthy
     assert any("run_step(batch=batch)" in note for note in raised(module, BATCH).__notes__)
-
-
-def test_run_step_takes_the_batch_as_inputs_too(made):
-    """So that whoever has a model and its inputs need not know of what kind it is."""
-    optimizer = lambda self: torch.optim.AdamW(self.parameters())  # noqa: E731
-    module = made(configure_optimizers=optimizer)
-    report = Inspector(module).run_step(inputs=BATCH)
-    assert report.healthy
-    assert report.observation.stepped is not None

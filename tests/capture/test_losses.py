@@ -75,15 +75,6 @@ def test_few_bits_make_no_probabilities_of_small_logits(classes: int, dtype: tor
     assert call.over_batch
 
 
-def test_of_a_few_rows_each_is_looked_at() -> None:
-    """One row of a dozen that does not sum to one, wherever it is, makes the input no softmax."""
-    target = torch.zeros(2, 3, 2, dtype=torch.int64)
-    for n, h, w in np.ndindex(2, 3, 2):
-        values = torch.randn(2, 5, 3, 2).softmax(1)
-        values[n, 0, h, w] += 0.5
-        assert seen(F.cross_entropy, values, target, samples=2).rows == ""
-
-
 def test_rows_with_a_nan_anywhere_are_not_judged() -> None:
     """One NaN among millions of values, in no row of the sample, leaves the question open."""
     values = torch.randn(5000, 100).softmax(1)
@@ -91,22 +82,6 @@ def test_rows_with_a_nan_anywhere_are_not_judged() -> None:
     call = seen(F.cross_entropy, values, torch.zeros(5000, dtype=torch.int64), samples=5000)
     assert (call.rows, call.log_normalizer) == ("", None)
     assert math.isnan(call.value)
-
-
-def test_masked_classes_leave_log_probabilities_what_they_are() -> None:
-    """Negative infinity is the logarithm of a probability of zero."""
-    values = (torch.randn(64, 10) + torch.tensor([0.0] * 9 + [-math.inf])).log_softmax(1)
-    call = seen(F.nll_loss, values, torch.zeros(64, dtype=torch.int64), samples=64)
-    assert call.rows == "log_probabilities"
-    assert call.log_normalizer == pytest.approx(0.0, abs=1e-6)
-
-
-def test_every_ignored_target_is_counted() -> None:
-    """A single target that counts, among many, is enough for not all to be ignored."""
-    target = torch.full((200, 700), -100)
-    target[123, 456] = 1
-    call = seen(F.cross_entropy, torch.randn(200, 3, 700), target, samples=200)
-    assert (call.targets.count, call.targets.ignored) == (140_000, 139_999)
 
 
 def test_padding_of_many_sequences_is_estimated_from_some() -> None:

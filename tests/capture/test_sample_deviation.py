@@ -95,16 +95,3 @@ def test_largest_of_several_outputs_counts() -> None:
     each = [inspector.run_inspection(b).observation.sample_deviation for b in (batch, 9 * batch)]
     merged = inspector.run_batches([batch, 9 * batch]).observation.sample_deviation
     assert merged == max(x for x in each if x is not None) != min(x for x in each if x is not None)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-def test_dtypes(dtype: torch.dtype) -> None:
-    """Half precision rounds the figure, no more."""
-    outputs: list[Tensor] = []
-
-    def converted(x: Tensor) -> Tensor:
-        outputs.append(x.to(dtype))
-        return outputs[-1]
-
-    found = deviation(converted, torch.randn(16, 4))
-    assert found == pytest.approx(expected(outputs[-1]), rel=0.02)

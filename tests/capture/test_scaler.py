@@ -12,7 +12,7 @@ from corpus.models.hooked import Small, x
 from pytest_modelhealth import InspectionError, Inspector
 from pytest_modelhealth.checks.judging import judge
 from pytest_modelhealth.training import default_settings
-from tests.capture.oracle import assert_statistics, numbers, projection
+from tests.capture.oracle import numbers, projection
 
 
 @pytest.fixture(autouse=True)
@@ -116,29 +116,6 @@ def test_the_scaler_is_left_as_it_was(used: bool) -> None:
     assert tensor is None or torch.equal(scaler._scale, tensor)
 
 
-def test_a_scaler_that_is_off_scales_nothing() -> None:
-    """``enabled=False``, the usual switch of a training script, gives the plain report."""
-    model, batch = Small(), x()
-    off = Inspector(model).run_inspection(batch, scaler=GradScaler("cpu", enabled=False))
-    assert_statistics(
-        off["0"].parameter_gradients["weight"],
-        numbers([gradient_of(model, batch)]),
-        "weight",
-    )
-
-
-def gradient_of(model: nn.Module, batch: Tensor) -> Tensor:
-    """Return the gradient of the first weight under the loss that the inspector makes up."""
-    found = []
-
-    def backward(loss: Tensor) -> None:
-        loss.backward()
-        found.append(model[0].weight.grad.clone())
-
-    Inspector(model).run_inspection(batch, backward=backward)
-    return found[0]
-
-
 def test_gradients_that_overflow_under_the_scale_are_said() -> None:
     """Infinite gradients stay infinite, and a note says what the scaler would do."""
     model = half()
@@ -151,15 +128,6 @@ def test_gradients_that_overflow_under_the_scale_are_said() -> None:
     assert "under the loss scale of 1.04858e+06" in note
     assert "GradScaler would skip this step" in note
     assert judge(report.observation, default_settings()).violations[0].check == "finite"
-
-
-def test_batches_take_a_scaler() -> None:
-    """`run_batches` scales each batch's backward pass and merges unscaled gradients."""
-    model = Small()
-    batches = [x(), x()]
-    scaled = Inspector(model).run_batches(batches, scaler=GradScaler("cpu"))
-    bare = Inspector(model).run_batches(batches)
-    assert scaled["0"].gradients.mean == pytest.approx(bare["0"].gradients.mean, rel=1e-6)
 
 
 def test_what_is_no_scaler_is_refused() -> None:

@@ -57,14 +57,6 @@ def test_ordinary_layer_is_not_looked_at(
     assert found == [None] * bool(rows)  # zeros in both, and not of four rows
 
 
-def test_weights_that_learn_are_not_recorded() -> None:
-    """Zeros with a gradient move."""
-    model = Masked(0, 0)
-    with torch.no_grad():
-        model.fc.weight[:6] = 0.0
-    assert seen(model, torch.randn(8, 16)) == {}
-
-
 def test_matrix_that_is_all_zero_is_not_recorded() -> None:
     """A closed gate is another matter."""
     model = Masked(6, 0)
@@ -98,15 +90,6 @@ def test_batches_keep_what_is_zero_in_all() -> None:
 
     merged = Inspector(Switched(6, 0)).run_batches([torch.ones(8, 16), -torch.ones(8, 16)])
     assert merged["fc"].zero_slices["weight"].rows == frozenset(range(4))
-
-
-def test_state_of_a_module_is_as_it_was() -> None:
-    """Looking changes no weight and no gradient."""
-    model = Masked(6, 5)
-    before = model.fc.weight.detach().clone()
-    seen(model, torch.randn(8, 16))
-    assert torch.equal(model.fc.weight, before)
-    assert model.fc.weight.grad is None
 
 
 def test_nothing_waits_for_another_device() -> None:
