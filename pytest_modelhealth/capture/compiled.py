@@ -80,7 +80,7 @@ _numbers = itertools.count()
 
 def _compile(module: nn.Module, copied: nn.Module) -> None:
     """Compile a copy of `module`, its hooks included, as that was compiled."""
-    context = getattr(module, "dynamo_ctx", None)  # in which dynamo keeps that
+    context: Any = getattr(module, "dynamo_ctx", None)  # in which dynamo keeps that
     if context is None:
         closure = getattr(module._compiled_call_impl, "__closure__", None) or ()
         contents = (cell.cell_contents for cell in closure)

@@ -167,7 +167,7 @@ def _is_switch(node: Any) -> bool:
     if operation(node) != "mul":
         return False
     for (following, _), other in zip(node.next_functions, ("other", "self"), strict=False):
-        factor = None if following is None else getattr(node, f"_saved_{other}", None)
+        factor: Any = None if following is None else getattr(node, f"_saved_{other}", None)
         if isinstance(factor, int | float) and factor == 0:
             return True
         is_known = isinstance(factor, Tensor) and factor.is_cpu and not factor.requires_grad

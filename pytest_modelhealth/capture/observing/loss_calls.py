@@ -131,7 +131,7 @@ def see_loss(
             targets = _see_targets(target, int(given.get("ignore_index", -100)), samples)
 
     def settled() -> LossCall:
-        input_, target_, value_ = (entry and entry.statistics for entry in entries)
+        input_, target_, value_ = (None if one is None else one.statistics for one in entries)
         probabilities: dict[str, Any] = {}
         if rows is not None and input_ is not None and not input_.nan_count:
             probabilities = _kinds(rows, columns, torch.finfo(values.dtype).eps)

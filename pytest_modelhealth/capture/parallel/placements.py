@@ -31,11 +31,6 @@ def placement_of(tensor: Tensor) -> Placement | None:
     )
 
 
-def of_gradient(gradient: Tensor, activation: Placement | None) -> Placement | None:
-    """Return the placement of a gradient: that of the activation, where nothing else tells."""
-    return placement_of(gradient) or activation
-
-
 def summed(gradient: Tensor) -> Tensor:
     """Return a gradient as the optimizer makes it: parts of a sum on several ranks added up.
 

@@ -290,14 +290,14 @@ class TaskLosses:
                     layers.setdefault(layer.name, []).append(scale.unscale(g))
         tasks = []
         for name, layers in by_task.items():
-            pairs = tuple(
+            angles = tuple(
                 TaskPair(other, {lyr: _cosine(layers[lyr], theirs[lyr]) for lyr in common})
                 for first, other in combinations(by_task, 2)
                 if first == name and (theirs := by_task[other])
                 if (common := [layer for layer in layers if layer in theirs])
             )
             norms = {layer: math.sqrt(_dot(g, g)) for layer, g in layers.items()}
-            tasks.append(TaskGradients(name, float(self.values[name].detach()), norms, pairs))
+            tasks.append(TaskGradients(name, float(self.values[name].detach()), norms, angles))
         # two tasks that pull a shared layer in opposite directions
         notes = [
             f"tasks {task.name!r} and {pair.other!r} pull against each other on {layer!r}: the "

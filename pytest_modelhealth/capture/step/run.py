@@ -18,7 +18,7 @@ from pytest_modelhealth.capture.observing.function_mode import FunctionalLayers
 from pytest_modelhealth.capture.observing.graphs import containers_shown, note_source_lines
 from pytest_modelhealth.capture.observing.hooks import Hooks, observed
 from pytest_modelhealth.capture.observing.layer import Held
-from pytest_modelhealth.capture.observing.recorder import Placements, Recorder
+from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.observing.records import layer_records
 from pytest_modelhealth.capture.observing.tensors import (
     NEVER_LAZY,
@@ -127,9 +127,9 @@ class _Step:
         )
         note_source_lines(recorder)
         if company.on_ranks:
-            from pytest_modelhealth.capture.parallel.placements import of_gradient, placement_of
+            from pytest_modelhealth.capture.parallel.placements import placement_of
 
-            recorder.placements = Placements(placement_of, of_gradient)
+            recorder.placement_of = placement_of
         parameters, buffers = recorder.held()
         held = ((Kind.PARAMETER, parameters), (Kind.BUFFER, buffers))
         recorder.flow.name_sources(_sources(arguments, request.target, held, state))
@@ -138,7 +138,17 @@ class _Step:
         self._versions = _versions(self._tensors)
         self._registered = Registered(model, self._tensors[: len(parameters)], tensors)
         self._tasks = TaskLosses(request.loss) if isinstance(request.loss, Mapping) else None
-        self._notes = [*notes, *company.notes, *self._note_on_unregistered_modules()]
+        self._notes = [*notes, *company.notes]
+        # modules with parameters that torch does not know to be in the model
+        others = [module for module in state.modules if module not in recorder.by_module]
+        unknown = [module for module in others if not self._registered.knows(module)]
+        if unknown:
+            types = ", ".join(sorted({type(module).__name__ for module in unknown}))
+            self._notes.append(
+                f"{len(unknown)} modules ({types}) are kept in plain attributes, lists or "
+                "dictionaries: model.parameters() leaves them out, and they were not looked into; "
+                "nn.ModuleList and nn.ModuleDict register them"
+            )
         self._functions: FunctionalLayers | None = None
         self._is_differentiated = False
         self._no_gradients = ""
@@ -152,45 +162,30 @@ class _Step:
         )
         _refuse_fake(state, tensors)
 
-    def _note_on_unregistered_modules(self) -> list[str]:
-        """Return a note on modules with parameters that torch does not know to be in the model."""
-        others = [m for m in self._company.state.modules if m not in self._recorder.by_module]
-        unknown = [module for module in others if not self._registered.knows(module)]
-        if not unknown:
-            return []
-        types = ", ".join(sorted({type(module).__name__ for module in unknown}))
-        note = (
-            f"{len(unknown)} modules ({types}) are kept in plain attributes, lists or "
-            "dictionaries: model.parameters() leaves them out, and they were not looked into; "
-            "nn.ModuleList and nn.ModuleDict register them"
-        )
-        return [note]
-
     def run(self, watch: Watch, graph: list[Any]) -> Observation:
         """Run all phases; `graph` takes the last nodes of their graph, which nothing else holds."""
-        request, state = self._request, self._company.state
-        inspection = Inspection(state, request.model)
+        request, recorder = self._request, self._recorder
+        inspection = Inspection(self._company.state, request.model)
         with exited_whole(
-            inspection.apart(), inspection.untouched(self._batch), watch(self._recorder)
+            inspection.apart(), inspection.untouched(self._batch), watch(recorder)
         ) as hooks:
             inspection.hooks = hooks
-            output = self._run_forward(hooks)
+            self._functions = hooks.functions if hooks.functions.is_on else None
+            output = self._arguments.call(self._model)
+            if request.visitor is not None:
+                request.visitor.see_output(output)
             inspection.doing = "loss"
             loss, ends = self._run_loss(output, hooks)
             del output
-            parameters = self._read_state()
+            with self._company.parameters_shown():  # as the forward left them
+                recorder.note_modules()
+                parameters, buffers = recorder.held()
+                recorder.add_state("buffers", buffers)
+                recorder.add_state("parameters", parameters)
             graph += [*ends, None if loss is None else loss.grad_fn]
             inspection.doing = "backward pass"
             self._run_backward(loss, ends, parameters, hooks)
         return self._settle()
-
-    def _run_forward(self, hooks: Hooks) -> Any:
-        """Return what the model returns."""
-        self._functions = hooks.functions if hooks.functions.is_on else None
-        output = self._arguments.call(self._model)
-        if self._request.visitor is not None:
-            self._request.visitor.see_output(output)
-        return output
 
     def _run_loss(self, output: Any, hooks: Hooks) -> tuple[Tensor | None, list[Any]]:
         """Return the loss, ``None`` where there is none, and the nodes that the output ends in."""
@@ -209,16 +204,6 @@ class _Step:
         if loss is not None and not loss.is_meta:
             self._recorder.add_loss(loss)
         return loss, [tensor.grad_fn for tensor in returned if tensor.grad_fn is not None]
-
-    def _read_state(self) -> list[Held]:
-        """Read buffers and parameters as the forward left them; return the parameters."""
-        recorder = self._recorder
-        with self._company.parameters_shown():
-            recorder.note_modules()
-            parameters, buffers = recorder.held()
-            recorder.add_state("buffers", buffers)
-            recorder.add_state("parameters", parameters)
-        return parameters
 
     def _run_backward(
         self, loss: Tensor | None, ends: Sequence[Any], parameters: list[Held], hooks: Hooks
@@ -255,7 +240,13 @@ class _Step:
             )
         if backward is False:
             return
-        why, remedy = _why_no_backward(loss)
+        why = remedy = ""
+        if not torch.is_grad_enabled():
+            why = "gradients are off here (torch.no_grad() or inference_mode())"
+            remedy = "inspect outside of it"
+        elif loss is None:
+            why = "the output holds no floating-point number to differentiate"
+            remedy = "give a loss, or return what the output is computed from"
         if backward is not None and (loss is None or why or not loss.requires_grad):
             raise InspectionError(
                 f"no backward pass: {why or 'the loss depends on nothing that requires a gradient'}"
@@ -395,30 +386,19 @@ def _refuse_fake(state: State, batch: list[Tensor]) -> None:
     Raises:
         InspectionError: a `FakeTensorMode` is on, or a tensor was made in one.
     """
+    where = ""
     if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
-        fake = "it runs in a FakeTensorMode"
+        where = "it runs"
     elif FakeTensor in set(map(type, (*state.leaves, *state.tensors))):
-        fake = "it was made in a FakeTensorMode"
+        where = "it was made"
     elif FakeTensor in set(map(type, batch)):
-        fake = "its batch was made in a FakeTensorMode"
-    else:
-        return
-    raise InspectionError(
-        f"cannot inspect {type(state.modules[0]).__name__}: {fake}, whose tensors have shapes and "
-        "no values, so there is nothing to observe; make model and batch outside the mode, and "
-        "inspect them there"
-    )
-
-
-def _why_no_backward(loss: Tensor | None) -> tuple[str, str]:
-    """Return why there is nothing to differentiate, and what to do; ``""`` where there is."""
-    if not torch.is_grad_enabled():
-        why = "gradients are off here (torch.no_grad() or inference_mode())"
-        return why, "inspect outside of it"
-    if loss is None:
-        why = "the output holds no floating-point number to differentiate"
-        return why, "give a loss, or return what the output is computed from"
-    return "", ""
+        where = "its batch was made"
+    if where:
+        raise InspectionError(
+            f"cannot inspect {type(state.modules[0]).__name__}: {where} in a FakeTensorMode, whose "
+            "tensors have shapes and no values, so there is nothing to observe; make model and "
+            "batch outside the mode, and inspect them there"
+        )
 
 
 def _why_no_gradients(loss: Tensor | None, has_graph: bool, parameters: list[Held]) -> str:
