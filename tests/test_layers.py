@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pytest_modelhealth.errors import LayerNotFoundError
 from pytest_modelhealth.layers import (
     ACTIVATION_MODULES,
     FUNCTIONAL_LAYERS,
@@ -93,20 +92,6 @@ def test_patterns(pattern: Any, types: Any, expected: set[str]) -> None:
     selection = Selection().add(Rule(pattern, EVERYTHING, types), Model())
     chosen = {n.name for n in named_modules(Model()) if selection.roles(n.name, n.module)}
     assert chosen == expected
-
-
-def test_rules_add_up() -> None:
-    """A layer is observed in every role that some rule names for it."""
-    selection = Selection().add(Rule("head", frozenset({"gradients"})), Model())
-    selection = selection.add(Rule("*", frozenset({"inputs"})), Model())
-    assert selection.roles("head", None) == {"gradients", "inputs"}
-    assert selection.roles("encoder", None) == {"inputs"}
-
-
-def test_a_pattern_without_match_names_the_nearest_layer() -> None:
-    """The message says what was asked, of which model, and what was probably meant."""
-    with pytest.raises(LayerNotFoundError, match=r"'encoder\.O' .* Model; did you mean 'encoder"):
-        Selection().add(Rule("encoder.O", EVERYTHING), Model())
 
 
 def test_a_pattern_for_a_functional_layer_waits_for_the_run() -> None:

@@ -204,19 +204,6 @@ def test_one_model_in_two_threads_is_refused() -> None:
     assert Inspector(model.norm).run_inspection(X)
 
 
-def test_a_model_looked_at_while_another_thread_inspected_it_is_refused() -> None:
-    """What was taken down of it then, hooks of that inspection, must not be put back."""
-    from pytest_modelhealth.capture.step.guard import Inspection
-    from pytest_modelhealth.capture.step.state import State
-
-    model = Net()
-    states: list[State] = []
-    threaded(lambda: run(model, "loss", lambda: states.append(State(model))))
-    running = Inspection(states[0], model)
-    with pytest.raises(InspectionError, match="another thread until now"), running.apart():
-        pass
-
-
 def test_models_in_threads_of_their_own_are_kept_apart() -> None:
     """Two threads see what each sees alone, and leave the generators as they were."""
     models = [nn.Sequential(nn.Linear(6, w), nn.Tanh(), nn.BatchNorm1d(w)) for w in (5, 40)]

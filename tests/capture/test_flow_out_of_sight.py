@@ -28,7 +28,7 @@ from pytest_modelhealth.capture.observing.flow import recorder, rows
 from pytest_modelhealth.checks.judging import judge
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.rendering import renderer
-from pytest_modelhealth.report import Flow, Kind
+from pytest_modelhealth.report import Flow
 from pytest_modelhealth.training import default_settings
 
 
@@ -64,27 +64,6 @@ def test_what_is_out_of_sight_is_followed_or_noted(
     assert flow.producers("b") == fed
     assert len(flow.notes) == notes
     assert "output" in flow.reach("a")
-
-
-def test_what_is_called_after_an_exception_is_not_inside_it() -> None:
-    """The call that raised ended there."""
-    flow = flow_of(Catching())
-    assert [call.layer for call in flow.graph.calls if call.parent == 0] == [
-        "a",
-        "raising",
-        "b",
-        "c",
-    ]
-    add = next(v for v in flow.graph.vertices if v.name == "add")
-    assert add.call == 0
-
-
-def test_operations_that_no_function_shows_have_their_call() -> None:
-    """A script's nodes tell by their numbers inside which call they were made."""
-    flow = flow_of(Scripted())
-    (given,) = flow.calls("c")[0].inputs
-    assert flow.graph.vertices[given].kind is Kind.OPERATION
-    assert flow.graph.vertices[given].call == 0
 
 
 @pytest.mark.parametrize("kind", [Long, LongAfterwards, Threaded])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.package import PackageExporter, PackageImporter
 
@@ -184,21 +184,3 @@ def test_statically_quantised_layers_are_observed() -> None:
     assert report["1"].activations.mean == pytest.approx(expected.mean().item(), abs=1e-6)
     assert report["3"].activations.dtype == "float32"
     assert differences(before, fingerprint(model, batch)) == []
-
-
-class Converts(nn.Module):
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.dtype = dtype
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.to(self.dtype)
-
-
-def test_complex_layers_count_real_and_imaginary_parts() -> None:
-    """A complex model is observed, gradients included."""
-    model = nn.Sequential(Converts(torch.complex64), nn.Linear(6, 2, dtype=torch.complex64))
-    report = inspect(model, x(), loss=lambda output: output.abs().sum())
-    assert (report["1"].status, report["0"].status) == (Status.OBSERVED, Status.NO_GRAD_PATH)
-    assert report["1"].activations.count == 2 * 4 * 2
-    assert report["1"].gradients.count == 2 * 4 * 2
