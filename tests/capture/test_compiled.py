@@ -18,8 +18,8 @@ from torch._dynamo.utils import counters
 
 from corpus.models.hooked import Nested, Small, x
 from pytest_modelhealth import InspectionError, Inspector
-from pytest_modelhealth.report import HealthReport, Status
-from tests.capture.oracle import changes, fingerprint, projection
+from pytest_modelhealth.report import Status
+from tests.capture.oracle import assert_alike, changes, fingerprint, report_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -28,7 +28,6 @@ Compile = Callable[[nn.Module, Any], nn.Module]
 
 @pytest.fixture(autouse=True)
 def _fresh_compiler() -> None:
-    torch.manual_seed(0)
     torch._dynamo.reset()
 
 
@@ -59,32 +58,6 @@ KINDS = [wrapped, in_place, block_only, both]
 STARTS = [(wrapped, False), (in_place, True), (block_only, False), (both, True)]
 
 
-def inspect(model: nn.Module, batch: Tensor, **options: Any) -> HealthReport:
-    """Inspect without an error of ours."""
-    report = Inspector(model, **options).run_inspection(batch, loss=projection)
-    assert report.observation.errors == ()
-    return report
-
-
-def assert_shows(report: HealthReport, expected: HealthReport, tolerance: float) -> None:
-    """Do nothing if the modules and their numbers are the same."""
-    modules = [layer for layer in expected if not layer.functional]
-    assert list(report.layers) == [layer.name for layer in modules]
-    for layer in modules:
-        seen = report[layer.name]
-        assert (seen.status, seen.calls) == (layer.status, layer.calls), layer.name
-        for role in ("inputs", "activations", "gradients"):
-            ours, theirs = seen.statistics(role), layer.statistics(role)
-            assert ours.count == theirs.count
-            numbers = [theirs.mean, theirs.std, theirs.abs_max]
-            assert [ours.mean, ours.std, ours.abs_max] == pytest.approx(numbers, abs=tolerance)
-        assert seen.parameter_gradients.keys() == layer.parameter_gradients.keys()
-    order = sorted(report, key=lambda layer: layer.completed)
-    assert [layer.name for layer in order] == [
-        layer.name for layer in sorted(modules, key=lambda layer: layer.completed)
-    ]
-
-
 @pytest.mark.parametrize(("compile_", "warm"), STARTS)
 def test_compiled_code_shows_every_layer(compile_: Compile, warm: bool) -> None:
     """Values, gradients, order, names: those of the eager model, seen from within compiled code."""
@@ -93,11 +66,11 @@ def test_compiled_code_shows_every_layer(compile_: Compile, warm: bool) -> None:
     if warm:
         model(batch)
     before = backend.frame_count
-    report = inspect(model, batch, compiled="observe")
+    report = report_of(model, batch, compiled="observe")
     assert backend.frame_count == before + 1  # the copy, in one graph
     (note,) = report.observation.notes
     assert "values of compiled code" in note
-    assert_shows(report, inspect(model, batch), 1e-6)
+    assert_alike(report, report_of(model, batch), 1e-6)
 
 
 @pytest.mark.parametrize("compile_", KINDS)
@@ -111,7 +84,7 @@ def test_observing_leaves_the_model_and_its_compiled_code_alone(compile_: Compil
     code = [Nested.forward.__code__, Small.forward.__code__]
     entries = [_debug_get_cache_entry_list(c) for c in code]
     before = fingerprint(model, batch)
-    inspect(model, batch, compiled="observe")
+    report_of(model, batch, compiled="observe")
     assert changes(before, fingerprint(model, batch)) == []
     gc.collect()
     assert [len(_debug_get_cache_entry_list(c)) for c in code] == [len(e) for e in entries]
@@ -132,8 +105,8 @@ def test_graph_breaks_are_observed_around() -> None:
     batch = x()
     model = torch.compile(Breaks(), backend="aot_eager")
     expected = model(batch)
-    report = inspect(model, batch, compiled="observe")
-    assert_shows(report, inspect(model, batch), 1e-6)
+    report = report_of(model, batch, compiled="observe")
+    assert_alike(report, report_of(model, batch), 1e-6)
     assert torch.equal(model.eval()(batch), model(batch))
     assert expected.shape == (4, 2)
 
@@ -150,7 +123,7 @@ def test_an_output_that_nothing_uses_is_not_observed() -> None:
             self.unused(x)
             return self.used(x)
 
-    report = inspect(torch.compile(Unused(), backend="aot_eager"), x(), compiled="observe")
+    report = report_of(torch.compile(Unused(), backend="aot_eager"), x(), compiled="observe")
     assert report["used"].status is Status.OBSERVED
     assert report["unused"].status is Status.UNSUPPORTED
     assert "nothing uses it" in report["unused"].reason
@@ -165,7 +138,7 @@ def test_inductor_shows_every_layer() -> None:
     """The default backend: the eager values up to the rounding of generated code."""
     batch = x()
     model = torch.compile(Nested())
-    assert_shows(inspect(model, batch, compiled="observe"), inspect(model, batch), 1e-4)
+    assert_alike(report_of(model, batch, compiled="observe"), report_of(model, batch), 1e-4)
 
 
 def test_what_is_not_compiled_cannot_be_observed_compiled() -> None:
@@ -181,14 +154,14 @@ def test_a_model_that_cannot_be_copied_says_so() -> None:
     model = Small()
     model.kept = model(x())
     with pytest.raises(InspectionError, match="cannot copy the model to compile it anew"):
-        inspect(torch.compile(model, backend="eager"), x(), compiled="observe")
+        report_of(torch.compile(model, backend="eager"), x(), compiled="observe")
 
 
 def test_layers_of_compiled_code_have_the_lines_that_call_them() -> None:
     """The compiler knows them, and the operators that show a layer were made there."""
     model = Nested()
     expected = Inspector(model).run_inspection(x()).observation
-    observation = inspect(wrapped(model, "eager"), x(), compiled="observe").observation
+    observation = report_of(wrapped(model, "eager"), x(), compiled="observe").observation
     places = {name: observation.called_at(name) for name in observation.layers if name}
     assert places == {name: expected.called_at(name) for name in places}
     assert all(places.values())

@@ -49,11 +49,6 @@ from tests.capture.oracle import (
 )
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 def inspect(model: Any, batch: Any = None, **options: Any) -> Observation:
     """Run one inspection without an error of ours."""
     observation = run(model, batch, **options)

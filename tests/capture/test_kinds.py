@@ -19,21 +19,9 @@ from torch.package import PackageExporter, PackageImporter
 from corpus.models.hooked import Nested, Small, x
 from pytest_modelhealth import InspectionError, Inspector
 from pytest_modelhealth.report import HealthReport, LayerRecord, Status
-from tests.capture.oracle import changes, fingerprint, projection
+from tests.capture.oracle import changes, fingerprint, projection, report_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
-def inspect(model: nn.Module, batch: Any, **options: Any) -> HealthReport:
-    """Inspect without an error of ours."""
-    report = Inspector(model).run_inspection(batch, **{"loss": projection} | options)
-    assert report.observation.errors == ()
-    return report
 
 
 def as_data(report: HealthReport) -> dict[str, Any]:
@@ -92,8 +80,8 @@ def reloaded(model: nn.Module) -> nn.Module:
 def test_a_copy_gives_the_same_report(duplicate: Callable[[nn.Module], nn.Module]) -> None:
     """Number for number, and word for word but for the name of the class."""
     model, batch = Small(), x()
-    expected = as_data(inspect(model, batch))
-    seen = as_data(inspect(duplicate(model), batch))
+    expected = as_data(report_of(model, batch))
+    seen = as_data(report_of(duplicate(model), batch))
     expected[""][0] = seen[""][0]
     assert seen == expected
 
@@ -118,10 +106,10 @@ def test_a_pipeline_is_inspected_by_its_stages() -> None:
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
     model, batch = Nested(), x()
-    expected = as_data(inspect(model, batch))
+    expected = as_data(report_of(model, batch))
     stage = PipelineStage(model, 0, 1, torch.device("cpu"))
     schedule = ScheduleGPipe(stage, n_microbatches=2)
-    assert as_data(inspect(schedule._stage.submod, batch)) == expected
+    assert as_data(report_of(schedule._stage.submod, batch)) == expected
     for refused in (schedule, stage):
         with pytest.raises(
             InspectionError, match=r"schedule\._stage\.submod, .* before it was split"
@@ -132,10 +120,10 @@ def test_a_pipeline_is_inspected_by_its_stages() -> None:
 def test_checkpointed_models_report_like_the_model_inside() -> None:
     """`checkpoint_wrapper` leaves no trace in names, calls or numbers."""
     model, batch = Nested(), x()
-    expected = as_data(inspect(model, batch))
+    expected = as_data(report_of(model, batch))
     model.block = checkpoint_wrapper(model.block)
     model.block._checkpoint_wrapped_module[0] = checkpoint_wrapper(model.block[0])
-    assert as_data(inspect(model, batch)) == expected
+    assert as_data(report_of(model, batch)) == expected
 
 
 # ---- number formats ----------------------------------------------------------------------------
@@ -147,7 +135,7 @@ def test_autocast_shows_the_dtypes_it_computes_in(dtype: torch.dtype) -> None:
     model, batch = Small(), x()
     name = str(dtype).removeprefix("torch.")
     with torch.autocast("cpu", dtype):
-        report = inspect(model, batch, loss=lambda output: projection(output) / 64)
+        report = report_of(model, batch, loss=lambda output: projection(output) / 64)
         with torch.no_grad():
             output = model.train()[0](batch)
     layer = report["0"]
@@ -178,7 +166,7 @@ def test_statically_quantised_layers_are_observed() -> None:
     quantization.convert(model, inplace=True)
     batch = x()
     before = fingerprint(model, batch)
-    report = inspect(model, batch)
+    report = report_of(model, batch)
     expected = model[1](model[0](batch)).dequantize()
     assert report["1"].activations.dtype == "quint8"
     assert report["1"].activations.mean == pytest.approx(expected.mean().item(), abs=1e-6)

@@ -18,11 +18,6 @@ from pytest_modelhealth.report import LossCall
 from pytest_modelhealth.statistics import Ledger, reduce
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)  # of two classes, columns may be probabilities by chance
-
-
 def seen(call, values: Tensor, target: Tensor, samples: int, **options) -> LossCall:
     """Return what is recorded of one call of a loss function."""
     value = call(values, target, **options)

@@ -15,11 +15,6 @@ from pytest_modelhealth.training import default_settings
 from tests.capture.oracle import numbers, projection
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
 def half() -> nn.Module:
     """Return a small model that is trained under fp16 autocast."""
 
