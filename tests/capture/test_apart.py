@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pytest_modelhealth import InspectionError, Inspector
+from pytest_modelhealth import InspectionError, Inspector, compare
 from tests.capture.oracle import changes, fingerprint
 
 X = torch.linspace(-1, 1, 24).reshape(4, 6)
@@ -39,30 +39,25 @@ def seen(report: Any) -> dict[str, Any]:
 
 def run(model: nn.Module, site: str = "", inner: Callable[[], Any] = lambda: None) -> Any:
     """Inspect `model`, and call `inner` at a site."""
+    calls = {name: inner if name == site else lambda: None for name in SITES}
 
     def loss(output: Tensor) -> Tensor:
-        if site == "loss":
-            inner()
-        value = output.square().mean()
-        if site == "gradient":
-            output.register_hook(lambda _: inner())
-        return value
+        calls["loss"]()
+        output.register_hook(lambda _: calls["gradient"]())
+        return output.square().mean()
 
     def backward(value: Tensor) -> None:
         value.backward(retain_graph=True)
-        if site == "backward":
-            inner()
+        calls["backward"]()
 
-    model.inside = inner if site == "forward" else lambda: None
-    if site == "hook":
-        handle = model.norm.register_forward_hook(lambda *_: inner() and None)
+    model.inside = calls["forward"]
+    handle = model.norm.register_forward_hook(lambda *_: calls["hook"]() and None)
     try:
         torch.manual_seed(3)
         return Inspector(model).run_inspection(X, loss=loss, backward=backward)
     finally:
         model.inside = None
-        if site == "hook":
-            handle.remove()
+        handle.remove()
 
 
 SITES = {
@@ -113,17 +108,12 @@ def test_models_that_share_anything_are_one() -> None:
         (tied, r"a parameter of shape \(2, 6\)"),
         (buffered, r"a tensor of shape \(6,\)"),
     ):
-        with pytest.raises(InspectionError, match=what):
-            run(model, "loss", lambda other=other: Inspector(other).run_inspection(X))
-        with pytest.raises(InspectionError, match=what):
-            run(model, "loss", lambda other=other: compare(other, copy.deepcopy(other)))
-
-
-def compare(reference: nn.Module, candidate: nn.Module) -> Any:
-    """Compare two models as the fixture does."""
-    from pytest_modelhealth.comparing import compare
-
-    return compare(reference, candidate, X)
+        for inner in (
+            lambda other=other: Inspector(other).run_inspection(X),
+            lambda other=other: compare(other, copy.deepcopy(other), X),
+        ):
+            with pytest.raises(InspectionError, match=what):
+                run(model, "loss", inner)
 
 
 @pytest.mark.parametrize("site", SITES)

@@ -26,7 +26,6 @@ from corpus.models.out_of_sight import (
 from pytest_modelhealth import HealthReport, Inspector
 from pytest_modelhealth.capture.observing.flow import recorder, rows
 from pytest_modelhealth.checks.judging import judge
-from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import Flow
 from pytest_modelhealth.training import default_settings
@@ -75,12 +74,6 @@ def test_a_flow_with_a_gap_is_no_flow(kind: type[Layers], monkeypatch: pytest.Mo
     assert "not recorded" in flow.notes[0]
 
 
-def test_what_cannot_be_drawn_says_why() -> None:
-    """Not that the code is compiled, where it is not."""
-    with pytest.raises(InspectionError, match="several threads"):
-        report_of(Threaded()).plot_flow()
-
-
 class Unexpected(Tensor):
     """A tensor that raises when it is asked what no code of torch asks of it."""
 
@@ -104,13 +97,12 @@ def test_an_error_of_ours_costs_the_flow_alone() -> None:
     assert report.healthy
 
 
-BAD = (Vmapped, VmappedWithoutGradients, Scripted, ScriptedWithoutGradients, Threaded, Catching)
+KINDS = (Vmapped, VmappedWithoutGradients, Scripted, ScriptedWithoutGradients, Threaded, Catching)
 
 
-@pytest.mark.parametrize("kind", [*BAD, Returning, Forces])
+@pytest.mark.parametrize("kind", [*KINDS, Returning, Forces])
 def test_the_verdict_is_no_worse_than_without_a_flow(kind: type[Layers]) -> None:
     """A flow that is partial or left out adds no violation."""
-    torch.manual_seed(0)
     seen = report_of(kind())
     unseen = replace(seen.observation, flow=None)
     without = HealthReport(unseen, default_settings(), judge, renderer=renderer)

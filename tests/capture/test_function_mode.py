@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from pytest_modelhealth import Inspector
-from pytest_modelhealth.capture.observing.flow import FlowRecorder
 from pytest_modelhealth.capture.observing.function_mode import FunctionalLayers
 
 
@@ -30,20 +29,6 @@ def modes() -> list[Any]:
     """Return the modes that are on, the outermost first."""
     depth = torch._C._len_torch_function_stack()
     return [torch._C._get_function_stack_at(level) for level in range(depth)]
-
-
-def test_the_mode_goes_off_wherever_it_is() -> None:
-    """An interruption may have taken it off already, or left modes of the user's above it."""
-    ours = FunctionalLayers(lambda name, call, args, kwargs: call(*args, **kwargs), FlowRecorder())
-    with Users() as below:
-        ours.turn_off()
-        assert modes() == [below]
-        ours.turn_on()
-        with Users() as above:
-            assert ours.step_aside() is None
-            ours.turn_off()
-            assert modes() == [below, above]
-    assert modes() == []
 
 
 @pytest.mark.parametrize(

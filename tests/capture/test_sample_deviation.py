@@ -34,23 +34,12 @@ def expected(output: Tensor) -> float:
     return math.sqrt(wide.var(0, correction=0).mean()) / float(wide.std(correction=0))
 
 
-def test_figure_is_as_defined() -> None:
-    """The root of the mean variance along dimension 0, over the deviation of all numbers."""
-    outputs: list[Tensor] = []
-
-    def shifted(x: Tensor) -> Tensor:
-        outputs.append(x + torch.tensor([0.0, 10.0, 20.0, 30.0]))
-        return outputs[-1]
-
-    found = deviation(shifted, torch.randn(16, 4))
-    assert found == pytest.approx(expected(outputs[-1]), rel=1e-4)
-    assert found is not None
-    assert found < 0.1
-
-
-@pytest.mark.parametrize("per_sample", [40_000, 140_000])
+@pytest.mark.parametrize("per_sample", [4, 40_000, 140_000])
 def test_of_large_outputs_a_part_stands_for_all(per_sample: int) -> None:
-    """Above 65,536 values a sample some are taken, and a pattern in them does not bias that."""
+    """It is the root of the mean variance along dimension 0, over the deviation of all numbers.
+
+    Above 65,536 values a sample some are taken, and a pattern in them does not bias that.
+    """
     outputs: list[Tensor] = []
 
     def widened(x: Tensor) -> Tensor:

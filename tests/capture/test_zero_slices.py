@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -56,27 +57,38 @@ def test_ordinary_layer_is_not_looked_at(
     assert found == [None] * bool(rows)  # zeros in both, and not of four rows
 
 
-def test_matrix_that_is_all_zero_is_not_recorded() -> None:
+class Table(nn.Module):
+    """Most ids are in no batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Embedding(32, 8)
+        with torch.no_grad():
+            self.fc.weight[8:] = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x.sign().long() + 1)
+
+
+def closed() -> nn.Module:
     """A closed gate is another matter."""
     model = Masked(6, 0)
     nn.init.zeros_(model.fc.weight)
-    assert seen(model, torch.randn(8, 16)) == {}
+    return model
 
 
-def test_embeddings_are_left_out() -> None:
-    """Most ids are in no batch."""
+def learning() -> nn.Module:
+    """Zeros with a gradient move."""
+    model = Masked(0, 0)
+    with torch.no_grad():
+        model.fc.weight[:6] = 0.0
+    return model
 
-    class Table(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Embedding(32, 8)
-            with torch.no_grad():
-                self.fc.weight[8:] = 0.0
 
-        def forward(self, ids: Tensor) -> Tensor:
-            return self.fc(ids)
-
-    assert seen(Table(), torch.randint(0, 8, (16, 4))) == {}
+@pytest.mark.parametrize("make", [Table, closed, learning])
+def test_other_zeros_are_not_recorded(make: Callable[[], nn.Module]) -> None:
+    """Rows of a table, a matrix that is all zero, and what learns."""
+    assert seen(make(), torch.randn(8, 16)) == {}
 
 
 def test_batches_keep_what_is_zero_in_all() -> None:
