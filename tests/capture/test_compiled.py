@@ -93,24 +93,6 @@ def test_observing_leaves_the_model_and_its_compiled_code_alone(compile_: Compil
     assert counters["stats"]["unique_graphs"] == compiled > 1
 
 
-def test_graph_breaks_are_observed_around() -> None:
-    """What runs between two graphs is no obstacle, and both sides are seen."""
-
-    class Breaks(Nested):
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.stem(x)
-            torch._dynamo.graph_break()
-            return self.block(x)
-
-    batch = x()
-    model = torch.compile(Breaks(), backend="aot_eager")
-    expected = model(batch)
-    report = report_of(model, batch, compiled="observe")
-    assert_alike(report, report_of(model, batch), 1e-6)
-    assert torch.equal(model.eval()(batch), model(batch))
-    assert expected.shape == (4, 2)
-
-
 def test_an_output_that_nothing_uses_is_not_observed() -> None:
     """The compiler drops it; the layer says so instead of showing what was never computed."""
 

@@ -23,7 +23,6 @@ from torch.overrides import TorchFunctionMode
 
 from corpus.models.hooked import (
     CatchesException,
-    Checkpointed,
     ForwardCalledDirectly,
     Lazy,
     Lists,
@@ -347,16 +346,6 @@ def test_modes_of_the_user_stay_where_they_were() -> None:
 
 
 # ---- each thing once ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_a_checkpointed_layer_counts_once(reentrant: bool) -> None:
-    """The forward that runs again inside backward is no second call."""
-    layers = inspect(Checkpointed(reentrant=reentrant)).layers
-    for name in ("block", "block.0", "block.1", "block.3"):
-        assert layers[name].calls == 1, name
-        assert layers[name].activations.count == 24, name
-        assert layers[name].gradients.count == 24, name
 
 
 def test_no_tensor_is_reduced_twice() -> None:

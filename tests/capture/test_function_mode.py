@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from pytest_modelhealth import Inspector
-from pytest_modelhealth.capture.observing.function_mode import FunctionalLayers
 
 
 class Users(TorchFunctionMode):
@@ -88,28 +87,3 @@ def test_the_mode_is_off_inside_torchs_own_layers_and_on_around_them() -> None:
         nn.Linear.forward = forward
     assert seen == {"plain": False, "hooked": True}
     assert {"gelu", "hooked.relu", "sigmoid"} <= set(report.layers)
-
-
-def test_what_we_ask_of_a_parameter_does_not_pass_the_mode(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Not even after the backward, of one that the model holds without registering it."""
-    asked = []
-    observe = FunctionalLayers.__torch_function__
-
-    def listening(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        asked.extend(func for value in args if isinstance(value, nn.Parameter))
-        return observe(mode, func, types, args, kwargs)
-
-    class Scaled(nn.Sequential):
-        def __init__(self) -> None:
-            super().__init__(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
-            self.scales = [nn.Parameter(torch.ones(()))]
-
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) * self.scales[0]
-
-    monkeypatch.setattr(FunctionalLayers, "__torch_function__", listening)
-    observation = Inspector(Scaled()).run_inspection(torch.rand(8, 4)).observation
-    assert [found.path for found in observation.unregistered] == ["scales[0]"]
-    assert asked == [torch.Tensor.mul]

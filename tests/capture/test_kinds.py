@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import io
-import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.package import PackageExporter, PackageImporter
 
 from corpus.models.hooked import Nested, Small, x
 from pytest_modelhealth import InspectionError, Inspector
@@ -39,51 +35,6 @@ def _layer_as_data(layer: LayerRecord) -> list[Any]:
             for own, s in layer.tensors(role).items()
         ),
     ]
-
-
-# ---- copies ------------------------------------------------------------------------------------
-
-
-def packaged(model: nn.Module) -> nn.Module:
-    """Return what `torch.package` brings back, with classes of its own."""
-    file = io.BytesIO()
-    with PackageExporter(file) as exporter:
-        exporter.extern(["torch.**", "numpy.**"])
-        exporter.save_source_string("small", _SOURCE)
-        exporter.save_pickle("model", "model.pkl", model.state_dict())
-    file.seek(0)
-    importer = PackageImporter(file)
-    loaded: nn.Module = importer.import_module("small").Packaged()
-    loaded.load_state_dict(importer.load_pickle("model", "model.pkl"))
-    return loaded
-
-
-_SOURCE = """
-from torch import nn
-
-class Packaged(nn.Sequential):
-    def __init__(self):
-        super().__init__(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2))
-"""
-
-
-def reloaded(model: nn.Module) -> nn.Module:
-    """Return another model with the same state."""
-    other = Small()
-    other.load_state_dict(model.state_dict())
-    return other
-
-
-@pytest.mark.parametrize(
-    "duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), packaged, reloaded]
-)
-def test_a_copy_gives_the_same_report(duplicate: Callable[[nn.Module], nn.Module]) -> None:
-    """Number for number, and word for word but for the name of the class."""
-    model, batch = Small(), x()
-    expected = as_data(report_of(model, batch))
-    seen = as_data(report_of(duplicate(model), batch))
-    expected[""][0] = seen[""][0]
-    assert seen == expected
 
 
 # ---- wrappers ----------------------------------------------------------------------------------
