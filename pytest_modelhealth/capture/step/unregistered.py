@@ -16,7 +16,7 @@ from pytest_modelhealth.statistics import UnsupportedTensorError, reduce
 
 _DEEPEST = 6
 _TORCH_KEEPS = frozenset(vars(nn.Module()))
-_RUNNING = (types.FrameType, types.GeneratorType, type(iter([])))
+_RUNNING: tuple[type, ...] = (types.FrameType, types.GeneratorType, type(iter([])))
 
 
 class Place(NamedTuple):
