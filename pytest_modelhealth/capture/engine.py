@@ -1,6 +1,6 @@
 """The seam between a model of any kind and what is seen of it.
 
-A kind of model is a subclass of `Engine`, one of `_KINDS`.
+A kind of model is a subclass of `Engine`, one of `KINDS` of its file, which `_engines` names.
 """
 
 from __future__ import annotations
@@ -120,14 +120,12 @@ class Engine(ABC):
         raise InspectionError(self.why_not_measured)
 
 
-_KINDS = ("capture.compiled:KINDS", "capture.eager:KINDS")
-_LEFT_PYTHON = "capture.deployed:KINDS"
-
-
 @cache
-def _engines(left_python: bool) -> tuple[Engine, ...]:
-    """Return the engines, special kinds before plain modules."""
-    homes = (*([_LEFT_PYTHON] if left_python and has_wing("capture.deployed") else ()), *_KINDS)
+def _engines(compiled: Compiled = "eager", left_python: bool = True) -> tuple[Engine, ...]:
+    """Return the engines that may run a model, special kinds before plain modules."""
+    homes = ["capture.compiled:KINDS" if compiled == "observe" else "capture.eager:KINDS"]
+    if compiled == "eager" and left_python and has_wing("capture.deployed"):
+        homes = ["capture.deployed:KINDS", *homes]
     return tuple(kind() for home in homes for kind in wing(home))
 
 
@@ -151,11 +149,10 @@ def find_engine(model: object, *, compiled: Compiled = "eager") -> Engine:
     """
     if compiled not in get_args(Compiled):
         raise InspectionError(f"compiled={compiled!r} is neither 'eager' nor 'observe'")
-    observed = compiled == "observe"
-    for engine in _engines(_has_left_python(model)):
-        if engine.compiled is observed and engine.supports(model):
+    for engine in _engines(compiled, _has_left_python(model)):
+        if engine.supports(model):
             return engine
-    if observed:
+    if compiled == "observe":
         raise InspectionError(
             f"compiled='observe' needs a compiled model, and nothing in {_describe(model)} is: "
             "pass torch.compile(model)"
@@ -177,7 +174,7 @@ def _hint(model: object) -> str:
     if isinstance(model, type):
         return " Pass an instance: Model(), not Model."
     if isinstance(model, str | Path):
-        files = ", ".join(filter(None, (engine.files for engine in _engines(left_python=True))))
+        files = ", ".join(filter(None, (engine.files for engine in _engines())))
         return f" Load it first: what is read from disk is {files}."
     if isinstance(model, Iterable) and not isinstance(model, str | Mapping):
         return " A batch goes into the next call: inspector(model).run_inspection(batch)."
