@@ -282,3 +282,5 @@ _SHOWN = {
     for packet in (torch.ops.modelhealth.see_input, torch.ops.modelhealth.see_output)
     for function in (packet, packet.default)
 }
+
+KINDS = (CompiledEngine,)
