@@ -19,12 +19,9 @@ class Visitor(Protocol):
     def see(self, layer: str, role: str, tensor: str, value: Tensor) -> None:
         """See one tensor of a layer, which is the model's own: to be read now, never changed.
 
-        Args:
-            layer: name of the layer.
-            role: ``inputs``, ``activations``, ``buffers``, ``gradients`` or
-                ``parameter_gradients``.
-            tensor: own name of the tensor, for buffers and gradients of parameters; else ``""``.
-            value: the tensor. Gradients of parameters are still without a loss scale.
+        `role` is ``inputs``, ``activations``, ``buffers``, ``gradients`` or
+        ``parameter_gradients``, which are still without a loss scale; `tensor` is the own name of
+        a buffer or parameter.
         """
 
     def see_output(self, output: Any) -> None:
@@ -42,12 +39,7 @@ class Collector(Protocol):
     ) -> None:
         """See one tensor, which is the model's own: to be read now, never changed, never kept.
 
-        Args:
-            layer: name of the layer.
-            role: ``activations``, ``gradients``, or ``inputs`` of the model.
-            tensor: the tensor; a gradient is still with the loss scale.
-            entry: what was found in it; of a gradient, without the loss scale.
-            unit_dimension: the dimension of the units; ``None`` for none.
+        A gradient is still with the loss scale, and `entry`, what was found in it, without.
         """
 
 

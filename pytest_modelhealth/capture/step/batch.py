@@ -175,7 +175,11 @@ class _TrainingStep:
         self._with_outputs = with_outputs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what it returns, which must hold a loss."""
+        """Return what it returns.
+
+        Raises:
+            InspectionError: that holds no loss that can be differentiated.
+        """
         module, attributes = self._module, vars(self._module)
         forward = self._forward or partial(type(module).forward, module)
         outputs: list[Any] = []
@@ -189,26 +193,17 @@ class _TrainingStep:
             output = Inputs(*args, **kwargs).call(module.training_step)
         finally:
             attributes["forward"] = self
-        _require_loss(module, output)
+        loss, name = loss_in(output), f"training_step of {type(module).__name__}"
+        if loss is None:
+            what = "a mapping without 'loss'" if output is not None else "None"
+            raise InspectionError(
+                f"{name} returned {what}, so there is no loss to inspect: return the loss or "
+                "{'loss': loss}, or give one, run_inspection(inputs, target=..., loss=...)"
+            )
+        validate_loss(loss, list(module.parameters()), name)
         if not self._with_outputs:
             return output
-        return {"loss": loss_in(output), "returned": output, "outputs": outputs}
-
-
-def _require_loss(module: nn.Module, output: Any) -> None:
-    """Do nothing if a `training_step` returned a loss that can be differentiated.
-
-    Raises:
-        InspectionError: it did not.
-    """
-    loss, name = loss_in(output), f"training_step of {type(module).__name__}"
-    if loss is None:
-        what = "a mapping without 'loss'" if output is not None else "None"
-        raise InspectionError(
-            f"{name} returned {what}, so there is no loss to inspect: return the loss or "
-            "{'loss': loss}, or give one, run_inspection(inputs, target=..., loss=...)"
-        )
-    validate_loss(loss, list(module.parameters()), name)
+        return {"loss": loss, "returned": output, "outputs": outputs}
 
 
 _TOO_MANY = re.compile(r"takes .*positional arguments? but (\d+) ")
