@@ -126,16 +126,9 @@ def test_what_ran_out_of_sight_is_opaque(way: str) -> None:
     assert report["inner.spare"].status is NOT_CALLED
 
 
-class Scripts(Net):
-    """Scripts a part of itself in its forward."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda inner: lambda x: torch.jit.script(inner)(x))
-
-
 def test_a_forward_that_scripts_is_refused() -> None:
     """TorchScript would compile our hooks; the message says what to do, and the model is whole."""
-    model = Scripts()
+    model = Net(lambda inner: lambda x: torch.jit.script(inner)(x))
     before = fingerprint(model, X)
     with pytest.raises(InspectionError, match=r"while 'inner' is watched.* once, in __init__"):
         Inspector(model).run_inspection(X)
@@ -160,25 +153,23 @@ def test_fake_tensors_are_refused(fake: str) -> None:
     assert before is None or changes(before, fingerprint(model, None)) == []
 
 
-class AsksForShape(nn.Module):
-    """Runs a layer on fake tensors to learn a shape."""
+def of_fake(inner: Inner) -> Callable[[Tensor], Tensor]:
+    """Run a layer on fake tensors to learn a shape."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin, self.head = nn.Linear(6, 3), nn.Linear(6, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def run(x: Tensor) -> Tensor:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            width = self.lin(mode.from_tensor(x)).shape[1]
-        return self.head(x) * width
+            width = inner.a(mode.from_tensor(x)).shape[1]
+        return inner.b(x) * width
+
+    return run
 
 
 def test_a_forward_may_use_fake_tensors() -> None:
     """The layer that ran on them is `unsupported`, and nothing else is disturbed."""
-    report = Inspector(AsksForShape()).run_inspection(X)
-    assert report["lin"].status is Status.UNSUPPORTED
-    assert report["lin"].reason == "a fake tensor has no values"
-    assert report["head"].status is OBSERVED
+    report = Inspector(Net(of_fake)).run_inspection(X)
+    layer = report["inner.a"]
+    assert (layer.status, layer.reason) == (Status.UNSUPPORTED, "a fake tensor has no values")
+    assert report["inner.b"].status is OBSERVED
     assert report.observation.errors == ()
 
 
