@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import wraps
 from operator import attrgetter
 from typing import Any
 
@@ -60,18 +61,29 @@ def observed_eagerly(recorder: Recorder) -> Iterator[Hooks]:
         yield hooks
 
 
-def eagerly() -> AbstractContextManager[None]:
-    """Run compiled models eagerly: a warm one ignores hooks that were added later.
-
-    Without torch._dynamo, which takes a second to import, nothing is compiled yet.
-    """
-    return _forced_eager() if "torch._dynamo" in sys.modules else nullcontext()
-
-
 @Switch
 @contextmanager
-def _forced_eager() -> Iterator[None]:
-    with torch.compiler.set_stance("force_eager"):
+def eagerly() -> Iterator[None]:
+    """Run compiled models eagerly: a warm one ignores hooks that were added later.
+
+    Without torch._dynamo, which takes a second to import, nothing is compiled yet: the stance is
+    taken when a forward first compiles something.
+    """
+    compile_ = torch.compile
+    with ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            yield
+            return
+
+        @wraps(compile_)
+        def compile_eagerly(*args: Any, **kwargs: Any) -> Any:
+            torch.compile = compile_
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            return compile_(*args, **kwargs)
+
+        stack.callback(setattr, torch, "compile", compile_)
+        torch.compile = compile_eagerly
         yield
 
 
