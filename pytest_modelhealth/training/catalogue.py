@@ -161,7 +161,7 @@ STEP.add(
 
 TRAINING = Catalogue(
     "training.catalogue:TRAINING",
-    run="training.monitoring.rules:findings",
+    run="training.monitoring.judging:findings",
     occasion="A whole training: inspector(model).monitor()",
     judges_steps=True,
 )

@@ -23,7 +23,7 @@ from pytest_modelhealth.training import default_settings
 from pytest_modelhealth.training.monitoring.judging import TrainingJudge
 from pytest_modelhealth.training.monitoring.monitor import TrainingMonitor
 from pytest_modelhealth.training.monitoring.row import STATISTICS, StepRow
-from pytest_modelhealth.training.monitoring.rules import RULES
+from pytest_modelhealth.training.monitoring.rule import RULES
 
 Prepare = Callable[[int, nn.Sequential, torch.optim.Optimizer], None]
 
