@@ -157,8 +157,7 @@ def findings(check: Listed, observation: Observation, settings: Settings) -> Ite
     earlier one of the kind are what it affects, and one that a waiver accepts stands alone.
     """
     course, rule = observation.course, RULES[check.name]
-    if course is None:
-        return
+    assert course is not None  # by the catalogue
     if rule.unseen and not course.passes and course.steps:
         yield check.inconclusive(place(observation), rule.unseen.format(course.steps))
     own = [event for event in course.events if event.rule == check.name]

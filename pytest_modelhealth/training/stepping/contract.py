@@ -13,9 +13,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from pytest_modelhealth.capture.observing.autograd_graph import is_made_by_a_loss, sign_of
 from pytest_modelhealth.capture.passive.hooks import named_values, parameters_of
-from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.errors import InspectionError, in_one_line
 from pytest_modelhealth.layers import Selection
-from pytest_modelhealth.probes.intervening.running import said
 from pytest_modelhealth.report import (
     LayerMode,
     Observation,
@@ -144,7 +143,7 @@ class Series:
             except Exception as error:
                 if not self.calls:
                     raise
-                self.facts["raised"] = said(error)
+                self.facts["raised"] = in_one_line(error)
                 break
             ends.append(torch.get_rng_state())
             graphs.append(_graphs_in(containers))
