@@ -13,6 +13,7 @@ from pytest_modelhealth.errors import InspectionError, LayerNotFoundError, sugge
 from pytest_modelhealth.report import Finding
 from pytest_modelhealth.report.verdict import Renderer
 from pytest_modelhealth.training.monitoring.row import (
+    STATISTICS,
     Event,
     Reals,
     StepRow,
@@ -51,7 +52,8 @@ class History:
         self.watched = 0
         self.first_origin: tuple[int, Finding] | None = None
         self._renderer = renderer
-        self._rows: list[StepRow] = []
+        self._numbers: list[tuple[int, float, float, float]] = []  # the step and its scalars
+        self._values: list[tuple[tuple[str, ...], Reals]] = []  # layers, statistics by layers
         self._latest_stays = True
         self._columns: dict[str, int] = {}
 
@@ -61,37 +63,42 @@ class History:
             self.first_origin = row.step, row.origin
         for layer in row.layers:
             self._columns.setdefault(layer, len(self._columns))
+        layers = row.layers
+        if self._values and layers == self._values[-1][0]:
+            layers = self._values[-1][0]  # the names are held once
         if not self._latest_stays:
-            del self._rows[-1]
+            del self._numbers[-1], self._values[-1]
         elif len(self) == self.keep:
-            del self._rows[1::2]
+            del self._numbers[1::2], self._values[1::2]
             self.stride *= 2
         self._latest_stays = self.watched % self.stride == 0
         self.watched += 1
-        self._rows.append(row)
+        loss = math.nan if row.loss is None else row.loss
+        self._numbers.append((row.step, loss, row.gradient_norm, row.update_ratio))
+        self._values.append((layers, np.array([row.values[name] for name in STATISTICS])))
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._numbers)
 
     @property
     def steps(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Numbers of the steps, shape ``(n,)``."""
-        return np.array([row.step for row in self._rows], dtype=np.int64)
+        return np.array([numbers[0] for numbers in self._numbers], dtype=np.int64)
 
     @property
     def loss(self) -> Reals:
         """Losses, shape ``(n,)``; NaN where none was given."""
-        return np.array([row.loss for row in self._rows], dtype=float)  # None becomes NaN
+        return np.array([numbers[1] for numbers in self._numbers], dtype=float)
 
     @property
     def gradient_norm(self) -> Reals:
         """Norms of all parameter gradients, shape ``(n,)``, as in `StepRow`."""
-        return np.array([row.gradient_norm for row in self._rows], dtype=float)
+        return np.array([numbers[2] for numbers in self._numbers], dtype=float)
 
     @property
     def update_ratio(self) -> Reals:
         """Update ratios of all parameters together, shape ``(n,)``, as in `StepRow`."""
-        return np.array([row.update_ratio for row in self._rows], dtype=float)
+        return np.array([numbers[3] for numbers in self._numbers], dtype=float)
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -112,8 +119,11 @@ class History:
                 f"no layer {layer!r} was seen{suggest_layer(layer, self._columns)}"
             )
         values = np.full((len(self), len(self._columns)), math.nan)
-        for at, row in enumerate(self._rows):
-            values[at, [self._columns[name] for name in row.layers]] = row.values[statistic]
+        index, known = STATISTICS.index(statistic), None
+        for at, (layers, table) in enumerate(self._values):
+            if layers is not known:
+                known, columns = layers, [self._columns[name] for name in layers]
+            values[at, columns] = table[index]
         return values if layer is None else values[:, self._columns[layer]].copy()
 
     def plot(
