@@ -337,18 +337,18 @@ MUTATIONS = [
         "variables that a step assigns to keep what it gave them",
         "cell.cell_contents = value",
         "pass",
-        "tests/training/test_step_broken.py",
+        "tests/training/test_step_untouched.py",
     ),
     Mutation(
         "the slope of a step's loss is twice what it is",
         "return difference / (2.0 * shift)",
         "return difference / shift",
-        "tests/training/test_step_factor.py",
+        "tests/training/test_step_forms.py",
     ),
     Mutation(
         "what later calls of a step raise is passed on",
-        "            if not number:\n                raise\n",
-        "            if True:\n                raise\n",
+        "                if not self.calls:\n                    raise\n",
+        "                if True:\n                    raise\n",
         "tests/training/test_step_untouched.py tests/training/test_step_corpus.py",
     ),
     Mutation(

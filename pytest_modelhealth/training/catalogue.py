@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pytest_modelhealth.checks.check import Catalogue, Check
 from pytest_modelhealth.settings import Count, Factor, Ratio, Share
 
@@ -15,19 +17,21 @@ STEP = Catalogue(
 )
 
 
-STEP.add(
+def _step(name: str, **row: Any) -> None:
+    """Add a check of a step; those after it are less grave."""
+    STEP.add(name, rank=60 + len(STEP), **row)
+
+
+_step(
     "trained_parameters",
-    rank=60,
     summary="The optimizer holds every trainable parameter that gets a gradient.",
 )
-STEP.add(
+_step(
     "parameter_updates",
-    rank=61,
     summary="A training step moves the parameters that the optimizer holds.",
 )
-STEP.add(
+_step(
     "gradient_factor",
-    rank=62,
     summary="The gradient that the optimizer steps on is the slope of the loss that is returned.",
     role="parameter_gradients",
     settings=(
@@ -40,38 +44,32 @@ STEP.add(
         ),
     ),
 )
-STEP.add(
+_step(
     "left_over_gradients",
-    rank=63,
     summary="No optimizer steps twice on the same gradient.",
     role="parameter_gradients",
 )
-STEP.add(
+_step(
     "batch_influence",
-    rank=64,
     summary="Each half of the batch changes the gradient that the optimizer steps on.",
     role="inputs",
 )
-STEP.add(
+_step(
     "training_mode",
-    rank=65,
     summary="A training step runs dropouts and trainable batch normalisations in training mode.",
     role="activations",
 )
-STEP.add(
+_step(
     "gradient_path",
-    rank=66,
     summary="Parameters on which the returned loss depends get a gradient, and keep it.",
     role="parameter_gradients",
 )
-STEP.add(
+_step(
     "update_direction",
-    rank=67,
     summary="An optimizer descends the gradient that it steps on.",
 )
-STEP.add(
+_step(
     "update_size",
-    rank=68,
     summary="A step changes weights by a fraction of their size, as its gradient asks for.",
     settings=(
         Ratio(
@@ -90,9 +88,8 @@ STEP.add(
         ),
     ),
 )
-STEP.add(
+_step(
     "update_precision",
-    rank=69,
     summary="Updates are large enough for the precision of the weights.",
     settings=(
         Share(
@@ -104,9 +101,8 @@ STEP.add(
         ),
     ),
 )
-STEP.add(
+_step(
     "later_calls",
-    rank=70,
     summary="A step can be called again, keeps no graph of the call before, and does not diverge.",
     role="activations",
     settings=(
@@ -119,25 +115,21 @@ STEP.add(
         ),
     ),
 )
-STEP.add(
+_step(
     "optimizer_settings",
-    rank=71,
     summary="Options of an optimizer and of a step are ones that a recipe has.",
 )
-STEP.add(
+_step(
     "running_statistics",
-    rank=72,
     summary="Running statistics of a batch normalisation that learns move in training.",
     role="buffers",
 )
-STEP.add(
+_step(
     "weight_ties",
-    rank=73,
     summary="Weights that a configuration ties are one tensor in the model.",
 )
-STEP.add(
+_step(
     "overfitting",
-    rank=75,
     summary="Called again and again on one batch, a step lowers its loss.",
     role="activations",
     settings=(
@@ -150,23 +142,27 @@ STEP.add(
         ),
     ),
 )
-STEP.add(
+_step(
     "resumption",
-    rank=76,
     summary="After loading the saved state, the next step is the same, bit for bit.",
 )
 
 TRAINING = Catalogue(
     "training.catalogue:TRAINING",
-    run="training.monitoring.rules:findings",
+    run="training.monitoring.judging:findings",
     part="course",
     occasion="A whole training: inspector(model).monitor()",
     judges_steps=True,
 )
 
-TRAINING.add(
+
+def _training(name: str, **row: Any) -> None:
+    """Add a check of a training; those after it are less grave."""
+    TRAINING.add(name, rank=80 + len(TRAINING), **row)
+
+
+_training(
     "nonfinite_steps",
-    rank=80,
     summary="In no step is there a NaN or infinity that the optimizer learns from.",
     settings=(
         Count(
@@ -177,9 +173,8 @@ TRAINING.add(
         ),
     ),
 )
-TRAINING.add(
+_training(
     "loss_divergence",
-    rank=81,
     summary="The loss does not rise far above its best level and stay there.",
     role="loss",
     settings=(
@@ -197,27 +192,24 @@ TRAINING.add(
         ),
     ),
 )
-TRAINING.add(
+_training(
     "exploding_signals",
-    rank=82,
     summary="No gradient or activation grows by orders of magnitude over what is usual, to stay.",
     settings=(
         Factor("max_gradient_rise", default=1000.0, help="growth of a gradient norm, for good"),
         Factor("max_activation_rise", default=1000.0, help="growth of activations, for good"),
     ),
 )
-TRAINING.add(
+_training(
     "dying_layers",
-    rank=83,
     summary="No layer loses nearly all its units, or the spread of its output.",
     settings=(
         Share("max_dying_fraction", default=0.9, help="part of a layer's units that may die"),
         Ratio("min_spread_kept", default=1e-3, help="least of its deviation that an output keeps"),
     ),
 )
-TRAINING.add(
+_training(
     "fading_gradients",
-    rank=84,
     summary="No gradient falls to nothing while the loss is neither low nor near its best.",
     settings=(
         Ratio(
@@ -230,18 +222,16 @@ TRAINING.add(
         ),
     ),
 )
-TRAINING.add(
+_training(
     "update_ratio",
-    rank=85,
     summary="No optimizer goes on changing a weight matrix by a large part of its size.",
     role="parameters",
     settings=(
         Ratio("max_update_ratio", default=0.1, help="update of a weight matrix by its size (L2)"),
     ),
 )
-TRAINING.add(
+_training(
     "stopped_updates",
-    rank=86,
     summary="No layer that moved stands still while it has gradients and others move.",
     role="parameters",
     settings=(
@@ -250,9 +240,8 @@ TRAINING.add(
         ),
     ),
 )
-TRAINING.add(
+_training(
     "weight_drift",
-    rank=87,
     summary="No layer's weights grow without end, or shrink towards zero.",
     role="parameters",
     settings=(
@@ -260,9 +249,8 @@ TRAINING.add(
         Ratio("min_weight_kept", default=1e-2, help="least of its size that a layer keeps"),
     ),
 )
-TRAINING.add(
+_training(
     "standstill",
-    rank=88,
     summary="Over a training gradients come, weights change, and the loss moves.",
     role="parameters",
     settings=(
@@ -274,9 +262,8 @@ TRAINING.add(
         ),
     ),
 )
-TRAINING.add(
+_training(
     "input_shift",
-    rank=89,
     summary="The inputs of the model do not become constant, nor change their scale for good.",
     role="inputs",
     settings=(
@@ -288,9 +275,8 @@ TRAINING.add(
         ),
     ),
 )
-TRAINING.add(
+_training(
     "mode_switch",
-    rank=90,
     summary="A model that trains in training mode does not go on in evaluation mode.",
     settings=(
         Count(
@@ -301,26 +287,23 @@ TRAINING.add(
         ),
     ),
 )
-TRAINING.add(
+_training(
     "growing_hooks",
-    rank=91,
     summary="No layer gets more forward hooks in every step.",
     settings=(
         Count("max_rising_steps", default=20, help="watched steps in a row with one more hook"),
     ),
 )
-TRAINING.add(
+_training(
     "statistics_drift",
-    rank=92,
     summary="The running variance of a batch norm stays near that of its usual batches.",
     role="buffers",
     settings=(
         Factor("max_running_drift", default=100.0, help="running deviation by that of a batch"),
     ),
 )
-TRAINING.add(
+_training(
     "saturating_layers",
-    rank=93,
     summary="No softmax, sigmoid or tanh comes to give nothing but the ends of its range.",
     settings=(
         Share(
@@ -328,9 +311,8 @@ TRAINING.add(
         ),
     ),
 )
-TRAINING.add(
+_training(
     "outside_changes",
-    rank=94,
     summary="Between two steps nothing but an optimizer changes weights by much.",
     role="parameters",
 )
