@@ -150,63 +150,63 @@ MUTATIONS = [
         "a sweep takes the last value that comes, and not the joined one",
         "value = given if value is None else join(value, given)",
         "value = given",
-        "tests/report/test_flow.py tests/checks/test_grad_norm.py",
+        "tests/report/test_flow.py tests/checks/test_tables.py",
     ),
     # ---- checks
     Mutation(
         "dead units are found only where all are dead",
         "limit, out = settings.exceeded(name, record.name, fraction), record.activations",
         "limit, out = settings.exceeded(name, record.name, fraction // 1.0), record.activations",
-        "tests/checks/test_dead_units.py",
+        "tests/checks/test_tables.py",
     ),
     Mutation(
         "units that something holds below zero are let pass",
         "for name, fraction in zip(_LIMITS, found, strict=False):",
         "for name, fraction in zip(_LIMITS[:1], found, strict=False):",
-        "tests/checks/test_dead_units.py",
+        "tests/checks/test_tables.py",
     ),
     Mutation(
         "a gradient vanishes unseen",
         "starved = [r for r in sorted(walk.records, key=completed) if r.name in weak - fed.keys()]",
         "starved = list[LayerRecord]()",
-        "tests/checks/test_grad_norm.py",
+        "tests/checks/test_tables.py",
     ),
     Mutation(
         "gates that start nearly closed are called vanishing gradients",
         "parts[name] < limits[name].value * opened.get(name, 1.0)",
         "parts[name] < limits[name].value",
-        "tests/checks/test_grad_norm.py tests/checks/test_no_false_alarms.py "
+        "tests/checks/test_tables.py tests/checks/test_no_false_alarms.py "
         "tests/checks/test_starts.py",
     ),
     Mutation(
         "a norm under its lower bound passes",
         '("max_grad_norm", "over"), ("min_grad_norm", "under")',
         '("max_grad_norm", "over"), ("max_grad_norm", "under")',
-        "tests/checks/test_grad_norm.py",
+        "tests/checks/test_values.py",
     ),
     Mutation(
         "saturation is judged the wrong way round",
         "limit = settings.exceeded(measure.setting, record.name, measure.value)",
         "limit = settings.exceeded(measure.setting, record.name, 1.0 - measure.value)",
-        "tests/checks/test_saturation.py",
+        "tests/checks/test_tables.py",
     ),
     Mutation(
         "normalisations left in training mode pass in evaluation",
         'evaluated = root is not None and root.options.get("training") is False',
         "evaluated = False",
-        "tests/checks/test_normalization.py",
+        "tests/checks/test_tables.py",
     ),
     Mutation(
         "an output that is the same for all samples passes",
         "root.equal_samples and root.equal_input_samples is False",
         "root.equal_samples and root.equal_input_samples is True",
-        "tests/checks/test_collapse.py",
+        "tests/checks/test_tables.py",
     ),
     Mutation(
         "probabilities before cross-entropy pass",
         'if is_softmax and call.rows == "probabilities":',
         'if is_softmax and call.rows == "log probabilities":',
-        "tests/checks/test_tables.py tests/checks/test_loss.py",
+        "tests/checks/test_tables.py",
     ),
     Mutation(
         "a task drowns the other unseen",
