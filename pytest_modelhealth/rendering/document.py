@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from pytest_modelhealth.rendering.notation import Column, printable, shorten, table
+from pytest_modelhealth.rendering.notation import Column, printable, readable, shorten, table
 
 WIDTH = 100  # characters of a line, fewer where the terminal has fewer
 NARROW = 80  # in fewer nothing is cut, and what does not fit goes on in the next line
@@ -23,10 +23,11 @@ LINES = 24  # a screen, which no failure is longer than
 
 @cache
 def templates(folder: Path) -> Environment:
-    """Return what reads templates, which escape everything and miss no name."""
+    """Return what reads templates, which escape everything, hide nothing and miss no name."""
     return Environment(
         loader=FileSystemLoader(folder),
         autoescape=True,
+        finalize=lambda value: readable(value) if type(value) is str else value,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

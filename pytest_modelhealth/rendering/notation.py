@@ -107,6 +107,11 @@ def printable(text: str) -> str:
     )
 
 
+def readable(text: str) -> str:
+    """Return `text` on its lines, each as `printable` makes it."""
+    return text if text.isprintable() else "\n".join(map(printable, text.split("\n")))
+
+
 def shorten(text: str, width: int) -> str:
     """Return the start of `text`, in at most `width` characters."""
     return text if len(text) <= width else text[: width - 2] + ".."

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from pytest_modelhealth.report.merging import Merge
+from pytest_modelhealth.report.merging import Merge, Rule, of_each
 
 Shape = tuple[int, ...]
 
@@ -113,26 +113,17 @@ Extremes = Mapping[str, Extreme]
 """By role: ``activations``, ``gradients``, and ``inputs`` of the model."""
 
 
-def largest_of_each(values: list[Extremes], of: Merge) -> dict[str, Extreme]:
-    """Return the largest magnitude of each role; of equal ones the first."""
-    return _first_of_each(values, of, lambda one: -abs(one.value))
+def _first(order: Callable[[Extreme], float]) -> Rule:
+    """Return the rule that gives the first by an order, each counted by its place in the run."""
+
+    def rule(values: list[Extreme], of: Merge) -> Extreme:
+        return min((one.moved(s) for one, s in zip(values, of.starts, strict=True)), key=order)
+
+    return rule
 
 
-def earliest_of_each(values: list[Extremes], of: Merge) -> dict[str, Extreme]:
-    """Return that of the first batch of each role."""
-    return _first_of_each(values, of, lambda one: one.batch)
-
-
-def _first_of_each(
-    values: list[Extremes], of: Merge, order: Callable[[Extreme], float]
-) -> dict[str, Extreme]:
-    found: dict[str, Extreme] = {}
-    for extremes, start in zip(values, of.starts, strict=True):
-        for role, one in extremes.items():
-            moved = one.moved(start)
-            if role not in found or order(moved) < order(found[role]):
-                found[role] = moved
-    return found
+largest_of_each = of_each(_first(lambda one: -abs(one.value)))
+earliest_of_each = of_each(_first(lambda one: one.batch))
 
 
 @dataclass(frozen=True)

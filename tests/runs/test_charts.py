@@ -72,7 +72,7 @@ def panel(result: dict[str, Any], title: str) -> ET.Element:
     """A panel of a result's, as the tree of its HTML."""
     (found,) = re.findall(
         f'<section class="panel">(?:(?!<section).)*<h3>{title}.*?</section>',
-        drawn_of(inspection([""]) | result, "t0-0").panels,
+        drawn_of(inspection([""]) | result, "t0-0")[1],
         re.DOTALL,
     )
     return ET.fromstring(found.replace("<details open", "<details").replace("&nbsp;", " "))
