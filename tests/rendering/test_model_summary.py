@@ -14,7 +14,7 @@ from pytest_modelhealth import InspectionError, Inspector
 from pytest_modelhealth.rendering.model_summary import itemsize, rows
 from tests.capture.test_costs import bert, gpt, net
 from tests.rendering import reports
-from tests.rendering.test_html import Page
+from tests.rendering.test_formats import Page
 
 
 def by_name(summary) -> dict[str, dict]:
