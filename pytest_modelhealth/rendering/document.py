@@ -84,17 +84,16 @@ class Document:
             lines: rows are left out above so many.
         """
         columns = shutil.get_terminal_size((WIDTH, LINES)).columns
-        fitting = min(columns, WIDTH) if columns >= NARROW else max(columns - 4, 56)
-        width = width or fitting
+        width = width or (min(columns, WIDTH) if columns >= NARROW else max(columns - 4, 56))
         above = [self.headline, *_folded(self.facts, width)]
-        below = [*_folded(self.below, width)]
-        code = ["", *_folded(self.code, width)] if self.code else []
-        remarks = [*_folded(self.remarks, width)]
-        for most in range(len(self.rows[: self.most]), 0, -1):
-            shown = ["", *self._table(width, most), *below]
-            if not lines or len([*above, *shown, *code, *remarks]) <= lines or most == 1:
-                return "\n".join([*above, *shown, *code, *remarks])
-        return "\n".join([*above, *below, *code, *remarks])
+        below = [*_folded(self.below, width), *[""] * bool(self.code)]
+        below += _folded([*self.code, *self.remarks], width)
+        most = len(self.rows[: self.most])
+        while True:
+            shown = ["", *self._table(width, most)] if most else []
+            if most <= 1 or not lines or len([*above, *shown, *below]) <= lines:
+                return "\n".join([*above, *shown, *below])
+            most -= 1
 
     def _shown(self, most: int | None) -> tuple[list[Row], list[str]]:
         """Return the heaviest rows in their order, and the line on what is left out."""
@@ -104,29 +103,35 @@ class Document:
         return rows, [f"{self.indent}{self.rest(left_out)}"] if left_out else []
 
     def _table(self, width: int, most: int) -> Iterator[str]:
-        """Yield the rows as lines, with their notes below; a column of marks stands first."""
+        """Yield the rows as lines, with their notes below; a column of marks stands first.
+
+        In a narrow terminal there is no table: each row is a sentence.
+        """
         rows, rest = self._shown(most)
-        room, shift = width - len(self.indent), int(self.marks)
         titles = [column.title for column in self.columns]
-        texts = [number + shift for number, column in enumerate(self.columns) if column.is_text]
-        lines = table(
-            [["", *titles][1 - shift :], *([row.mark, *row.cells][1 - shift :] for row in rows)],
-            [*range(shift), *texts],
-            width=room,
-            narrowest=[(column + shift, least) for column, least in self.narrowest],
-            names=None if self.names is None else self.names + shift,
-            folds=width < NARROW,
-        )
-        if width < NARROW and max(map(len, "\n".join(lines).split("\n"))) > room:  # no table then
-            for at, row in enumerate(rows, start=1):
+        if width < NARROW:
+            lines = []
+            for row in rows:
                 cells = (f"{t} {c}" for t, c in zip(titles[1:], row.cells[1:], strict=True) if c)
-                told = f"{row.mark} {row.cells[0]}: {', '.join(cells)}".lstrip()
-                lines[at] = "\n".join(_folded([told], room))
-            del lines[0]
-        for row, block in zip([Row(())] * (len(lines) - len(rows)) + rows, lines, strict=True):
-            yield from (f"{self.indent}{line}" for line in block.split("\n"))
+                lines.append(f"{row.mark} {row.cells[0]}: {', '.join(cells)}".lstrip())
+        else:
+            shift = int(self.marks)
+            texts = [at + shift for at, column in enumerate(self.columns) if column.is_text]
+            head, *lines = table(
+                [
+                    ["", *titles][1 - shift :],
+                    *([row.mark, *row.cells][1 - shift :] for row in rows),
+                ],
+                [*range(shift), *texts],
+                width=width - len(self.indent),
+                narrowest=[(column + shift, least) for column, least in self.narrowest],
+                names=None if self.names is None else self.names + shift,
+            )
+            yield f"{self.indent}{head}"
+        for row, line in zip(rows, lines, strict=True):
             notes = (f"    {'warning: ' * n.warns}{n.check}: {n.text}" for n in row.notes)
-            yield from (f"{self.indent}{line}" for line in _folded(notes, width))
+            every = (f"{self.indent}{one}" for one in (line, *notes))
+            yield from _folded(every, width)
         yield from rest
 
     def html(self) -> str:
@@ -183,14 +188,11 @@ def _folded(lines: Iterable[str], width: int) -> Iterator[str]:
         indent = line[: len(line) - len(text)]
         hanging = indent + " " * (14 if re.fullmatch(r"[\w ]+: *", text[:14]) else 2)
         wrapped = textwrap.wrap(
-            _OPENED.sub("( ", text), width, initial_indent=indent, subsequent_indent=hanging,
-            break_long_words=False, break_on_hyphens=False,
+            re.sub(r"\((?=\"|\w+=)", "( ", text), width, initial_indent=indent,
+            subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False,
         )  # fmt: skip
         folded = (re.sub(r"\( (?=\"|\w+=)", "(", part) for part in wrapped)
         yield from folded if len(line) > width < NARROW else [line]
-
-
-_OPENED = re.compile(r"\((?=\"|\w+=)")
 
 
 def _items(lines: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""What there is to say of a training through time, as text, and all layers through time as a figure."""
+"""A training through time: what there is to say of it as text, and its layers as a figure."""
 
 from __future__ import annotations
 

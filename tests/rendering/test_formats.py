@@ -83,7 +83,7 @@ def test_the_table_fits_a_hundred_columns(name: str) -> None:
 
 
 def test_what_is_said_in_a_line() -> None:
-    """What ran stands below the verdict; `repr` has verdict, culprit and counts, and never fails."""
+    """What ran stands below the verdict; `repr` is a line, and never fails."""
     lines = str(reports.absent_culprit()).splitlines()
     assert lines[1] == "Model, 1 violation, 2 layers, 64 samples, no backward pass"
     assert repr(reports.healthy()) == "<HealthReport healthy: no check objects to Model; 2 layers>"
@@ -181,7 +181,7 @@ def test_statistics_are_exact_and_complete() -> None:
 
 
 def test_findings_limits_and_losses_are_data() -> None:
-    """Violations, waivers, limits with their origin, choices by pattern by name, calls of losses."""
+    """Violations, waivers, limits with their origin, choices by pattern, calls of losses."""
     data = reports.dead().to_dict()
     assert (data["format_version"], data["verdict"]) == (1, "unhealthy")
     assert data["violations"][0]["layer"] == "relu"
