@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_modelhealth.rendering.places import called_at, class_place, defined_at
+from pytest_modelhealth.rendering.places import defined_at
 from pytest_modelhealth.rendering.summary import STATISTICS
 from pytest_modelhealth.report import Finding, HealthReport
 from pytest_modelhealth.report.codec import encode
@@ -46,8 +46,8 @@ def to_dict(report: HealthReport) -> dict[str, Any]:
         "layers": [
             {
                 **encode(record),
-                "source": called_at(report, record.name),
-                "defined_at": class_place(record),
+                "source": report.observation.called_at(record.name),
+                "defined_at": defined_at(report, record.name),
             }
             for record in report
         ],
@@ -59,8 +59,8 @@ def finding_data(report: HealthReport, found: Finding) -> dict[str, Any]:
     data: dict[str, Any] = encode(found)
     if found.grade == "unsure":
         data["reason"] = found.reason
-    places = {"defined_at": defined_at, "called_at": called_at}
-    return data | {key: place(report, found.layer) for key, place in places.items()}
+    called_at = report.observation.called_at(found.layer)
+    return data | {"defined_at": defined_at(report, found.layer), "called_at": called_at}
 
 
 @encode.register

@@ -21,13 +21,7 @@ from pytest_modelhealth.report.flow import Flow
 from pytest_modelhealth.report.model_summary import ModelSummary
 from pytest_modelhealth.report.observation import LayerRecord, Noises, Observation
 from pytest_modelhealth.report.parts import Probed
-from pytest_modelhealth.report.verdict import (
-    HasVerdict,
-    Judge,
-    Judgement,
-    Renderer,
-    Verdict,
-)
+from pytest_modelhealth.report.verdict import HasVerdict, Judge, Judgement, Renderer, Verdict
 from pytest_modelhealth.settings import Settings
 
 if TYPE_CHECKING:

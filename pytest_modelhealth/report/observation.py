@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import (
-    Callable,
-    ItemsView,
-    Iterable,
-    Iterator,
-    Mapping,
-    ValuesView,
-)
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, ValuesView
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain

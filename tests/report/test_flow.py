@@ -71,38 +71,39 @@ def cut() -> Flow:
     return flow_of(Net(detach=True), torch.randn(16, 4))
 
 
-def test_producers_and_consumers_are_the_layers_next_to_it(right: Flow) -> None:
+def test_who_stands_next_to_a_layer(right: Flow) -> None:
     """Operations between are passed, layers are not; a layer that holds others is all of them."""
     assert right.is_exact
-    assert right.producers("stem") == ("input 0",)
+    assert right.producers("stem") == right.inputs == ("input 0",)
     assert set(right.producers("head")) >= {"side", "blocks.4.fc2", "blocks.4.gate", "stem"}
-    assert right.consumers("stem") == (
-        *(f"blocks.{number}.fc1" for number in range(5)),
-        "head",
-    )
+    assert right.consumers("stem") == (*(f"blocks.{number}.fc1" for number in range(5)), "head")
     assert right.consumers("blocks.0.gate") == right.consumers("blocks.0.fc2")
     assert right.consumers("head") == ("output", "loss")
     assert right.producers("blocks.0") == ("stem", "blocks.0.gate")
-
-
-def test_an_end_is_fed_by_the_layer_that_returns_it(right: Flow) -> None:
-    """Whether the end is what the layer returned itself or was computed from it."""
-    for end in ("output", "loss"):
+    assert right.siblings("blocks.0.fc1") == ("blocks.0.fc2",)
+    for end in ("output", "loss"):  # whether what a layer returned, or computed from it
         assert right.producers(end) == ("head",)
         assert {"head", "side", "blocks.4"} <= right.feeding(end)
         assert "unused" not in right.feeding(end)
 
 
-def test_reach_goes_by_value_or_by_gradient(right: Flow, cut: Flow) -> None:
+def test_what_values_and_gradients_get_to(right: Flow, cut: Flow) -> None:
     """Behind a detach a layer reaches the loss by its values alone."""
     assert "loss" in right.reach("stem", by="gradient")
     assert "loss" in cut.reach("stem", by="value")
     assert "loss" not in cut.reach("stem", by="gradient")
     assert right.reach("unused") == frozenset()
+    assert {"head", "stem", "blocks.2", "input 0"} <= right.used
+    assert "unused" not in right.used == right.feeding("output", "loss")
+    assert right.branch("blocks.0.fc2") == {"blocks.0.fc1", "blocks.0.gelu", "blocks.0.fc2"}
+    assert "stem" in right.branch("blocks.0")
+    assert right.last_of("stem", "blocks.3.fc1", "side") == ("blocks.3.fc1", "side")
+    assert right.last_of("stem", "head") == ("head",)
+    assert cut.last_of("stem", "head", by="gradient") == ("stem", "head")
 
 
 def test_a_cut_is_named_with_its_operation_line_and_ends(right: Flow, cut: Flow) -> None:
-    """Where all ways let gradients through there is none."""
+    """Where all ways let gradients through there is none; what it costs ends in one place."""
     assert right.cut_between("blocks.1") == () == cut.cut_between("side")
     (found,) = cut.cut_between("blocks.1")
     assert (found.operation, found.source, found.target) == ("detach", "blocks.4", "head")
@@ -110,27 +111,13 @@ def test_a_cut_is_named_with_its_operation_line_and_ends(right: Flow, cut: Flow)
     assert path == __file__
     assert "h.detach()" in Path(path).read_text().splitlines()[int(line) - 1]
     assert str(found) == f"`detach` at {found.line}, between blocks.4 and head"
-
-
-def test_what_one_cut_costs_ends_in_one_place(cut: Flow) -> None:
-    """Where a way ends goes by values that are used; what is computed in vain has no cut."""
-    layers = ["stem", "blocks.0.fc1", "blocks.4.fc2", "unused"]
-    endings = cut.endings(layers)
+    lost = ["stem", "blocks.0.fc1", "blocks.4.fc2"]
+    endings = cut.endings([*lost, "unused"])  # what is computed in vain has no cut
     assert {name: ending.last for name, ending in endings.items()} == {
-        "stem": "blocks.4.fc2",
-        "blocks.0.fc1": "blocks.4.fc2",
-        "blocks.4.fc2": "blocks.4.fc2",
+        **dict.fromkeys(lost, "blocks.4.fc2"),
         "unused": "unused",
     }
-    assert endings["stem"].cut == cut.cut_between("stem")[0]
-    assert endings["unused"].cut is None
-
-
-def test_what_feeds_the_ends_of_a_run(right: Flow) -> None:
-    """Without a name, the output and the loss: the last layer is among what feeds them."""
-    assert {"head", "stem", "blocks.2", "input 0"} <= right.used
-    assert "unused" not in right.used
-    assert right.used == right.feeding("output", "loss")
+    assert (endings["stem"].cut, endings["unused"].cut) == (found, None)
 
 
 class Recurrent(nn.Module):
@@ -148,17 +135,6 @@ class Recurrent(nn.Module):
         return self.head(h)
 
 
-def test_a_recurrence_that_is_cut_says_where() -> None:
-    """A cut for each call but the last; it is none where the state has its gradient."""
-    x = torch.randn(16, 5, 4)
-    (found,) = flow_of(Recurrent(lambda h: h.detach()), x).cut_recurrences()
-    assert (found.layer, found.calls, found.takes_more) == ("cell", 5, True)
-    assert [cut.operation for cut in found.cuts] == ["detach"] * 4
-    same = Recurrent(lambda h: h.detach(), takes_steps=False)
-    assert not flow_of(same, x[:, :1]).cut_recurrences()[0].takes_more
-    assert flow_of(Recurrent(lambda h: h), x).cut_recurrences() == ()
-
-
 class Forgetful(nn.Module):
     """A cell that cuts off its own state, all of it or but for a residual."""
 
@@ -171,14 +147,20 @@ class Forgetful(nn.Module):
         return h + new if self.keeps else new
 
 
-@pytest.mark.parametrize("keeps", [False, True])
-def test_a_cell_may_cut_its_own_state(keeps: bool) -> None:
-    """It is cut all the same, unless a way past the cut lets the gradient through."""
+def test_a_recurrence_that_is_cut_says_where() -> None:
+    """A cut for each call but the last, made in it or outside; a way past it lets all through."""
+    x = torch.randn(16, 5, 4)
+    detached = Recurrent(lambda h: h.detach())
+    (found,) = flow_of(detached, x).cut_recurrences()
+    assert (found.layer, found.calls, found.takes_more) == ("cell", 5, True)
+    assert [cut.operation for cut in found.cuts] == ["detach"] * 4
+    detached.takes_steps = False
+    assert not flow_of(detached, x[:, :1]).cut_recurrences()[0].takes_more
     model = Recurrent(lambda h: h)
-    model.cell = Forgetful(keeps=keeps)
-    found = flow_of(model, torch.randn(16, 5, 4)).cut_recurrences()
-    assert [one.layer for one in found] == ([] if keeps else ["cell"])
-    assert all(cut.operation == "detach" for one in found for cut in one.cuts)
+    assert flow_of(model, x).cut_recurrences() == ()
+    for keeps, cells in ((False, ["cell"]), (True, [])):
+        model.cell = Forgetful(keeps=keeps)
+        assert [one.layer for one in flow_of(model, x).cut_recurrences()] == cells
 
 
 def test_vertices_are_asked_for_by_number(right: Flow) -> None:
@@ -193,13 +175,10 @@ def test_vertices_are_asked_for_by_number(right: Flow) -> None:
     made_of = {vertices[number].name for number in right.origins(given)}
     assert made_of == {"stem", "blocks.0.gate", "blocks.0.fc2"}
     assert right.origins(stem) == {stem}
-
-
-def test_a_gate_is_what_a_branch_is_multiplied_by(right: Flow) -> None:
-    """With its kind, so that a parameter is told from a buffer and from a number."""
-    (gate,) = right.gate("blocks.1.fc2")
-    assert (gate.kind, gate.by) == (Kind.PARAMETER, "blocks.1.gate")
-    assert right.gate("stem") == ()
+    (joined,) = (n for n, v in enumerate(vertices) if v.function == "cat")
+    inputs = right.calls("head")[0].inputs
+    assert joined not in right.origins(*inputs)
+    assert right.origins(*inputs, others={joined}) == {joined}
 
 
 def test_the_operations_between_two_layers_are_told_with_their_lines(right: Flow) -> None:
@@ -217,12 +196,6 @@ def test_the_operations_between_two_layers_are_told_with_their_lines(right: Flow
     assert right.operations("stem", "side") == () == right.operations("head", "stem")
 
 
-def test_a_branch_is_what_goes_through_one_layer_alone(right: Flow) -> None:
-    """What also gets on by another way is no part of it."""
-    assert right.branch("blocks.0.fc2") == {"blocks.0.fc1", "blocks.0.gelu", "blocks.0.fc2"}
-    assert "stem" in right.branch("blocks.0")
-
-
 class Constant(nn.Module):
     """Position ids that do not come from the batch, a factor of zero, and the batch twice."""
 
@@ -238,12 +211,15 @@ class Constant(nn.Module):
         return (0 * self.mu(x) + x).masked_fill(~self.mask[None, :, None], 0.0)
 
 
-def test_sources_that_are_not_the_batch_are_seen() -> None:
-    """A look-up of a constant, a number that is zero, a mask, an input that nothing reads."""
+def test_sources_that_are_not_the_batch_are_seen(right: Flow) -> None:
+    """A look-up of a constant, a gate of zero or learned, a mask, an input that nothing reads."""
     ids = torch.randint(9, (4, 5))
     flow = flow_of(Constant(), ids, torch.randn(4, 5))
     assert flow.producers("position") == ("zeros_like",)
     assert flow.producers("token") == ("input 0",)
+    (gate,) = right.gate("blocks.1.fc2")
+    assert (gate.kind, gate.by) == (Kind.PARAMETER, "blocks.1.gate")
+    assert right.gate("stem") == ()
     (gate,) = flow.gate("mu")
     assert (gate.kind, gate.by) == (Kind.CONSTANT, "0")
     assert "mask" in {vertex.name for vertex in flow.graph.vertices}
@@ -422,13 +398,6 @@ def test_a_flow_is_data(right: Flow) -> None:
     assert repr(right).endswith("exact>")
 
 
-def test_the_last_of_some_layers_feed_no_other_of_them(right: Flow, cut: Flow) -> None:
-    """By gradient, a cut ends what one feeds."""
-    assert right.last_of("stem", "blocks.3.fc1", "side") == ("blocks.3.fc1", "side")
-    assert right.last_of("stem", "head") == ("head",)
-    assert cut.last_of("stem", "head", by="gradient") == ("stem", "head")
-
-
 class Twice(nn.Module):
     """Makes values in the same way, or not quite."""
 
@@ -449,12 +418,3 @@ def test_values_that_are_made_alike_are_told_from_others() -> None:
     assert flow.is_alike(first, again)
     assert not flow.is_alike(first, other)
     assert not flow.is_alike(first, doubled)
-
-
-def test_operations_may_be_origins_too() -> None:
-    """The sweep ends at them."""
-    flow = flow_of(Net(), torch.randn(16, 4))
-    (joined,) = (n for n, v in enumerate(flow.graph.vertices) if v.function == "cat")
-    inputs = flow.calls("head")[0].inputs
-    assert joined not in flow.origins(*inputs)
-    assert flow.origins(*inputs, others={joined}) == {joined}
