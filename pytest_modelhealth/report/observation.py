@@ -280,22 +280,15 @@ class LayerRecords(Mapping[str, LayerRecord]):
 
     def __init__(self, names: Iterable[str], make: Callable[[str], LayerRecord]) -> None:
         self._records: dict[str, LayerRecord | None] = dict.fromkeys(names)
-        self._make: Callable[[str], LayerRecord] | None = make
-
-    def _all(self) -> dict[str, LayerRecord]:
-        records: Any = self._records
-        if self._make is not None:
-            for name, record in records.items():
-                if record is None:
-                    records[name] = self._make(name)
-            self._make = None  # it holds what was seen of every layer
-        return records  # type: ignore[no-any-return]
+        self._make, self._unmade = make, len(self._records)
 
     def __getitem__(self, name: str) -> LayerRecord:
         record = self._records[name]
         if record is None:
-            assert self._make is not None
             record = self._records[name] = self._make(name)
+            self._unmade -= 1
+            if not self._unmade:
+                del self._make  # it holds what was seen of every layer
         return record
 
     def __iter__(self) -> Iterator[str]:
@@ -304,13 +297,18 @@ class LayerRecords(Mapping[str, LayerRecord]):
     def __len__(self) -> int:
         return len(self._records)
 
+    def _all(self) -> Any:
+        for name in self._records if self._unmade else ():
+            _ = self[name]
+        return self._records
+
     def values(self) -> ValuesView[LayerRecord]:
         """Return all records, in order."""
-        return self._all().values()
+        return self._all().values()  # type: ignore[no-any-return]
 
     def items(self) -> ItemsView[str, LayerRecord]:
         """Return all names and records, in order."""
-        return self._all().items()
+        return self._all().items()  # type: ignore[no-any-return]
 
     def __reduce__(self) -> tuple[type[dict[str, LayerRecord]], tuple[dict[str, LayerRecord]]]:
         return dict, (self._all(),)
