@@ -95,6 +95,12 @@ RECURRENT: list[Edge] = [
 ]  # fmt: skip
 
 
+SUMS: list[Edge] = [("input 0", "blocks.0.a", True, "")]  # each block ends in one
+for i in range(30):
+    SUMS += [(f"blocks.{i}.a", f"blocks.{i}.b", True, ""), (f"blocks.{i}.a", f"+ #{i}", True, "")]
+    SUMS += [(f"blocks.{i}.b", f"+ #{i}", True, ""), (f"+ #{i}", f"blocks.{i + 1}.a", True, "")]
+
+
 def way_through(edges: Sequence[Edge], culprit: str, end: str = "loss") -> list[str]:
     """A shortest way from a source through the culprit to the end."""
     graph = nx.DiGraph((source, target) for source, target, *_ in edges)
