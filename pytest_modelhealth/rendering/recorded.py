@@ -15,9 +15,9 @@ import networkx as nx
 from pytest_modelhealth.alignment.result import Change, Pair
 from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, Divergence
 from pytest_modelhealth.comparison.results import TensorResult
+from pytest_modelhealth.rendering.data import finding_data
 from pytest_modelhealth.rendering.diagram import Diagram, diagram
 from pytest_modelhealth.rendering.evidence import culprit_and_predecessor
-from pytest_modelhealth.rendering.json import finding_data
 from pytest_modelhealth.rendering.model_summary import summarised
 from pytest_modelhealth.rendering.places import defined_at
 from pytest_modelhealth.rendering.summary import headline, label

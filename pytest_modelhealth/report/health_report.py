@@ -321,7 +321,7 @@ class HealthReport(HasVerdict):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain dictionaries, lists, numbers and strings."""
-        return dict(self._shown("json", "to_dict"))
+        return dict(self._shown("data", "to_dict"))
 
     def to_json(self, path: str | Path) -> None:
         """Write `to_dict` as JSON.

@@ -17,12 +17,13 @@ from pytest_modelhealth.report.parts import (
     Definition,
     Extremes,
     Part,
+    Placement,
     Probed,
+    Ranks,
+    RemovableLayer,
     earliest_of_each,
     largest_of_each,
 )
-from pytest_modelhealth.report.ranks import Placement, Ranks
-from pytest_modelhealth.report.removable import RemovableLayer
 from pytest_modelhealth.report.training import Course, Stepped
 
 if TYPE_CHECKING:

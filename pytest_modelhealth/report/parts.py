@@ -1,11 +1,13 @@
-"""What an observation holds beside layers: costs, extremes, probes."""
+"""What an observation holds beside layers: costs, extremes, probes, removable units, ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import chain
 
+from pytest_modelhealth.report.finding import Finding
 from pytest_modelhealth.report.merging import Merge, Rule, of_each
 
 Shape = tuple[int, ...]
@@ -274,3 +276,83 @@ class Probed:
     def seconds(self) -> float:
         """How long all of them took."""
         return self.base_seconds + sum(record.seconds for record in self.records)
+
+
+@dataclass(frozen=True)
+class RemovableLayer:
+    """The units of one layer that can go.
+
+    Args:
+        name: the layer whose weights make the units.
+        units: how many it has.
+        inactive: units that no output depended on, whatever the sample: dead behind their
+            activation, or read by nothing.
+        duplicates: pairs of a unit and its twin, which is kept: a unit before it with the same
+            weights, bias and entries of a norm, bit for bit.
+        samples: how many samples (tokens, where units are features of a sequence) said so.
+        produced: the parameters that make the units, those of a norm behind them too, each with the
+            dimension of it in which they lie.
+    """
+
+    name: str
+    units: int
+    inactive: tuple[int, ...] = ()
+    duplicates: tuple[tuple[int, int], ...] = ()
+    samples: int = 0
+    produced: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def removable(self) -> tuple[int, ...]:
+        """All units that can go, in order."""
+        return tuple(sorted({*self.inactive, *(unit for unit, _ in self.duplicates)}))
+
+    @property
+    def fraction(self) -> float:
+        """Part of the units that can go."""
+        return len(self.removable) / self.units if self.units else 0.0
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How a tensor lies on the ranks of a device mesh, as its `DTensor` says.
+
+    Args:
+        shape: shape of the whole tensor.
+        offset: where this rank's part begins in it.
+        is_cut: whether each rank has a part of it, and not the whole or a term of a sum.
+    """
+
+    shape: tuple[int, ...]
+    offset: tuple[int, ...] = ()
+    is_cut: bool = False
+
+
+def _distinct(values: list[tuple[Finding, ...]], _: Merge) -> tuple[Finding, ...]:
+    """Return each finding once, as it was first seen."""
+    found: dict[tuple[str, ...], Finding] = {}
+    for one in chain(*values):
+        found.setdefault((one.check, one.layer, one.role, one.tensor), one)
+    return tuple(found.values())
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """That an observation is of several ranks.
+
+    Args:
+        ranks: the ranks that took part, in order.
+        engine: what distributes the model, for people: ``"DDP"``, ``"FSDP2 and tensor parallel"``.
+        disagreements: where ranks disagree, in execution order, held against no limit yet.
+    """
+
+    ranks: tuple[int, ...]
+    engine: str
+    disagreements: tuple[Finding, ...] = field(default=(), metadata={"merge": _distinct})
+
+
+def named_ranks(ranks: Iterable[int]) -> str:
+    """Return ranks for people: ``"rank 1"``, ``"ranks 0 and 2"``."""
+    numbers = [str(rank) for rank in ranks]
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    return f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"

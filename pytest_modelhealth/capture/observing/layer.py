@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pytest_modelhealth.report import Option, ZeroSlices
-from pytest_modelhealth.report.ranks import Placement
+from pytest_modelhealth.report.parts import Placement
 from pytest_modelhealth.statistics import Entries, Entry, TensorStatistics
 
 

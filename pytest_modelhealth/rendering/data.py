@@ -1,7 +1,9 @@
-"""Everything in the report as plain data and as JSON."""
+"""Everything in the report as plain data, as JSON, and its numbers as CSV."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from typing import Any
 
@@ -9,15 +11,15 @@ import numpy as np
 
 from pytest_modelhealth.rendering.places import defined_at
 from pytest_modelhealth.rendering.summary import STATISTICS
-from pytest_modelhealth.report import Finding, HealthReport
+from pytest_modelhealth.report import ROLES, Finding, HealthReport
 from pytest_modelhealth.report.codec import encode
 from pytest_modelhealth.statistics import TensorStatistics
 
-FORMAT_VERSION = 1
-"""Raised when a key changes its name or meaning."""
+FORMAT_VERSION = CSV_VERSION = 1
+"""Raised when a key or a column changes its name or meaning."""
 
 
-def render(report: HealthReport) -> str:
+def to_json(report: HealthReport) -> str:
     """Return `to_dict` as strict JSON (RFC 8259) in ASCII, ending in a newline."""
     return json.dumps(to_dict(report), indent=1, allow_nan=False) + "\n"
 
@@ -77,3 +79,46 @@ def _(seen: TensorStatistics) -> dict[str, Any]:
             "observations": units.observations,
         },
     }
+
+
+# CSV: one row for each layer, role and tensor
+
+_TAKEN = ("dtype", "device", *STATISTICS, "histogram_sampled")
+COLUMNS = (
+    "format_version", "layer", "type", "status", "reason", "activation", "calls", "role", "tensor",
+    "shape", *_TAKEN, "first_nonfinite", "units", "unit_observations", "frozen",
+    "largest_in_batch", "largest_in_sample",
+)  # fmt: skip
+
+
+def to_csv(report: HealthReport) -> str:
+    """Return a header and the rows, in execution order; a layer without tensors has one row.
+
+    Floats are written so that ``float(cell)`` is the exact number, also ``nan`` and ``inf``; what
+    was not observed is an empty cell. The shape and the index of the first NaN or infinity are
+    written ``64x10``.
+    """
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for record in report:
+        own: dict[str, Any] = {"format_version": CSV_VERSION, "layer": record.name}
+        own |= {name: getattr(record, name) for name in ("reason", "activation", "calls")}
+        own |= {"type": record.type_name, "status": record.status.value}
+        rows = []
+        for role in ROLES:
+            largest = record.largest.get(role)
+            for name, seen in record.tensors(role).items():
+                first, units = seen.first_nonfinite, seen.units
+                row = own | {"role": role, "tensor": name}
+                row |= {one: getattr(seen, one) for one in _TAKEN}
+                row["shape"] = "x".join(map(str, seen.shape))
+                row["first_nonfinite"] = None if first is None else "x".join(map(str, first))
+                row["units"] = units and len(units.alive)
+                row["unit_observations"] = units and units.observations
+                row["frozen"] = name in record.frozen if role == "parameters" else None
+                row["largest_in_batch"] = largest and largest.batch
+                row["largest_in_sample"] = largest and largest.sample
+                rows.append(row)
+        writer.writerows(rows or [own])
+    return text.getvalue()
