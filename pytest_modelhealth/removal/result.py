@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pytest_modelhealth.layers import named_modules
 from pytest_modelhealth.removal.units import parameter_named
 from pytest_modelhealth.report import HealthReport
-from pytest_modelhealth.report.removable import RemovableLayer
+from pytest_modelhealth.report.parts import RemovableLayer
 
 
 @dataclass(frozen=True, repr=False, eq=False)

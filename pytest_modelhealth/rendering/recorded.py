@@ -15,19 +15,13 @@ import networkx as nx
 from pytest_modelhealth.alignment.result import Change, Pair
 from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, Divergence
 from pytest_modelhealth.comparison.results import TensorResult
+from pytest_modelhealth.rendering.data import finding_data
 from pytest_modelhealth.rendering.diagram import Diagram, diagram
 from pytest_modelhealth.rendering.evidence import culprit_and_predecessor
-from pytest_modelhealth.rendering.json import finding_data
 from pytest_modelhealth.rendering.model_summary import summarised
-from pytest_modelhealth.rendering.places import called_at, defined_at
+from pytest_modelhealth.rendering.places import defined_at
 from pytest_modelhealth.rendering.summary import headline, label
-from pytest_modelhealth.report import (
-    ROLES,
-    Finding,
-    HealthReport,
-    LayerRecord,
-    Verdict,
-)
+from pytest_modelhealth.report import ROLES, Finding, HealthReport, LayerRecord, Verdict
 from pytest_modelhealth.report.codec import encode
 from pytest_modelhealth.settings.setting import is_inside
 from pytest_modelhealth.snapshot.changes import phrases
@@ -131,7 +125,7 @@ def _layer(report: HealthReport, record: LayerRecord, costs: Mapping[str, Any]) 
         **{size: costs[size] or 0 for size in ("parameters", "trainable")},
         **{size: costs[size] for size in SIZES},
         "defined_at": defined_at(report, record.name),
-        "called_at": called_at(report, record.name),
+        "called_at": report.observation.called_at(record.name),
         "tensors": tensors_data(record),
     }
 

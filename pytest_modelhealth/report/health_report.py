@@ -21,13 +21,7 @@ from pytest_modelhealth.report.flow import Flow
 from pytest_modelhealth.report.model_summary import ModelSummary
 from pytest_modelhealth.report.observation import LayerRecord, Noises, Observation
 from pytest_modelhealth.report.parts import Probed
-from pytest_modelhealth.report.verdict import (
-    HasVerdict,
-    Judge,
-    Judgement,
-    Renderer,
-    Verdict,
-)
+from pytest_modelhealth.report.verdict import HasVerdict, Judge, Judgement, Renderer, Verdict
 from pytest_modelhealth.settings import Settings
 
 if TYPE_CHECKING:
@@ -327,7 +321,7 @@ class HealthReport(HasVerdict):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain dictionaries, lists, numbers and strings."""
-        return dict(self._shown("json", "to_dict"))
+        return dict(self._shown("data", "to_dict"))
 
     def to_json(self, path: str | Path) -> None:
         """Write `to_dict` as JSON.

@@ -8,13 +8,7 @@ import torch
 from torch import nn
 
 from pytest_modelhealth.rendering import renderer
-from pytest_modelhealth.report import (
-    Finding,
-    HealthReport,
-    Judgement,
-    Observation,
-    Status,
-)
+from pytest_modelhealth.report import Finding, HealthReport, Judgement, Observation, Status
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import Waiver
 from pytest_modelhealth.training import default_settings

@@ -93,7 +93,12 @@ RECURRENT: list[Edge] = [
     ("cell.tanh", "cell.tanh", False, "detach"), ("cell.tanh", "head", True, ""),
     ("head", "cell.i2h", False, "argmax"), ("head", "loss", True, ""),
 ]  # fmt: skip
-DENSE: list[Edge] = [(f"d.{i}", f"d.{j}", True, "") for i in range(20) for j in range(i + 1, 20)]
+
+
+SUMS: list[Edge] = [("input 0", "blocks.0.a", True, "")]  # each block ends in one
+for i in range(30):
+    SUMS += [(f"blocks.{i}.a", f"blocks.{i}.b", True, ""), (f"blocks.{i}.a", f"+ #{i}", True, "")]
+    SUMS += [(f"blocks.{i}.b", f"+ #{i}", True, ""), (f"+ #{i}", f"blocks.{i + 1}.a", True, "")]
 
 
 def way_through(edges: Sequence[Edge], culprit: str, end: str = "loss") -> list[str]:
@@ -108,25 +113,6 @@ def flow_of(edges: Sequence[Edge], way: Sequence[str] = ()) -> dict[str, Any]:
     """The flow of an inspection."""
     listed = [[*ends, operations.split()] for *ends, operations in edges]
     return {"edges": listed, "joins": [], "way": list(way), "exact": True}
-
-
-def stack(count: int) -> list[Edge]:
-    """Numbered layers, each fed by the one before and the one three before."""
-    edges = [("input 0", "layers.0", True, "")]
-    for i in range(1, count):
-        edges.append((f"layers.{i - 1}", f"layers.{i}", i != count // 2, "detach"))
-        if i > 2:
-            edges.append((f"layers.{i - 3}", f"layers.{i}", True, "add"))
-    return [*edges, (f"layers.{count - 1}", "loss", True, "")]
-
-
-def experts(count: int) -> list[Edge]:
-    """A router and experts of three layers beside each other."""
-    edges: list[Edge] = [("input 0", "router", True, ""), ("router", "loss", True, "mul")]
-    for i in range(count):
-        names = ["input 0", f"experts.{i}.up", f"experts.{i}.act", f"experts.{i}.down", "loss"]
-        edges += [(a, b, True, "") for a, b in itertools.pairwise(names)]
-    return edges
 
 
 def comparison(count: int, at: int) -> dict[str, Any]:
