@@ -5,6 +5,6 @@ that is judged, as does `judging`.
 """
 
 from pytest_modelhealth.checks.catalogue import all_checks
-from pytest_modelhealth.checks.check import Check, by_rank, checks_in, with_own_checks
+from pytest_modelhealth.checks.check import Check, by_rank, with_own_checks
 
-__all__ = ["Check", "all_checks", "by_rank", "checks_in", "with_own_checks"]
+__all__ = ["Check", "all_checks", "by_rank", "with_own_checks"]

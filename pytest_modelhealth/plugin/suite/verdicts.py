@@ -31,7 +31,7 @@ LEARNING = frozenset(
 
 def _general(case: Case) -> frozenset[str]:
     """Return the checks of one run, which are neither a probe that is asked for nor a step's."""
-    others = {probe.name for probe in all_probes() if not probe.automatic} | LEARNING
+    others = {probe.name for probe in all_probes() if not probe.called_for} | LEARNING
     checks: Any = case.settings.checks
     return frozenset(check.name for check in checks if not check.judges_steps) - others
 

@@ -14,8 +14,7 @@ from torch import Tensor
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
-from pytest_modelhealth.probes.intervening.changes import Change, along, effects, readings
-from pytest_modelhealth.probes.intervening.locating import parting
+from pytest_modelhealth.probes.intervening.leaks import Change, along, effects, parting, readings
 from pytest_modelhealth.probes.intervening.padding import is_mask, real_side
 from pytest_modelhealth.probes.intervening.running import SEED, Runs
 from pytest_modelhealth.probes.intervening.samples import samples_in
@@ -60,7 +59,7 @@ def what_early_steps_see(runs: Runs) -> Effects:
     if not runs.is_changed(change.batch()):
         raise UntellableError("all steps of the sequence are equal; give some that differ")
     lacking = f"no output that the loss reads has {sequence.length} steps, as the sequence has"
-    worst = max(effects(runs, change, lacking=lacking), key=lambda one: one.apart).apart
+    worst = max(effects(runs, change, lacking=lacking), key=lambda one: one.difference).difference
     if not worst.effect > 0.0:
         return Effects(change.text)
     # Where channels are as many as steps, sizes do not tell which dimension of a layer is time.

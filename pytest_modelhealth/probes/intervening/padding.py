@@ -14,8 +14,14 @@ from torch.overrides import TorchFunctionMode
 
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
-from pytest_modelhealth.probes.intervening.changes import Change, Effect, along, effects
-from pytest_modelhealth.probes.intervening.locating import Place, parting
+from pytest_modelhealth.probes.intervening.leaks import (
+    Change,
+    Effect,
+    Place,
+    along,
+    effects,
+    parting,
+)
 from pytest_modelhealth.probes.intervening.running import SEED, Ran, Runs
 from pytest_modelhealth.probes.intervening.samples import names_of
 from pytest_modelhealth.report import Parting
@@ -66,7 +72,7 @@ def what_padding_does(runs: Runs) -> Effects:
         shapes = [runs.base.outputs[one.output].shape for one in seen]
         has = [(steps in s[1:], len(s) > 2) for s in shapes]
         seen = [one for one, has_steps in zip(seen, has, strict=True) if has_steps == max(has)]
-    worst = max(one.apart for one in seen)
+    worst = max(one.difference for one in seen)
     if not worst.effect > 0.0:
         return Effects(text, _of_loss(runs, padding, seen[0].ran))
     if not padding.is_sure:
