@@ -68,6 +68,7 @@ class Runs:
         self.base_forwards, self.base_seconds = 0, 0.0
         self.count: Counter[str] = Counter()
         self._arguments = Inputs.of(request.inputs)
+        self._base: Ran | None = None
 
     @cached_property
     def why_not(self) -> str:
@@ -141,18 +142,15 @@ class Runs:
     @property
     def base(self) -> Ran:
         """The unchanged batch in evaluation mode, which all probes share."""
+        if self._base is None:
+            start = time.perf_counter()
+            self._base = self.forward(self.batch(), with_loss=True)
+            self.count["forwards"] -= 1
+            self.base_forwards += 1
+            self.base_seconds += time.perf_counter() - start
         if self._base.error:
             raise UntellableError(f"in evaluation mode the model raises {self._base.error}")
         return self._base
-
-    @cached_property
-    def _base(self) -> Ran:
-        start = time.perf_counter()
-        ran = self.forward(self.batch(), with_loss=True)
-        self.count["forwards"] -= 1
-        self.base_forwards += 1
-        self.base_seconds += time.perf_counter() - start
-        return ran
 
     @cached_property
     def is_steady(self) -> bool:

@@ -96,7 +96,7 @@ def loaded(script: nn.Module) -> nn.Module:
     return torch.jit.load(file)
 
 
-def inlined(model: nn.Module) -> nn.Module:
+def inlined(model: nn.Module, batch: Tensor) -> nn.Module:
     """Put the code of all layers into the graph of a script, which keeps its parameters.
 
     A script that was loaded shares its graph with no other.
@@ -115,7 +115,7 @@ MAKERS: dict[str, Callable[[nn.Module, Tensor], nn.Module]] = {
     "scripted": lambda model, _: torch.jit.script(model),
     "traced": trace,
     "in a file": lambda model, _: loaded(torch.jit.script(model)),
-    "inlined": lambda model, _: inlined(model),
+    "inlined": inlined,
     "frozen": lambda model, _: torch.jit.freeze(torch.jit.script(model)),
     "frozen, traced": lambda model, batch: torch.jit.freeze(trace(model, batch)),
     "optimised": lambda model, _: torch.jit.optimize_for_inference(torch.jit.script(model)),
