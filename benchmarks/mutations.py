@@ -51,31 +51,31 @@ MUTATIONS = [
         "merging forgets the NaNs of the second batch",
         "nan_count=self.nan_count + other.nan_count",
         "nan_count=self.nan_count",
-        "tests/statistics/test_merge.py tests/statistics/test_nonfinite.py",
+        "tests/statistics/test_summary.py",
     ),
     Mutation(
         "merged standard deviations leave out the gap between the means",
         "half_gap * (2 * math.sqrt(own * others)),",
         "0.0,",
-        "tests/statistics/test_merge.py",
+        "tests/statistics/test_summary.py",
     ),
     Mutation(
         "the kernel of torch operations counts a negative infinity as a positive one",
         "ill = [wide.isnan().sum(), wide.isposinf().sum(), wide.isneginf().sum()]",
         "ill = [wide.isnan().sum(), wide.isinf().sum(), wide.isneginf().sum()]",
-        "tests/statistics/test_nonfinite.py tests/statistics/test_kernels.py",
+        "tests/statistics/test_summary.py tests/statistics/test_kernels.py",
     ),
     Mutation(
         "the dead fraction is that of the living",
         "return 1.0 - int(np.count_nonzero(self.units.alive)) / len(self.units.alive)",
         "return int(np.count_nonzero(self.units.alive)) / len(self.units.alive)",
-        "tests/statistics/test_units.py",
+        "tests/statistics/test_summary.py",
     ),
     Mutation(
         "the norm is that of a single value",
         "return self.rms * math.sqrt(count) if count else 0.0",
         "return self.rms if count else 0.0",
-        "tests/statistics/test_tensor_statistics.py tests/statistics/test_kernels.py",
+        "tests/statistics/test_summary.py tests/statistics/test_kernels.py",
     ),
     # ---- capture
     Mutation(

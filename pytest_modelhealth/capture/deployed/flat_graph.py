@@ -11,7 +11,6 @@ from torch import Tensor, fx
 
 from pytest_modelhealth.capture.deployed.model import DeployedEngine
 from pytest_modelhealth.capture.deployed.program import Operation, Program, Ran, Runtime, Scope
-from pytest_modelhealth.capture.deployed.settings import of_node
 from pytest_modelhealth.capture.observing.graphs import source_line
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.capture.step.guard import Guard
@@ -66,7 +65,7 @@ class GraphRuntime(Runtime):
                     outputs=(node.name,),
                     rounds=_is_quantising(node),
                     source=source_line(node.meta.get("stack_trace")),
-                    settings=of_node(node),
+                    options=_options(node),
                 )
                 for node in self._nodes
                 if node.op == "call_function" and node not in self._constant
@@ -178,6 +177,15 @@ def _arguments(node: fx.Node) -> Iterator[tuple[str, fx.Node]]:
     for argument, value in zip(schema.arguments, node.args, strict=False):
         if isinstance(value, fx.Node):
             yield argument.name, value
+
+
+def _options(node: fx.Node) -> dict[str, Any]:
+    """Return what a node is called with besides tensors, what is left out as well."""
+    declared = getattr(getattr(node.target, "_schema", None), "arguments", ())
+    values = {one.name: one.default_value for one in declared if one.has_default_value()}
+    values |= {one.name: value for one, value in zip(declared, node.args, strict=False)}
+    values |= node.kwargs
+    return {name: v for name, v in values.items() if type(v) in (bool, int, float, str)}
 
 
 def _scopes(node: fx.Node) -> tuple[Scope, ...] | None:

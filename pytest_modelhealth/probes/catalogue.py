@@ -1,20 +1,46 @@
-"""What a model promises of its batch: what is changed, and what is said of runs that part then.
+"""The probes: a row each, of what a model promises and what is said of runs that part.
 
-A row a probe, of literals alone, since a run that sets a limit loads them; what changes the batch
-is the function of `intervening` that a row names.
+A row is of literals alone, since a run that sets a limit loads them. What changes the batch and
+runs the model again is the function of `intervening` that it names.
 """
-
-# ruff: noqa: RUF012 - tables that nobody writes to
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import Any, NamedTuple
 
-from pytest_modelhealth.probes.probe import Kind, Probe
-from pytest_modelhealth.settings import Ratio, Setting, Settings
+from pytest_modelhealth.checks import by_rank
+from pytest_modelhealth.checks.check import Catalogue
+from pytest_modelhealth.settings import Ratio, Setting, Share
 
-if TYPE_CHECKING:
-    from pytest_modelhealth.report import Observation
+
+class Kind(NamedTuple):
+    """What is to be said of one kind of parting."""
+
+    cause: str = ""
+    said: str = ""  # where it is not that of the probe
+    may_be_meant: bool = False  # whether some models do so on purpose, so that it only warns
+    is_limited: bool = True  # whether it is held against the first of the probe's settings
+
+
+PROBES = Catalogue(
+    "probes.catalogue:PROBES",
+    run="probes.judging:findings",
+    occasion="Probes, which change something and run the model again: probes=True",
+    is_probe=True,
+    # Whether a run shows something that the probe can tell a fault from a design by: then it runs
+    # without being asked for. No function: only who asks for it by name has it run.
+    called_for="",
+    judge="probes.judging:judge",
+    # What is wrong, one sentence that stands alone: a format of {effect}, {began} (where runs
+    # part), {detail} and {more}, the detail behind a semicolon.
+    said="",
+    kinds={},
+    # The cause, by names of operations and parts of classes' names, in lower case, of which one is
+    # what a layer is or does; `otherwise` where none of them fits.
+    causes={},
+    otherwise="",
+)
 
 
 def _largest(name: str, what: str, more: str = "", default: float = 1e-4) -> tuple[Setting, ...]:
@@ -23,23 +49,48 @@ def _largest(name: str, what: str, more: str = "", default: float = 1e-4) -> tup
     return (Ratio(name, default=default, help=text, per_layer=False),)
 
 
+@cache
+def all_probes() -> tuple[Any, ...]:
+    """Return every probe, the gravest first."""
+    return by_rank(PROBES.values())
+
+
 _ATTENTION = "softmax attention scaled_dot_product_attention transformer"
 _RECURRENCE = "lstm gru rnn"
 
+# Branches that start near zero (LayerScale) leave samples as alike as a signal that vanished; three
+# steps of training tell the two apart.
+PROBES.add(
+    "alike_samples",
+    rank=28,
+    summary="The samples of an output differ by more than a trace of what its numbers differ by.",
+    experiment="alike:what_training_parts",
+    called_for="probes.intervening.alike:is_called_for",
+    judge="probes.intervening.alike:judge",
+    reads_scale=True,
+    settings=(
+        Share(
+            "min_sample_deviation",
+            default=5e-4,
+            help="smallest deviation between samples of an output of two values a sample or more, "
+            "as a part of the deviation of all its numbers (a fresh encoder in evaluation has "
+            "2.2e-3; less behind branches that start near zero, which a few steps heal)",
+            per_layer=False,
+        ),
+    ),
+)
 
-class Causality(Probe):
-    """A model that predicts the next step of a sequence sees none of the steps to come."""
-
-    name = "causality"
-    summary = "No output of a model that predicts the next step depends on later steps."
-    rank = 31
-    experiment = "future:what_early_steps_see"
-    settings = _largest("max_future_effect", "an output when later steps of the sequence change")
-    said = (
+PROBES.add(
+    "causality",
+    rank=31,
+    summary="No output of a model that predicts the next step depends on later steps.",
+    experiment="future:what_early_steps_see",
+    settings=_largest("max_future_effect", "an output when later steps of the sequence change"),
+    said=(
         "it sees the future: later steps change earlier outputs by {effect} of their root mean "
         "square{began}"
-    )
-    causes = {
+    ),
+    causes={
         _ATTENTION: "its causal mask is missing, shifted, inverted, too small a number, or not "
         "passed on",
         "conv": "a convolution padded on both sides: pad kernel - 1 steps on the left",
@@ -49,36 +100,34 @@ class Causality(Probe):
         "norm mean std var sum amax max pool": "it reduces over time, later steps among them: "
         "normalise and pool each step by itself",
         "flip roll cumsum": "it moves or adds up steps against their order",
-    }
-    otherwise = (
+    },
+    otherwise=(
         "a causal mask that is missing, shifted, inverted, finite or not passed on; else a "
         "normalisation or a mean over time, a convolution padded on both sides, or a recurrence "
         "that runs backwards"
-    )
-    kinds = {
+    ),
+    kinds={
         "choice": Kind(
             "it chooses among the steps of a whole sequence (topk, a capacity): a mixture of "
             "depths does so on purpose, and nothing that was seen tells",
             may_be_meant=True,
         )
-    }
+    },
+)
 
-
-class Padding(Probe):
-    """No output at a real place, and none that pools real places, depends on padding."""
-
-    name = "padding"
-    summary = "What stands in the padding of a batch has no effect on its outputs."
-    rank = 32
-    experiment = "padding:what_padding_does"
-    settings = _largest(
+PROBES.add(
+    "padding",
+    rank=32,
+    summary="What stands in the padding of a batch has no effect on its outputs.",
+    experiment="padding:what_padding_does",
+    settings=_largest(
         "max_padding_effect", "an output at a real place when what stands in padding changes"
-    )
-    said = (
+    ),
+    said=(
         "padding has an effect: it changes outputs of real places by {effect} of their root mean "
         "square{began}"
-    )
-    causes = {
+    ),
+    causes={
         _ATTENTION: "the mask does not get to this attention, is inverted, or hides too little",
         "mean sum amax max logsumexp pool": "it pools over all places: leave padded ones out, and "
         "divide by the number of real ones",
@@ -87,12 +136,12 @@ class Padding(Probe):
         _RECURRENCE: "a recurrence that runs on through padding: pack_padded_sequence helps",
         "conv": "a convolution looks across the border: set padded places to zero first",
         "norm": "a normalisation over all places: leave padded ones out",
-    }
-    otherwise = (
+    },
+    otherwise=(
         "a mask that is not passed on, inverted, or used in some layers only; a mean or a maximum "
         "over all places; the last place read in place of the last real one"
-    )
-    kinds = {
+    ),
+    kinds={
         "loss": Kind(
             "the loss counts padded places: mask them, or set their targets to ignore_index; a "
             "model that is to predict its padding does so on purpose",
@@ -105,26 +154,25 @@ class Padding(Probe):
             "padding; it sees that padding alone, by design or for want of a length that divides",
             may_be_meant=True,
         ),
-    }
+    },
+)
 
-
-class SampleIndependence(Probe):
-    """No sample of a batch has an effect on what the model returns for another one."""
-
-    name = "sample_independence"
-    summary = "What the model returns for a sample does not depend on the rest of the batch."
-    rank = 33
-    experiment = "samples:what_samples_see"
-    settings = _largest(
+_SEE_EACH_OTHER = (
+    "samples see each other: other samples change an output by {effect} of its root mean "
+    "square{began}"
+)
+PROBES.add(
+    "sample_independence",
+    rank=33,
+    summary="What the model returns for a sample does not depend on the rest of the batch.",
+    experiment="samples:what_samples_see",
+    settings=_largest(
         "max_sample_effect",
         "a sample's output when other samples of its batch change",
         "; where routing changes the shapes of products, more",
-    )
-    said = (
-        "samples see each other: other samples change an output by {effect} of its root mean "
-        "square{began}"
-    )
-    causes = {
+    ),
+    said=_SEE_EACH_OTHER,
+    causes={
         f"{_RECURRENCE} attention transformer": "it takes the first dimension of what it is given "
         "for time: batch_first=True, or transpose",
         "softmax": "a softmax over the batch: check its dim, 0 is that of samples",
@@ -134,12 +182,12 @@ class SampleIndependence(Probe):
         "view reshape flatten unflatten": "a view that takes dimensions in another order than they "
         "have: transpose or permute first",
         "roll flip sort argsort": "it moves samples: check its dim",
-    }
-    otherwise = (
+    },
+    otherwise=(
         "a view that mixes dimensions, a softmax or a mean over the batch, batch statistics in "
         "evaluation, or a layer that takes the batch for a sequence (batch_first)"
-    )
-    kinds = {
+    ),
+    kinds={
         "choice": Kind(
             "it chooses among the values of all samples (topk, a capacity): experts that choose "
             "among all tokens do so on purpose, and nothing that was seen tells",
@@ -168,27 +216,25 @@ class SampleIndependence(Probe):
         "groups": Kind(
             "it reduces over, or normalises by, the rows of all groups: hand on the vector that "
             "numbers them, and reduce by that (scatter, index_add)",
-            said.replace("samples", "groups"),
+            _SEE_EACH_OTHER.replace("samples", "groups"),
         ),
-    }
+    },
+)
 
-
-class Repeatability(Probe):
-    """In evaluation mode a model is a function of its batch."""
-
-    name = "repeatability"
-    summary = "In evaluation mode the same batch gives the same output, again and again."
-    rank = 34
-    experiment = "repeating:what_calls_change"
-    settings = _largest(
+_BY = " by {effect} of its root mean square{began}{more}"
+_CHANGES = "{detail} from one call to the next, in evaluation mode"
+PROBES.add(
+    "repeatability",
+    rank=34,
+    summary="In evaluation mode the same batch gives the same output, again and again.",
+    experiment="repeating:what_calls_change",
+    settings=_largest(
         "max_call_effect",
         "an output by another seed or a call before",
         "; float32 rounds at 1e-7",
         default=1e-5,
-    )
-    _BY = " by {effect} of its root mean square{began}{more}"
-    _CHANGES = "{detail} from one call to the next, in evaluation mode"
-    kinds = {
+    ),
+    kinds={
         "dropout": Kind(
             "F.dropout without training=self.training, a Dropout made inside forward, or train() "
             "called there; where it is meant (Monte Carlo dropout), waive this probe",
@@ -226,38 +272,27 @@ class Repeatability(Probe):
             "its forward writes to the batch that it is given, {detail}",
             is_limited=False,
         ),
-    }
+    },
+)
 
+# An input that the output does not depend on is a note, never a violation: a head of zeros, a gate
+# that has not opened, an id for a log and a mask that nothing needs look the same.
+PROBES.add(
+    "input_effect",
+    rank=44,
+    summary="Every input has an effect on the output; one without is a note.",
+    experiment="samples:what_inputs_do",
+    severity="warn",
+    role="inputs",
+)
 
-class InputEffect(Probe):
-    """An input that the output does not depend on is a note, never a violation.
-
-    A head of zeros, a gate that has not opened, an id for a log and a mask that nothing needs
-    look the same.
-    """
-
-    name = "input_effect"
-    summary = "Every input has an effect on the output; one without is a note."
-    rank = 44
-    experiment = "samples:what_inputs_do"
-    severity = "warn"
-    role = "inputs"
-
-
-class CustomBackward(Probe):
-    """What a custom ``backward`` returns is the slope of its ``forward``.
-
-    What looks like a design is a note where the forward says so (the identity, or flat), and a
-    warning where nothing does.
-    """
-
-    name = "custom_backward"
-    summary = "The backward of a custom autograd.Function gives the slope of its forward."
-    rank = 42
-    experiment = "own_backwards:what_backwards_give"
-    role = "gradients"
-    automatic = True
-    settings = (
+PROBES.add(
+    "custom_backward",
+    rank=42,
+    summary="The backward of a custom autograd.Function gives the slope of its forward.",
+    experiment="own_backwards:what_backwards_give",
+    role="gradients",
+    settings=(
         Setting(
             "max_slope_error",
             float,
@@ -267,10 +302,9 @@ class CustomBackward(Probe):
             "two (right ones: 1e-6 in float64; a coefficient that is 10 % off: 0.1)",
             per_layer=False,
         ),
-    )
-
-    said = "the backward of the custom autograd.Function {detail}"
-    kinds = {
+    ),
+    said="the backward of the custom autograd.Function {detail}",
+    kinds={
         "factor": Kind("a sign or a constant factor"),
         "transpose": Kind("the transpose of what is given is right"),
         "order": Kind("backward returns the gradients of its arguments in another order"),
@@ -285,8 +319,6 @@ class CustomBackward(Probe):
             "is an approximation on purpose looks the same, and nothing that was seen tells",
             may_be_meant=True,
         ),
-    }
-
-    def is_called_for(self, observation: Observation, settings: Settings) -> bool:
-        """Whether a custom function ran."""
-        return observation.own_functions
+    },
+    called_for="probes.judging:has_own_functions",
+)
