@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from pytest_modelhealth.alignment.causes import called
 from pytest_modelhealth.alignment.matching import align
-from pytest_modelhealth.alignment.result import listed
+from pytest_modelhealth.alignment.result import called, listed
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.engine import Backward, Loss
 from pytest_modelhealth.capture.observing.tensors import TensorStore

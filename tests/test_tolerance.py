@@ -15,7 +15,7 @@ from pytest_modelhealth.capture.step.bare import (
     converted_batch,
 )
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.snapshot.recording import of_report
+from pytest_modelhealth.snapshot.snapshot import of_report
 from pytest_modelhealth.tolerance import (
     BFLOAT16,
     TF32,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from pytest_modelhealth.alignment.causes import MOST_CALLS, Cause, Causes
-from pytest_modelhealth.alignment.result import Change, Pair, kind
+from pytest_modelhealth.alignment.result import MOST_CALLS, Cause, Causes, Change, Pair, kind
 from pytest_modelhealth.comparison.comparison import FORWARD, Divergence
 from pytest_modelhealth.comparison.layer_differences import (
     are_known,

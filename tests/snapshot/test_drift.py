@@ -16,13 +16,10 @@ from pytest_modelhealth import HealthReport, Inspector
 from pytest_modelhealth.rendering.drift import explain
 from pytest_modelhealth.report import LayerRecord
 from pytest_modelhealth.snapshot.changes import phrases
-from pytest_modelhealth.snapshot.detection import detect_drift
-from pytest_modelhealth.snapshot.drift import DriftReport, note
+from pytest_modelhealth.snapshot.drift import DriftReport, detect_drift
 from pytest_modelhealth.snapshot.file_format import dump, load
-from pytest_modelhealth.snapshot.recording import from_observation
-from pytest_modelhealth.snapshot.recording import of_report as seen_by
-from pytest_modelhealth.snapshot.snapshot import Snapshot
-from pytest_modelhealth.snapshot.tolerances import Tolerances
+from pytest_modelhealth.snapshot.snapshot import Snapshot, Tolerances, from_observation
+from pytest_modelhealth.snapshot.snapshot import of_report as seen_by
 from pytest_modelhealth.statistics import TensorStatistics
 from pytest_modelhealth.tolerance import TensorName
 from tests.builders import layer, observation
@@ -300,7 +297,7 @@ def test_a_renamed_layer_is_said_to_be_renamed() -> None:
     assert phrases(comparison.changes) == ["renamed b to c"]
     assert comparison.tensors == 2
     assert explain(comparison) == []
-    assert note(comparison) == (
+    assert comparison.note == (
         "all 2 tensors agree with the snapshot, but layers changed: renamed b to c"
     )
 
@@ -453,7 +450,7 @@ def test_a_wrapped_model_agrees_with_a_note() -> None:
     before, now = tower(calibrate=True), tower(Wrapped(Tower()))
     found = detect_drift(before, now)
     assert not found.drifted
-    assert "renamed first to inner.first" in note(found)
+    assert "renamed first to inner.first" in found.note
     wrong = Tower()
     wrong.norm.eps = 1e-3
     assert drifted(detect_drift(before, tower(Wrapped(wrong))))[0] == ("inner.norm", "activations")
@@ -471,7 +468,7 @@ def test_a_layer_with_parameters_never_goes_unmatched() -> None:
     bare = layer("c", type_name="softmax", activations=values(seed=3))
     passed = detect_drift(snapshot(inner, bare, root), snapshot(inner, root))
     assert not passed.drifted
-    assert "removed c (softmax)" in note(passed)
+    assert "removed c (softmax)" in passed.note
 
 
 def test_models_without_a_common_layer_are_said_to_be_others() -> None:

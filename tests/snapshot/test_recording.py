@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from pytest_modelhealth import HealthReport, Inspector, ModelHealthError
-from pytest_modelhealth.snapshot.file_format import dump
-from pytest_modelhealth.snapshot.recording import merge, of_report
+from pytest_modelhealth.snapshot.file_format import dump, merge
+from pytest_modelhealth.snapshot.snapshot import of_report
 from tests.builders import check, record
 
 

@@ -19,7 +19,7 @@ from pytest_modelhealth.runs.difference.result import (
 from pytest_modelhealth.runs.difference.statistics import moved, snapshot_of
 from pytest_modelhealth.runs.difference.structure import structural_changes
 from pytest_modelhealth.runs.run import FAILED, GRAVITY, Run
-from pytest_modelhealth.snapshot.detection import detect_drift
+from pytest_modelhealth.snapshot.drift import detect_drift
 
 Data = Mapping[str, Any]
 

@@ -20,8 +20,7 @@ from pytest_modelhealth.runs.difference.result import Change, Place
 from pytest_modelhealth.settings.setting import ancestors
 from pytest_modelhealth.snapshot.drift import LOSS, Drift, DriftReport
 from pytest_modelhealth.snapshot.file_format import statistics
-from pytest_modelhealth.snapshot.snapshot import Snapshot, of_roles
-from pytest_modelhealth.snapshot.tolerances import REAL
+from pytest_modelhealth.snapshot.snapshot import REAL, Snapshot, of_roles
 from pytest_modelhealth.statistics import TensorStatistics
 from pytest_modelhealth.tolerance import TF32, TensorName, coarsest_epsilon
 
@@ -49,7 +48,7 @@ def moved(found: DriftReport, samples: tuple[int, int]) -> tuple[list[Change], s
         return [], "", []
     pair = found.pair
     # another dtype or shape of what is computed is told of the layers
-    others = [names for names in pair.tensors() if names[1] not in found.kept]
+    others = [names for names in pair.tensors if names[1] not in found.kept]
     differing = [one for one in others if len({seen.dtype for seen in _sides(found, one)}) == 1]
     batch = next((one for one in differing if one[1][:2] == ("", "inputs")), None)
     if batch is None and not all(map(_is_watched, (pair.old, pair.new))):
@@ -143,7 +142,7 @@ def _is_another_mask(found: DriftReport, first: Drift) -> bool:
     if first.role != "activations" or "dropout" not in type_name.lower():
         return False
     key = first.layer, "activations", ""
-    return _is_drawn(found, next(one for one in found.pair.tensors() if one[1] == key))
+    return _is_drawn(found, next(one for one in found.pair.tensors if one[1] == key))
 
 
 def _is_drawn(

@@ -7,7 +7,7 @@ from typing import Any
 
 from pytest_modelhealth.rendering.notation import shape
 from pytest_modelhealth.runs.difference.result import Change, Place
-from pytest_modelhealth.snapshot.changes import LayerChange
+from pytest_modelhealth.snapshot.changes import grouped
 from pytest_modelhealth.snapshot.drift import DriftReport
 
 Data = Mapping[str, Any]
@@ -59,12 +59,8 @@ def structural_changes(found: DriftReport, before: Data, now: Data) -> Iterator[
 
 
 def _changed_layers(found: DriftReport) -> Iterator[Change]:
-    groups: dict[tuple[str, str], list[LayerChange]] = {}
-    for change in found.changes:
-        how = "" if change.what in ("renamed", "added", "removed") else change.rest
-        groups.setdefault((change.what, how), []).append(change)
-    for (what, _), same in groups.items():
-        words = what.replace("_", " ").removesuffix(" of")
+    for same in grouped(found.changes, "renamed", "added", "removed"):
+        words = same[0].what.replace("_", " ").removesuffix(" of")
         texts = (change.rest.strip(" :()").removeprefix("to ") for change in same)
         places = (Place(one.label, "", text) for one, text in zip(same, texts, strict=True))
         yield Change("layer", words, tuple(places))
