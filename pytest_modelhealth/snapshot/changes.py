@@ -11,7 +11,7 @@ import torch
 from pytest_modelhealth.alignment.matching import align
 from pytest_modelhealth.alignment.result import Causes, Change, Pair
 from pytest_modelhealth.capture.observing.tensors import TensorStore
-from pytest_modelhealth.comparison.trace import KeptTensor, Key, Trace, TwoRuns
+from pytest_modelhealth.comparison.runs import KeptTensor, Key, Trace, TwoRuns
 from pytest_modelhealth.report import UNCALLED, Status
 from pytest_modelhealth.snapshot.snapshot import Snapshot
 from pytest_modelhealth.tolerance import TensorName
@@ -93,8 +93,8 @@ class SnapshotPair:
                     shapes |= {Key(layer, role, own, n): (seen.shape, dtype) for n in range(times)}
             keys = sorted(shapes, key=lambda key: stage(key.role, key.layer, side.place))
             entries = {key: KeptTensor(at, at, *shapes[key]) for at, key in enumerate(keys)}
-            traces.append(Trace(side.observation, entries, ""))
-        return TwoRuns(traces[0], traces[1], self.alignment, ({}, {}), TensorStore(0))
+            traces.append(Trace(side.observation, entries))
+        return TwoRuns(traces[0], traces[1], self.alignment, TensorStore(0))
 
     @cached_property
     def tensors(self) -> tuple[tuple[TensorName, TensorName], ...]:

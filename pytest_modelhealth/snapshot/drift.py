@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from pytest_modelhealth.comparison.counterparts import Link
 from pytest_modelhealth.comparison.first_divergence import Search
-from pytest_modelhealth.comparison.links import Link
+from pytest_modelhealth.comparison.layer_differences import Changed
 from pytest_modelhealth.comparison.results import TensorResult
-from pytest_modelhealth.comparison.trace import Key
-from pytest_modelhealth.comparison.weights import Changed
+from pytest_modelhealth.comparison.runs import Key
 from pytest_modelhealth.snapshot.changes import LayerChange, SnapshotPair, phrases, stage
 from pytest_modelhealth.snapshot.snapshot import (
     Allowance,

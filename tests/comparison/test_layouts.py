@@ -9,9 +9,10 @@ from torch import Tensor
 from corpus.models.paired import seeded
 from corpus.models.rewritten import Tagger, TimeFirst, step_by_step, time_first
 from pytest_modelhealth import compare
-from pytest_modelhealth.comparison.links import Link
-from pytest_modelhealth.comparison.results import TensorResult, without_effect
-from pytest_modelhealth.comparison.trace import Key
+from pytest_modelhealth.comparing import without_effect
+from pytest_modelhealth.comparison.counterparts import Link
+from pytest_modelhealth.comparison.results import TensorResult
+from pytest_modelhealth.comparison.runs import Key
 
 
 @pytest.mark.parametrize("rewrite", [time_first, step_by_step])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pytest_modelhealth.comparison.measures import Difference, equal_nans, gap, measure
+from pytest_modelhealth.comparison.results import Difference, gap, measure
 
 NAN, INF = float("nan"), float("inf")
 
@@ -54,21 +54,17 @@ def test_tensors_without_a_difference_measure_nothing():
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "nans"),
+    ("a", "b", "unequal", "nans"),
     [
-        ([1.0, NAN], [1.0, NAN], 1),
-        ([0.0], [-0.0], 0),
-        ([1.0, NAN], [NAN, 1.0], None),
-        ([1.0, NAN], [2.0, NAN], None),
-        ([1.0], [1.0000001], None),
-        ([INF], [-INF], None),
+        ([1.0, NAN], [1.0, NAN], 0, 1),
+        ([0.0], [-0.0], 0, 0),
+        ([1.0, NAN], [NAN, 1.0], 2, 0),
+        ([1.0, NAN], [2.0, NAN], 1, 1),
+        ([1.0], [1.0000001], 1, 0),
+        ([INF], [-INF], 1, 0),
     ],
 )
-def test_equal_means_every_element_and_nan_to_nan(a, b, nans):
-    """The cheap test holds NaN equal to NaN, and zero to negative zero."""
-    assert equal_nans(torch.tensor(a), torch.tensor(b)) == nans
-
-
-def test_another_dtype_is_not_equal():
-    """Equal numbers in another dtype are measured, not waved through."""
-    assert equal_nans(torch.ones(2), torch.ones(2, dtype=torch.float64)) is None
+def test_equal_means_every_element_and_nan_to_nan(a, b, unequal, nans):
+    """NaN is equal to NaN, and zero to negative zero."""
+    found = measure(torch.tensor(a), torch.tensor(b))
+    assert (found.unequal, found.nan_both) == (unequal, nans)
