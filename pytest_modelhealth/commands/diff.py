@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         InspectionError: a file cannot be read or written, or the runs cannot be compared.
     """
     from pytest_modelhealth.runs.difference.comparing import compare
-    from pytest_modelhealth.runs.difference.result import Grade
+    from pytest_modelhealth.runs.difference.inspections import Grade
     from pytest_modelhealth.runs.difference.writers import render
     from pytest_modelhealth.runs.run import read, using
 

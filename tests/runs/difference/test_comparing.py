@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.runs.difference.comparing import compare
-from pytest_modelhealth.runs.difference.result import Change, Difference, Grade, Place
+from pytest_modelhealth.runs.difference.comparing import Difference, compare
+from pytest_modelhealth.runs.difference.inspections import Change, Grade, Place
 from tests.runs.difference import made
 from tests.runs.difference.made import TOTALS, finding, inspection, layer, tensor
 

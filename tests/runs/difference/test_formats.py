@@ -8,14 +8,8 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from pytest_modelhealth.runs.difference.comparing import compare
-from pytest_modelhealth.runs.difference.result import (
-    Change,
-    Difference,
-    Grade,
-    Place,
-    TestDifference,
-)
+from pytest_modelhealth.runs.difference.comparing import Difference, TestDifference, compare
+from pytest_modelhealth.runs.difference.inspections import Change, Grade, Place
 from pytest_modelhealth.runs.difference.writers import render
 from tests.runs.difference import made
 
