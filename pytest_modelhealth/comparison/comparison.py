@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pytest_modelhealth.alignment.causes import Cause
-from pytest_modelhealth.alignment.result import Alignment, Change, Pair
+from pytest_modelhealth.alignment.result import Alignment, Cause, Change, Pair
 from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.errors import LayerNotFoundError, ModelHealthError, suggest
 from pytest_modelhealth.report.verdict import HasVerdict, Renderer

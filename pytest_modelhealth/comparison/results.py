@@ -11,29 +11,141 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from pytest_modelhealth.capture import Request
-from pytest_modelhealth.comparison.links import BACKWARD, FLOWING, Link, missing_gradients
-from pytest_modelhealth.comparison.measures import Difference, gap, measure
-from pytest_modelhealth.comparison.rounding import EIGHT_BITS
-from pytest_modelhealth.comparison.trace import Key, Trace, TwoRuns, Watcher
+from pytest_modelhealth.comparison.counterparts import BACKWARD, FLOWING, Link, missing_gradients
+from pytest_modelhealth.comparison.rounding import (
+    EIGHT_BITS,
+    layer_epsilons,
+    quantised_weights,
+)
+from pytest_modelhealth.comparison.runs import Key, Trace, TwoRuns, Watcher
 from pytest_modelhealth.progress import track
-from pytest_modelhealth.settings.setting import is_inside
 from pytest_modelhealth.statistics.dense import dense_values
-from pytest_modelhealth.tolerance import RUNS, Steps, floor, observed, perturbed
+from pytest_modelhealth.tolerance import RUNS, floor, observed, perturbed
 
 FACTOR = 10.0  # how many times the natural noise a difference may be
 
 SETTLED = 5.0
 """The noise of three perturbed runs is less than this multiple of that of the first one."""
 
+CHUNK = 1 << 20  # elements that are brought to float64 at a time
+
+SAFE = 1e-15, 1e15  # differences whose squares neither underflow nor overflow in float32
+
 Size = tuple[float, float]  # an L2 norm, and the largest magnitude of an element
 
 NONE: Size = (0.0, 0.0)
+
+
+@dataclass
+class Difference:
+    """What separates a tensor of the candidate from the reference's, element by element.
+
+    Norms and errors are of the elements that are finite on both sides, computed in float64.
+    """
+
+    count: int  # number of elements
+    unequal: int = 0  # how many are not equal; two NaNs are equal, and so are two equal infinities
+    nan_reference: int = 0  # NaNs in the reference only
+    nan_candidate: int = 0  # NaNs in the candidate only
+    nan_both: int = 0  # NaNs on both sides
+    other_infinities: int = 0  # elements that are infinite on one side, or with another sign
+    max_abs: float = 0.0  # largest absolute error
+    abs_max: float = 0.0  # largest magnitude in the reference
+    error_squares: float = 0.0  # sum of the squared errors
+    squares: float = 0.0  # sum of the reference's squares
+    # index of the largest absolute error, or of the first element that is NaN or infinite on one
+    # side only
+    at: tuple[int, ...] | None = None
+    expected: float = math.nan  # the reference's value there
+    found: float = math.nan  # the candidate's value there
+
+    @property
+    def error_norm(self) -> float:
+        """L2 norm of the error."""
+        return math.sqrt(self.error_squares)
+
+    @property
+    def norm(self) -> float:
+        """L2 norm of the reference."""
+        return math.sqrt(self.squares)
+
+    @property
+    def nonfinite(self) -> int:
+        """Elements that are NaN or infinite on one side only."""
+        return self.nan_reference + self.nan_candidate + self.other_infinities
+
+    @property
+    def relative_l2(self) -> float:
+        """L2 norm of the error by that of the reference."""
+        if not self.error_norm:
+            return 0.0
+        return self.error_norm / self.norm if self.norm else math.inf
+
+
+def measure(reference: Tensor, candidate: Tensor) -> Difference:
+    """Return what separates two real, strided tensors of one shape."""
+    sums = Difference(reference.numel())
+    if reference.dtype == candidate.dtype and torch.equal(reference, candidate):
+        return sums  # most are, and none is copied
+    flat, other = reference.reshape(-1), candidate.reshape(-1)
+    place = odd_place = None
+    for start in range(0, flat.numel(), CHUNK):
+        largest, odd = _add(sums, flat[start : start + CHUNK], other[start : start + CHUNK])
+        place = start + largest if largest is not None else place
+        odd_place = start + odd if odd is not None and odd_place is None else odd_place
+    place = odd_place if odd_place is not None else place
+    if place is not None:
+        sums.at = tuple(map(int, np.unravel_index(place, reference.shape)))
+        sums.expected, sums.found = float(flat[place]), float(other[place])
+    return sums
+
+
+def _add(sums: Difference, reference: Tensor, candidate: Tensor) -> tuple[int | None, int | None]:
+    """Add the elements of a chunk; return where its error is the largest yet, or not finite."""
+    a, b = reference.double(), candidate.double()
+    error, odd = b - a, None
+    if not math.isfinite(float(error @ error)):  # else all elements are finite
+        nan_a, nan_b, same = a.isnan(), b.isnan(), a == b
+        finite = a.isfinite() & b.isfinite()
+        apart = ~(finite | same | (nan_a & nan_b))
+        sums.nan_both += int((nan_a & nan_b).sum())
+        sums.nan_reference += int((nan_a & ~nan_b).sum())
+        sums.nan_candidate += int((nan_b & ~nan_a).sum())
+        sums.other_infinities += int((apart & ~nan_a & ~nan_b).sum())
+        sums.unequal += int(apart.sum())
+        odd = int(apart.int().argmax()) if bool(apart.any()) else None
+        a, error = (torch.where(finite, one, 0.0) for one in (a, error))
+    sums.unequal += int(error.count_nonzero())
+    sums.error_squares += float(error @ error)
+    sums.squares += float(a @ a)
+    error = error.abs_()
+    largest = float(error.amax())
+    place = int(error.argmax()) if largest > sums.max_abs else None
+    sums.max_abs = max(sums.max_abs, largest)
+    sums.abs_max = max(sums.abs_max, float(a.abs().max()))
+    return place, odd
+
+
+def gap(a: Tensor, b: Tensor) -> Size:
+    """Return the L2 norm and the largest magnitude of the difference, where both are finite.
+
+    The difference of two float32 tensors is as good in float32, which is a third of the work.
+    """
+    if {a.dtype, b.dtype} <= {torch.float32, torch.float64} and a.numel():
+        error = a - b
+        largest = float(torch.linalg.vector_norm(error, math.inf))
+        if not largest or SAFE[0] < largest < SAFE[1]:  # and no NaN
+            return float(torch.linalg.vector_norm(error)), largest
+    sums = measure(a, b)
+    return sums.error_norm, sums.max_abs
 
 
 @dataclass(eq=False)
@@ -107,25 +219,32 @@ class TensorResult:
         return ratios[0] if self.measured_by == "quantised" else max(ratios)
 
 
-@dataclass
 class Judge:
-    """Tells of each linked tensor whether it differs by more than rounding explains."""
+    """Tells of each linked tensor whether it differs by more than rounding explains.
 
-    runs: TwoRuns  # both runs
-    request: Request  # asks for a run of the reference's module: batch, target, loss and backward
-    epsilons: tuple[float, float]  # machine epsilon of the reference and of the candidate
-    factor: float  # how many times the noise a difference may be
-    # machine epsilon of the layers of the reference that are coarser than the rest
-    coarser: Mapping[str, float]
-    notes: list[str]  # takes what a reader should know
-    # those of the weights of a quantised candidate; ``None`` for any other
-    steps: Steps | None = None
+    Args:
+        runs: both runs.
+        request: asks for a run of the reference's module: batch, target, loss and backward.
+        factor: how many times the noise a difference may be.
+        epsilons: machine epsilon of the reference and of the candidate.
+    """
+
+    def __init__(
+        self, runs: TwoRuns, request: Request, factor: float, epsilons: tuple[float, float]
+    ) -> None:
+        self.runs, self.request, self.factor = runs, request, factor
+        self.notes: list[str] = []  # what a reader should know
+        # of the weights of a quantised candidate; ``None`` for any other
+        self.steps = quantised_weights(runs) if runs.b.rounds else None
+        self.epsilon = max(epsilons) if self.steps is None else epsilons[0]
+        # machine epsilon of the layers of the reference that are coarser than the rest
+        self.coarser = layer_epsilons(runs, self.epsilon) if self.steps is None else {}
 
     def results(self, links: Iterable[Link]) -> list[TensorResult]:
         """Return what became of each linked tensor, and of the gradients without counterpart."""
         results, factor = [TensorResult(one, self.factor) for one in links], self.factor
         self._measure(results)
-        self._set_floors(results, max(self.epsilons) if self.steps is None else EIGHT_BITS)
+        self._set_floors(results)
         if any(factor < one.ratio < math.inf for one in results):
             # the runs are made, so what is near the limit may be told its true noise too
             self._measure_noise([one for one in results if factor / 3 < one.ratio < math.inf])
@@ -163,13 +282,13 @@ class Judge:
                 is_flowing &= is_whole and a.entries[link.reference].shape != shape
             one.shape = _shape(shape) if is_flowing else ""
 
-    def _set_floors(self, results: list[TensorResult], epsilon: float) -> None:
+    def _set_floors(self, results: list[TensorResult]) -> None:
         """Set the least noise of each tensor; gradients of a layer's parameters share a scale.
 
         In a model of several dtypes a tensor has the epsilon of its layer, a gradient that of them
         all. What a coarse layer does to those behind it, perturbed runs tell.
         """
-        a = self.runs.a
+        a, epsilon = self.runs.a, self.epsilon if self.steps is None else EIGHT_BITS
         coarsest = max(self.coarser.values(), default=epsilon)
         for one in results:
             key, difference = one.key, one.difference
@@ -196,9 +315,6 @@ class Judge:
 
     def _measure_noise(self, results: list[TensorResult]) -> None:
         """Measure the noise by further runs, until the first result is far beyond its limit."""
-        by, epsilon = "perturbed", max(self.epsilons)
-        if self.steps is not None:
-            by, epsilon = "quantised", self.epsilons[0]
         by_key: dict[Key, list[TensorResult]] = defaultdict(list)
         for one in results:
             by_key[one.key].append(one)
@@ -210,7 +326,7 @@ class Judge:
                 if seen.shape == expected.shape:
                     norm, largest = gap(expected, seen)
                     one.moved = max(one.moved[0], norm), max(one.moved[1], largest)
-                    one.measured_by = by
+                    one.measured_by = "perturbed" if self.steps is None else "quantised"
 
         for seed in track(range(RUNS), "running the reference perturbed"):
             first = next((one for one in results if one.ratio > self.factor), None)
@@ -219,7 +335,7 @@ class Judge:
             try:  # the copy is not the user's: what it raises or warns of is a note
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    request = perturbed(self.request, epsilon, seed, self.coarser, self.steps)
+                    request = perturbed(self.request, self.epsilon, seed, self.coarser, self.steps)
                     request = replace(request, visitor=Watcher(beside))
                     failure = next(iter(observed(request).errors), "")
             except Exception as error:  # noqa: BLE001 - in another precision it may fail anyhow
@@ -227,90 +343,6 @@ class Judge:
             if failure:
                 self.notes.append(f"the noise could not be measured: {failure}")
                 return
-
-
-def without_effect(results: Iterable[TensorResult]) -> list[TensorResult]:
-    """Return the tensors that differ and make no difference to what is computed from them.
-
-    - A tensor in another shape: another order of axes, or one step of a sequence at a time. Element
-      by element such tensors tell nothing; the next tensor of the same shape tells.
-    - What a layer takes, where all it gives agrees, and the gradients that it passes on: a mask of
-      -1e9 for one of -inf, or scores that are shifted before a softmax.
-    - A gradient that was not seen at a layer without parameters, where the next one agrees.
-    - The gradient of what a layer with others in it returns, where all other gradients agree. A
-      tensor that is returned and read inside has both ways in its gradient, a copy of it one.
-    """
-    results = list(results)
-    found = set(_inputs_without_effect(results))
-    for backward in (False, True):
-        waiting: list[TensorResult] = []
-        for one in results:
-            if (one.key.role in BACKWARD) is not backward or one.key.role == "buffers":
-                continue
-            if one in found or (one.diverged and (one.shape or one.unseen)):
-                waiting.append(one)
-                continue
-            found.update(() if one.diverged else waiting)
-            waiting = []
-    rest = [one for one in results if one.key.role in BACKWARD and one not in found]
-    right = [one.key.layer for one in rest if not one.diverged]
-    wrong = [one for one in rest if one.diverged]
-    if all(
-        one.key.role == "gradients"
-        and not one.problem
-        and any(is_inside(name, one.key.layer) for name in right)
-        for one in wrong
-    ):
-        found.update(wrong)
-    return [one for one in results if one in found]
-
-
-def _inputs_without_effect(results: list[TensorResult]) -> list[TensorResult]:
-    """Return the inputs that differ, of layers that give and pass on what they should."""
-    given: dict[str, list[TensorResult]] = defaultdict(list)
-    last: str | None = None
-    passed_on = set[str]()
-    for result in results:
-        layer, role = result.key.layer, result.key.role
-        if role != "inputs":
-            given[layer].append(result)
-        if role in BACKWARD:
-            if last is not None and last != layer and last not in passed_on:
-                given[last].append(result)  # what it passes on to the one before it
-                passed_on.add(last)
-            last = layer
-    right = {
-        layer
-        for layer, every in given.items()
-        if any(one.key.role == "activations" for one in every)
-        and not any(one.diverged for one in every)
-    }
-    inputs = [one for one in results if one.key.role == "inputs" and one.diverged]
-    return [one for one in inputs if one.key.layer in right]
-
-
-def are_one_function(results: list[TensorResult], a: Trace, b: Trace) -> bool:
-    """Whether what the models return, keep and learn by is equal bit for bit, whatever is inside.
-
-    Outputs alone tell nothing where they are whole numbers or NaN, nor of a layer whose numbers no
-    gradient comes to, as behind a factor of zero.
-    """
-    equal = {
-        one.key
-        for one in results
-        if one.difference is not None and not (one.difference.unequal or one.difference.nan_both)
-    }
-    runs = a.observation, b.observation
-    told = ("outputs", "parameter_gradients") if all(run.backward for run in runs) else ("outputs",)
-    due = {key for key in a.entries if key.role in told}
-    due |= {one.key for one in results if one.key.role in ("buffers", "parameter_gradients")}
-    if not due <= equal or (None not in (x.loss for x in runs) and runs[0].loss != runs[1].loss):
-        return False
-    seen = [runs[0].layers[one.key.layer].gradients for one in results if one.diverged]
-    is_floating = any(
-        key.role == "outputs" and a.entries[key].dtype.is_floating_point for key in due
-    )
-    return is_floating and all(one is None or one.abs_max > 0 for one in seen)
 
 
 def _shape(shape: tuple[int, ...]) -> str:

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 import torch
 
 from pytest_modelhealth.alignment.result import Pair, listed
-from pytest_modelhealth.comparison.links import parameter_names
-from pytest_modelhealth.comparison.sides import Side
-from pytest_modelhealth.comparison.trace import Trace, TwoRuns
-from pytest_modelhealth.comparison.weights import fitted, folded_parameters
+from pytest_modelhealth.comparison.counterparts import parameter_names
+from pytest_modelhealth.comparison.layer_differences import fitted, folded_parameters
+from pytest_modelhealth.comparison.runs import Trace, TwoRuns
 from pytest_modelhealth.layers import own_parameters
 from pytest_modelhealth.statistics.dense import step
 from pytest_modelhealth.tolerance import Steps, epsilon_of, product_epsilon
@@ -24,7 +23,7 @@ EIGHT_BITS = 2.0**-5
 half a step of a range of eight deviations, by the root mean square."""
 
 
-def machine_epsilon(side: Side, trace: Trace) -> float:
+def machine_epsilon(trace: Trace) -> float:
     """Return the machine epsilon of the precision that a whole model is in.
 
     It is that of all parameters, or that in which every layer multiplies by a matrix, as under
@@ -44,7 +43,7 @@ def machine_epsilon(side: Side, trace: Trace) -> float:
     found = max(min(epsilons, default=0.0), min(map(_epsilon_of, products), default=0.0))
     found = found or epsilon_of(torch.float32)
     on_cuda = any(
-        p is not None and p.is_cuda for m in side.modules.values() for p in m._parameters.values()
+        p is not None and p.is_cuda for m in trace.modules.values() for p in m._parameters.values()
     )
     return max(found, product_epsilon("cuda", convolutions=True)) if on_cuda else found
 
@@ -110,10 +109,10 @@ def quantised_weights(runs: TwoRuns) -> Steps:
     """Return the steps of the candidate's weights, as the reference's have them."""
     weights = {}
     for pair, ours, theirs in runs.alignment.aligned:
-        module, other = runs.modules[0].get(ours.name), runs.modules[1].get(theirs.name)
+        module, other = runs.a.modules.get(ours.name), runs.b.modules.get(theirs.name)
         if module is None or other is None:
             continue
-        held, folded = own_parameters(other), folded_parameters(pair, runs.modules[0]) or {}
+        held, folded = own_parameters(other), folded_parameters(pair, runs.a.modules) or {}
         for name, theirs_name in parameter_names(runs, ours.name, theirs.name).items():
             own, found = module._parameters.get(name), held.get(theirs_name)
             distance = None if found is None else step(found)
@@ -126,7 +125,7 @@ def quantised_weights(runs: TwoRuns) -> Steps:
                 distance = distance / rows.clamp_min(1e-12).reshape(-1, *[1] * (own.ndim - 1))
             weights[ours.name, name] = distance
     # torch runs all of others, and their steps are read; a runtime may keep some under other names
-    for layer, reference in runs.modules[0].items() if not runs.b.in_torch else ():
+    for layer, reference in runs.a.modules.items() if not runs.b.in_torch else ():
         for name, kept in reference._parameters.items():
             if kept is not None and kept.ndim > 1 and (layer, name) not in weights:
                 reach = kept.detach().max().clamp_min(0) - kept.detach().min().clamp_max(0)

@@ -26,7 +26,6 @@ from pytest_modelhealth.report.codec import encode
 from pytest_modelhealth.settings.setting import is_inside
 from pytest_modelhealth.snapshot.changes import phrases
 from pytest_modelhealth.snapshot.drift import Outcome, SnapshotCheck
-from pytest_modelhealth.snapshot.drift import headline as drift_headline
 from pytest_modelhealth.statistics import TensorStatistics
 
 if TYPE_CHECKING:
@@ -322,6 +321,6 @@ def _drift(check: SnapshotCheck) -> dict[str, Any]:
 
 def _drift_headline(check: SnapshotCheck) -> str:
     if check.found is not None and check.found.drifted:
-        return drift_headline(check.found)
+        return check.found.headline
     recorded = f"recorded in {check.file}" if check.outcome is Outcome.RECORDED else ""
     return check.text.partition("\n")[0] or recorded or str(check.found or check.outcome.value)

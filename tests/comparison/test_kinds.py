@@ -15,7 +15,7 @@ from corpus.models.paired import Cnn, Gpt, Mlp, batch
 from corpus.pairs import twins
 from pytest_modelhealth import compare
 from pytest_modelhealth.capture.observing.tensors import TensorStore
-from pytest_modelhealth.comparison.trace import Keeper
+from pytest_modelhealth.comparison.runs import Keeper
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

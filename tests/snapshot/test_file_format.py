@@ -12,9 +12,14 @@ from hypothesis import strategies as st
 
 from pytest_modelhealth.report import LayerRecord, Observation, Status
 from pytest_modelhealth.snapshot.file_format import SnapshotFormatError, dump, load, statistics
-from pytest_modelhealth.snapshot.recording import from_observation
-from pytest_modelhealth.snapshot.snapshot import Snapshot, of_roles
-from pytest_modelhealth.snapshot.tolerances import REAL, coarse, judges_zeros
+from pytest_modelhealth.snapshot.snapshot import (
+    REAL,
+    Snapshot,
+    coarse,
+    from_observation,
+    judges_zeros,
+    of_roles,
+)
 from pytest_modelhealth.statistics import TensorStatistics
 from pytest_modelhealth.tolerance import TensorName
 from tests.builders import layer, observation
