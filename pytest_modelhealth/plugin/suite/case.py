@@ -13,8 +13,8 @@ from torch import nn
 
 from pytest_modelhealth.capture import Request, find_engine
 from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.capture.step.modes import in_mode
 from pytest_modelhealth.checks.judging import judge
-from pytest_modelhealth.data_sets.running import in_mode
 from pytest_modelhealth.errors import InspectionError, ModelHealthError, SettingsError
 from pytest_modelhealth.inspector import Inspector
 from pytest_modelhealth.plugin.inspections import (
@@ -30,7 +30,7 @@ from pytest_modelhealth.plugin.suite.making import Made, made_by, seeded
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import Finding, HealthReport, Judgement, Observation, Verdict
 from pytest_modelhealth.settings import Settings
-from pytest_modelhealth.training.stepping.givers import UsualStep
+from pytest_modelhealth.wings import wing
 
 if TYPE_CHECKING:
     from pytest_modelhealth.comparison.comparison import Comparison
@@ -205,7 +205,7 @@ class Case:
             model = anew.model
             if not any(p.requires_grad for p in model.parameters()):
                 return anew
-            usual_step = UsualStep(anew.loss)
+            usual_step = wing("training.stepping.givers:UsualStep")(anew.loss)
             with seeded(self.suite.seed):
                 model.train(_mode(model, training=True) or model.training)
                 optimizer = self._optimizer(model)

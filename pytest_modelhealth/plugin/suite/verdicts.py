@@ -11,10 +11,8 @@ from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.errors import ModelHealthError
 from pytest_modelhealth.plugin.suite.case import PROBES, Case, Unjudged
 from pytest_modelhealth.plugin.suite.equality import compiled_equals_eager, state_survives_saving
-from pytest_modelhealth.probes import all_probes
-from pytest_modelhealth.probes.intervening.samples import NO_EFFECT
 from pytest_modelhealth.report import Outcome
-from pytest_modelhealth.training.catalogue import STEP
+from pytest_modelhealth.wings import wing
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import ProbeRecord
@@ -31,9 +29,9 @@ LEARNING = frozenset(
 
 def _general(case: Case) -> frozenset[str]:
     """Return the checks of one run, which are neither a probe that is asked for nor a step's."""
-    others = {probe.name for probe in all_probes() if not probe.automatic} | LEARNING
     checks: Any = case.settings.checks
-    return frozenset(check.name for check in checks if not check.judges_steps) - others
+    own = {c.name for c in checks if c.judges_steps or (c.is_probe and not c.automatic)}
+    return frozenset(check.name for check in checks) - own - LEARNING
 
 
 def healthy_in_training(case: Case) -> None:
@@ -68,7 +66,8 @@ def training_step(case: Case) -> None:
     """The contract of a training step, but what is on single parameters."""
     case.require_numbers()
     _require_gradients(case)
-    case.settle(case.report(case.stepped, {*STEP} - LEARNING))
+    step = {*wing("training.catalogue:STEP")}
+    case.settle(case.report(case.stepped, step - LEARNING))
 
 
 def _require_gradients(case: Case) -> None:
@@ -114,7 +113,8 @@ def inputs_used(case: Case) -> None:
     A head of zeros and a gate that has not opened hide their inputs at the start only.
     """
     record = _record(case, "input_effect")
-    idle = [note for note in record.notes if note.endswith(NO_EFFECT)]
+    no_effect = wing("probes.intervening.samples:NO_EFFECT")
+    idle = [note for note in record.notes if note.endswith(no_effect)]
     if idle:
         after = case.inspected(case.trained, False, ["input_effect"]).observation
         idle = [note for note in after.probes["input_effect"].notes if note in idle]
