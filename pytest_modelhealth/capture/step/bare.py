@@ -92,8 +92,6 @@ class Beside:
         """Put everything back that happens to the model inside, however it ends.
 
         Args:
-            batch: what it is run on.
-            evaluation: whether it is in evaluation mode inside.
             watched: whether an engine runs it inside, which keeps runs apart by itself.
             fused: whether torch's attention may take its fused path.
         """

@@ -20,19 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Company:
-    """What this rank has of a model.
+    """What this rank has of a model."""
 
-    Args:
-        state: what the model holds while it is inspected.
-        shards: its parameters, where `fully_shard` cut them.
-        on_ranks: whether there are other ranks.
-        notes: what a reader should know.
-    """
-
-    state: State
-    shards: Shards | None = None
-    on_ranks: bool = False
-    notes: tuple[str, ...] = ()
+    state: State  # what the model holds while it is inspected
+    shards: Shards | None = None  # its parameters, where `fully_shard` cut them
+    on_ranks: bool = False  # whether there are other ranks
+    notes: tuple[str, ...] = ()  # what a reader should know
 
     def parameters_shown(self) -> AbstractContextManager[None]:
         """Have the modules hold the parameters that the user knows; nothing may run inside."""

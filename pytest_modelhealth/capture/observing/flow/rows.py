@@ -106,14 +106,7 @@ class Row:
 
 
 class OpenCall(Row):
-    """One call of a layer, while it runs and after; its own number is `call`.
-
-    Args:
-        name: of the layer.
-        type_name: the class of the layer, or its function.
-        call: its number.
-        parent: the number of the call around it.
-    """
+    """One call of a layer, while it runs and after: its own number is `call`."""
 
     begin = -1  # the first number of its nodes
     end = -1  # the first after them
