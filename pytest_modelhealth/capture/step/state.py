@@ -216,7 +216,7 @@ class Memory:
             for tensor in chain.from_iterable(map(inner_tensors, tensors)):
                 self._add(tensor)
             for storage, _, parts in self._storages.values():
-                self._copies += [(one, one.clone()) for one in _shown(storage, parts)]
+                self._copies += [(one, one.clone()) for one in _integer_views(storage, parts)]
 
     def restore(self) -> None:
         """Give the tensors their memory back, and the memory its bytes."""
@@ -251,7 +251,7 @@ class Memory:
                 held[2].append(part)
 
 
-def _shown(storage: Any, parts: list[Tensor]) -> Iterator[Tensor]:
+def _integer_views(storage: Any, parts: list[Tensor]) -> Iterator[Tensor]:
     """Yield what tensors show of a storage as integers, whose copies and comparisons are exact."""
     part = parts[0]
     is_plain = part.dtype in _PLAIN and not part.is_nested and part.is_contiguous()
