@@ -279,8 +279,8 @@ def _instead(value: Any, role: str) -> str | None:
         (Dataset, "a data set of samples", loader, "a batch of samples"),
         (Iterator, f"an iterator ({type(value).__name__})", "batches", "next(batches)"),
     )
-    for kind, what, batches, one in kinds:
-        if isinstance(value, kind):
+    for class_, what, batches, one in kinds:
+        if isinstance(value, class_):
             return (
                 f"The {role} is {what}: run_batches({batches}) runs its batches; run_inspection "
                 f"and compare take one: {one}."
