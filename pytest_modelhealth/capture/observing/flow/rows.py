@@ -173,12 +173,6 @@ class Rows(list[Row]):
             if at == number:
                 row.first_cut, row.live = len(row.operands), True
 
-    def give_up(self) -> None:
-        """Record no flow: one with a gap would deny ways that there are."""
-        self.calls.clear()
-        self.clear()
-        self.own_functions.clear()
-
     def graph(self, outputs: tuple[int, ...], loss: int | None) -> Graph:
         """Return all of it."""
         vertices = []
