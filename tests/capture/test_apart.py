@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -153,20 +155,9 @@ def test_a_gradient_that_flows_on_is_not_the_outer_ones() -> None:
 
 def threaded(*functions: Callable[[], Any]) -> list[Any]:
     """Call the functions in a thread each; return what they return or raise."""
-    results: list[Any] = [None] * len(functions)
-
-    def call(index: int) -> None:
-        try:
-            results[index] = functions[index]()
-        except InspectionError as error:
-            results[index] = error
-
-    threads = [threading.Thread(target=call, args=(i,)) for i in range(len(functions))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return results
+    with ThreadPoolExecutor(len(functions)) as pool:
+        futures = [pool.submit(function) for function in functions]
+        return [future.exception() or future.result() for future in futures]
 
 
 def test_one_model_in_two_threads_is_refused() -> None:
@@ -189,7 +180,7 @@ def test_one_model_in_two_threads_is_refused() -> None:
     first, error = threaded(lambda: run(model, "loss", wait), second)
     assert seen(first) == alone
     assert isinstance(error, InspectionError)
-    assert "is being inspected already, in the thread 'Thread-" in str(error)
+    assert "is being inspected already, in the thread 'ThreadPool" in str(error)
     assert not any(module._forward_hooks for module in model.modules())
     assert Inspector(model.norm).run_inspection(X)
 
@@ -200,14 +191,9 @@ def test_models_in_threads_of_their_own_are_kept_apart() -> None:
     expected = [seen(Inspector(model).run_inspection(X)) for model in models]
     state = torch.get_rng_state()
 
-    def many(index: int) -> Callable[[], bool]:
-        def inspect() -> bool:
-            return all(
-                seen(Inspector(models[index]).run_inspection(X)) == expected[index]
-                for _ in range(20)
-            )
+    def many(index: int) -> bool:
+        reports = (Inspector(models[index]).run_inspection(X) for _ in range(20))
+        return all(seen(report) == expected[index] for report in reports)
 
-        return inspect
-
-    assert threaded(many(0), many(1)) == [True, True]
+    assert threaded(partial(many, 0), partial(many, 1)) == [True, True]
     assert torch.equal(torch.get_rng_state(), state)

@@ -8,8 +8,8 @@ import pickle
 import random
 import re
 import signal
-import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from typing import Any
 
@@ -492,11 +492,8 @@ def test_a_compiled_model_is_not_compiled_again() -> None:
 def test_compiled_models_in_two_threads_leave_the_stance_as_it_was() -> None:
     """The compiler's stance is one for the process: the last run to end resets it."""
     models = [torch.compile(Small(), backend="eager") for _ in range(2)]
-    threads = [threading.Thread(target=inspect, args=(model,)) for model in models]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(inspect, models))
     assert torch._dynamo.eval_frame._stance.stance == "default"
 
 

@@ -12,16 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from pytest_modelhealth import Inspector
-
-
-class Users(TorchFunctionMode):
-    """A mode of the user's own."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
 
 
 def modes() -> list[Any]:

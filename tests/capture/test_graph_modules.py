@@ -91,30 +91,21 @@ def test_copies_made_meanwhile_know_nothing_of_us(duplicate: Any) -> None:
     assert "enter_layer" not in copies[0].code
 
 
-def test_a_graph_that_was_rearranged_is_opaque() -> None:
-    """Where a container's nodes no longer stand together, its call cannot be told."""
+def test_a_call_that_the_graph_does_not_tell_is_opaque() -> None:
+    """Where a container's nodes no longer stand together, or have no memory of their modules."""
     model = fx.symbolic_trace(Net())
-    nodes = list(model.graph.nodes)
-    tanh = next(node for node in nodes if node.target is torch.tanh)
-    block = [node for node in nodes if "block" in (node.meta.get("nn_module_stack") or {})]
-    with model.graph.inserting_after(block[0]):
-        model.graph.call_function(torch.neg, (block[0],))
+    block = next(n for n in model.graph.nodes if "block" in (n.meta.get("nn_module_stack") or {}))
+    with model.graph.inserting_after(block):
+        model.graph.call_function(torch.neg, (block,))
     model.recompile()
     report = report_of(model, x())
-    assert tanh in model.graph.nodes
     assert report["body"].status is Status.OBSERVED
     assert report["block"].calls in (0, 1)  # the second call still stands together
-
-
-def test_a_graph_without_a_memory_of_its_modules_is_opaque() -> None:
-    """Without the stack of modules its containers are not guessed."""
-    model = fx.symbolic_trace(Net())
     for node in model.graph.nodes:
         node.meta.clear()
-    report = report_of(model, x())
-    assert report["block"].status is Status.OPAQUE
-    assert "torch.fx inlined it" in report["block"].reason
-    assert report["block"].activations is None
+    layer = report_of(model, x())["block"]
+    assert (layer.status, layer.activations) == (Status.OPAQUE, None)
+    assert "torch.fx inlined it" in layer.reason
 
 
 class Sourced(nn.Module):

@@ -68,14 +68,10 @@ def test_functional_calls_tell_their_arguments() -> None:
 def test_training_is_that_of_the_forward() -> None:
     """A forward that switches a layer's mode is recorded as it ran, and undone."""
 
-    class Switches(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.drop = nn.Dropout(0.5)
-
+    class Switches(nn.Sequential):
         def forward(self, x: Tensor) -> Tensor:
-            return self.drop.train()(x)
+            return self[0].train()(x)
 
-    model = Switches().eval()
-    assert records(model)["drop"].options["training"] is True
-    assert not model.drop.training
+    model = Switches(nn.Dropout(0.5)).eval()
+    assert records(model)["0"].options["training"] is True
+    assert not model[0].training

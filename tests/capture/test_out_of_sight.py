@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pytest_modelhealth import InspectionError, Inspector
+from pytest_modelhealth.capture.step import run
 from pytest_modelhealth.report import Status
 from tests.capture.oracle import changes, fingerprint
 
@@ -124,6 +126,16 @@ def test_what_ran_out_of_sight_is_opaque(way: str) -> None:
     assert tuple(layer.status for layer in layers) == expected
     assert all(layer.reason for layer in layers if layer.status is not OBSERVED)
     assert report["inner.spare"].status is NOT_CALLED
+
+
+def test_what_a_forward_compiles_first_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though torch's compiler was not loaded when the run began; `torch.compile` is put back."""
+    monkeypatch.setattr(run, "sys", SimpleNamespace(modules={}))
+    compile_ = torch.compile
+    report = Inspector(Net(WAYS["compiled in the forward"][0])).run_inspection(X)
+    assert report["inner.a"].status is OBSERVED
+    assert torch.compile is compile_
+    assert torch._dynamo.eval_frame._stance.stance == "default"
 
 
 def test_a_forward_that_scripts_is_refused() -> None:

@@ -55,12 +55,9 @@ def observed(recorder: Recorder, hooks: Hooks | None = None) -> Iterator[Hooks]:
 
 
 class Frame:
-    """One call of a layer that has not returned yet.
+    """One call of a layer that has not returned yet; activation checkpointing may make it again.
 
-    Args:
-        layer: the layer.
-        is_recomputation: whether activation checkpointing makes the call again.
-        handling: the exception being handled when the call began.
+    An exception may have been handled when it began.
     """
 
     call: OpenCall | None = None  # in the flow, where that is recorded

@@ -131,15 +131,10 @@ Given = tuple[Tensor, int | None, Entry | None]
 
 
 class Own(NamedTuple):
-    """What was found in parameters, their gradients or buffers.
+    """What was found in parameters, their gradients or buffers."""
 
-    Args:
-        layers, names: of which layer each is, and its own name there.
-        entries: what was found in each.
-    """
-
-    layers: Sequence[Layer] = ()
-    names: Sequence[str] = ()
+    layers: Sequence[Layer] = ()  # of which each is
+    names: Sequence[str] = ()  # its own there
     entries: Entries = Entries([])
 
     def places(self) -> Iterator[tuple[Layer, str]]:

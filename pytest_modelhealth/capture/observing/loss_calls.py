@@ -130,7 +130,7 @@ def see_loss(
         if is_class and not target.is_floating_point() and target.numel():
             targets = _see_targets(target, int(given.get("ignore_index", -100)), samples)
 
-    def settled() -> LossCall:
+    def settle() -> LossCall:
         input_, target_, value_ = (None if one is None else one.statistics for one in entries)
         probabilities: dict[str, Any] = {}
         if rows is not None and input_ is not None and not input_.nan_count:
@@ -144,7 +144,7 @@ def see_loss(
             **probabilities,
         )
 
-    return settled
+    return settle
 
 
 @cache
@@ -227,7 +227,7 @@ def _see_targets(target: Tensor, ignored: int, samples: int) -> Callable[[], Cla
     if samples > 1 and count % samples == 0 and count // samples >= _SHORTEST_SEQUENCE:
         sequences = _sample(target.reshape(samples, -1), 1)
 
-    def settled() -> ClassTargets:
+    def settle() -> ClassTargets:
         tail, share = None, 0.0
         if sequences is not None:
             tail, share = _constant_tail(sequences.cpu().numpy())
@@ -236,7 +236,7 @@ def _see_targets(target: Tensor, ignored: int, samples: int) -> Callable[[], Cla
         only = int(least) if least == most and left_out < count else None
         return ClassTargets(count, left_out, tail, share, only)
 
-    return settled
+    return settle
 
 
 def _constant_tail(sequences: npt.NDArray[Any]) -> tuple[int | None, float]:

@@ -94,11 +94,9 @@ def run_step(
     watch: Watch = observed_eagerly,
     state: State | None = None,
 ) -> Observation:
-    """Run the request's batch through `model`, watched.
+    """Run the request's batch through `model`, which stands for the request's, watched.
 
     Args:
-        request: what is asked.
-        model: the module that stands for ``request.model``.
         notes: what a reader should know of this model.
         watch: hooks on every module, unless a kind of model has another way.
         state: what `model` holds, where the caller has looked already.

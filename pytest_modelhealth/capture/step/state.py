@@ -33,15 +33,6 @@ class State:
     Args:
         roots: the model, or several.
         containers: some that hold the same objects in the end, which are not looked into.
-
-    Attributes:
-        modules: every module, the model first.
-        leaves: every parameter and every other tensor that collects a gradient.
-        tensors: every tensor that is no parameter: buffers and plain attributes.
-        generators: random generators kept in attributes.
-        scripts: the modules whose attributes lie in C++.
-        lazy: parameters and buffers that the first forward creates.
-        moment: when this was looked at, counted by `MOMENTS`.
     """
 
     _closed = frozenset(
@@ -50,13 +41,13 @@ class State:
     """Types of what leads to nothing."""
 
     def __init__(self, *roots: Any, containers: Iterable[Any] = ()) -> None:
-        self.moment = next(MOMENTS)
-        self.modules: list[nn.Module] = []
-        self.leaves: list[Tensor] = []
-        self.tensors: list[Tensor] = []
-        self.generators: list[Any] = []
-        self.scripts: list[nn.Module] = []
-        self.lazy: list[Tensor] = []
+        self.moment = next(MOMENTS)  # when this was looked at
+        self.modules: list[nn.Module] = []  # the model first
+        self.leaves: list[Tensor] = []  # parameters, and what else collects a gradient
+        self.tensors: list[Tensor] = []  # that are no parameters: buffers and plain attributes
+        self.generators: list[Any] = []  # of random numbers
+        self.scripts: list[nn.Module] = []  # whose attributes lie in C++
+        self.lazy: list[Tensor] = []  # parameters and buffers that the first forward creates
         self._empty: list[Any] = []  # containers that hold nothing: a dozen a module, for hooks
         self._others = [(one, _items(one)) for one in containers]  # each with what it holds
         self._seen: dict[int, Any] = {}
@@ -225,7 +216,7 @@ class Memory:
             for tensor in chain.from_iterable(map(inner_tensors, tensors)):
                 self._add(tensor)
             for storage, _, parts in self._storages.values():
-                self._copies += [(one, one.clone()) for one in _shown(storage, parts)]
+                self._copies += [(one, one.clone()) for one in _integer_views(storage, parts)]
 
     def restore(self) -> None:
         """Give the tensors their memory back, and the memory its bytes."""
@@ -260,7 +251,7 @@ class Memory:
                 held[2].append(part)
 
 
-def _shown(storage: Any, parts: list[Tensor]) -> Iterator[Tensor]:
+def _integer_views(storage: Any, parts: list[Tensor]) -> Iterator[Tensor]:
     """Yield what tensors show of a storage as integers, whose copies and comparisons are exact."""
     part = parts[0]
     is_plain = part.dtype in _PLAIN and not part.is_nested and part.is_contiguous()

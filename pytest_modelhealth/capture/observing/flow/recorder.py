@@ -318,8 +318,10 @@ class FlowRecorder:
 
     def _give_up(self, why: str) -> None:
         self.is_on = False
-        self._rows.notes[f"not recorded: {why}"] = None
-        self._rows.give_up()
+        rows = self._rows
+        rows.notes[f"not recorded: {why}"] = None
+        for recorded in (rows, rows.calls, rows.own_functions):  # a gap would deny ways there are
+            recorded.clear()
 
 
 def _is_elsewhere(tensor: Tensor) -> bool:

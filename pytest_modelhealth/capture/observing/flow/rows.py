@@ -106,14 +106,7 @@ class Row:
 
 
 class OpenCall(Row):
-    """One call of a layer, while it runs and after; its own number is `call`.
-
-    Args:
-        name: of the layer.
-        type_name: the class of the layer, or its function.
-        call: its number.
-        parent: the number of the call around it.
-    """
+    """One call of a layer, while it runs and after: its own number is `call`."""
 
     begin = -1  # the first number of its nodes
     end = -1  # the first after them
@@ -179,12 +172,6 @@ class Rows(list[Row]):
             at = row.begin if isinstance(row, OpenCall) and row.begin == row.end else row.made_at
             if at == number:
                 row.first_cut, row.live = len(row.operands), True
-
-    def give_up(self) -> None:
-        """Record no flow: one with a gap would deny ways that there are."""
-        self.calls.clear()
-        self.clear()
-        self.own_functions.clear()
 
     def graph(self, outputs: tuple[int, ...], loss: int | None) -> Graph:
         """Return all of it."""
