@@ -97,8 +97,10 @@ class Table:
             self._width = self._width or 2 * len(row.layers) + _SPARE
             self.layers = list(dict.fromkeys((*self.layers, *row.layers)))[: self._width]
             # what has no column goes into one more, which nobody reads
-            columns = {layer: column for column, layer in enumerate(self.layers)}
-            self._columns = [columns.get(layer, self._width) for layer in row.layers]
+            known = {layer: column for column, layer in enumerate(self.layers)}
+            columns = [known.get(layer, self._width) for layer in row.layers]
+            is_whole = columns == list(range(len(columns)))
+            self._columns = slice(len(columns)) if is_whole else columns
         table = np.full((len(STATISTICS), self._width + 1), np.nan)
         table[:, self._columns] = [row.values[name] for name in STATISTICS]
         self._values = dict(zip(STATISTICS, table[:, :-1], strict=True))
@@ -167,7 +169,7 @@ class Follower:
             rows: how many watched steps showed it, if not those in which it was said.
         """
         open_keys = [key for key in self.open if key[0] == kind]
-        if not open_keys and not np.any(active):
+        if not open_keys and not np.count_nonzero(active):
             return  # nearly always
         is_of_each, step = np.ndim(active) == 1, self._table.row.step
         for at in np.atleast_1d(active).nonzero()[0].tolist():
@@ -206,6 +208,8 @@ class Follower:
             levels: logarithms of what is measured.
             fell: whether the values fell, so that the largest of them counts, and not the least.
         """
+        if not self.open and not np.count_nonzero(active):
+            return  # as in `mark`, before anything is computed
         value = np.exp(levels.high if fell else levels.low)
         reference = np.exp(levels.usual if fell else levels.reference)
         since, valid = self._table.lately, levels.valid

@@ -51,17 +51,18 @@ class Levels:
 
     def add(self, values: Reals | float, is_on: Mask | bool = False) -> None:
         """Take the values of a step, and where an event goes on, so that nothing is usual."""
-        logs = np.log(np.maximum(values, self._least))
+        logs = np.log(np.maximum(values, self._least) if self._least else values)
         self.valid = valid = np.isfinite(logs)
         if self._lately is None:
-            self._lately = np.full((LATELY, *logs.shape), np.nan)
-        latest = np.concatenate([self._lately[1:], logs[np.newaxis]])
-        self._lately = np.where(valid, latest, self._lately)
-        self.low, self.high = self._lately.min(0), self._lately.max(0)
-        self.count = self.count + valid
-        mean = self.usual + (logs - self.usual) / self.count
-        self.usual = np.where(valid & np.logical_not(is_on), mean, self.usual)
-        self.opening = np.where(self.count <= OPENING, self.usual, self.opening)
+            self._lately = np.full((LATELY, *np.shape(logs)), np.nan)
+        lately = self._lately
+        np.copyto(lately[:-1], lately[1:], where=valid)
+        np.copyto(lately[-1:], logs, where=valid)
+        self.low, self.high = np.minimum.reduce(lately), np.maximum.reduce(lately)
+        self.count = count = self.count + valid
+        learns = valid if is_on is False else valid & ~np.asarray(is_on)
+        self.usual = np.where(learns, self.usual + (logs - self.usual) / count, self.usual)
+        self.opening = np.where(count <= OPENING, self.usual, self.opening)
 
     @property
     def reference(self) -> Any:

@@ -261,7 +261,11 @@ def saturating_layers(table: Table, follower: Follower) -> Iterator[None]:
     """An output that is certain of data it knows by heart is none; nor is a gate that closes."""
     levels = Levels(zeros=True)
     while True:
-        levels.add(table["saturation"])
+        values = table["saturation"]
+        if np.isnan(values).all():
+            yield
+            continue
+        levels.add(values)
         low, opening = np.exp(levels.low), np.exp(levels.opening)
         valid = levels.valid & (levels.count > OPENING)
         active = valid & (low > 0.98) & (opening < 0.7)

@@ -150,14 +150,13 @@ def _diverged(event: CourseEvent, course: Course, settings: Settings) -> Finding
 @rule(assess=_diverged)
 def loss_divergence(table: Table, follower: Follower) -> Iterator[None]:
     """What was learnt is not lost again; a loss above its best by no more than its noise is not."""
-    updates, gradients = Levels(), Levels()
+    levels = Levels()  # of updates, and of gradients
     noise, best_step, above_since = math.inf, -1, -1
     nothing = {"update_ratio": 0.0, "update_growth": 0.0, "gradient_growth": 0.0}
     most = nothing
     while True:
         row, loss, is_on = table.row, table.loss.summary, bool(follower.open)
-        updates.add(row.update_ratio, is_on)
-        gradients.add(row.gradient_norm, is_on)
+        levels.add(np.array([row.update_ratio, row.gradient_norm]), is_on)
         if not loss.is_known or row.loss is None:
             yield
             continue
@@ -171,9 +170,9 @@ def loss_divergence(table: Table, follower: Follower) -> Iterator[None]:
         is_above = not loss.lost <= floor
         if is_above:
             latest = {
-                "update_ratio": np.exp(updates.low),
-                "update_growth": np.exp(updates.low - updates.usual),
-                "gradient_growth": np.exp(gradients.low - gradients.reference),
+                "update_ratio": np.exp(levels.low[0]),
+                "update_growth": np.exp(levels.low - levels.usual)[0],
+                "gradient_growth": np.exp(levels.low - levels.reference)[1],
             }
             # the largest of each; NaN, of few values, is none
             most = {name: max(most[name], latest[name]) for name in most}
@@ -289,8 +288,11 @@ def statistics_drift(table: Table, follower: Follower) -> Iterator[None]:
     """A single batch that stands out is forgotten within some steps."""
     running, inputs = Levels(), Levels()
     while True:
-        in_training = table["training_mode"] == 1.0
-        running.add(np.where(in_training, table["running_std"], np.nan))
+        in_training, values = table["training_mode"] == 1.0, table["running_std"]
+        if np.isnan(values).all():
+            yield
+            continue
+        running.add(np.where(in_training, values, np.nan))
         inputs.add(table["input_std"])
         value, usual = np.exp(running.low), np.exp(inputs.usual)
         valid = running.valid & (running.count > 20)
