@@ -187,7 +187,6 @@ FAULTS = {
         )
     },
     "a dropout of everything": (lambda: branch(nn.Dropout(1.0)), "fail", "drop", RATE),
-    "a path of nothing": (lambda: branch(drop_path(1.0)), "fail", "drop", RATE),
     "a functional dropout of everything": (
         lambda: branch(lambda x: F.dropout(x, 1.0)), "fail", "drop", RATE,
     ),
