@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from pytest_modelhealth.checks.zero_gradients import TRIAL, call_for_steps
-from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.errors import InspectionError, in_one_line
 from pytest_modelhealth.probes.conventions import (
     Conventions,
     Effects,
@@ -79,7 +79,6 @@ def _what_stays_zero(runs: Runs) -> Effects:
 
 def _timed(name: str, probe: Callable[[Runs], Effects], runs: Runs) -> ProbeRecord:
     """Return the record of a probe, with what it took beside the runs that all share."""
-    from pytest_modelhealth.probes.intervening.running import said
     from pytest_modelhealth.report import Outcome, ProbeRecord
 
     runs.count.clear()
@@ -97,7 +96,7 @@ def _timed(name: str, probe: Callable[[Runs], Effects], runs: Runs) -> ProbeReco
     except InspectionError as error:  # another thread inspects this model by now
         reason = str(error)
     except Exception as error:  # noqa: BLE001 - ours, as in a hook: the inspection stands
-        reason = f"an error in pytest-modelhealth: {said(error)}"
+        reason = f"an error in pytest-modelhealth: {in_one_line(error)}"
     return ProbeRecord(
         name,
         outcome,
