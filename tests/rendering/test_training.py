@@ -32,7 +32,7 @@ from pytest_modelhealth.training.monitoring.history import History
 from pytest_modelhealth.training.monitoring.row import STATISTICS, Event, StepRow
 from tests.rendering.reports import HOSTILE
 from tests.rendering.test_figures import png
-from tests.runs.svg import of_class
+from tests.runs.charted import of_class
 
 USUAL = {name: 0.0 if "nonfinite" in name else 1.0 for name in STATISTICS} | {
     "dead_fraction": 0.0,
