@@ -61,7 +61,7 @@ _HOMES = {
     "ModelHealthWarning": "errors",
     "ModelSummary": "report",
     "Observation": "report",
-    "RemovableLayer": "report.removable",
+    "RemovableLayer": "report.parts",
     "RemovableUnits": "removal.result",
     "Setting": "settings",
     "Settings": "settings",

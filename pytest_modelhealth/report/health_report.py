@@ -285,11 +285,8 @@ class HealthReport(HasVerdict):
     def _sentence(self, findings: tuple[Finding, ...], which: str = "") -> str:
         first, *others = findings
         more = f" (and {len(others):,} more{which})" if others else ""
-        return f"{self._label(first.layer)} ({first.check}): {first.message}{more}"
-
-    def _label(self, layer: str) -> str:
-        record = self._observation.layers.get(layer)
-        return record.label if record is not None else self._observation.model_type
+        label = self._shown("summary", "label", first.layer)
+        return f"{label} ({first.check}): {first.message}{more}"
 
     def _with(self, thresholds: Mapping[str, object]) -> HealthReport:
         if not thresholds:

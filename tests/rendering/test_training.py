@@ -32,7 +32,7 @@ from pytest_modelhealth.training.monitoring.history import History
 from pytest_modelhealth.training.monitoring.row import STATISTICS, Event, StepRow
 from tests.rendering.reports import HOSTILE
 from tests.rendering.test_figures import png
-from tests.runs.svg import of_class
+from tests.runs.charted import of_class
 
 USUAL = {name: 0.0 if "nonfinite" in name else 1.0 for name in STATISTICS} | {
     "dead_fraction": 0.0,
@@ -174,21 +174,18 @@ def cells(panel: ET.Element, kind: str) -> list[tuple[float, float, float]]:
     ]
 
 
-def test_layers_stand_in_execution_order_where_they_have_something_to_show() -> None:
-    """Containers without parameters have no row, and a ReLU none among gradients of parameters."""
+def test_a_reader_sees_which_layer_died_when() -> None:
+    """Zeros of gradients are black from that step on, in rows in execution order.
+
+    Containers without parameters have no row, and a ReLU none among gradients of parameters.
+    """
     shown = panels(dying())
     assert [rows(panel) for panel in shown] == [["fc1", "fc2"], ["relu"], ["fc1", "fc2"]]
     assert "2 further layers never had one" in texts(dying().plot())
-
-
-def test_a_reader_sees_which_layer_died_when() -> None:
-    """Zeros of gradients are black from that step on."""
-    panel = panels(dying())[GRADIENT]
-    ((left, _, width),) = cells(panel, ZERO)
-    start, end = min(x for x, *_ in cells(panel, "cell")), left + width
+    ((left, _, width),) = cells(shown[GRADIENT], ZERO)
+    start, end = min(x for x, *_ in cells(shown[GRADIENT], "cell")), left + width
     assert (end - left) / (end - start) == pytest.approx(14 / 20, abs=0.01)
-    red = [name.text for name in of_class(panel, "name", "alarm")]
-    assert red == ["fc1"]
+    assert [name.text for name in of_class(shown[GRADIENT], "name", "alarm")] == ["fc1"]
 
 
 def test_what_is_not_finite_is_loud_and_what_was_not_seen_is_grey() -> None:
@@ -198,19 +195,16 @@ def test_what_is_not_finite_is_loud_and_what_was_not_seen_is_grey() -> None:
         runs = cells(panel, BAD)
         assert len(runs) == 2
         assert runs[0][0] == runs[1][0] > min(x for x, *_ in cells(panel, "cell"))
-    assert "not finite" in texts(exploding().plot())
+    drawn = texts(exploding().plot())
+    assert "not finite" in drawn
+    assert "NaN or inf from step 15" in drawn  # of the loss
+    assert "no finite loss was given" in texts(without_loss().plot())
     panel = panels(late())[GRADIENT]
     ((_, top, _),) = cells(panel, MISSING)
     assert top == max(y for _, y, _ in cells(panel, "cell"))
     silent = texts(history().plot())
     assert "not finite" not in silent
     assert "no number" not in silent
-
-
-def test_a_loss_that_is_no_number_is_marked() -> None:
-    """At its first step; where no loss was given the panel says so."""
-    assert "NaN or inf from step 15" in texts(exploding().plot())
-    assert "no finite loss was given" in texts(without_loss().plot())
 
 
 def test_events_are_marked_in_every_panel_and_at_their_layer() -> None:
@@ -278,24 +272,18 @@ def test_the_text_says_it_in_its_first_line() -> None:
     assert "no step was watched yet" in history(steps=range(0)).summary()
 
 
-def train(**options):
-    """A monitor of ten steps of a small training."""
+def test_a_monitor_shows_its_training(tmp_path) -> None:
+    """It saves the figure, prints the text, and a notebook gets it as a table."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with Inspector(model).monitor(**options) as monitor:
+    with Inspector(model).monitor() as monitor:
         for step in range(10):
             optimizer.zero_grad()
             loss = model(torch.randn(32, 8)).square().mean()
             loss.backward()
             optimizer.step()
             monitor.step_end(step, loss=loss)
-    return monitor
-
-
-def test_a_monitor_shows_its_training(tmp_path) -> None:
-    """It saves the figure, prints the text, and a notebook gets it as a table."""
-    monitor = train()
     monitor.plot(tmp_path / "all.png")
     assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
     assert str(monitor) == monitor.summary()

@@ -24,22 +24,30 @@ from tests.runs.charted import (
     HOSTILE,
     RECURRENT,
     SUMS,
+    SVG,
     TOWERS,
     Edge,
+    boxes_of,
     chain,
     comparison,
+    finding,
     flow_of,
     hostile,
     layer,
+    numbers,
+    of_class,
+    pair,
+    reader,
     resnet,
     tensor,
+    texts,
+    titles,
     unet,
     violation,
     way_through,
 )
 from tests.runs.difference import made
 from tests.runs.made_runs import inspection
-from tests.runs.svg import SVG, boxes_of, finding, numbers, of_class, pair, reader, texts, titles
 
 DRAWN: dict[str, Callable[..., str]] = {
     "histograms": lambda tensor: histograms([(tensor["role"], tensor)], row=80),
