@@ -6,7 +6,6 @@ because pytest does so at every start.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -115,7 +114,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    from pytest_modelhealth.wings import wing
+
+    return wing(f"{_HOMES[name]}:{name}")
 
 
 def __dir__() -> list[str]:

@@ -166,3 +166,6 @@ def _layer_hooks(index: int, clock: Tensor) -> tuple[Callable[..., None], Callab
         return pytree.tree_unflatten(shown, form)
 
     return before, after
+
+
+KINDS = (CompiledEngine,)

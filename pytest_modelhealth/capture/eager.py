@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer
@@ -90,8 +89,6 @@ class LightningEngine(EagerEngine):
     What it logs goes nowhere, and no trainer is needed.
     """
 
-    precedence: ClassVar[int] = 1
-
     def supports(self, model: object) -> bool:
         """Whether `model` is a `LightningModule`."""
         return is_lightning(model)
@@ -140,3 +137,6 @@ def _note(request: Request, message: str) -> str:
             "into its forward; run_step(batch=batch) runs its training_step."
         )
     return ""
+
+
+KINDS = (LightningEngine, EagerEngine)

@@ -169,8 +169,13 @@ class Listed(Check):
     is_shared: ClassVar[bool]
     """Whether that runs others, too, and is told which."""
 
+    part: ClassVar[str] = ""
+    """The part of an observation that it judges, where not every run has it: ``"stepped"``."""
+
     def run(self, observation: Observation, settings: Settings) -> Iterable[Finding]:
         """Yield what is violated and what could not be judged, in execution order."""
+        if self.part and getattr(observation, self.part) is None:
+            return ()  # nothing of its wing is loaded
         findings: Iterable[Finding] = self._findings(observation, settings)
         return findings
 

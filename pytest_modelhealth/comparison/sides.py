@@ -25,6 +25,7 @@ from pytest_modelhealth.layers import is_quantised as is_quantised_module
 from pytest_modelhealth.layers import named_modules, own_parameters
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.statistics.dense import is_quantised
+from pytest_modelhealth.wings import wing
 
 
 @dataclass(frozen=True)
@@ -133,9 +134,7 @@ def run(
         if side.engine.flat_outputs:  # which the loss was not written for
             own = replace(own, loss=lambda *_: torch.zeros(()))
         if has_process_group():
-            from pytest_modelhealth.capture.parallel.placements import gathered
-
-            own = replace(own, averager=gathered)
+            own = replace(own, averager=wing("capture.parallel.placements:gathered"))
         with hinted(own):
             observation = side.engine.run(own)
         if side.engine.compiled:

@@ -13,6 +13,7 @@ import pytest
 from pytest_modelhealth.errors import SettingsError
 from pytest_modelhealth.plugin.inspections import INSPECTOR
 from pytest_modelhealth.plugin.options import settings_for
+from pytest_modelhealth.plugin.output_files import require_wing
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -38,8 +39,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Leave files alone where models are named and no file is asked for."""
+    """Leave files alone where models are named and no file is asked for.
+
+    Raises:
+        pytest.UsageError: what runs them is missing.
+    """
     given: list[str] = config.getoption(_OPTION) or []
+    if given:
+        require_wing("plugin.suite", _OPTION)
     if given and config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args, config.args_source = [], pytest.Config.ArgsSource.ARGS
 

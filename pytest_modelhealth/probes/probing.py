@@ -11,14 +11,14 @@ from typing import Any
 from pytest_modelhealth.capture.engine import Engine, Request
 from pytest_modelhealth.capture.step.batch import copied_batch
 from pytest_modelhealth.checks.zero_gradients import TRIAL, call_for_steps
-from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.errors import InspectionError, in_one_line
 from pytest_modelhealth.probes.conventions import (
     Conventions,
     Effects,
     NotApplicableError,
     UntellableError,
 )
-from pytest_modelhealth.probes.intervening.running import Runs, said
+from pytest_modelhealth.probes.intervening.running import Runs
 from pytest_modelhealth.progress import track
 from pytest_modelhealth.report import Observation, Outcome, Parting, Probed, ProbeRecord
 from pytest_modelhealth.settings import Settings
@@ -85,7 +85,7 @@ def _record(name: str, experiment: str, runs: Runs) -> ProbeRecord:
     except InspectionError as error:  # another thread inspects this model by now
         reason = str(error)
     except Exception as error:  # noqa: BLE001 - ours, as in a hook: the inspection stands
-        reason = f"an error in pytest-modelhealth: {said(error)}"
+        reason = f"an error in pytest-modelhealth: {in_one_line(error)}"
     return ProbeRecord(
         name,
         outcome,

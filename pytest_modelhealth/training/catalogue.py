@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
-
-from pytest_modelhealth.checks import Check, all_checks, by_rank
-from pytest_modelhealth.checks.check import Catalogue
-from pytest_modelhealth.probes import all_probes
-from pytest_modelhealth.settings import Count, Factor, Ratio, Settings, Share
+from pytest_modelhealth.checks.check import Catalogue, Check
+from pytest_modelhealth.settings import Count, Factor, Ratio, Share
 
 STEP = Catalogue(
     "training.catalogue:STEP",
     run="training.contract:findings",
+    part="stepped",
     occasion="A training step: inspector(model).run_step(...)",
     judges_steps=True,
     role="parameters",
@@ -162,6 +159,7 @@ STEP.add(
 TRAINING = Catalogue(
     "training.catalogue:TRAINING",
     run="training.monitoring.rules:findings",
+    part="course",
     occasion="A whole training: inspector(model).monitor()",
     judges_steps=True,
 )
@@ -338,13 +336,6 @@ TRAINING.add(
 )
 
 
-@cache
-def every_check() -> tuple[Check, ...]:
-    """Return one of each check and probe, the gravest first."""
-    return by_rank((*all_checks(), *all_probes(), *STEP.values(), *TRAINING.values()))
-
-
-@cache
-def default_settings() -> Settings:
-    """Return every declared setting at its default, for all checks and probes of this package."""
-    return Settings(()).with_checks(every_check())
+def all_checks() -> tuple[Check, ...]:
+    """Return one of each check of a step and of a training."""
+    return (*STEP.values(), *TRAINING.values())

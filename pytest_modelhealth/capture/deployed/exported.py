@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 class ExportedEngine(EagerEngine):
     """Exported programs, run as modules once they are unflattened."""
 
-    precedence = 1
     files: ClassVar[str] = "exported programs (*.pt2)"
 
     def __init__(self) -> None:

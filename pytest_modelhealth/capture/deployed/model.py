@@ -138,7 +138,6 @@ class DeployedModel(DeployedLayer):
 class DeployedEngine(Engine):
     """Models that another runtime runs; a kind of them says which, and how they are read."""
 
-    precedence = 2
     runs_in_torch: ClassVar[bool] = False
     why_not_measured: ClassVar[str] = (
         "the costs of a deployed model are not measured, as no module of torch runs in it; the "

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor, distributed, nn
 
-from pytest_modelhealth.capture.parallel.engines import Shards, doubles, stay_local
-from pytest_modelhealth.capture.parallel.wrappers import (
-    Wrappers,
-    find_wrappers,
-    refuse_repetition,
-    refuse_unknown_ways,
-)
 from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.wings import wing
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.capture.parallel.engines import Shards
+    from pytest_modelhealth.capture.parallel.wrappers import Wrappers
 
 
 @dataclass(frozen=True)
@@ -87,18 +86,18 @@ def in_company(model: nn.Module, state: State | None = None) -> Iterator[Company
         InspectionError: its engine does not allow that, or another thread is at it.
     """
     state = state or State(model)
-    wrappers = find_wrappers(state.modules) if has_process_group() else None
+    wrappers = _wrappers(state.modules)
     if not wrappers:
         yield Company(state, on_ranks=wrappers is not None)
         return
-    refuse_unknown_ways(wrappers)
+    wing("capture.parallel.wrappers:refuse_unknown_ways")(wrappers)
     with _alone(state) as is_first, ExitStack() as stack:
         yield _entered(model, state, wrappers, stack) if is_first else Company(state, on_ranks=True)
 
 
 def notes_on_ranks(model: nn.Module) -> tuple[str, ...]:
     """Return what a reader should know of numbers that this rank took alone, as they passed by."""
-    wrappers = find_wrappers(model.modules()) if has_process_group() else None
+    wrappers = _wrappers(model.modules())
     if not wrappers:
         return ()
     rank, size = distributed.get_rank(), distributed.get_world_size()
@@ -116,23 +115,31 @@ def refuse_again_and_again(model: nn.Module, *, reduces: bool = False) -> None:
     Raises:
         InspectionError: what spreads it over ranks does not allow that.
     """
-    if has_process_group():
-        refuse_repetition(find_wrappers(State(model).modules), reduces=reduces)
+    if (wrappers := _wrappers(State(model).modules)) is not None:
+        wing("capture.parallel.wrappers:refuse_repetition")(wrappers, reduces=reduces)
+
+
+def _wrappers(modules: Iterable[nn.Module]) -> Wrappers | None:
+    """Return what spreads these modules over ranks; ``None`` where there are no ranks."""
+    if not has_process_group():
+        return None
+    wrappers: Wrappers = wing("capture.parallel.wrappers:find_wrappers")(modules)
+    return wrappers
 
 
 def _entered(model: nn.Module, state: State, wrappers: Wrappers, stack: ExitStack) -> Company:
     shards: Shards | None = None
     notes: tuple[str, ...] = ()
     if wrappers.sharded:
-        shards = Shards(wrappers.sharded)
-        if shards.waits:
+        shards = made = wing("capture.parallel.engines:Shards")(wrappers.sharded)
+        if made.waits:
             notes = (_REDUCED,)
-        stack.enter_context(shards.apart())
+        stack.enter_context(made.apart())
         state = State(model)
     if wrappers.replicated:
         stack.callback(state.restore)
-        stay_local(wrappers.replicated)
-        state.exchange(doubles(wrappers.replicated))
+        wing("capture.parallel.engines:stay_local")(wrappers.replicated)
+        state.exchange(wing("capture.parallel.engines:doubles")(wrappers.replicated))
         state = State(model)
     return Company(state, shards, on_ranks=True, notes=notes)
 

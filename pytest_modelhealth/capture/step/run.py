@@ -47,6 +47,7 @@ from pytest_modelhealth.report import (
     UnregisteredParameter,
 )
 from pytest_modelhealth.settings.setting import dotted
+from pytest_modelhealth.wings import wing
 
 Watch = Callable[[Recorder], AbstractContextManager[Hooks]]
 """Lets a recorder see the layers of a model while it runs."""
@@ -127,9 +128,9 @@ class _Step:
         )
         note_source_lines(recorder)
         if company.on_ranks:
-            from pytest_modelhealth.capture.parallel.placements import of_gradient, placement_of
-
-            recorder.placements = Placements(placement_of, of_gradient)
+            placements = "capture.parallel.placements"
+            ways = wing(f"{placements}:placement_of"), wing(f"{placements}:of_gradient")
+            recorder.placements = Placements(*ways)
         parameters, buffers = recorder.held()
         held = ((Kind.PARAMETER, parameters), (Kind.BUFFER, buffers))
         recorder.flow.name_sources(_sources(arguments, request.target, held, state))
@@ -291,8 +292,7 @@ class _Step:
                 if self._request.averager is not None:
                     gradients = self._request.averager(gradients)
                 elif company.on_ranks:
-                    from pytest_modelhealth.capture.parallel.placements import summed
-
+                    summed = wing("capture.parallel.placements:summed")
                     gradients = [(layer, name, summed(g)) for layer, name, g in gradients]
                 recorder.add_state("parameter_gradients", gradients)
                 with noted(recorder.errors, "rows of zeros: "):

@@ -14,8 +14,8 @@ from torch import nn
 
 from pytest_modelhealth.capture import Request, find_engine
 from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.capture.step.modes import in_mode
 from pytest_modelhealth.checks.judging import judge
-from pytest_modelhealth.data_sets.running import in_mode
 from pytest_modelhealth.errors import InspectionError, ModelHealthError, SettingsError
 from pytest_modelhealth.inspector import Inspector
 from pytest_modelhealth.layers import Selection
@@ -31,9 +31,7 @@ from pytest_modelhealth.plugin.suite.suite import ModelHealthSuite
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import Finding, HealthReport, Judgement, Observation, Verdict
 from pytest_modelhealth.settings import Settings
-from pytest_modelhealth.training.stepping.contract import run_contract
-from pytest_modelhealth.training.stepping.givers import UsualStep, step_of
-from pytest_modelhealth.training.stepping.session import TrainingStep
+from pytest_modelhealth.wings import wing
 
 if TYPE_CHECKING:
     from pytest_modelhealth.comparison.comparison import Comparison
@@ -166,11 +164,11 @@ class Subject:
         model, batch = made.model, made.batch
         with seeded(self.suite.seed), in_mode(model, _mode(model, training=True)):
             optimizer = self.optimizer(model)
-            given = TrainingStep(
+            given = wing("training.stepping.session:TrainingStep")(
                 model, None, optimizer, None, (), batch["inputs"], batch["target"], batch["loss"]
             )
-            with step_of(given) as step:
-                stepped = run_contract(step, Selection()).stepped
+            with wing("training.stepping.givers:step_of")(given) as step:
+                stepped = wing("training.stepping.contract:run_contract")(step, Selection()).stepped
             return replace(seen, stepped=stepped)
 
     def optimizer(self, model: nn.Module) -> Any:
@@ -197,7 +195,7 @@ class Subject:
         model = anew.model
         if not any(p.requires_grad for p in model.parameters()):
             return anew
-        usual_step = UsualStep(anew.loss)
+        usual_step = wing("training.stepping.givers:UsualStep")(anew.loss)
         with seeded(self.suite.seed):
             model.train(_mode(model, training=True) or model.training)
             optimizer = self.optimizer(model)

@@ -20,8 +20,8 @@ from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.bare import copied
 from pytest_modelhealth.capture.step.batch import Inputs, is_run_by_training_step
 from pytest_modelhealth.capture.step.loss import TaskLosses, compute_loss
+from pytest_modelhealth.capture.step.modes import in_mode
 from pytest_modelhealth.comparing import compare
-from pytest_modelhealth.data_sets.running import in_mode
 from pytest_modelhealth.errors import ModelHealthError
 from pytest_modelhealth.plugin.suite.case import FEW_STEPS, Unjudged
 from pytest_modelhealth.plugin.suite.making import Made, seeded

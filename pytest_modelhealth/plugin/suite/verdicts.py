@@ -11,10 +11,8 @@ from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.errors import ModelHealthError
 from pytest_modelhealth.plugin.suite.case import IN_TRAINING, PROBES, Case, Unjudged
 from pytest_modelhealth.plugin.suite.equality import compiled_equals_eager, state_survives_saving
-from pytest_modelhealth.probes import all_probes
-from pytest_modelhealth.probes.intervening.samples import NO_EFFECT
 from pytest_modelhealth.report import Outcome
-from pytest_modelhealth.training.catalogue import STEP
+from pytest_modelhealth.wings import wing
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import ProbeRecord
@@ -31,9 +29,9 @@ LEARNING = frozenset(
 
 def _general(case: Case) -> frozenset[str]:
     """Return the checks of one run, which are neither a probe that is asked for nor a step's."""
-    others = {probe.name for probe in all_probes() if not probe.called_for} | LEARNING
     checks: Any = case.settings.checks
-    return frozenset(check.name for check in checks if not check.judges_steps) - others
+    own = {c.name for c in checks if c.judges_steps or (c.is_probe and not c.called_for)}
+    return frozenset(check.name for check in checks) - own - LEARNING
 
 
 def healthy_in_training(case: Case) -> None:
@@ -70,7 +68,7 @@ def training_step(case: Case) -> None:
     """The contract of a training step, but what is on single parameters."""
     case.require_numbers()
     _require_gradients(case)
-    stepping = set(STEP)
+    stepping = set(wing("training.catalogue:STEP"))
     case.settle(case.report(case.subject.stepped, stepping - LEARNING))
 
 
@@ -118,7 +116,8 @@ def inputs_used(case: Case) -> None:
     A head of zeros and a gate that has not opened hide their inputs at the start only.
     """
     record = _record(case, "input_effect")
-    idle = [note for note in record.notes if note.endswith(NO_EFFECT)]
+    no_effect = wing("probes.intervening.samples:NO_EFFECT")
+    idle = [note for note in record.notes if note.endswith(no_effect)]
     if idle:
         made = case.subject.trained
         after = case.subject.inspected(made, False, case.settings, ["input_effect"]).observation

@@ -31,9 +31,10 @@ from pytest_modelhealth.checks.zero_gradients import (
     zero_parameters,
     zero_slices,
 )
+from pytest_modelhealth.errors import in_one_line
 from pytest_modelhealth.layers import named_modules
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
-from pytest_modelhealth.probes.intervening.running import Runs, said
+from pytest_modelhealth.probes.intervening.running import Runs
 from pytest_modelhealth.report import Finding, LayerRecord, Observation, Parting
 from pytest_modelhealth.settings import Limit, Settings
 from pytest_modelhealth.settings.setting import dotted
@@ -221,7 +222,7 @@ def _trained(runs: Runs, *, differentiates_last: bool = True) -> Generator[Any]:
                 optimizer.step()
         except Exception as error:  # the user's, of weights that we changed
             raise UntellableError(
-                f"{STEPS} training steps cannot be tried: {said(error)}"
+                f"{STEPS} training steps cannot be tried: {in_one_line(error)}"
             ) from error
 
 

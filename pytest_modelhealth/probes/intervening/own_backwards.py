@@ -24,8 +24,9 @@ from pytest_modelhealth.capture.step.bare import converted_batch
 from pytest_modelhealth.capture.step.batch import copied_batch
 from pytest_modelhealth.capture.step.guard import exited_whole
 from pytest_modelhealth.checks.facts import at
+from pytest_modelhealth.errors import in_one_line
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
-from pytest_modelhealth.probes.intervening.running import SEED, Runs, said
+from pytest_modelhealth.probes.intervening.running import SEED, Runs
 from pytest_modelhealth.report import Parting
 from pytest_modelhealth.report.flow import near
 
@@ -193,7 +194,7 @@ class _Point:
                 self.values, [*live.values()], self.weights, materialize_grads=True
             )
         except Exception as error:
-            raise UntellableError(f"in float64 it raises {said(error)}") from error
+            raise UntellableError(f"in float64 it raises {in_one_line(error)}") from error
         if not all(map(torch.equal, outputs, again)):
             raise UntellableError("it is not the same twice on one input, or gives NaN")
         self.gradients = dict(zip(live, (one.detach() for one in gradients), strict=True))

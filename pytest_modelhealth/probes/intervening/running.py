@@ -21,7 +21,7 @@ from pytest_modelhealth.capture.step.bare import Beside
 from pytest_modelhealth.capture.step.batch import Inputs, deep_copy
 from pytest_modelhealth.capture.step.guard import Guard
 from pytest_modelhealth.capture.step.loss import TaskLosses, compute_loss, no_loss
-from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.errors import InspectionError, in_one_line
 from pytest_modelhealth.probes.conventions import Conventions, UntellableError
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.settings import Settings
@@ -85,7 +85,7 @@ class Runs:
         try:
             self.batch()
         except Exception as error:  # noqa: BLE001 - an object of the user's
-            return f"the batch cannot be copied, and so not be changed: {said(error)}"
+            return f"the batch cannot be copied, and so not be changed: {in_one_line(error)}"
         return ""
 
     @cached_property
@@ -184,7 +184,7 @@ class Runs:
             if with_loss:
                 self._take_loss(output, ran)
         except Exception as error:  # noqa: BLE001 - the user's, on a batch that we changed
-            ran.error = said(error)
+            ran.error = in_one_line(error)
             return ran
         ran.wrote = tuple(n for n, t in enumerate(arguments) if version(t) != versions[n])
         with torch.no_grad():
@@ -235,11 +235,6 @@ def changeable(batch: Inputs) -> list[Tensor]:
         for tensor in find_tensors((batch.args, batch.kwargs))
         if tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
     ]
-
-
-def said(error: Exception) -> str:
-    """Return an exception as one line."""
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 # ---- how far tensors are apart -------------------------------------------------------------------

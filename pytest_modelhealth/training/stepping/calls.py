@@ -13,8 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from pytest_modelhealth.capture.observing.autograd_graph import is_made_by_a_loss, sign_of
 from pytest_modelhealth.capture.passive.hooks import named_values
-from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.probes.intervening.running import said
+from pytest_modelhealth.errors import InspectionError, in_one_line
 from pytest_modelhealth.report import LayerMode, Observation
 from pytest_modelhealth.settings.setting import dotted
 from pytest_modelhealth.training.stepping.reached import opened
@@ -77,7 +76,7 @@ def call_step(session: Session, calls: int) -> Calls:
         except Exception as error:
             if not number:
                 raise
-            made.facts["raised"] = said(error)
+            made.facts["raised"] = in_one_line(error)
             break
         if not number:
             start = before
