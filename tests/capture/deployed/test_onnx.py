@@ -149,43 +149,6 @@ def test_what_the_session_holds_is_looked_at_and_not_changed(model, x, path):
     assert before == {file.name: file.read_bytes() for file in path.parent.iterdir()}
 
 
-def edited(path: Path, edit: str) -> Any:
-    """Return the model with one edit of its graph."""
-    proto = proto_of(path)
-    if edit == "weights":
-        bias = next(one for one in proto.graph.initializer if one.name == "fc.bias")
-        values = onnx.numpy_helper.to_array(bias) + np.float32(0.01)
-        bias.CopyFrom(onnx.numpy_helper.from_array(values, bias.name))
-    elif edit == "epsilon":
-        norm = node_of(proto, "LayerNormalization")
-        next(a for a in norm.attribute if a.name == "epsilon").f = 1e-2
-    elif edit == "operator":
-        gelu = node_of(proto, "Gelu")
-        next(a for a in gelu.attribute if a.name == "approximate").s = b"tanh"
-    elif edit == "residual":
-        add = node_of(proto, "Add", 1)
-        node_of(proto, "ReduceMean").input[0] = add.input[0]
-    return proto
-
-
-@pytest.mark.parametrize(
-    ("edit", "layer"),
-    [
-        ("", None),
-        ("weights", "fc"),
-        ("epsilon", "norm"),
-        ("operator", "act"),
-        ("residual", "blocks.1"),
-    ],
-)
-def test_the_first_layer_that_an_edit_changes_is_named(model, x, path, edit, layer):
-    """Without one the model is equivalent, and that a convolution is folded is no remark."""
-    comparison = compare(model, edited(path, edit), x)
-    found = None if comparison.equivalent else comparison.first_divergence.layer
-    assert found == layer, str(comparison)
-    assert edit or [note for note in comparison.notes if "onnxruntime" not in note] == []
-
-
 def test_a_loaded_model_runs_where_it_came_from(model, path, x):
     """A replay and a copy inspect the stand-ins, and see the functional layers as well.
 
@@ -198,6 +161,8 @@ def test_a_loaded_model_runs_where_it_came_from(model, path, x):
     comparison = compare(model, path, x, loss=lambda output: output["logits"].sum())
     assert comparison.equivalent, str(comparison)
     assert comparison.losses[1] is None
+    # a convolution is folded: what it gave is compared behind the batch norm, with no remark
+    assert [note for note in comparison.notes if "onnxruntime" not in note] == []
 
 
 def test_a_deployed_model_gets_a_verdict(path, x):
@@ -231,24 +196,6 @@ def test_a_graph_without_metadata_is_compared_by_its_outputs(model, x, path, old
     wrong = compare(model, proto, x)
     assert wrong.first_divergence.layer == ""
     assert "no layer inside the candidate can be told" in wrong.first_divergence.story
-
-
-def test_weights_in_eight_bits_are_compared_by_their_own_steps(model, x, path, tmp_path):
-    """What onnxruntime's quantiser wrote is equivalent; a layer with another's scale is named."""
-    from onnxruntime.quantization import quantize_dynamic
-
-    file = tmp_path / "int8.onnx"
-    # in seven bits: without VNNI a processor saturates sums of two products of eight
-    quantize_dynamic(path, file, reduce_range=True)
-    proto = proto_of(file)
-    report = Inspector(proto).run_inspection(x)
-    assert {"blocks.1", "act", "norm", "silu"} <= set(report.layers)
-    comparison = compare(model, proto, x)
-    assert comparison.equivalent, str(comparison)
-    scale = next(one for one in proto.graph.initializer if one.name.endswith("_scale"))
-    values = onnx.numpy_helper.to_array(scale) * np.float32(1.5)
-    scale.CopyFrom(onnx.numpy_helper.from_array(values, scale.name))
-    assert not compare(model, proto, x).equivalent
 
 
 class Summed(nn.Module):
