@@ -80,11 +80,6 @@ def old(model: nn.Module, x: Tensor, tmp_path_factory: pytest.TempPathFactory) -
     return file
 
 
-def proto_of(path: Path) -> Any:
-    """Return a model that may be edited."""
-    return onnx.load(path)
-
-
 def node_of(proto: Any, operator: str, number: int = 0) -> Any:
     """Return one node of a model by its operator."""
     return [node for node in proto.graph.node if node.op_type == operator][number]
@@ -138,7 +133,7 @@ def test_what_the_session_holds_is_looked_at_and_not_changed(model, x, path):
     session = onnxruntime.InferenceSession(path)
     report = Inspector(session).watch("blocks.*").run_batches([x[:24], x[24:], x[:3]])
     assert "blocks.1.bn" in report.layers
-    proto = proto_of(path)
+    proto = onnx.load(path)
     session = onnxruntime.InferenceSession(proto.SerializeToString())
     assert len(Inspector(session).run_inspection(x).layers) > 10
     session._model_bytes = None
@@ -167,7 +162,7 @@ def test_a_loaded_model_runs_where_it_came_from(model, path, x):
 
 def test_a_deployed_model_gets_a_verdict(path, x):
     """Dead units behind a folded batch norm, and a NaN, where they begin."""
-    proto = proto_of(path)
+    proto = onnx.load(path)
     for name, value in (("blocks.0.conv.bias", -1e3), ("norm.bias", float("nan"))):
         held = next(one for one in proto.graph.initializer if one.name == name)
         values = np.full_like(onnx.numpy_helper.to_array(held), value)
@@ -181,7 +176,7 @@ def test_a_deployed_model_gets_a_verdict(path, x):
 @pytest.mark.parametrize("is_new", [True, False])
 def test_a_graph_without_metadata_is_compared_by_its_outputs(model, x, path, old, is_new):
     """Each node is shown by its own name, and which layer it is of nobody says."""
-    proto = proto_of(path if is_new else old)
+    proto = onnx.load(path if is_new else old)
     for node in proto.graph.node:
         del node.metadata_props[:]
     report = Inspector(proto).run_inspection(x)
@@ -225,7 +220,7 @@ def test_rounding_in_the_place_of_an_activation_is_of_the_block_that_had_it(tmp_
     torch.onnx.export(model, (x,), file, dynamo=True, verbose=False)
     # in seven bits: without VNNI a processor saturates sums of two products of eight
     quantize_static(file, file.with_suffix(".int8"), Once(x), reduce_range=True)
-    proto = proto_of(file.with_suffix(".int8"))
+    proto = onnx.load(file.with_suffix(".int8"))
     assert not [node for node in proto.graph.node if node.op_type == "Relu"]
     comparison = compare(model, proto, x)
     assert comparison.equivalent, str(comparison)
