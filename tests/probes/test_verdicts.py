@@ -77,15 +77,14 @@ def finds(m: Any, x: Tensor) -> list[Tensor]:
     return [every, *([every + 1] if bool((x[1] != x[0]).any()) else [])]
 
 
-class Elsewhere(nn.Module):
+class Elsewhere(nn.Linear):
     """Keeps a count where nobody puts it back."""
 
-    def __init__(self, width: int = 12) -> None:
-        super().__init__()
-        self.head, self.calls = nn.Linear(width, 3), itertools.count(1)
+    def __init__(self) -> None:
+        super().__init__(12, 3)
 
-    def forward(self, x: Tensor, **_: Tensor) -> Tensor:
-        return self.head(x) + next(CALLS)
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + next(CALLS)
 
 
 CALLS = itertools.count(1)
@@ -108,17 +107,6 @@ LAYOUTS: dict[str, tuple[Any, Any, Callable[[Tensor], Any]]] = {
     "a state that comes back": ((SERIES, STATE), 1, lambda h: (h.flatten(0, 1), h[-1:])),
     "moved": (SERIES, 1, lambda h: h.transpose(0, 1)),
 }
-
-
-def pooled(is_first: bool, leaks: bool) -> nn.Module:
-    """Return a model that takes time first and returns samples first, or the other way round."""
-
-    def forward(m: Any, x: Tensor) -> Tensor:
-        h = m.rnn(x if is_first else x.transpose(0, 1))[0]
-        h = h * m.head(h)[..., :1].softmax(1 if leaks else 0)
-        return m.head(h.sum(0) if is_first else h)
-
-    return Net(forward, rnn=nn.GRU(12, 8), head=nn.Linear(8, 3))
 
 
 NO_ROWS = Case(
@@ -147,11 +135,6 @@ OF_SAMPLES = {
     ),
     "time in front": TIME_IN_FRONT,
     "said": Case("healthy", lambda: nn.GRU(12, 16), SERIES, options={"batch_dim": 1}),
-    "as many features as samples": Case(
-        "healthy",
-        lambda: Net(lambda m, a, b: torch.cat([m.fc(a), m.fc(b)]), fc=nn.Linear(12, 10)),
-        (X, X + 1),
-    ),
     "fewer tensors": Case("healthy", lambda: Net(finds, fc=nn.Linear(12, 8)), X[:5]),
     "nowhere finite": Case("untold", lambda: Rows(lambda h: h * torch.nan), X, word="no finite"),
     "kept outside of modules": Case("untold", Elsewhere, X, word="outside of its modules"),
@@ -180,15 +163,6 @@ OF_SAMPLES = {
         inputs,
         "*",
         options={"batch_dim": dimension},
-    ).items()
-} | {
-    f"samples {'second' if first else 'first'} in the batch alone, {twin}": case
-    for first in (False, True)
-    for twin, case in fault_and_twin(
-        lambda leaks, first=first: pooled(first, leaks),  # type: ignore[misc]
-        SERIES,
-        layer="softmax",
-        options={"batch_dim": int(first)},
     ).items()
 }  # fmt: skip
 
@@ -241,11 +215,6 @@ def of_object(leaks: bool) -> nn.Module:
     return Net(lambda m, d: m.inner(d.x, d.edges, d.groups), inner=graphs(between, True))
 
 
-def points(m: Any, x: Tensor, groups: Tensor) -> Tensor:
-    """Normalise the points of a cloud together."""
-    return m.last((h := m.first(x)) - mean_by(h, groups)[groups])
-
-
 def users(m: Any, x: Tensor, ids: Tensor) -> Tensor:
     """Take the mean of all rows off, whose ids happen to ascend."""
     return m.last((h := m.first(x) + m.users(ids)) - h.mean(0))
@@ -263,11 +232,6 @@ OF_GROUPS = {
     for name, (grade, layer, between) in BETWEEN.items()
     for pools in (False, True)
 } | {
-    "points": Case(
-        "healthy",
-        lambda: Net(points, first=nn.Linear(6, 8), last=nn.Linear(8, 2)),
-        (NODES, GROUPS),
-    ),
     "ids in order": Case(
         "fails",
         lambda: Net(users, users=nn.Embedding(10, 8), first=nn.Linear(6, 8), last=nn.Linear(8, 3)),
@@ -279,7 +243,6 @@ OF_GROUPS = {
 
 IDS = torch.randint(0, 20, (6, 13), generator=torch.Generator().manual_seed(0))
 NEXT: dict[str, Any] = {"target": IDS[:, 1:], "loss": language}
-TABLE = seeded(5, 12, 2)
 
 
 OF_TIME = {
@@ -316,9 +279,6 @@ OF_TIME = {
 TEXTS = texts()
 LEFT = {name: tensor.flip(1) for name, tensor in TEXTS.items()}
 CLASSES = torch.tensor([0, 1, 2, 0, 1, 2])
-LENGTHS = torch.tensor([3, 7, 5, 4])
-TAGS = torch.randint(0, 3, (6, 9), generator=torch.Generator().manual_seed(0))
-WRITTEN = torch.randint(1, 20, (6, 9), generator=torch.Generator().manual_seed(1))
 MASK = TEXTS["mask"]
 
 

@@ -61,24 +61,13 @@ class CountingFunctions(TorchFunctionMode):
 
 
 @contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Have torch make new tensors of `dtype`."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
+def switched(switch: Callable[[Any], object], inside: Any, outside: Any) -> Iterator[None]:
+    """Have a global switch of torch another way inside."""
+    switch(inside)
     try:
         yield
     finally:
-        torch.set_default_dtype(before)
-
-
-@contextmanager
-def deterministic_algorithms() -> Iterator[None]:
-    """Have torch refuse operators whose result varies from run to run."""
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
+        switch(outside)
 
 
 SURROUNDINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
@@ -88,10 +77,14 @@ SURROUNDINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "no_grad": torch.no_grad,
     "grad mode": torch.enable_grad,
     "anomaly detection": torch.autograd.detect_anomaly,
-    "default dtype float64": lambda: default_dtype(torch.float64),
-    "default dtype float16": lambda: default_dtype(torch.float16),
+    "default dtype float64": lambda: switched(
+        torch.set_default_dtype, torch.float64, torch.float32
+    ),
+    "default dtype float16": lambda: switched(
+        torch.set_default_dtype, torch.float16, torch.float32
+    ),
     "default device meta": lambda: torch.device("meta"),
-    "deterministic algorithms": deterministic_algorithms,
+    "deterministic algorithms": lambda: switched(torch.use_deterministic_algorithms, True, False),
     "fake tensors": torch._subclasses.FakeTensorMode,
     "an operator counter": CountingDispatch,
     "a function counter": CountingFunctions,
