@@ -6,13 +6,14 @@ import copy
 import functools
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from corpus.models.changed import Both, Returning
 from corpus.models.paired import Cnn, Gpt, Mlp, batch, seeded
 from corpus.pairs import twins
 from pytest_modelhealth import InspectionError, SettingsError, compare
@@ -103,24 +104,6 @@ def test_models_without_a_layer_in_common_are_compared_by_their_outputs():
     assert compare(reference, same, batch).equivalent
     unrelated = compare(nn.Tanh(), nn.Conv1d(1, 1, 1), batch)
     assert not unrelated.equivalent
-
-
-class Both(NamedTuple):
-    """Two outputs."""
-
-    logits: Tensor
-    hidden: Tensor
-
-
-class Returning(Mlp):
-    """Returns its output in any form."""
-
-    def __init__(self, form: Any) -> None:
-        super().__init__()
-        self.form = form
-
-    def forward(self, x: Tensor) -> Any:
-        return self.form(super().forward(x))
 
 
 @pytest.mark.parametrize(

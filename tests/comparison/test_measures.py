@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pytest_modelhealth.comparison.results import gap, measure
+from pytest_modelhealth.comparison.measures import gap, measure
 
 NAN, INF = float("nan"), float("inf")
 

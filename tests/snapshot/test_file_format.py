@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pytest_modelhealth.report import LayerRecord, Observation, Status
 from pytest_modelhealth.snapshot.file_format import SnapshotFormatError, dump, load, statistics
 from pytest_modelhealth.snapshot.snapshot import (
+    NAMED,
     REAL,
     Snapshot,
     coarse,
@@ -23,9 +24,6 @@ from pytest_modelhealth.snapshot.snapshot import (
 from pytest_modelhealth.statistics import TensorStatistics
 from pytest_modelhealth.tolerance import TensorName
 from tests.builders import layer, observation
-
-OWN_NAMES = ("parameters", "parameter_gradients", "buffers")
-"""The roles of which a layer has several tensors, each with a name of its own."""
 
 
 def spread(rows: int = 8, columns: int = 4) -> torch.Tensor:
@@ -115,8 +113,8 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     noise = {}
     for place, name in enumerate(draw(st.sets(names, max_size=3))):
         roles: dict[str, dict[str, TensorStatistics]] = {}
-        for role in ("inputs", "activations", "gradients", *OWN_NAMES):
-            own = draw(st.sets(own_names, max_size=2)) if role in OWN_NAMES else {""}
+        for role in ("inputs", "activations", "gradients", *NAMED):
+            own = draw(st.sets(own_names, max_size=2)) if role in NAMED else {""}
             roles[role] = {o: draw(tensors((name, role, o))) for o in own if draw(st.booleans())}
             multiples = st.dictionaries(st.sampled_from(REAL), st.floats(1, 1e9).map(coarse))
             noise |= {(name, role, o): found for o in roles[role] if (found := draw(multiples))}
