@@ -26,10 +26,10 @@ from pytest_modelhealth.comparison.layer_differences import (
     Changed,
     changed_values,
     merged_layers,
+    notes_on_dtypes,
     other_settings,
 )
-from pytest_modelhealth.comparison.results import FACTOR, Judge, TensorResult
-from pytest_modelhealth.comparison.rounding import machine_epsilon, notes_on_dtypes
+from pytest_modelhealth.comparison.results import FACTOR, Judge, TensorResult, machine_epsilon
 from pytest_modelhealth.comparison.runs import (
     Side,
     Trace,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ from pytest_modelhealth.tolerance import (
     Calibration,
     coarsest_epsilon,
     epsilon_of,
-    floor,
     perturbed_batch,
     perturbed_copy,
     product_epsilon,
@@ -50,14 +48,12 @@ def test_a_perturbed_copy_is_off_by_at_most_an_epsilon():
 
 
 def test_perturbations_differ_by_seed_and_repeat_for_one():
-    """A seed gives one perturbation; of parameters and of the batch."""
+    """A seed gives one perturbation, of parameters and of the batch; whole numbers stay."""
     batch = {"x": torch.randn(4, 8), "ids": torch.arange(3)}
     first, again, other = (perturbed_batch(batch, EPSILON, seed) for seed in (0, 0, 1))
     assert torch.equal(first["x"], again["x"])
     assert not torch.equal(first["x"], other["x"])
     assert torch.equal(first["ids"], batch["ids"])
-    weights = [perturbed_copy(model(), EPSILON, seed)[0].weight for seed in (0, 1)]
-    assert not torch.equal(*weights)
 
 
 def test_the_noise_of_a_statistic_is_its_largest_deviation():
@@ -93,13 +89,6 @@ def test_the_coarsest_dtype_decides():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         report = Inspector(model()).run_inspection(torch.randn(4, 8))
     assert coarsest_epsilon(report.observation) == 2**-7
-
-
-def test_the_floor_grows_with_the_root_of_the_depth():
-    """Roundings add up as a random walk."""
-    assert floor(EPSILON, 100) == pytest.approx(10 * floor(EPSILON, 1))
-    assert floor(EPSILON, 0) == floor(EPSILON, 1) > 0
-    assert not math.isnan(floor(0.0, 5))
 
 
 def test_a_model_that_cannot_be_copied_is_refused_with_a_reason():

@@ -10,11 +10,11 @@ from pytest_modelhealth.comparison.comparison import FORWARD, Divergence
 from pytest_modelhealth.comparison.layer_differences import (
     Changed,
     are_known,
+    other_dtypes,
     other_operations,
     other_settings,
 )
 from pytest_modelhealth.comparison.results import TensorResult
-from pytest_modelhealth.comparison.rounding import other_dtypes
 from pytest_modelhealth.comparison.runs import Trace, TwoRuns, container
 from pytest_modelhealth.report import UNCALLED, Status
 from pytest_modelhealth.settings.setting import dotted, is_inside, parent

@@ -1,9 +1,9 @@
-"""How two layers that are the same differ: values, mode and settings, operations of their code."""
+"""How two layers that are the same differ: values, settings, operations of their code, dtypes."""
 
 from __future__ import annotations
 
 import types
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,9 +15,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 from torch.nn.utils.parametrize import is_parametrized
 
-from pytest_modelhealth.alignment.result import Alignment, Pair
+from pytest_modelhealth.alignment.result import Alignment, Pair, listed
 from pytest_modelhealth.comparison.counterparts import parameter_names
-from pytest_modelhealth.comparison.runs import Modules, TwoRuns
+from pytest_modelhealth.comparison.runs import Modules, Trace, TwoRuns
 from pytest_modelhealth.layers import has_forward, is_quantised, own_parameters, type_name
 from pytest_modelhealth.operations import having, name_of
 from pytest_modelhealth.report import MEASURED, LayerRecord
@@ -343,3 +343,45 @@ def _phrase(one: Operation, layer: str) -> str:
         shown.append("a number")
     function = f"the {kinds[one.name]}" if one.name in kinds else f"`{one.name}`"
     return f"{function} of {' and '.join(shown)}" if shown else function
+
+
+def notes_on_dtypes(runs: TwoRuns) -> Iterator[str]:
+    """Yield which layers keep or give numbers of a dtype that they do not on the other side."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for pair in runs.alignment.pairs:
+        if phrase := other_dtypes(pair, runs.a, runs.b):
+            found[phrase].append(pair.name or runs.a.observation.model_type)
+    for phrase, names in found.items():
+        yield f"{listed(names)}: {phrase}"
+
+
+def other_dtypes(pair: Pair, a: Trace, b: Trace) -> str:
+    """Return in what floating dtypes the two layers of a pair differ; ``""`` for in none."""
+    if not pair.aligned:
+        return ""
+    for what, dtypes in (("parameters are", kept_dtypes), ("output is", given_dtypes)):
+        ours, theirs = (
+            sorted(filter(layer_epsilon, dtypes(trace, name or "")))
+            for trace, name in ((a, pair.reference), (b, pair.candidate))
+        )
+        if ours and theirs and ours != theirs:
+            was = "were" if dtypes is kept_dtypes else "was"
+            return f"its {what} {' and '.join(theirs)}, {was} {' and '.join(ours)}"
+    return ""
+
+
+def kept_dtypes(trace: Trace, layer: str) -> set[str]:
+    """Return the dtypes of a layer's parameters."""
+    return {p.dtype for p in trace.observation.layers[layer].parameters.values()}
+
+
+def given_dtypes(trace: Trace, layer: str) -> set[str]:
+    """Return the dtypes of what a layer gives."""
+    dtypes = (str(trace.entries[key].dtype) for key in trace.of_role[layer, "activations"])
+    return {dtype.removeprefix("torch.") for dtype in dtypes}
+
+
+def layer_epsilon(dtype: str | torch.dtype) -> float:
+    """Return the machine epsilon of a dtype; none for quantised ones, whose steps are measured."""
+    name = str(dtype).removeprefix("torch.")
+    return 0.0 if name in ("qint8", "quint8") else epsilon_of(name)

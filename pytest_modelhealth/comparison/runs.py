@@ -309,7 +309,7 @@ def run(
         with hinted(own):
             observation = side.engine.run(own)
         if side.engine.compiled:
-            observation = _with_compiled_outputs(side, own, keeper, observation)
+            observation = replace(observation, loss=_compiled_outputs(own, keeper))
         if side.engine.flat_outputs:
             observation = replace(observation, loss=None)
     except Exception as error:
@@ -333,18 +333,19 @@ def run(
     )
 
 
-def _with_compiled_outputs(
-    side: Side, request: Request, keeper: Keeper, observation: Observation
-) -> Observation:
-    """Take outputs, buffers and parameter gradients from compiled code, which nothing watches."""
+def _compiled_outputs(request: Request, keeper: Keeper) -> float | None:
+    """Keep outputs, buffers and parameter gradients of compiled code alone; return its loss.
+
+    Nothing watches inside of it.
+    """
     own = Keeper(keeper.store)
     request = replace(request, visitor=own)
-    bare = run_step(request, side.model, [], watch=lambda recorder: nullcontext(Hooks(recorder)))
+    bare = run_step(request, request.model, [], watch=lambda one: nullcontext(Hooks(one)))
     for key, entry in own.entries.items():
         if key.role in ("outputs", "buffers", "parameter_gradients"):
             moment = keeper.entries[key].moment if key in keeper.entries else len(keeper.entries)
             keeper.entries[key] = entry._replace(moment=moment)
-    return replace(observation, loss=bare.loss)
+    return bare.loss
 
 
 def placement(side: Side, inputs: Any) -> tuple[torch.dtype | None, torch.device | None]:

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 
 from pytest_modelhealth.alignment.matching import align
-from pytest_modelhealth.alignment.result import Causes, Change, Pair
+from pytest_modelhealth.alignment.result import Alignment, Causes, Change, Pair
 from pytest_modelhealth.capture.observing.tensors import TensorStore
 from pytest_modelhealth.comparison.runs import KeptTensor, Key, Trace, TwoRuns
 from pytest_modelhealth.report import UNCALLED, Status
@@ -53,8 +53,6 @@ class SnapshotPair:
 
     def __init__(self, before: Snapshot, now: Snapshot) -> None:
         self.old, self.new = before, now
-        self.alignment = align(before.layers, now.layers)
-        self.causes = Causes(self.alignment)
         # Whether any layer but the models themselves is on both sides.
         self.has_common_layers = any(self.alignment.to_candidate) or len(before.layers) <= 1
         models = [side.layers.get("") for side in (before, now)]
@@ -80,6 +78,16 @@ class SnapshotPair:
             any(key[1] == "parameters" for keys in side.values() for key in keys)
             for side in (self._lost, self._gained)
         ]
+
+    @cached_property
+    def alignment(self) -> Alignment:
+        """Which layer is which."""
+        return align(self.old.layers, self.new.layers)
+
+    @cached_property
+    def causes(self) -> Causes:
+        """What became of calls and ties."""
+        return Causes(self.alignment)
 
     def runs(self) -> TwoRuns:
         """Return both as runs that show their tensors from causes to effects."""

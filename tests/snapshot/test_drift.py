@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from corpus.models.recorded import Bare, Tower, Wrapped
+from corpus.models.recorded import Bare, Convolutional, Tower, Wrapped
 from pytest_modelhealth import HealthReport, Inspector
 from pytest_modelhealth.rendering.drift import explain
 from pytest_modelhealth.report import LayerRecord
@@ -55,21 +55,6 @@ def drifted(comparison: DriftReport) -> list[tuple[str, str]]:
     return [(drift.label, drift.role) for drift in comparison.drifts]
 
 
-class Net(nn.Module):
-    """Two blocks with batch norm; the bias before it has a gradient of nothing but rounding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 8, 3)
-        self.norm = nn.BatchNorm2d(8)
-        self.fc1 = nn.Linear(8 * 36, 32)
-        self.fc2 = nn.Linear(32, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.relu(self.norm(self.conv(x)))
-        return self.fc2(torch.relu(self.fc1(x.flatten(1))))
-
-
 def inspected(
     scaled: str = "",
     *,
@@ -78,9 +63,9 @@ def inspected(
     mkldnn: bool = True,
     threads: int = 1,
 ) -> Snapshot:
-    """The snapshot of one seeded run of `Net`, with the weights of one layer times 1.001."""
+    """The snapshot of one seeded run, with the weights of one layer times 1.001."""
     torch.manual_seed(0)
-    model = Net().to(dtype)
+    model = Convolutional().to(dtype)
     images, labels = torch.randn(32, 3, 8, 8).to(dtype), torch.randint(5, (32,))
     if scaled:
         with torch.no_grad():
