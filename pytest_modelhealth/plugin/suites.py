@@ -141,10 +141,10 @@ def modelhealth_case(
             "modelhealth_case is for the tests of a ModelHealthSuite; others ask for inspector",
             pytrace=False,
         )
-    from pytest_modelhealth.plugin.suite.verdicts import VERDICTS, probed
+    from pytest_modelhealth.plugin.suite.verdicts import verdict_of
 
     case.begin(request.node, inspector)
-    return partial(case.judge, VERDICTS.get(case.test, probed))
+    return partial(case.judge, verdict_of(case.test))
 
 
 @pytest.hookimpl(wrapper=True)

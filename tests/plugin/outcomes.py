@@ -47,31 +47,24 @@ from models import Net, Scale
 from pytest_modelhealth import ModelHealthError, Verdict
 from torch import nn
 
-
 def run(inspector, model, batch=nets.BATCH):
     return inspector(model).run_inspection(batch)  # line: run
-
 
 def test_called(inspector):
     run(inspector, Net())
 
-
 def test_class(inspector):
     run(inspector, Scale(), nets.BATCH.repeat(1, 2))
-
 
 def test_dead(inspector):
     inspector(nn.Sequential(*nets.with_dead_relu())).run_inspection(nets.BATCH)  # line: dead
 
-
 def test_different(inspector):
     inspector.compare(nets.healthy(), nets.with_nan(), nets.BATCH)  # line: compare
-
 
 @pytest.mark.modelhealth(min_samples=65, inconclusive="fail")
 def test_too_few(inspector):
     run(inspector, nets.with_dead_relu())
-
 
 @pytest.mark.parametrize("name", ["a,b:c%0A::error::x"])
 def test_hostile(inspector, name):
@@ -79,10 +72,8 @@ def test_hostile(inspector, name):
     model.add_module('@octocat <b>|`*\\n::error::x\\n#1 50%"&\\x1b[31m\\ud800]]>\\u202e', Scale())
     run(inspector, model, nets.BATCH.repeat(1, 2))
 
-
 def test_missing(inspector, health_snapshot):
     assert run(inspector, nets.healthy()) == health_snapshot  # line: missing
-
 
 def test_drifted(inspector, health_snapshot):
     model = nets.healthy()
@@ -90,69 +81,55 @@ def test_drifted(inspector, health_snapshot):
         model[2].weight.data *= 2
     assert run(inspector, model) == health_snapshot  # line: drifted
 
-
 def test_asserts(inspector):
     report = run(inspector, nets.with_nan())
     report.assert_healthy()  # line: asserts
-
 
 def test_three(inspector):
     run(inspector, nets.healthy())
     run(inspector, nets.with_nan())
     inspector(nets.with_dead_relu()).run_inspection(nets.BATCH)  # line: third
 
-
 @pytest.mark.modelhealth(max_grad_norm=1e-9)
 def test_marked(inspector):
     run(inspector, nets.healthy())
 
-
 def test_limit_of_a_call(inspector):
     inspector(nets.healthy(), max_grad_norm=1e-9).run_inspection(nets.BATCH)  # line: limit
-
 
 def test_own_exception(inspector, request):
     request.node.user_properties.append(("verdict", "mine"))
     run(inspector, nets.with_nan())
     assert 1 == 2, "my own"
 
-
 @pytest.mark.parametrize("path", ["a/b", "a:b"])
 def test_parameter(inspector, path):
     run(inspector, nets.with_nan())
-
 
 @pytest.fixture
 def inspected(inspector):
     run(inspector, nets.with_nan())
 
-
 def test_by_a_fixture(inspected):
     pass
-
 
 @pytest.fixture
 def asserted(inspector):
     run(inspector, nets.with_nan()).assert_healthy()
 
-
 def test_set_up(asserted):
     pass
-
 
 @pytest.fixture
 def afterwards(inspector):
     yield
     run(inspector, nets.with_nan())
 
-
 def test_torn_down(afterwards, inspector):
     run(inspector, nets.healthy())
 
-
 def test_no_such_layer(inspector):
     inspector(nets.healthy(), layers="encoder.*").run_inspection(nets.BATCH)
-
 
 class TestUnit(unittest.TestCase):
     @pytest.fixture(autouse=True)
@@ -170,7 +147,6 @@ class TestUnit(unittest.TestCase):
         run(self.inspector, nets.with_nan())
         self.skipTest("not today")
 
-
 class TestOther:
     @pytest.mark.xfail(raises=ModelHealthError, strict=True)
     def test_xfails(self, inspector):
@@ -183,7 +159,6 @@ class TestOther:
     def test_fails_by_pytest(self, inspector):
         run(inspector, nets.healthy())
         pytest.fail("by hand")
-
 
 class TestPasses:
     def test_healthy(self, inspector):

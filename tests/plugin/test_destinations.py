@@ -274,7 +274,10 @@ ELSEWHERE = ("github", "junit", "allure", "html", "terminal")
 def test_each_is_switched_off_by_name(
     nets: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The failure stands, and what others write is their own; no file is asked for any more."""
+    """The failure stands, and what others write is their own; no file is asked for any more.
+
+    Elsewhere than on GitHub, or on GitLab without the option, nothing is written.
+    """
     folder = project(nets, monkeypatch)
     switches = [word for name in ELSEWHERE for word in ("-p", f"no:modelhealth.{name}")]
     others = ("--junitxml=junit.xml", "--alluredir=out", "--html=page.html")
@@ -287,27 +290,15 @@ def test_each_is_switched_off_by_name(
     assert (told["test_dead"], told["test_own_exception"]) == ([], [("verdict", "mine")])
     assert [*attached(folder / "out").values()] == [{}, {}, {}]
     assert "image/png" not in (folder / "page.html").read_text()
+    before = {*folder.iterdir()}
+    monkeypatch.setenv("GITHUB_ACTIONS", "false")
+    monkeypatch.setenv("GITLAB_CI", "true")
+    elsewhere = nets.runpytest("-k", "dead", "-p", "no:allure_pytest")  # which is not needed
+    elsewhere.assert_outcomes(failed=1, deselected=31)
+    assert commands(elsewhere.stdout.str()) == []
+    assert {*folder.iterdir()} == before
     off = nets.runpytest("-p", "no:modelhealth.gitlab", "--modelhealth-codequality=gl.json")
     assert "unrecognized arguments: --modelhealth-codequality" in off.stderr.str()
-
-
-def test_what_is_not_there_is_not_told(
-    nets: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without GitHub or without inspections there is no line and no file.
-
-    Nor is a file of GitLab made without the option.
-    """
-    folder = project(nets, monkeypatch)
-    monkeypatch.setenv("GITLAB_CI", "true")
-    without = nets.runpytest("-k", "without", "-p", "no:allure_pytest")
-    monkeypatch.setenv("GITHUB_ACTIONS", "false")
-    for result in (without, nets.runpytest("-k", "dead")):
-        assert commands(result.stdout.str()) == []
-        assert "could not be shown" not in result.stdout.str()
-    summary = nets.path / "summary.md"
-    assert not summary.exists() or summary.read_text() == ""
-    assert {path.suffix for path in folder.iterdir()} <= {".py", ".ini", ""}
 
 
 SUBTESTS = """
@@ -409,11 +400,8 @@ def test_what_cannot_be_written_costs_a_line(
     """A lost directory, a full disk, a summary that is a folder: each test fails as it would."""
     folder = project(nets, monkeypatch)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(folder))  # root may write any file
-    lost = (
-        SUITE.replace("def test_parameter", "def test_lost")
-        .replace('"""', "")
-        .replace("    run(inspector, nets.with_nan())\n\n\n@pytest.fixture\ndef inspected", LOST)
-    )
+    first, _, rest = SUITE.partition("def test_parameter(inspector, path):\n")
+    lost = f"{first}def test_lost(inspector, path):\n{LOST}{rest}"
     (folder / "test_every.py").write_text(lost)
     options = ("--modelhealth-artifacts=out", "-k", "lost")
     for filters, warned in (("default", 1), ("error", 0)):
@@ -437,11 +425,7 @@ def test_what_cannot_be_written_costs_a_line(
 LOST = """    import shutil
     shutil.rmtree("out", ignore_errors=True)
     open("out", "w").close()
-    run(inspector, nets.with_nan())
-
-
-@pytest.fixture
-def inspected"""
+"""
 
 
 @pytest.mark.slow
