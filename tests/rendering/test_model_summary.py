@@ -12,9 +12,17 @@ from torch import Tensor, nn
 
 from pytest_modelhealth import InspectionError, Inspector
 from pytest_modelhealth.rendering.model_summary import itemsize, rows
-from tests.capture.test_costs import bert, gpt, net
+from tests.capture.test_costs import bert, net
 from tests.rendering import reports
 from tests.rendering.test_formats import Page
+
+
+def gpt() -> tuple[nn.Module, Tensor]:
+    """A small GPT-2 with tied weights."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(vocab_size=90, n_embd=32, n_layer=2, n_head=2, n_positions=16)
+    return GPT2LMHeadModel(config), torch.randint(0, 90, (2, 8))
 
 
 def by_name(summary) -> dict[str, dict]:

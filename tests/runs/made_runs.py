@@ -164,6 +164,18 @@ def drift(names: list[str], culprit: str) -> dict[str, Any]:
         "snapshot": "tests/__snapshots__/test_models/test_no_drift.health",
         "tensors": len(names),
         "story": f"{culprit} computes something else",
-        "drifts": [made.drifted(culprit, "mean", "0.1", "0.25")],
+        "drifts": [
+            {
+                "layer": culprit,
+                "label": culprit,
+                "role": "activations",
+                "statistic": "mean",
+                "before": "0.1",
+                "now": "0.25",
+                "moved": "0.15 of its scale",
+                "distance": 125000.0,
+                "allowed": 32.0,
+            }
+        ],
         "changes": [],
     }
