@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pytest_modelhealth.rendering.notation import Column, printable, readable, shorten, table
 
 WIDTH = 100  # characters of a line, fewer where the terminal has fewer
+NARROW = 80  # in fewer nothing is cut, and what does not fit goes on in the next line
 LINES = 24  # a screen, which no failure is longer than
 
 
@@ -77,13 +79,15 @@ class Document:
         """Return it for a terminal.
 
         Args:
-            width: characters of a line; `None` asks the terminal, and takes 80 at least and 100 at
-                most.
+            width: characters of a line; `None` asks the terminal, and takes 56 at least and 100 at
+                most. Of a narrow one pytest takes four.
             lines: rows are left out above so many.
         """
-        width = width or min(max(shutil.get_terminal_size((WIDTH, LINES)).columns, 80), WIDTH)
-        above = [self.headline, *self.facts]
-        below = [*self.below, *[""] * bool(self.code), *self.code, *self.remarks]
+        columns = shutil.get_terminal_size((WIDTH, LINES)).columns
+        width = width or (min(columns, WIDTH) if columns >= NARROW else max(columns - 4, 56))
+        above = [self.headline, *_folded(self.facts, width)]
+        below = [*_folded(self.below, width), *[""] * bool(self.code)]
+        below += _folded([*self.code, *self.remarks], width)
         most = len(self.rows[: self.most])
         while True:
             shown = ["", *self._table(width, most)] if most else []
@@ -99,24 +103,35 @@ class Document:
         return rows, [f"{self.indent}{self.rest(left_out)}"] if left_out else []
 
     def _table(self, width: int, most: int) -> Iterator[str]:
-        """Yield the rows as lines, with their notes below; a column of marks stands first."""
+        """Yield the rows as lines, with their notes below; a column of marks stands first.
+
+        In a narrow terminal there is no table: each row is a sentence.
+        """
         rows, rest = self._shown(most)
-        shift = int(self.marks)
-        cells = [["", *(c.title for c in self.columns)], *([r.mark, *r.cells] for r in rows)]
-        texts = [at + shift for at, column in enumerate(self.columns) if column.is_text]
-        head, *lines = table(
-            [one[1 - shift :] for one in cells],
-            [*range(shift), *texts],
-            width=width - len(self.indent),
-            narrowest=[(column + shift, least) for column, least in self.narrowest],
-            names=None if self.names is None else self.names + shift,
-        )
-        yield f"{self.indent}{head}"
+        titles = [column.title for column in self.columns]
+        if width < NARROW:
+            lines = []
+            for row in rows:
+                cells = (f"{t} {c}" for t, c in zip(titles[1:], row.cells[1:], strict=True) if c)
+                lines.append(f"{row.mark} {row.cells[0]}: {', '.join(cells)}".lstrip())
+        else:
+            shift = int(self.marks)
+            texts = [at + shift for at, column in enumerate(self.columns) if column.is_text]
+            head, *lines = table(
+                [
+                    ["", *titles][1 - shift :],
+                    *([row.mark, *row.cells][1 - shift :] for row in rows),
+                ],
+                [*range(shift), *texts],
+                width=width - len(self.indent),
+                narrowest=[(column + shift, least) for column, least in self.narrowest],
+                names=None if self.names is None else self.names + shift,
+            )
+            yield f"{self.indent}{head}"
         for row, line in zip(rows, lines, strict=True):
-            yield f"{self.indent}{line}"
-            for note in row.notes:
-                warning = "warning: " * note.warns
-                yield f"{self.indent}    {warning}{note.check}: {note.text}"
+            notes = (f"    {'warning: ' * n.warns}{n.check}: {n.text}" for n in row.notes)
+            every = (f"{self.indent}{one}" for one in (line, *notes))
+            yield from _folded(every, width)
         yield from rest
 
     def html(self) -> str:
@@ -161,6 +176,23 @@ def fitting(parts: Iterable[str], most_bytes: int) -> list[str]:
     sized = ((part, len(part.encode())) for part in parts)
     summed = accumulate(sized, lambda sum_, one: (one[0], sum_[1] + one[1]))
     return [part for part, size in takewhile(lambda one: one[1] <= most_bytes, summed)]
+
+
+def _folded(lines: Iterable[str], width: int) -> Iterator[str]:
+    """Yield lines, in a narrow terminal of at most `width`, at the depth of what a label names.
+
+    No word is broken. A call may be broken in its brackets, so that it can still be pasted.
+    """
+    for line in lines:
+        text = line.lstrip(" ")
+        indent = line[: len(line) - len(text)]
+        hanging = indent + " " * (14 if re.fullmatch(r"[\w ]+: *", text[:14]) else 2)
+        wrapped = textwrap.wrap(
+            re.sub(r"\((?=\"|\w+=)", "( ", text), width, initial_indent=indent,
+            subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+        folded = (re.sub(r"\( (?=\"|\w+=)", "(", part) for part in wrapped)
+        yield from folded if len(line) > width < NARROW else [line]
 
 
 def _items(lines: Iterable[str]) -> str:
