@@ -222,17 +222,18 @@ def fingerprint(model: nn.Module, batch: Any) -> dict[str, Any]:
     }
     for name, module in model.named_modules(remove_duplicate=False):
         for attribute, value in vars(module).items():
-            state[f"{name}:{attribute}"] = _frozen(value)
+            state[f"{name}:{attribute}"] = frozen(value)
     return state
 
 
-def _frozen(value: Any) -> Any:
+def frozen(value: Any) -> Any:
+    """Return a value in comparable form, as `fingerprint` has it."""
     if isinstance(value, Tensor):
         return _leaf(value)
     if isinstance(value, dict):
-        return [(key, _frozen(item)) for key, item in value.items()]
+        return [(key, frozen(item)) for key, item in value.items()]
     if isinstance(value, list | tuple | set):
-        return [_frozen(item) for item in value]
+        return [frozen(item) for item in value]
     if isinstance(value, torch.Generator):
         return raw(value.get_state())
     if isinstance(value, np.random.Generator):

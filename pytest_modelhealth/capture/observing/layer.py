@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pytest_modelhealth.layers import ACTIVATION_MODULES, ATTENTION
 from pytest_modelhealth.report import Option, ZeroSlices
-from pytest_modelhealth.report.ranks import Placement
+from pytest_modelhealth.report.parts import Placement
 from pytest_modelhealth.statistics import Entries, Entry, TensorStatistics
 
 

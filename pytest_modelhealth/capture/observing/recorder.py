@@ -41,7 +41,7 @@ from pytest_modelhealth.layers import (
     type_name,
 )
 from pytest_modelhealth.report import Option
-from pytest_modelhealth.report.ranks import Placement
+from pytest_modelhealth.report.parts import Placement
 from pytest_modelhealth.settings.setting import dotted
 from pytest_modelhealth.statistics import (
     Entry,

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from pytest_modelhealth.capture.observing.layer import Held
-from pytest_modelhealth.report.ranks import Placement
+from pytest_modelhealth.report.parts import Placement
 
 
 def placement_of(tensor: Tensor) -> Placement | None:
