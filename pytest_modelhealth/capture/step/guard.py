@@ -55,16 +55,12 @@ class Guard:
         self.state = state = state or State()
         given = [t for t in find_tensors(batch) if t.is_leaf and t.requires_grad]
         self.leaves = Leaves([*state.leaves, *given])
-        modes = [m for m in state.scripts if hasattr(m, "training")]
+        self._modes = [(m, m.training) for m in state.scripts if hasattr(m, "training")]
         copied = [*state.leaves, *state.tensors] if values is True else state.tensors
         self._memory = [Memory(copied), *([values] if isinstance(values, Memory) else [])]
         self._generators = [(write, read()) for read, write in map(access, state.generators)]
-        settings: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
-            *((partial(getattr, m, "training"), partial(setattr, m, "training")) for m in modes),
-            (torch.is_grad_enabled, torch.set_grad_enabled),
-            *(_SWITCHES if switches else ()),
-        ]
-        self._settings = [(read, write, read()) for read, write in settings]
+        self._is_grad_enabled = torch.is_grad_enabled()
+        self._switches = [(pair, pair[0]()) for pair in _SWITCHES if switches]
         self._stateful = [(one, copy.deepcopy(one.state_dict())) for one in stateful]
         self.numbers = random_state() if numbers is True else numbers or {}
 
@@ -98,7 +94,10 @@ class Guard:
         restore_random_state(self.numbers)
 
     def _restore_settings(self) -> None:
-        for read, write, value in self._settings:
+        for module, mode in self._modes:
+            module.training = mode
+        torch.set_grad_enabled(self._is_grad_enabled)
+        for (read, write), value in self._switches:
             if value is not None and read() != value:
                 write(value)
 
