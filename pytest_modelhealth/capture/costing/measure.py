@@ -14,9 +14,9 @@ from torch.nn.parameter import is_lazy
 from pytest_modelhealth.capture.costing.meter import Meter
 from pytest_modelhealth.capture.engine import Engine, Request
 from pytest_modelhealth.capture.observing.function_mode import Call
+from pytest_modelhealth.capture.observing.graphs import containers_shown
 from pytest_modelhealth.capture.observing.hooks import Frame, Hooks, observed
 from pytest_modelhealth.capture.observing.layer import Layer
-from pytest_modelhealth.capture.observing.operators import containers_shown
 from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.bare import Beside

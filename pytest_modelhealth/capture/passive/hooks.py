@@ -24,7 +24,7 @@ from pytest_modelhealth.capture.observing.layer import Layer
 from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.observing.tensors import WHY_NOT_SEEN, is_capturing
 from pytest_modelhealth.capture.step.guard import is_inspecting
-from pytest_modelhealth.layers import is_wrapper, unwrapped
+from pytest_modelhealth.layers import unwrapped
 
 WHY_OPAQUE = (
     "it runs as compiled code, where no hook is called; its parameters, their gradients and "
@@ -86,7 +86,7 @@ class Compiled:
         wrappers = (wrapper for ref in self._wrappers if (wrapper := ref()) is not None)
         for module in (*wrappers, *self._model.modules()):
             if is_compiled(module):
-                if is_wrapper(module) and module not in inside:
+                if unwrapped(module) is not module and module not in inside:
                     around[module] = unwrapped(module)
                 inside.update(unwrapped(module).modules())
         return inside, around
