@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from types import ModuleType
 from typing import Any
 
 from torch import nn
@@ -70,15 +69,9 @@ def _usual(given: TrainingStep) -> TrainingStep:
 
 
 def is_of(value: object, *packages: str) -> bool:
-    """Whether a package defines the type of an object, or one that it derives from.
-
-    A module is told by its own name.
-    """
-    if isinstance(value, ModuleType):
-        names = [value.__name__]
-    else:
-        names = [kind.__module__ for kind in type(value).__mro__]
-    return any(name == pkg or name.startswith(f"{pkg}.") for name in names for pkg in packages)
+    """Whether a package defines the type of an object, or one that it derives from."""
+    names = [f"{kind.__module__}." for kind in type(value).__mro__]
+    return any(name.startswith(f"{package}.") for name in names for package in packages)
 
 
 class UsualStep:
