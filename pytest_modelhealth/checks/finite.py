@@ -11,7 +11,7 @@ from pytest_modelhealth.checks.facts import called, completed, flow_of, innermos
 from pytest_modelhealth.checks.paths import BREAKING, UNDERIVABLE, first_of, named
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, Flow, LayerRecord, Observation
-from pytest_modelhealth.report.ranks import named_ranks
+from pytest_modelhealth.report.parts import named_ranks
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import dotted, is_inside
 from pytest_modelhealth.statistics import TensorStatistics
