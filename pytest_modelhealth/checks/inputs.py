@@ -102,7 +102,8 @@ def _values(
             "inputs that were not normalised, or scaled the wrong way: activations and gradients "
             "of the first layer grow with them; bring them to mean 0 and variance 1"
         )
-        if is_white:
+        is_whole = low >= 0.0 and high <= _WHITE and low.is_integer() and high.is_integer()
+        if is_white or (is_image and is_whole):
             cause = "raw images, 0 to 255: divide by 255 and normalise"
         elif not is_image:
             is_mild = _is_meant(observation, given, taker, limit)
