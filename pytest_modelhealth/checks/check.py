@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import cached_property, partial
 from inspect import isabstract
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pytest_modelhealth.errors import SettingsError
 from pytest_modelhealth.settings import SEVERITIES, Limit, Setting, Settings, Severity
@@ -238,7 +238,7 @@ def with_own_checks(settings: Settings, own: Iterable[type[Check]], origin: str)
     Raises:
         SettingsError: one of them is no sound check: the message says which and why.
     """
-    checks = cast("tuple[Check, ...]", settings.checks)
+    checks: tuple[Check, ...] = settings.checks
     if not isinstance(own, Iterable):
         raise SettingsError(f"{origin}: give a list of subclasses of Check, not {own!r}")
     if own == () and checks:  # as a rule: theirs are in order already

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from pytest_modelhealth.report import Flow, LayerRecord, Observation
 from pytest_modelhealth.report.flow.inferred import with_flow
 from pytest_modelhealth.settings.setting import parent
-
-if TYPE_CHECKING:
-    from pytest_modelhealth.statistics import TensorStatistics, UnitStatistics
+from pytest_modelhealth.statistics import TensorStatistics, UnitStatistics
 
 
 def called(observation: Observation) -> list[LayerRecord]:
@@ -30,10 +28,7 @@ def place(observation: Observation, layer: str = "") -> LayerRecord:
 
 def flow_of(observation: Observation) -> Flow:
     """Return who feeds whom; of observations that no verdict is made of, inferred at each call."""
-    flow = observation.flow
-    if flow is None:
-        # which loads the report, as no check may when pytest prints its help
-        flow = with_flow(observation).flow
+    flow = observation.flow or with_flow(observation).flow
     assert flow is not None
     return flow
 

@@ -51,7 +51,8 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
             yield from _constant(record, found)
         elif found.scale in small:
             if not is_shared:
-                yield from _small(observation, record, found, settings, usual)
+                limit = settings.limit("min_weight_scale", record.name)
+                yield from _small(observation, record, found, limit, usual)
         else:
             yield from _large(observation, record, found, settings)
 
@@ -151,17 +152,10 @@ def _is_recurrent(found: LinearMap) -> bool:
 
 
 def _small(
-    observation: Observation,
-    record: LayerRecord,
-    found: LinearMap,
-    settings: Settings,
-    usual: float,
+    observation: Observation, record: LayerRecord, found: LinearMap, limit: Limit, usual: float
 ) -> Iterator[Finding]:
     """Judge against the other layers: small weights that many layers share are a choice."""
-    limit, path = (
-        settings.limit("min_weight_scale", record.name),
-        way_to_weights(observation, record),
-    )
+    path = way_to_weights(observation, record)
     is_normalised = any(layer.type_name in having("normalization") for layer in path)
     if usual < 2.0 * limit.value or not path or is_normalised:
         return

@@ -36,19 +36,14 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     if root is None or whole is None or whole.nonfinite_count:
         return  # `finite` names it
     is_constant = is_floating(whole) and whole.std == 0.0 and whole.count >= _FEWEST_VALUES
-    # they may be those of some tensors alone, as of a mask, and another one varies
-    held = sum(math.prod(one.shape) for one in observation.given) * observation.batches
-    beside = [one.name for one in observation.given if one.name in flow_of(observation).inputs]
-    if held <= whole.count:
-        beside = []
-    if is_constant and not any(
-        (one := as_given(observation, name)) is not None and one.min != one.max for name in beside
-    ):
-        message = f"all {whole.count} values of the batch are equal, {whole.mean:.3g}"
-        cause = "a placeholder, or data that did not load"
-        yield INPUTS.fault(root, message, cause=cause)
-        return
     inputs = flow_of(observation).inputs
+    if is_constant:
+        # they may be those of some tensors alone, as of a mask, and another one varies
+        known = [one for name in inputs if (one := as_given(observation, name)) is not None]
+        if all(one.min == one.max for one in known):
+            message = f"all {whole.count} values of the batch are equal, {whole.mean:.3g}"
+            yield INPUTS.fault(root, message, cause="a placeholder, or data that did not load")
+            return
     for name in inputs:
         given, taker = as_given(observation, name), _first_weights(observation, name)
         if taker is None or given is None or not is_floating(given):
@@ -107,15 +102,11 @@ def _values(
             "inputs that were not normalised, or scaled the wrong way: activations and gradients "
             "of the first layer grow with them; bring them to mean 0 and variance 1"
         )
-        ends = all(map(float.is_integer, (low, high)))
-        if is_white or (is_image and ends and low >= 0.0 and high <= _WHITE):
+        is_whole = low >= 0.0 and high <= _WHITE and low.is_integer() and high.is_integer()
+        if is_white or (is_image and is_whole):
             cause = "raw images, 0 to 255: divide by 255 and normalise"
-        elif (
-            not is_image
-            and limit.origin == "default"
-            and _is_meant(observation, given, taker, limit)
-        ):
-            is_mild = True
+        elif not is_image:
+            is_mild = _is_meant(observation, given, taker, limit)
     elif low >= 0.0 and abs(high * _WHITE - 1.0) < 0.02 and given.count >= 64:
         cause = "scaled twice, as images divided by 255 twice: 1 / 255 is 0.00392"
     elif is_image and high - low <= _NARROW * abs(mean):
@@ -163,8 +154,7 @@ def _first_weights(observation: Observation, name: str) -> LayerRecord | None:
 def _ids(observation: Observation) -> Iterator[Finding]:
     """Yield tables that the batch asks for one row only, and not for positions.
 
-    Segments and languages may be: it has the most rows of those whose vectors come together. Of ids
-    that the model computed from some that are known to differ `wiring` tells.
+    Segments and languages may be: it has the most rows of those whose vectors come together.
     """
     flow = flow_of(observation)
     inputs = set(flow.inputs)
@@ -183,9 +173,8 @@ def _ids(observation: Observation) -> Iterator[Finding]:
         if given.count < _FEWEST_VALUES or given.std != 0.0 or given.shape[-1] == 1:
             continue
         is_made = flow.is_exact and inputs.isdisjoint(flow.producers(name, as_it_is=True))
-        is_known = any(as_given(observation, n) for n in inputs & {*flow.producers(name)})
         is_beside = any(size < rows[other] and takers[name] & takers[other] for other in rows)
-        if is_beside or (is_made and is_known):
+        if is_beside:
             continue
         cause = "a placeholder, or a tokeniser that knows none of the words"
         if is_made:

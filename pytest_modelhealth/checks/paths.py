@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from pytest_modelhealth.checks.facts import at, flow_of, linear_maps
 from pytest_modelhealth.operations import having, name_of
 from pytest_modelhealth.report import LayerRecord, Observation, Vertex
 from pytest_modelhealth.report.flow import By
-
-if TYPE_CHECKING:
-    from pytest_modelhealth.statistics import TensorStatistics
+from pytest_modelhealth.statistics import TensorStatistics
 
 EDGED, QUOTIENTS, POWERS = having("edge"), having("quotient"), having("power")
 _OVERFLOWING = having("product", "matrix", "total")

@@ -3,8 +3,7 @@
 A setting has one name everywhere: keyword of `Inspector` and of the `modelhealth` marker, ini
 option ``modelhealth_<name>``, command line option ``--modelhealth-set NAME=VALUE``. Layers of
 values lie over each other, default < ini < option < marker < call, and each value keeps its origin,
-so that a failure can say which line set the limit. This package imports neither torch nor pytest;
-`waiver` loads where violations are accepted.
+so that a failure can say which line set the limit. This package imports neither torch nor pytest.
 """
 
 from pytest_modelhealth.settings.choices import (

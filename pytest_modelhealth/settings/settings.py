@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from functools import partial
+from typing import Any
 
 from pytest_modelhealth.errors import SettingsError, suggest
 from pytest_modelhealth.settings.choices import (
@@ -15,25 +16,9 @@ from pytest_modelhealth.settings.choices import (
     Patterns,
     Probes,
     Severities,
-    Severity,
     require_known,
 )
-from pytest_modelhealth.settings.setting import Limit, Setting, SettingValue
-
-if TYPE_CHECKING:
-    from pytest_modelhealth.settings.setting import Waiver
-
-Kind = TypeVar("Kind")
-
-
-class Declarations(Protocol):
-    """What settings know of a check."""
-
-    name: ClassVar[str]
-    severity: ClassVar[Severity]
-    is_probe: ClassVar[bool]
-    settings: ClassVar[tuple[Setting, ...]]
-
+from pytest_modelhealth.settings.setting import Limit, Setting, SettingValue, Waiver
 
 LAYERS = Patterns(
     "layers",
@@ -72,42 +57,42 @@ RANK_TIMEOUT = Setting(
 )
 
 
-def general_settings(checks: Iterable[Declarations]) -> tuple[Setting, ...]:
+def general_settings(checks: Iterable[Any]) -> tuple[Setting, ...]:
     """Return the settings that belong to no check; those that choose know `checks`."""
     checks = tuple(checks)
-    of_checks: dict[str, Any] = {
-        "per_layer": False,
-        "one_of": tuple(check.name for check in checks),
-    }
-    chosen = CheckNames(
-        "checks", list, ("*",), "checks to run, by name or shell wildcard", **of_checks
+    names = tuple(check.name for check in checks)
+    chosen_by_name = partial(CheckNames, type=list, per_layer=False, one_of=names)
+    general = (
+        LAYERS,
+        chosen_by_name("checks", default=("*",), help="checks to run, by name or shell wildcard"),
+        chosen_by_name(
+            "skip_checks",
+            default=(),
+            help="checks to leave out, by name or shell wildcard; wins over checks",
+        ),
+        Severities(
+            "severity",
+            dict,
+            default=(),
+            help="warn or fail, for all checks or by name or shell wildcard: a violation of a "
+            "check that warns is shown and warned about, and fails nothing",
+            per_layer=False,
+            one_of=names,
+        ),
+        Probes(
+            "probes",
+            list,
+            default=(AUTOMATIC,),
+            help="probes to run, by name or shell wildcard: checks that change something and run "
+            "the model again; true or all is every one, false or none is none, auto is those that "
+            "a run itself calls for",
+            per_layer=False,
+            one_of=tuple(check.name for check in checks if check.is_probe),
+        ),
+        AUTO_CHECK,
+        INCONCLUSIVE,
+        RANK_TIMEOUT,
     )
-    skipped = CheckNames(
-        "skip_checks",
-        list,
-        (),
-        "checks to leave out, by name or shell wildcard; wins over checks",
-        **of_checks,
-    )
-    severity = Severities(
-        "severity",
-        dict,
-        (),
-        "warn or fail, for all checks or by name or shell wildcard: a violation of a check "
-        "that warns is shown and warned about, and fails nothing",
-        **of_checks,
-    )
-    probes = Probes(
-        "probes",
-        list,
-        (AUTOMATIC,),
-        "probes to run, by name or shell wildcard: checks that change something and run the model "
-        "again; true or all is every one, false or none is none, auto is those that a run itself "
-        "calls for",
-        per_layer=False,
-        one_of=tuple(check.name for check in checks if check.is_probe),
-    )
-    general = (LAYERS, chosen, skipped, severity, probes, AUTO_CHECK, INCONCLUSIVE, RANK_TIMEOUT)
     thresholds = LayerLimits(
         (*general, *(setting for check in checks for setting in check.settings)),
         name="thresholds",
@@ -141,10 +126,10 @@ class Settings(Mapping[str, Limit]):
         declared: Iterable[Setting],
         limits: Mapping[str, Limit] | None = None,
         waivers: tuple[Waiver, ...] = (),
-        checks: tuple[Declarations, ...] = (),
+        checks: tuple[Any, ...] = (),
     ) -> None:
         declared = _listed(declared, Setting, "Settings takes the declared settings")
-        self._declared = {setting.name: setting for setting in declared}
+        self._declared: dict[str, Setting] = {setting.name: setting for setting in declared}
         self._limits = {name: Limit(s.default, "default") for name, s in self._declared.items()}
         self._limits.update(limits or {})
         self.waivers = waivers
@@ -272,23 +257,20 @@ class Settings(Mapping[str, Limit]):
         Raises:
             SettingsError: a waiver names a check that does not exist, or is no `Waiver`.
         """
-        if waivers:
-            from pytest_modelhealth.settings.setting import Waiver
-
-            _listed(waivers, Waiver, "Settings.waive takes waivers")
+        _listed(waivers, Waiver, "Settings.waive takes waivers")
         for waiver in waivers if self.checks else ():
             if waiver.check is not None:
                 require_known(waiver.check, [c.name for c in self.checks], waiver.origin)
         waivers = (*self.waivers, *waivers)
         return Settings(self._declared.values(), self._limits, waivers, self.checks)
 
-    def with_checks(self, checks: tuple[Declarations, ...]) -> Settings:
+    def with_checks(self, checks: tuple[Any, ...]) -> Settings:
         """Return these settings for other `checks`, whose declarations are sound."""
         declared = (*general_settings(checks), *(s for check in checks for s in check.settings))
         return Settings(declared, self._limits, self.waivers, checks)
 
 
-def _listed(values: object, kind: type[Kind], what: str) -> tuple[Kind, ...]:
+def _listed(values: object, kind: type[Any], what: str) -> tuple[Any, ...]:
     """Return `values` as a tuple.
 
     Raises:

@@ -19,14 +19,7 @@ from typing import NamedTuple
 
 from pytest_modelhealth.checks.check import Check
 from pytest_modelhealth.checks.facts import called, completed, flow_of, is_unfitted, trainable
-from pytest_modelhealth.report import (
-    ROLES,
-    Finding,
-    Flow,
-    Observation,
-    Reference,
-    Status,
-)
+from pytest_modelhealth.report import ROLES, Finding, Flow, Observation, Reference, Status
 from pytest_modelhealth.settings.setting import dotted
 
 
@@ -40,15 +33,25 @@ def diagnose(observation: Observation, findings: Iterable[Finding]) -> list[Find
     if not violations:
         return findings
     flow = flow_of(observation)
-    consequences = _consequences(observation, flow, violations)
-    roots: list[Finding] = []
-    for finding in findings:
-        if finding.grade == "unsure":
-            roots.append(finding)
-        elif id(finding) in consequences:
-            folded = tuple(_with_evidence(v, observation, flow) for v in consequences[id(finding)])
-            roots.append(replace(_with_evidence(finding, observation, flow), folded=folded))
-    return roots
+    explained: dict[int, list[Finding]] = {}  # by the identity of the root, in causal order
+    stories: list[_Story] = []
+    for event in sorted(_event(observation, v, rank) for rank, v in enumerate(violations)):
+        cause = next((story.root for story in stories if story.explains(event)), None)
+        if cause is None:
+            stories.append(_Story(event, flow))
+            explained[id(event.violation)] = []
+        else:
+            shown = _with_evidence(event.violation, observation, flow)
+            explained[id(cause.violation)].append(shown)
+    return [
+        finding
+        if finding.grade == "unsure"
+        else replace(
+            _with_evidence(finding, observation, flow), folded=tuple(explained[id(finding)])
+        )
+        for finding in findings
+        if finding.grade == "unsure" or id(finding) in explained
+    ]
 
 
 _BACKWARD_ROLES = ("gradients", "parameter_gradients")
@@ -145,22 +148,6 @@ class _Story:
         if symptom.role == "activations" and _is_not_finite(symptom) and _is_not_finite(fault):
             return fault.role in _STATE_ROLES and symptom.layer == fault.layer  # of finite inputs
         return symptom.layer in self.after
-
-
-def _consequences(
-    observation: Observation, flow: Flow, violations: list[Finding]
-) -> dict[int, list[Finding]]:
-    """Return the roots by identity, each with what it explains in causal order."""
-    explained: dict[int, list[Finding]] = {}
-    stories: list[_Story] = []
-    for event in sorted(_event(observation, v, rank) for rank, v in enumerate(violations)):
-        cause = next((story.root for story in stories if story.explains(event)), None)
-        if cause is None:
-            stories.append(_Story(event, flow))
-            explained[id(event.violation)] = []
-        else:
-            explained[id(cause.violation)].append(event.violation)
-    return explained
 
 
 _FOLLOWING = {

@@ -7,14 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from pytest_modelhealth.checks.check import Check
-from pytest_modelhealth.checks.judging.diagnosis import (
-    Unfitted,
-    diagnose,
-    why_nothing,
-)
+from pytest_modelhealth.checks.judging.diagnosis import Unfitted, diagnose, why_nothing
 from pytest_modelhealth.errors import LayerNotFoundError, SettingsError, suggest, suggest_layer
 from pytest_modelhealth.report import Finding, Grade, Judgement, Observation
 from pytest_modelhealth.report.flow.inferred import with_flow
@@ -44,18 +40,16 @@ def judge(observation: Observation, settings: Settings) -> Judgement:
         try:
             for finding in _findings(check, observation, settings):
                 findings += [_graded(finding, settings)]  # those before an exception stand
-        except _RubbishError as error:
-            code = type(check).run.__code__
-            where = f"{_shown(code.co_filename)}:{code.co_firstlineno}"
-            broken.append(Finding(check.name, "", message=str(error), place=where, grade="broken"))
         except SettingsError:
             raise  # the caller's, who learns of it at once
         except Exception as error:  # noqa: BLE001 - a project's check may raise anything
-            text = f"it raised {type(error).__name__}: {error}".removesuffix(": ")
-            broken.append(
-                Finding(check.name, "", message=text, place=_place(error), grade="broken")
-            )
-    unfitted = Unfitted(observation, cast("tuple[Check, ...]", settings.checks))
+            code, text = type(check).run.__code__, str(error)
+            place = f"{_shown(code.co_filename)}:{code.co_firstlineno}"
+            if not isinstance(error, _RubbishError):
+                text = f"it raised {type(error).__name__}: {error}".removesuffix(": ")
+                place = _place(error)
+            broken.append(Finding(check.name, "", message=text, place=place, grade="broken"))
+    unfitted = Unfitted(observation, settings.checks)
     shown = [  # a fault is about all layers that show it
         f
         for f in _folded(observation, findings, settings, unfitted)
@@ -79,8 +73,7 @@ def judge(observation: Observation, settings: Settings) -> Judgement:
 
 
 def _chosen_checks(settings: Settings) -> list[Check]:
-    checks = cast("tuple[Check, ...]", settings.checks)
-    chosen = [check for check in checks if settings.chooses(check.name)]
+    chosen = [check for check in settings.checks if settings.chooses(check.name)]
     if not chosen:
         named = ", ".join(
             f"{name}={settings[name].value!r} ({settings[name].origin})"
