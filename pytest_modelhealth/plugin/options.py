@@ -238,7 +238,7 @@ def require_settings(item: pytest.Item) -> Settings:
         raise pytest.fail.Exception(str(error), pytrace=False) from None
 
 
-def settings_for(item: pytest.Item) -> Settings:
+def settings_for(item: Node) -> Settings:
     """Return the session's settings with the markers of `item` laid over them.
 
     Raises:

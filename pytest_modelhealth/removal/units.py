@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_modelhealth.report import Kind, Observation, Vertex
-from pytest_modelhealth.report.removable import RemovableLayer
+from pytest_modelhealth.report.parts import RemovableLayer
 from pytest_modelhealth.statistics import TensorStatistics
 
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from pytest_modelhealth.capture.deployed.model import DeployedEngine
 from pytest_modelhealth.capture.deployed.program import Operation, Program, Ran, Runtime, Scope
-from pytest_modelhealth.capture.observing.operators import source_line
+from pytest_modelhealth.capture.observing.graphs import source_line
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.capture.step.guard import Guard
 from pytest_modelhealth.capture.step.state import State

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pytest_modelhealth.capture.deployed.program import Operation, Program, Scope
-from pytest_modelhealth.capture.observing.operators import source_line
+from pytest_modelhealth.capture.observing.graphs import source_line
 from pytest_modelhealth.statistics.dense import quantised
 
 _SCOPES, _CLASSES, _TRACE = (

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_modelhealth.errors import InspectionError, ModelHealthError
-from pytest_modelhealth.plugin.inspections import MAKER, is_report, left_on_reports
+from pytest_modelhealth.plugin.inspections import AROUND, is_report, left_on_reports
 from pytest_modelhealth.plugin.output_files import (
     folder_name,
     rank_suffix,
@@ -29,7 +29,7 @@ from pytest_modelhealth.wings import wing
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
-    from pytest_modelhealth.bundles.inspecting import Recording, Run
+    from pytest_modelhealth.bundles.inspecting import Recording
     from pytest_modelhealth.inspector import Inspector
     from pytest_modelhealth.report import HealthReport
 
@@ -53,7 +53,7 @@ class _Recorder:
         self._reason = ""  # why none was saved, when it was tried last
 
     def run(
-        self, inspector: Inspector, run: Run, args: tuple[Any, ...], options: dict[str, Any]
+        self, inspector: Inspector, run: Callable[..., HealthReport], *args: Any, **options: Any
     ) -> HealthReport:
         """Run an inspection, and save it if it is the first that fails."""
         self._inspections += 1
@@ -133,18 +133,6 @@ class _Recorder:
 _RECORDER = pytest.StashKey[_Recorder]()
 
 
-def _maker(hook: Callable[..., HealthReport]) -> Callable[..., Inspector]:
-    """Return what makes inspectors whose inspections a function makes."""
-
-    def make(*args: Any, **options: Any) -> Inspector:
-        # which brings torch
-        inspector: Inspector = wing("bundles.inspecting:HookedInspector")(*args, **options)
-        vars(inspector)["hook"] = hook
-        return inspector
-
-    return make
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the options."""
     group = parser.getgroup("modelhealth")
@@ -192,7 +180,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     directory = item.config.getoption(OPTION)
     if directory is not None and item.config.getoption(_FROM) is None:
         item.stash[_RECORDER] = _Recorder(item, Path(directory))
-        item.stash[MAKER] = _maker(item.stash[_RECORDER].run)
+        item.stash[AROUND] = item.stash[_RECORDER].run
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -223,7 +211,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     finally:
         if _RECORDER in item.stash:
             item.stash[_RECORDER].discard()
-            del item.stash[_RECORDER], item.stash[MAKER]  # which hold model and batch
+            del item.stash[_RECORDER], item.stash[AROUND]  # which hold model and batch
 
 
 def _say(
@@ -267,10 +255,10 @@ class _Replay:
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         if item.nodeid == self._test["id"]:
             self._inspections = 0
-            item.stash[MAKER] = _maker(self.run)
+            item.stash[AROUND] = self.run
 
     def run(
-        self, inspector: Inspector, run: Run, args: tuple[Any, ...], options: dict[str, Any]
+        self, inspector: Inspector, run: Callable[..., HealthReport], *args: Any, **options: Any
     ) -> HealthReport:
         """Return what an inspection shows; the one of the bundle runs on what is in that."""
         self._inspections += 1
