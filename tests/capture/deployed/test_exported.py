@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from corpus.models.hooked import Nested, x
 from pytest_modelhealth import InspectionError, Inspector, ModelHealthError, compare
-from pytest_modelhealth.rendering.places import called_at
 from pytest_modelhealth.report import Status, Verdict
 from tests.capture.oracle import projection
 
@@ -245,7 +244,7 @@ def test_what_becomes_of_an_exported_program_shows_the_layers_and_lines_of_the_m
             assert seen.calls == wanted.calls, (kind, name)
             assert seen.activations.rms == pytest.approx(wanted.activations.rms, rel=1e-5)
         for layer, place in lines(**CALLED_AT).items():
-            assert called_at(report, layer) == place, (kind, layer)
+            assert report.observation.called_at(layer) == place, (kind, layer)
             assert expected.layers[layer].source == place, layer
         result = compare(model, program, ids())
         assert result.equivalent, (kind, result)
