@@ -14,7 +14,6 @@ from torch import Tensor, fx, nn
 
 from corpus.models.hooked import x
 from pytest_modelhealth import Inspector, ModelHealthError
-from pytest_modelhealth.rendering.places import called_at
 from pytest_modelhealth.report import Status
 from tests.capture.oracle import assert_alike, changes, fingerprint, projection, report_of
 
@@ -141,7 +140,7 @@ def test_each_layer_has_the_line_it_comes_from_where_the_graph_knows_it() -> Non
             assert written["source"] == f"{__file__}:{LINE}"
     silent = Inspector(fx.symbolic_trace(model)).run_inspection(torch.randn(40, 6))
     for layer in ("0.fc", "0.relu"):  # no line of the code that torch.fx writes
-        assert called_at(silent, layer) == silent[layer].source == ""
+        assert silent.observation.called_at(layer) == silent[layer].source == ""
     eager = Inspector(model).run_inspection(torch.randn(40, 6)).to_dict()["layers"]
     assert {"0.fc", "0.relu"} <= {
         one["name"] for one in eager if one["source"].endswith(f":{LINE}")

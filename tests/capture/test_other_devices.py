@@ -61,7 +61,7 @@ def fetches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     sizes: list[int] = []
     fetch_all = queued.fetch_all
     monkeypatch.setattr(recorder, "Ledger", partial(Ledger, queue_all=True))
-    monkeypatch.setattr(dense, "_without_dispatch_modes", nullcontext)  # ours are seen too
+    monkeypatch.setattr(dense, "_disable_current_modes", nullcontext)  # ours are seen too
     monkeypatch.setattr(queued, "fetch_all", lambda q: sizes.append(len(q)) or fetch_all(q))
     with NoWaiting():
         yield sizes

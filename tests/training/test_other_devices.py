@@ -33,7 +33,7 @@ def test_one_transfer_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     fetch_all = queued.fetch_all
     monkeypatch.setattr(recorder, "Ledger", partial(Ledger, queue_all=True))
-    monkeypatch.setattr(dense, "_without_dispatch_modes", nullcontext)  # ours are seen too
+    monkeypatch.setattr(dense, "_disable_current_modes", nullcontext)  # ours are seen too
     monkeypatch.setattr(queued, "fetch_all", lambda q: sizes.append(len(q)) or fetch_all(q))
     with NoWaiting():
         seen = rows()
