@@ -46,6 +46,7 @@ class Ran:
     loss: float | None = None  # that the user or the model gives
 
 
+@dataclass(eq=False)
 class Runs:
     """Further runs of an inspected model, each from the state and the random numbers of the first.
 
@@ -54,21 +55,19 @@ class Runs:
         base_forwards, base_seconds: of the runs that the probes share.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        request: Request,
-        observation: Observation,
-        settings: Settings,
-        conventions: Conventions,
-    ) -> None:
-        self.engine, self.request = engine, request
-        self.observation, self.settings = observation, settings
-        self.conventions = conventions
-        self.base_forwards, self.base_seconds = 0, 0.0
-        self.count: Counter[str] = Counter()
-        self._arguments = Inputs.of(request.inputs)
-        self._base: Ran | None = None
+    engine: Engine
+    request: Request
+    observation: Observation
+    settings: Settings
+    conventions: Conventions
+    base_forwards: int = 0
+    base_seconds: float = 0.0
+    count: Counter[str] = field(default_factory=Counter)
+    _base: Ran | None = None
+
+    @cached_property
+    def _arguments(self) -> Inputs:
+        return Inputs.of(self.request.inputs)
 
     @cached_property
     def why_not(self) -> str:
