@@ -142,7 +142,7 @@ def test_one_guard_puts_back() -> None:
     # what is held against a loaded state: a candidate, a step that is resumed, a suite's new model
     assert holders(r"\w\.load_state_dict[(,]") == {
         guard,
-        "comparison/sides.py",
+        "comparison/runs.py",
         "plugin/suite/equality.py",
         "training/stepping/interventions.py",
     }
