@@ -6,7 +6,6 @@ because pytest does so at every start.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
         Verdict,
         Violation,
     )
-    from pytest_modelhealth.report.removable import RemovableLayer
+    from pytest_modelhealth.report.parts import RemovableLayer
     from pytest_modelhealth.settings import Setting, Settings
     from pytest_modelhealth.statistics import TensorStatistics
     from pytest_modelhealth.training.monitoring.history import History
@@ -62,7 +61,7 @@ _HOMES = {
     "ModelHealthWarning": "errors",
     "ModelSummary": "report",
     "Observation": "report",
-    "RemovableLayer": "report.removable",
+    "RemovableLayer": "report.parts",
     "RemovableUnits": "removal.result",
     "Setting": "settings",
     "Settings": "settings",
@@ -115,7 +114,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    from pytest_modelhealth.wings import wing
+
+    return wing(f"{_HOMES[name]}:{name}")
 
 
 def __dir__() -> list[str]:

@@ -12,6 +12,7 @@ from pytest_modelhealth.alignment.result import called, listed
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.engine import Backward, Loss
 from pytest_modelhealth.capture.observing.tensors import TensorStore
+from pytest_modelhealth.checks import default_settings
 from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, Divergence
 from pytest_modelhealth.comparison.counterparts import (
     BACKWARD,
@@ -43,7 +44,6 @@ from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import Status
 from pytest_modelhealth.settings import Setting
 from pytest_modelhealth.settings.setting import ancestors, is_inside
-from pytest_modelhealth.training import default_settings
 
 MEMORY_BUDGET = 1 << 30  # bytes of tensors that a comparison keeps in memory
 

@@ -85,6 +85,11 @@ def require_kind(other: object, kind: type) -> None:
         )
 
 
+def in_one_line(error: Exception) -> str:
+    """Return an exception by its type and the first line of its text."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
 def public_names(kind: type) -> list[str]:
     """Return the names of what users call and read of a `kind`."""
     return [name for name in dir(kind) if not name.startswith("_")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Never, NoReturn, Self
@@ -15,12 +15,8 @@ from pytest_modelhealth.capture import Request, find_engine, hinted
 from pytest_modelhealth.capture.engine import Backward, Compiled, Loss
 from pytest_modelhealth.capture.observing.sample_statistics import Collector
 from pytest_modelhealth.capture.step.company import may_have_company
-from pytest_modelhealth.checks import Check, with_own_checks
+from pytest_modelhealth.checks import Check, default_settings, with_own_checks
 from pytest_modelhealth.checks.judging import judge
-from pytest_modelhealth.data_sets.running import (
-    require_batches,
-    run_over,
-)
 from pytest_modelhealth.errors import (
     InspectionError,
     NamesItsAttributes,
@@ -30,29 +26,24 @@ from pytest_modelhealth.errors import (
     taking,
 )
 from pytest_modelhealth.layers import Pattern, Rule, Selection
-from pytest_modelhealth.probes.conventions import Conventions
-from pytest_modelhealth.probes.probing import Probing
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import ROLES, HealthReport, Observation
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import Waiver
 from pytest_modelhealth.tolerance import RECORDING, Calibration, observed
-from pytest_modelhealth.training import default_settings
-from pytest_modelhealth.training.monitoring.judging import Reaction
-from pytest_modelhealth.training.monitoring.monitor import TrainingMonitor
-from pytest_modelhealth.training.monitoring.writing import Scalars
-from pytest_modelhealth.training.stepping.contract import run_contract
-from pytest_modelhealth.training.stepping.givers import UsualStep, step_of
-from pytest_modelhealth.training.stepping.session import TrainingStep
+from pytest_modelhealth.wings import MissingWingError, wing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch.amp import GradScaler
 
+    from pytest_modelhealth.probes.probing import Probing
     from pytest_modelhealth.ranks.joint import Joint
     from pytest_modelhealth.removal.result import RemovableUnits
     from pytest_modelhealth.report import ModelSummary
     from pytest_modelhealth.statistics import TensorStatistics
+    from pytest_modelhealth.training.monitoring.judging import Reaction
+    from pytest_modelhealth.training.monitoring.monitor import TrainingMonitor
 
 
 _NEXT_CALL = "; the batch goes into the next call: inspector(model).run_inspection(batch)"
@@ -231,19 +222,17 @@ class Inspector(NamesItsAttributes):
             Exception: whatever the model or the loss raises, untouched.
         """
         self._begin()
-        settings = self._settings
-        if probes is not None:
-            settings = settings.override({"probes": probes}, "argument of run_inspection")
-        conventions = Conventions.of(batch_dim, time_dim, causal, padding)
-        settings = conventions.asked(settings)
         request = self._request(inputs, target, loss, backward, scaler)
-        probing = Probing(self._engine, request, settings, conventions)
+        conventions = (batch_dim, time_dim, causal, padding)
+        settings, probing = self._probing(request, probes, conventions)
         further = None
         if costs:
             from pytest_modelhealth.capture.costing.measure import FurtherRun
 
             further = FurtherRun(self._engine, request)
-        observation = probing.after(self._observe(request))
+        observation = self._observe(request)
+        if probing is not None:
+            observation = probing.after(observation)
         if further is not None:
             observation = further.after(observation)
         if observation.ranks is not None and (company := self._company()) is not None:
@@ -321,12 +310,12 @@ class Inspector(NamesItsAttributes):
                 an argument is of a wrong type.
             Exception: whatever the batches, the model or the loss raise, with a note on the batch.
         """
-        require_batches(batches, "run_batches", most=max_batches)
+        wing("data_sets.running:require_batches")(batches, "run_batches", most=max_batches)
         self._begin()
         request = partial(self._request, loss=loss, backward=backward, scaler=scaler)
         run = partial(
-            run_over, batches, self._engine, self._model, self._settings,
-            loss is not None, request, self._observe,
+            wing("data_sets.running:run_over"), batches, self._model, loss is not None,
+            request, self._observe, lambda asked: self._probing(asked)[1],
             training=training, max_batches=max_batches, progress=progress,
         )  # fmt: skip
         company = self._company()
@@ -361,14 +350,14 @@ class Inspector(NamesItsAttributes):
                 a wrong type.
             Exception: whatever the model or the loss raises, with a note on the batch.
         """
-        from pytest_modelhealth.removal.search import search
-
+        search = wing("removal.search:search")
         self._require_module("removable masks the weights of a torch.nn.Module")
-        require_batches(batches, "removable")
+        wing("data_sets.running:require_batches")(batches, "removable")
         self._begin()
         request = Request(self._model, None, loss=loss, selection=self._selection)
         observation, units = search(self._engine, request, self._observe, batches, progress)
-        return units(self._reported(observation, self._settings), self._model)
+        removable: RemovableUnits = units(self._reported(observation, self._settings), self._model)
+        return removable
 
     @checked_call(default_settings)
     def monitor(
@@ -408,11 +397,13 @@ class Inspector(NamesItsAttributes):
             InspectionError: an argument is of a wrong type, or the model is none that a loop can
                 train.
         """
+        kind = wing("training.monitoring.monitor:TrainingMonitor")
         self._require_module("a monitor watches a torch.nn.Module as the loop runs it")
-        scalars = Scalars(to, type(self._model).__name__, statistics)
+        model_type = type(self._model).__name__
+        scalars = wing("training.monitoring.writing:Scalars")(to, model_type, statistics)
         if self._on_run is not None:
             self._on_run()
-        monitor = TrainingMonitor(
+        monitor: TrainingMonitor = kind(
             self._model,
             self._selection,
             self._report_of,
@@ -488,15 +479,17 @@ class Inspector(NamesItsAttributes):
                 a wrong type; the message says what is expected.
             Exception: whatever the first call raises, untouched.
         """
+        run_contract = wing("training.stepping.contract:run_contract")
+        step_of = wing("training.stepping.givers:step_of")
         self._require_module("run_step runs a torch.nn.Module as a loop does")
         self._begin()
-        given = TrainingStep(self._model, step, optimizer, batch, restore, inputs, target, loss)
+        asked = (self._model, step, optimizer, batch, restore, inputs, target, loss)
         hints = hinted(self._request(inputs, target, loss, None, None))
-        with step_of(given) as made, hints:
+        with step_of(wing("training.stepping.session:TrainingStep")(*asked)) as made, hints:
             observation = run_contract(
                 made, self._selection, calls=calls, overfit=overfit, resume=resume
             )
-        if isinstance(made.step, UsualStep):
+        if isinstance(made.step, wing("training.stepping.givers:UsualStep")):
             whole = self._observe(self._request(inputs, target, loss, None, made.scaler))
             observation = replace(whole, stepped=observation.stepped)
         return self._reported(observation, self._settings)
@@ -557,6 +550,24 @@ class Inspector(NamesItsAttributes):
         asked = (inputs, target, loss, backward, scaler, self._selection)
         return Request(self._model, *asked, by_training_step=True)
 
+    def _probing(
+        self, request: Request, probes: object = None, conventions: Sequence[Any] = (None,) * 4
+    ) -> tuple[Settings, Probing | None]:
+        """Return the settings of a run, and what runs its probes; ``None`` without that wing."""
+        settings = self._settings
+        try:
+            said = wing("probes.conventions:Conventions").of(*conventions)
+        except MissingWingError:
+            in_force = settings["probes"]
+            is_set = in_force.value and in_force.origin != "default"
+            if probes or is_set or any(each is not None for each in conventions):
+                raise
+            return settings, None
+        if probes is not None:
+            settings = settings.override({"probes": probes}, "argument of run_inspection")
+        settings = said.asked(settings)
+        return settings, wing("probes.probing:Probing")(self._engine, request, settings, said)
+
     def _observe(self, request: Request, collectors: tuple[Collector, ...] = ()) -> Observation:
         request = replace(request, collectors=collectors)
         company, run, again = self._company(), self._engine.run, observed
@@ -572,8 +583,7 @@ class Inspector(NamesItsAttributes):
         """Return the ranks that inspect together; ``None`` where this process does so alone."""
         if not may_have_company(self._model, self._ranks):
             return None
-        from pytest_modelhealth.ranks.joint import joined
-
+        joined: Callable[..., Joint] = wing("ranks.joint:joined")
         return joined(self._model, bool(self._ranks), self._settings["rank_timeout"].value)
 
     def _reported(self, observation: Observation, settings: Settings) -> HealthReport:

@@ -188,7 +188,7 @@ def same_words(one: str, other: str) -> bool:
 
 def main(arguments: list[str]) -> int:
     """Write the pages, or say what is wrong with them."""
-    from pytest_modelhealth.training.catalogue import every_check
+    from pytest_modelhealth.checks import every_check
 
     os.chdir(ROOT)
     checks = list(every_check())

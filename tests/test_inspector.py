@@ -107,14 +107,10 @@ def test_a_batch_goes_in_as_positionals_keywords_or_both(inputs, model, x):
     expected = model(x, 2.0, mask=mask)
     report = Inspector(model).run_inspection(inputs(x, mask))
     assert report["head"].activations.mean == pytest.approx(expected.double().mean().item())
-
-
-def test_a_tuple_goes_in_as_positionals(model, x):
-    """A tuple or a list is unpacked; a tensor is the one argument."""
-    expected = model(x, 3.0).double().mean().item()
-    for batch in [(x, 3.0), [x, 3.0]]:
+    unmasked = model(x, 2.0).double().mean().item()
+    for batch in ((x, 2.0), [x, 2.0]):
         seen = Inspector(model).run_inspection(batch)["head"].activations.mean
-        assert seen == pytest.approx(expected)
+        assert seen == pytest.approx(unmasked)
 
 
 def test_loss_is_the_users_with_and_without_a_target(model, x):
@@ -201,19 +197,6 @@ def test_run_batches_merges(model, x):
     assert report["head"].parameters["weight"].count == 24
 
 
-def test_run_batches_takes_pairs_with_a_loss_and_stops(model, x):
-    """With a loss, a batch is inputs and target; `max_batches` takes no more than it runs."""
-    taken = []
-
-    def loader():
-        for batch in x.split(10):
-            taken.append(batch)
-            yield batch, torch.zeros(10, 3)
-
-    report = Inspector(model).run_batches(loader(), loss=F.mse_loss, max_batches=2)
-    assert report.observation.batches == len(taken) == 2
-
-
 def test_report_pickles_and_copies(model, x):
     """A report is data: it survives pickling, with its verdict."""
     report = Inspector(model).run_inspection(x)
@@ -246,21 +229,6 @@ def test_report_that_nobody_read_holds_no_model(x):
     assert report.layers["head"].parameters["weight"].count == 24
 
 
-@pytest.mark.parametrize(
-    ("thing", "words"),
-    [
-        (Net, "the class Net.*Pass an instance"),
-        (lambda x: x, "function"),
-        (None, "NoneType"),
-        ({"a": 1}, "dict"),
-    ],
-)
-def test_not_a_module(thing, words):
-    """What is no model is refused at once, saying what it is."""
-    with pytest.raises(InspectionError, match=words):
-        Inspector(thing)
-
-
 def test_pattern_that_matches_nothing(model, x):
     """`watch` names the nearest layer; a functional layer that never ran shows in the run."""
     with pytest.raises(LayerNotFoundError, match=r"did you mean 'blocks\.0\.norm'"):
@@ -271,30 +239,6 @@ def test_pattern_that_matches_nothing(model, x):
         Inspector(model).watch("head", what="gradient")
 
 
-@pytest.mark.parametrize(
-    ("loss", "words"),
-    [
-        (lambda out: out.square(), r"shape \(40, 3\), not a scalar"),
-        (lambda out: out.sum().item(), "returned float, not a tensor"),
-        (lambda out: out.detach().sum(), "no graph although"),
-        (lambda out: None, "returned NoneType"),
-    ],
-)
-def test_loss_that_is_no_scalar_or_has_no_graph(loss, words, model, x):
-    """A loss that cannot be differentiated is an error of ours that says what to change."""
-    before = copy.deepcopy(model.state_dict())
-    with pytest.raises(InspectionError, match=words):
-        Inspector(model).run_inspection(x, loss=loss)
-    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
-    assert not any(module._forward_hooks for module in model.modules())
-
-
-def test_target_without_a_loss(model, x):
-    """A target that nothing would look at is an error."""
-    with pytest.raises(InspectionError, match="target was given without a loss"):
-        Inspector(model).run_inspection(x, x)
-
-
 def test_the_models_own_exception_passes_through(model, x):
     """A batch that does not fit raises what the model raises, and leaves nothing behind."""
     with pytest.raises(RuntimeError, match="mat1 and mat2") as caught:
@@ -302,12 +246,6 @@ def test_the_models_own_exception_passes_through(model, x):
     assert type(caught.value) is RuntimeError
     assert not any(module._forward_hooks for module in model.modules())
     assert Inspector(model).run_inspection(x).healthy
-
-
-def test_asking_before_inspecting(model):
-    """There is nothing to read before the first inspection."""
-    with pytest.raises(InspectionError, match="call run_inspection"):
-        Inspector(model).get_statistics("head")
 
 
 def test_asking_for_what_was_not_seen(model, x):
@@ -327,14 +265,6 @@ def test_demanding_a_backward_pass_that_cannot_be(model, x):
         assert "no backward pass" in report.observation.notes[0]
         with pytest.raises(InspectionError, match=r"torch\.no_grad"):
             Inspector(model).run_inspection(x, backward=True)
-
-
-def test_no_batches(model):
-    """An empty loader proves nothing and is an error."""
-    with pytest.raises(InspectionError, match="no batch"):
-        Inspector(model).run_batches([])
-    with pytest.raises(InspectionError, match="not a pair"):
-        Inspector(model).run_batches([torch.zeros(2, 8)], loss=F.mse_loss)
 
 
 # ---- run_batches over loaders ------------------------------------------------------------------
@@ -359,19 +289,6 @@ class Labelled(torch.utils.data.Dataset):
 class LabelledPairs(Labelled):
     def __getitem__(self, index):
         return super().__getitem__(index), self.label[index]
-
-
-def test_run_batches_over_a_loader_of_dictionaries(model):
-    """A DataLoader's dictionaries go in as keywords; statistics are those of all samples."""
-    data = Labelled()
-    loader = torch.utils.data.DataLoader(data, batch_size=12)
-    report = Inspector(model).run_batches(loader)
-    assert (report.observation.batches, report.observation.samples) == (4, 40)
-    with torch.no_grad():
-        truth = torch.cat([model(**batch) for batch in loader]).double().numpy()
-    seen = report["head"].activations
-    assert (seen.count, seen.min, seen.max) == (truth.size, truth.min(), truth.max())
-    assert (seen.mean, seen.std) == pytest.approx((truth.mean(), truth.std()), rel=1e-6)
 
 
 def test_run_batches_over_a_loader_of_pairs(model):

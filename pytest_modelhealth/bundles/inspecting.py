@@ -27,18 +27,6 @@ from pytest_modelhealth.report import ROLES, HealthReport
 _BATCH = ("inputs", "target")
 _SHOWN = 3
 
-Run = Callable[..., HealthReport]
-
-
-class HookedInspector(Inspector):
-    """Has each `run_inspection` made by a function of the inspector, the method, its arguments."""
-
-    hook: Callable[[Inspector, Run, tuple[Any, ...], dict[str, Any]], HealthReport]
-
-    def run_inspection(self, *args: Any, **options: Any) -> HealthReport:
-        """As in `Inspector`."""
-        return self.hook(self, super().run_inspection, args, options)
-
 
 class Recording:
     """What an inspection that is about to run runs on. It holds model and batch.
@@ -122,7 +110,7 @@ def _numbers(report: HealthReport) -> dict[str, Any]:
 def replayed(
     bundle: Mapping[str, Any],
     inspector: Inspector,
-    run: Run,
+    run: Callable[..., HealthReport],
     args: tuple[Any, ...],
     options: Mapping[str, Any],
 ) -> tuple[HealthReport, list[str]]:

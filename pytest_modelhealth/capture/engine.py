@@ -1,28 +1,27 @@
 """The seam between a model of any kind and what is seen of it.
 
-A model kind is a file in this folder with a subclass of `Engine`; it is found by itself.
+A kind of model is a subclass of `Engine`, one of `KINDS` of its file, which `_engines` names.
 """
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
-from inspect import isabstract
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor, fx, nn
 
 from pytest_modelhealth.capture.observing.layer import Held
 from pytest_modelhealth.capture.observing.sample_statistics import Collector, Visitor
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection
 from pytest_modelhealth.report import Observation
+from pytest_modelhealth.wings import has_wing, why_missing, wing
 
 Loss = Callable[..., Any] | Mapping[str, Callable[..., Any]]
 Backward = bool | Callable[[Tensor], Any] | None
@@ -61,8 +60,6 @@ class Request:
 class Engine(ABC):
     """Runs one batch through a model of its kind and tells what was seen."""
 
-    # engines of a higher precedence are asked first: special kinds before plain modules
-    precedence: ClassVar[int] = 0
     # whether torch computes what is seen, so that a model can be perturbed and differentiated
     runs_in_torch: ClassVar[bool] = True
     # whether it returns tensors in a row, however the model nested them
@@ -124,13 +121,20 @@ class Engine(ABC):
 
 
 @cache
-def _engines() -> tuple[Engine, ...]:
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        importlib.import_module(f"{__package__}.{module.name}")
-    kinds = Engine.__subclasses__()
-    kinds += [further for kind in kinds for further in kind.__subclasses__()]
-    engines = [kind() for kind in kinds if not isabstract(kind)]
-    return tuple(sorted(engines, key=lambda engine: -engine.precedence))
+def _engines(compiled: Compiled = "eager", left_python: bool = True) -> tuple[Engine, ...]:
+    """Return the engines that may run a model, special kinds before plain modules."""
+    homes = ["capture.compiled:KINDS" if compiled == "observe" else "capture.eager:KINDS"]
+    if compiled == "eager" and left_python and has_wing("capture.deployed"):
+        homes = ["capture.deployed:KINDS", *homes]
+    return tuple(kind() for home in homes for kind in wing(home))
+
+
+def _has_left_python(model: object) -> bool:
+    """Whether a model may be one that another runtime runs; only then are its kinds loaded."""
+    if type(model).__module__.startswith(f"{__package__}.deployed"):
+        return True
+    graphs = (torch.jit.ScriptModule, fx.GraphModule)
+    return isinstance(model, graphs) or not isinstance(model, nn.Module)
 
 
 def find_engine(model: object, *, compiled: Compiled = "eager") -> Engine:
@@ -145,11 +149,10 @@ def find_engine(model: object, *, compiled: Compiled = "eager") -> Engine:
     """
     if compiled not in get_args(Compiled):
         raise InspectionError(f"compiled={compiled!r} is neither 'eager' nor 'observe'")
-    observed = compiled == "observe"
-    for engine in _engines():
-        if engine.compiled is observed and engine.supports(model):
+    for engine in _engines(compiled, _has_left_python(model)):
+        if engine.supports(model):
             return engine
-    if observed:
+    if compiled == "observe":
         raise InspectionError(
             f"compiled='observe' needs a compiled model, and nothing in {_describe(model)} is: "
             "pass torch.compile(model)"
@@ -157,8 +160,14 @@ def find_engine(model: object, *, compiled: Compiled = "eager") -> Engine:
     raise InspectionError(
         f"cannot inspect {_describe(model)}: the model must be a torch.nn.Module, a "
         "torch.export.ExportedProgram or an ONNX model."
-        f"{_hint(model)}"
+        f"{_hint(model)}{_without_deployed()}"
     )
+
+
+def _without_deployed() -> str:
+    """Return why a model that left Python is not known, where that is why."""
+    missing = why_missing("capture.deployed")
+    return f" A model that left Python is no module: {missing}." if missing else ""
 
 
 def _hint(model: object) -> str:

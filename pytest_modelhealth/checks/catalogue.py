@@ -10,7 +10,8 @@ from __future__ import annotations
 from functools import cache
 
 from pytest_modelhealth.checks.check import Catalogue, Check, by_rank
-from pytest_modelhealth.settings import Count, DtypeName, Factor, Ratio, Setting, Share
+from pytest_modelhealth.settings import Count, DtypeName, Factor, Ratio, Setting, Settings, Share
+from pytest_modelhealth.wings import listed_in_wings
 
 CHECKS = Catalogue("checks.catalogue:CHECKS")
 
@@ -278,6 +279,7 @@ CHECKS.add(
 RANKS = Catalogue(
     "checks.catalogue:RANKS",
     run="checks.between_ranks:findings",
+    part="ranks",
     occasion="An inspection on several ranks",
     minimum_evidence="one batch on two ranks that inspect together",
 )
@@ -351,6 +353,21 @@ RANKS.add(
     summary="Data-parallel ranks draw their own random numbers where a dropout is at work.",
     severity="warn",
 )
+
+
+@cache
+def every_check() -> tuple[Check, ...]:
+    """Return one of each check, those of the wings that are there among them, the gravest first."""
+    return by_rank((*all_checks(), *listed_in_wings(_OF_WINGS)))
+
+
+_OF_WINGS = ("probes:all_probes", "training.catalogue:all_checks")
+
+
+@cache
+def default_settings() -> Settings:
+    """Return every declared setting at its default, for all checks of this package."""
+    return Settings(()).with_checks(every_check())
 
 
 @cache

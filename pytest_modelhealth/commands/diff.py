@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.wings import wing
 
 FORMATS = ("markdown", "terminal")
 """Of `runs.difference.writers`, which would load torch."""
@@ -38,11 +39,12 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         InspectionError: a file cannot be read or written, or the runs cannot be compared.
     """
-    from pytest_modelhealth.runs.difference.comparing import compare
-    from pytest_modelhealth.runs.difference.inspections import Grade
-    from pytest_modelhealth.runs.difference.writers import render
-    from pytest_modelhealth.runs.run import read, using
-
+    read, using = wing("runs.run:read"), wing("runs.run:using")
+    grade, render = (
+        wing("runs.difference.inspections:Grade"),
+        wing("runs.difference.writers:render"),
+    )
+    compare = wing("runs.difference.comparing:compare")
     with using(arguments.base, arguments.head):
         difference = compare(read(arguments.base), read(arguments.head))
         text = render(difference, arguments.format)
@@ -56,6 +58,6 @@ def run(arguments: argparse.Namespace) -> int:
             path.write_text(text, encoding="utf-8")
         except OSError as error:
             raise InspectionError(f"--output: cannot write {path}: {error.strerror}") from None
-    grades = {test.grade for test in difference.tests} - {Grade.SAME}
-    failing = {"worse": {Grade.WORSE}, "any": grades, "never": set[Grade]()}[arguments.fail_on]
+    grades = {test.grade for test in difference.tests} - {grade.SAME}
+    failing = {"worse": {grade.WORSE}, "any": grades, "never": set()}[arguments.fail_on]
     return 1 if grades & failing else 0

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.wings import wing
 
 _OWN_LOSS = ("labels", "label", "targets", "target", "return_loss")
 _ALONE = '''"""Is {path} healthy? pytest --modelhealth-explain says what is checked."""
@@ -59,8 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         InspectionError: it cannot be written, or the name is no model.
         SettingsError: the name cannot be imported.
     """
-    from pytest_modelhealth.plugin.suite.making import TODO, named
-
+    todo, named = wing("plugin.suite.making:TODO"), wing("plugin.suite.making:named")
     module, colon, path = arguments.model.partition(":")
     if module.endswith(".py"):
         module = module.removesuffix(".py").removeprefix("./").replace("/", ".")
@@ -70,21 +70,20 @@ def run(arguments: argparse.Namespace) -> int:
         words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", path.rpartition(".")[2]).lower()
         file = (Path("tests") if Path("tests").is_dir() else Path()) / f"test_{words}_health.py"
     _write(file, text)
-    line = text.partition(TODO)[0].count("\n") + 1
-    fill_in = f"fill in: {file}:{line} ({TODO})\n" if TODO in text else ""
+    line = text.partition(todo)[0].count("\n") + 1
+    fill_in = f"fill in: {file}:{line} ({todo})\n" if todo in text else ""
     print(f"written: {file}\n{fill_in}run:     python -m pytest {file}")  # noqa: T201
     return 0
 
 
 def _template(thing: Any, module: str, path: str) -> str:
     """Return the text of the test file."""
-    from pytest_modelhealth.plugin.suite.making import TODO, arguments_of, parameters_of
-    from pytest_modelhealth.plugin.suite.transformers_models import is_pretrained
-
+    making = wing("plugin.suite.making")
+    is_pretrained = wing("plugin.suite.transformers_models:is_pretrained")
     if is_pretrained(thing) and path.isidentifier():
         return _ALONE.format(path=path, module=module)
     model_class = _model_class(thing, f"{module}:{path}")
-    forward = parameters_of(getattr(model_class, "forward", None))[1:]
+    forward = making.parameters_of(getattr(model_class, "forward", None))[1:]
     needed = [p for p in forward if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
     needed = [p for p in needed if p.kind is not p.VAR_KEYWORD] or forward[:1]
     labels = [p for p in forward if p.name in _OWN_LOSS and p.default is None]
@@ -100,8 +99,8 @@ def _template(thing: Any, module: str, path: str) -> str:
     alias = f"make_{first}" if first in ("model", "inputs", "target", "loss") else first
     called = f"{alias}.{rest}" if rest else alias
     lines = [
-        *_comment(called, parameters_of(thing)),
-        f"model = {called}({arguments_of(thing)})",
+        *_comment(called, making.parameters_of(thing)),
+        f"model = {called}({making.arguments_of(thing)})",
         *_comment("forward", forward),
         f"inputs = {batch}",
     ]
@@ -119,7 +118,7 @@ def _template(thing: Any, module: str, path: str) -> str:
         module=module,
         imported=first if alias == first else f"{first} as {alias}",
         name="".join(f"{word[:1].upper()}{word[1:]}" for word in re.split(r"[._]", path)),
-        todo=TODO,
+        todo=making.TODO,
     )
     return head + "".join(f"        {line}\n" for line in lines)
 

@@ -166,11 +166,11 @@ class Comparison(HasVerdict):
         return f"<Comparison {self._shown('comparison', 'line')}>"
 
     def __str__(self) -> str:
-        text: str = self._shown("comparison", "overview")
+        text: str = self._shown("comparison", "document").text()
         return text
 
     def _repr_html_(self) -> str:
-        return str(self._shown("comparison", "html"))
+        return str(self._shown("comparison", "document").html())
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain dictionaries, lists, numbers and strings."""

@@ -35,6 +35,7 @@ from pytest_modelhealth.layers import named_modules, own_parameters
 from pytest_modelhealth.report import LayerRecord, Observation
 from pytest_modelhealth.statistics import UnsupportedTensorError
 from pytest_modelhealth.statistics.dense import dense_values, is_quantised
+from pytest_modelhealth.wings import wing
 
 Modules = Mapping[str, nn.Module]
 
@@ -304,9 +305,7 @@ def run(
         if side.engine.flat_outputs:  # which the loss was not written for
             own = replace(own, loss=lambda *_: torch.zeros(()))
         if has_process_group():
-            from pytest_modelhealth.capture.parallel.placements import gathered
-
-            own = replace(own, averager=gathered)
+            own = replace(own, averager=wing("capture.parallel.placements:gathered"))
         with hinted(own):
             observation = side.engine.run(own)
         if side.engine.compiled:

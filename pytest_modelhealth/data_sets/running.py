@@ -8,23 +8,18 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from pytest_modelhealth.capture import Engine, Request
+from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.observing.sample_statistics import Collector
 from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.capture.step.bare import in_mode
 from pytest_modelhealth.capture.step.batch import Inputs, batch_size
-from pytest_modelhealth.capture.step.guard import Guard, exited_whole
-from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.data_sets.extremes import Extremes
 from pytest_modelhealth.errors import InspectionError, ModelHealthWarning
-from pytest_modelhealth.layers import type_name
-from pytest_modelhealth.probes.conventions import Conventions
-from pytest_modelhealth.probes.probing import Probing
 from pytest_modelhealth.progress import track
 from pytest_modelhealth.report import Observation, Part
-from pytest_modelhealth.settings import Settings
 
 
 def require_batches(batches: object, method: str, most: int | None = None) -> None:
@@ -95,53 +90,13 @@ def opened(batches: Iterable[Any]) -> Iterator[Iterator[Any]]:
             workers._shutdown_workers()
 
 
-@contextmanager
-def in_mode(model: Any, training: bool | None) -> Iterator[None]:
-    """Have `model` be in a mode inside; ``None`` leaves it in its own.
-
-    A `train` of the user's own is called, as it may keep parts frozen; what it changes, values of
-    parameters among them, is put back.
-
-    Raises:
-        InspectionError: the model has no modes.
-    """
-    if training is None:
-        yield
-        return
-    if getattr(model, "training", None) is None:  # exported, or run by another runtime
-        raise InspectionError(_ONE_MODE.format(type_name(model)))
-    state = State(model)
-    guard = Guard(state, values=any(map(_has_own_train, state.modules)), numbers=False)
-    with exited_whole(guard):
-        try:
-            model.train(training)
-        except NotImplementedError:  # the module of an exported program
-            raise InspectionError(_ONE_MODE.format(type_name(model))) from None
-        yield
-
-
-_ONE_MODE = (
-    "{} is in the mode it was made in, for good: leave training out, or inspect the model that it "
-    "was made of"
-)
-
-
-def _has_own_train(module: nn.Module) -> bool:
-    """Whether `train` or `eval` of a module is not that of torch."""
-    return any(
-        not getattr(getattr(type(module), name), "__module__", "").startswith("torch.")
-        for name in ("train", "eval")
-    )
-
-
 def run_over(
     batches: Any,
-    engine: Engine,
     model: Any,
-    settings: Settings,
     has_loss: bool,
     request: Callable[[Any, Any], Request],
     observe: Callable[[Request, tuple[Collector, ...]], Observation],
+    probes: Callable[[Request], Any],
     *,
     training: bool | None = None,
     max_batches: int | None = None,
@@ -151,12 +106,11 @@ def run_over(
 
     Args:
         batches: the user's.
-        engine: runs the model.
         model: the model.
-        settings: the limits in force.
         has_loss: whether a loss needs a target.
         request: makes what is asked of the engine, of inputs and target of a batch.
         observe: runs it.
+        probes: returns what probes a batch after its run; ``None`` where nothing does.
         training, max_batches, progress: as in `Inspector.run_batches`.
 
     Raises:
@@ -176,7 +130,7 @@ def run_over(
                 given = find_tensors((arguments.args, arguments.kwargs))
                 extremes.begin(index, batch_size([*given, *find_tensors(target)]))
                 asked = request(inputs, target)
-                probing = Probing(engine, asked, settings, Conventions()) if index == 0 else None
+                probing = probes(asked) if index == 0 else None
                 seen = observe(asked, (extremes,))
                 extremes.end()
                 seen = seen if probing is None else probing.after(seen)

@@ -61,12 +61,13 @@ class InspectorFixture(NamesItsAttributes):
 
     Args:
         settings: those of the test.
-        maker: makes inspectors in place of the class, from the same arguments.
+        around: makes each `run_inspection` in its place: it gets the inspector, that method and
+            its arguments.
     """
 
-    def __init__(self, settings: Settings, maker: Callable[..., Inspector] | None = None) -> None:
+    def __init__(self, settings: Settings, around: Callable[..., Any] | None = None) -> None:
         self._settings = settings
-        self._maker = maker
+        self._around = around
         self._inspections: list[MadeResult] = []
         self._never_run: dict[object, tuple[Path, int]] = {}
         self._checked: int | None = None
@@ -89,7 +90,7 @@ class InspectorFixture(NamesItsAttributes):
         """
         from pytest_modelhealth.inspector import Inspector  # brings torch
 
-        made = (self._maker or Inspector)(
+        made = Inspector(
             model,
             *batch,  # refused there
             compiled=compiled,
@@ -100,6 +101,9 @@ class InspectorFixture(NamesItsAttributes):
             ranks=ranks,
             **settings,
         )
+        if self._around is not None:
+            run = partial(self._around, made, made.run_inspection)
+            made.run_inspection = run  # type: ignore[method-assign]
         self._never_run[key := object()] = calling_line()
         made._on_run = partial(self._never_run.pop, key, None)
         return made
@@ -173,8 +177,8 @@ class InspectorFixture(NamesItsAttributes):
 
 
 INSPECTOR = pytest.StashKey[InspectorFixture]()
-MAKER = pytest.StashKey["Callable[..., Inspector]"]()
-"""What makes the inspectors of a test, where a part of the plugin sets it before the test."""
+AROUND = pytest.StashKey["Callable[..., HealthReport]"]()
+"""What makes the inspections of a test, where a part of the plugin sets it before the test."""
 UNASKED_FAILURE = pytest.StashKey[UnaskedFailure]()
 
 
@@ -184,9 +188,8 @@ def inspector(request: pytest.FixtureRequest) -> Iterator[InspectorFixture]:
 
     A report whose verdict the test does not ask for is checked when the test's body ends.
     """
-    maker = request.node.stash.get(MAKER, None)
     # Another fixture may have added a marker since the setup began.
-    fixture = InspectorFixture(require_settings(request.node), maker)
+    fixture = InspectorFixture(require_settings(request.node), request.node.stash.get(AROUND, None))
     request.node.stash[INSPECTOR] = fixture
     yield fixture
     del request.node.stash[INSPECTOR]

@@ -176,8 +176,7 @@ def settings_with_own_checks(config: pytest.Config) -> Settings:
     Raises:
         pytest.UsageError: the hook raises, or gives something that is no sound check.
     """
-    from pytest_modelhealth.checks import with_own_checks
-    from pytest_modelhealth.training import default_settings
+    from pytest_modelhealth.checks import default_settings, with_own_checks
 
     config.stash[_ASKED] = implementors(config)
     try:
@@ -239,7 +238,7 @@ def require_settings(item: pytest.Item) -> Settings:
         raise pytest.fail.Exception(str(error), pytrace=False) from None
 
 
-def settings_for(item: pytest.Item) -> Settings:
+def settings_for(item: Node) -> Settings:
     """Return the session's settings with the markers of `item` laid over them.
 
     Raises:

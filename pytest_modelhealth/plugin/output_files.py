@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 import pytest
 
 from pytest_modelhealth.errors import ModelHealthWarning
+from pytest_modelhealth.wings import why_missing
 
 if TYPE_CHECKING:
     from pytest_modelhealth.runs.run import Run
@@ -57,6 +58,7 @@ class OutputFile:
         given = config.getoption(self.option)
         if given is None or config.option.collectonly or hasattr(config, "workerinput"):
             return
+        require_wing("runs", self.option)
         if not config.pluginmanager.hasplugin("terminal"):
             raise pytest.UsageError(f"{self.option} needs pytest's terminal: no -p no:terminal")
         try:
@@ -85,6 +87,16 @@ class OutputFile:
         else:
             line = f"{self.what} in {path}"
         terminalreporter.write_line(f"modelhealth: {printable(line)}")
+
+
+def require_wing(name: str, option: str) -> None:
+    """Do nothing if the wing that an option is for is there.
+
+    Raises:
+        pytest.UsageError: it is not.
+    """
+    if missing := why_missing(name):
+        raise pytest.UsageError(f"{option}: {missing}")
 
 
 def _cannot_write(option: str, given: str, error: OSError, what: str) -> pytest.UsageError:

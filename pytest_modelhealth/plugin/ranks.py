@@ -7,16 +7,27 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from pytest_modelhealth.plugin.several_ranks import WANTED, Wanted
+from pytest_modelhealth.wings import why_missing, wing
 
 MARKER = "modelhealth_ranks"
 DEFAULT_SECONDS = 120.0
 """Long enough for a model to be built and compiled on a busy machine; a test whose ranks wait for
 each other costs no more than this, where a process group alone waits half an hour."""
+
+
+class Wanted(NamedTuple):
+    """On how many ranks a test runs, and after how many seconds they are ended."""
+
+    size: int
+    seconds: float
+
+
+WANTED = pytest.StashKey[Wanted]()
+"""What the mark of a test asks for."""
 
 _WRONG = pytest.StashKey[str]()
 
@@ -72,6 +83,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 f"{item.name}: under torchrun its processes run the tests on several ranks: leave "
                 "-n of pytest-xdist out"
             )
+        if missing := why_missing("plugin.several_ranks"):
+            wanted = f"{item.name}: {missing}"
         if isinstance(wanted, str):
             item.stash[_WRONG] = wanted
         else:
@@ -105,13 +118,10 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     if not any(WANTED in item.stash for item in session.items):
         return
     if _under_torchrun(config):
-        from pytest_modelhealth.plugin.several_ranks.torchrun import Torchrun
-
-        config.pluginmanager.register(Torchrun(config), "modelhealth.torchrun")
+        torchrun = wing("plugin.several_ranks.torchrun:Torchrun")
+        config.pluginmanager.register(torchrun(config), "modelhealth.torchrun")
     elif any(map(_is_taken_over, session.items)):
-        from pytest_modelhealth.plugin.several_ranks.processes import start_server
-
-        start_server()
+        wing("plugin.several_ranks.processes:start_server")()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -119,9 +129,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     """Run a marked test on its ranks, and report one result."""
     if not _is_taken_over(item):
         return None
-    from pytest_modelhealth.plugin.several_ranks.running import protocol
-
-    protocol(item, nextitem, item.stash[WANTED])
+    wing("plugin.several_ranks.running:protocol")(item, nextitem, item.stash[WANTED])
     return True
 
 

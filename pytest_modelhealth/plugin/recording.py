@@ -20,6 +20,7 @@ import pytest
 
 from pytest_modelhealth.plugin.inspections import INSPECTOR, headline
 from pytest_modelhealth.plugin.snapshots import SNAPSHOT_CHECKS
+from pytest_modelhealth.wings import wing
 
 if TYPE_CHECKING:
     from pytest_modelhealth.runs.run import Run
@@ -190,15 +191,14 @@ class _Collector:
 
     def _run(self, status: int) -> Run:
         from pytest_modelhealth import __version__
-        from pytest_modelhealth.runs.run import FORMAT, FORMAT_VERSION, Run
 
         for name in [name for name, ended in self._ended.items() if not ended[2].is_file()]:
             del self._ended[name]
             lost = f"during the run {self._folder} was deleted, where its results were"
             self._notes.append(f"{name} is missing: {lost}")
         head = {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
+            "format": wing("runs.run:FORMAT"),
+            "format_version": wing("runs.run:FORMAT_VERSION"),
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "environment": {
                 "pytest_modelhealth": __version__,
@@ -209,7 +209,8 @@ class _Collector:
             "exit_status": status,
             "notes": self._notes,
         }
-        return Run(head, _Tests(self._ended))
+        run: Run = wing("runs.run:Run")(head, _Tests(self._ended))
+        return run
 
 
 def _outcome(report: pytest.TestReport) -> str:

@@ -6,22 +6,23 @@ Nothing of it is loaded before a test file imports the class, or the option name
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_modelhealth.errors import SettingsError
 from pytest_modelhealth.plugin.inspections import INSPECTOR
-from pytest_modelhealth.plugin.options import settings_for
+from pytest_modelhealth.plugin.options import session_settings
+from pytest_modelhealth.plugin.output_files import require_wing
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Callable, Generator
 
     from pytest_modelhealth.plugin.inspections import InspectorFixture
-    from pytest_modelhealth.plugin.suite.case import Case, Subject
+    from pytest_modelhealth.plugin.suite.case import Case
 
 _OPTION = "--modelhealth-model"
-_SNAPSHOT = "test_snapshot"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,8 +39,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Leave files alone where models are named and no file is asked for."""
+    """Leave files alone where models are named and no file is asked for.
+
+    Raises:
+        pytest.UsageError: what runs them is missing.
+    """
     given: list[str] = config.getoption(_OPTION) or []
+    if given:
+        require_wing("plugin.suite", _OPTION)
     if given and config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args, config.args_source = [], pytest.Config.ArgsSource.ARGS
 
@@ -55,12 +62,9 @@ def pytest_make_collect_report(
         from pytest_modelhealth.plugin.suite.collecting import SuiteWithoutFile
 
         where = collector.config.invocation_params.dir
-        report.result = [
-            *report.result,
-            *(
-                SuiteWithoutFile.from_parent(collector, path=where / name, name=name, nodeid=name)
-                for name in dict.fromkeys(given)
-            ),
+        report.result += [
+            SuiteWithoutFile.from_parent(collector, path=where / name, name=name, nodeid=name)
+            for name in dict.fromkeys(given)
         ]
     return report
 
@@ -77,7 +81,6 @@ def pytest_pycollect_makeitem(
     made = yield
     suite: Any = made.obj if isinstance(made, pytest.Class) else None
     if _is_suite(suite) and suite.__test__:
-        from pytest_modelhealth.plugin.options import session_settings
         from pytest_modelhealth.plugin.suite.collecting import require_sound
 
         try:
@@ -103,71 +106,45 @@ def _mark(item: pytest.Function) -> None:
 
     suite: Any = item.cls
     path, line = place_of(suite)
-    name, within = item.originalname, item.getmodpath()
+    within = item.getmodpath()
     item.reportinfo = lambda: (path, line - 1, within)  # type: ignore[method-assign]
-    reason = suite.skip.get(name) or (_without_snapshots(item) if name == _SNAPSHOT else "")
+    reason = suite.skip.get(item.originalname)
+    if item.originalname == "test_snapshot" and not reason:
+        if ":" in item.nodeid.partition("::")[0]:
+            reason = f"a snapshot lies beside a test file, and {_OPTION} has none"
+        elif not item.config.pluginmanager.hasplugin("syrupy"):
+            reason = (
+                "snapshots need the pytest plugin syrupy, which is switched off or not installed"
+            )
     if reason:
         item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def _without_snapshots(item: pytest.Function) -> str:
-    """Return why a suite has no snapshot; ``""`` where it has one."""
-    if ":" in item.nodeid.partition("::")[0]:
-        return f"a snapshot lies beside a test file, and {_OPTION} has none"
-    if not item.config.pluginmanager.hasplugin("syrupy"):
-        return "snapshots need the pytest plugin syrupy, which is switched off or not installed"
-    return ""
-
-
 @pytest.fixture(scope="class")
-def _modelhealth_subject(request: pytest.FixtureRequest) -> Iterator[list[Subject]]:
-    """What the tests of a suite share, once the first of them has made it."""
-    shared: list[Subject] = []
-    yield shared
-    shared.clear()
+def _modelhealth_suite(request: pytest.FixtureRequest) -> Case | None:
+    """What the tests of a suite share."""
+    if not _is_suite(request.cls):
+        return None
+    from pytest_modelhealth.plugin.suite.case import Case
+
+    return Case(request.node)
 
 
 @pytest.fixture
 def modelhealth_case(
-    request: pytest.FixtureRequest,
-    inspector: InspectorFixture,
-    _modelhealth_subject: list[Subject],
-) -> Case:
+    request: pytest.FixtureRequest, inspector: InspectorFixture, _modelhealth_suite: Case | None
+) -> Callable[[], None]:
     """One test of a `ModelHealthSuite`, for its own use."""
-    if not _is_suite(request.cls):
+    case = _modelhealth_suite
+    if case is None:
         pytest.fail(
             "modelhealth_case is for the tests of a ModelHealthSuite; others ask for inspector",
             pytrace=False,
         )
-    from pytest_modelhealth.plugin.suite.case import Case, Subject
-    from pytest_modelhealth.plugin.suite.collecting import place_of
-    from pytest_modelhealth.plugin.suite.verdicts import VERDICTS, probed
+    from pytest_modelhealth.plugin.suite.verdicts import verdict_of
 
-    item, suite, test = request.node, request.cls, request.node.originalname
-    name = item.parent.name
-    settings = settings_for(item)
-    if not _modelhealth_subject:
-        updates = ("update_snapshots", "update_new_snapshots_only")
-        _modelhealth_subject.append(
-            Subject(
-                suite(),
-                name,
-                place_of(suite),
-                frozenset(_wanted(item)),
-                settings,
-                calibrates=any(getattr(item.config.option, one, False) for one in updates),
-            )
-        )
-    own = settings.override(suite.limits.get(test, {}), f"{name}.limits[{test!r}]")
-    return Case(request, _modelhealth_subject[0], own, inspector, VERDICTS.get(test, probed))
-
-
-def _wanted(item: pytest.Item) -> Iterator[str]:
-    """Yield the names of the tests of this suite that run."""
-    for other in item.session.items:
-        is_of_suite = other.parent is item.parent and isinstance(other, pytest.Function)
-        if is_of_suite and not any(other.iter_markers("skip")):
-            yield other.originalname  # type: ignore[attr-defined]
+    case.begin(request.node, inspector)
+    return partial(case.judge, verdict_of(case.test))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -22,7 +22,7 @@ from pytest_modelhealth.ranks.evidence import (
 )
 from pytest_modelhealth.ranks.layout import NO_ENGINE
 from pytest_modelhealth.report import Finding, LayerRecord, LossCall, Observation
-from pytest_modelhealth.report.ranks import named_ranks
+from pytest_modelhealth.report.parts import named_ranks
 from pytest_modelhealth.settings.setting import is_inside
 
 _TOLERANCE = 1e-3
@@ -299,7 +299,11 @@ def _parting(group: Sequence[Observation]) -> str | None:
         for name, record in group[0].layers.items()
         if all(name in one.layers for one in group) and record.inputs and record.activations
     ]
-    cut = [r.name for r in called if not is_equal(r.name, _weights_of)]
+
+    def weights_of(record: LayerRecord) -> int:
+        return combined(of_statistics(held) for held in record.parameters.values())
+
+    cut = [r.name for r in called if not is_equal(r.name, weights_of)]
     wrong = []
     for record in called:
         assert record.inputs is not None
@@ -315,10 +319,6 @@ def _parting(group: Sequence[Observation]) -> str | None:
         ):
             wrong.append(name)
     return next((n for n in wrong if not any(is_inside(other, n) for other in wrong)), None)
-
-
-def _weights_of(record: LayerRecord) -> int:
-    return combined(of_statistics(held) for held in record.parameters.values())
 
 
 def drops(record: LayerRecord, prefix: str = "") -> bool:

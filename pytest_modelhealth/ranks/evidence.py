@@ -85,7 +85,10 @@ class Evidence:
             given = find_tensors((request.inputs, request.target))
             if sum(map(_bits, given)) >= _ENOUGH_BITS:
                 self._batch = combined(fingerprint(_part(tensor)[1]) for tensor in given)
-            self._random = _generator(self.wrapped)
+            device = next((leaf.tensor.device for leaf in leaves), torch.device("cpu"))
+            is_cuda = device.type == "cuda"  # whose generator the model draws from
+            state = torch.cuda.get_rng_state(device) if is_cuda else torch.get_rng_state()
+            self._random = fingerprint(state)
         self._averaged = [_averaged_by(ddp) for ddp in ddps]
         self._ignored = {
             id(tensor)
@@ -123,8 +126,16 @@ class Evidence:
             if of_statistics(buffers.get(layer, {}).get(name)) != before
         }
         frozen = {leaf.key for leaf in self.wrapped.parameters if not leaf.tensor.requires_grad}
-        awaited = {name for _, names in self.waiting for name in names}
-        unused = {name for name in awaited if name in frozen or _is_unused(name, own)}
+        unused = {
+            (layer, name)
+            for layer, name in {key for _, keys in self.waiting for key in keys}
+            if (layer, name) in frozen
+            or (
+                (record := own.layers.get(layer)) is not None
+                and "parameter_gradients" in record.watched
+                and name not in {*record.parameter_gradients, *record.tied}
+            )
+        }
         return Seen(
             dist.get_rank(),
             self.place,
@@ -182,7 +193,11 @@ class Evidence:
         called = shards.union(*(self._averaged[number] for number in self._called))
         held = shards.union(*self._averaged)
         left_out = {id(p) for module in sharded for p in module.parameters()}
-        used = [leaf for leaf in self.wrapped.parameters if _has_gradient(leaf.key, own)]
+        used = [
+            leaf
+            for leaf in self.wrapped.parameters
+            if leaf.layer in own.layers and leaf.name in own.layers[leaf.layer].parameter_gradients
+        ]
         is_held = any(id(leaf.tensor) in held for leaf in used)
         return {
             leaf.key: is_held and id(leaf.tensor) not in left_out
@@ -214,13 +229,6 @@ def _bits(tensor: Tensor) -> float:
     return len(flat) * math.log2(kinds)
 
 
-def _generator(wrapped: Wrapped) -> int:
-    """Return a fingerprint of the generator of the device that the model is on."""
-    device = next((leaf.tensor.device for leaf in wrapped.parameters), torch.device("cpu"))
-    is_cuda = device.type == "cuda"
-    return fingerprint(torch.cuda.get_rng_state(device) if is_cuda else torch.get_rng_state())
-
-
 def _part(tensor: Tensor) -> tuple[str, Tensor]:
     """Return which part of a tensor a rank holds, ``""`` where all is whole, and that part."""
     if not isinstance(tensor, DTensor):
@@ -231,18 +239,6 @@ def _part(tensor: Tensor) -> tuple[str, Tensor]:
     local = tensor.to_local()
     lies = f"{mesh.mesh.flatten().tolist()} {mesh.mesh.shape} {tensor.placements} {parts}"
     return lies, getattr(local, "elem", local)
-
-
-def _has_gradient(name: Name, own: Observation) -> bool:
-    record = own.layers.get(name[0])
-    return record is not None and name[1] in record.parameter_gradients
-
-
-def _is_unused(name: Name, own: Observation) -> bool:
-    record = own.layers.get(name[0])
-    if record is None or "parameter_gradients" not in record.watched:
-        return False
-    return name[1] not in record.parameter_gradients and name[1] not in record.tied
 
 
 def fingerprint(tensor: Tensor) -> int:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.observing.layer import Held
@@ -93,7 +93,10 @@ class Joint:
         refuse_unknown_ways(find_wrappers(State(request.model).modules))
         self._barrier.wait("the run")
         self._open()
-        self._require_same(_structure(request))
+        asked = {"loss": request.loss, "backward": request.backward, "scaler": request.scaler}
+        given = {n: one if isinstance(one, bool | None) else "given" for n, one in asked.items()}
+        grads = f"gradients {torch.is_grad_enabled()}"
+        self._require_same(f"{given}, {grads}\n{described(request.model)}")
         with self._telling("its run"):
             evidence = Evidence(self._place, request)
             try:
@@ -219,24 +222,16 @@ class Joint:
             whole = [(layer, name, summed(tensor)) for layer, name, tensor in gradients]
             own = {(at.name, name): t for at, name, t in whole if not hasattr(t, "device_mesh")}
             if len(self._place.data) > 1:
-                every = self._gather({key: _array(tensor) for key, tensor in own.items()})
+                arrays = {}
+                for key, tensor in own.items():  # for NumPy, which is pickled faster
+                    dense = tensor if tensor.layout == torch.strided else tensor.to_dense()
+                    # sums in few bits may overflow
+                    wide = torch.float32 if tensor.dtype.itemsize < 4 else tensor.dtype
+                    arrays[key] = dense.detach().to("cpu", wide).numpy()
+                every = self._gather(arrays)
                 ranks = dict(zip(self._place.ranks, every, strict=True))
                 each = [ranks[rank] for rank in self._place.data]
                 for key, tensor in own.items():
                     total: Any = sum(one[key] for one in each if key in one)
                     tensor.copy_(torch.as_tensor(total / len(each)))
         return whole
-
-
-def _array(tensor: Tensor) -> Any:
-    """Return the values for NumPy, which is pickled faster; sums in few bits may overflow."""
-    dense = tensor if tensor.layout == torch.strided else tensor.to_dense()
-    wide = torch.float32 if tensor.dtype.itemsize < 4 else tensor.dtype
-    return dense.detach().to("cpu", wide).numpy()
-
-
-def _structure(request: Request) -> str:
-    """Return what must be equal before ranks run a model together, a line a thing."""
-    asked = {"loss": request.loss, "backward": request.backward, "scaler": request.scaler}
-    given = {name: one if isinstance(one, bool | None) else "given" for name, one in asked.items()}
-    return f"{given}, gradients {torch.is_grad_enabled()}\n{described(request.model)}"

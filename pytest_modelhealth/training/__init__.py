@@ -4,6 +4,6 @@
 watches the steps of the user's own loop.
 """
 
-from pytest_modelhealth.training.catalogue import default_settings, every_check
+from pytest_modelhealth.checks import default_settings, every_check
 
 __all__ = ["default_settings", "every_check"]

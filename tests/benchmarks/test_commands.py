@@ -1,5 +1,3 @@
-import os
-
 import pytest
 import torch
 
@@ -46,11 +44,6 @@ def test_ratio_is_that_of_contender_to_base(monkeypatch):
     )
     assert timings["other"].ratio() == timings["other"].ratio("cpu") == "1.40 (1.40-1.40)"
     assert len(timings["other"].runs) == 2
-
-
-def test_spread_is_the_quartiles():
-    """Of 1 to 5 the median is 3, and the quartiles are 2 and 4."""
-    assert timing.median_and_quartiles([5, 1, 4, 2, 3]) == "3.00 (2.00-4.00)"
 
 
 def test_dear_contender_runs_in_fewer_rounds(monkeypatch):
@@ -116,13 +109,6 @@ def test_probes_refuses_an_unknown_step(capsys):
     assert "unknown step 'BERT'; there are: BERT-like, " in capsys.readouterr().err
 
 
-def test_speed_refuses_an_unknown_step(capsys):
-    """A misspelt step ends the command and lists those there are."""
-    with pytest.raises(SystemExit):
-        speed.main(["BERT"])
-    assert "unknown step 'BERT'; there are: BERT-like, " in capsys.readouterr().err
-
-
 def test_inspected_step_has_the_gradients_of_the_bare_one():
     """What is timed as modelhealth is the same step: each parameter's gradient norm is equal."""
     step = speed.STEPS["example CNN"]()
@@ -159,12 +145,3 @@ def test_first_inspection_is_timed_in_a_process_of_its_own(monkeypatch):
     monkeypatch.setattr(scale, "_run_apart", lambda name: (0.9, 0.2))
     *_, row = scale.first(steps=["example CNN"], processes=3)
     assert cells(row) == ["example CNN", "0.900", "0.200", "0.700", "0.5", "3"]
-
-
-def test_load_of_others_is_warned_of(monkeypatch):
-    """A busy machine makes ratios worthless, so it is said beside them."""
-    monkeypatch.setattr(os, "getloadavg", lambda: (3.0, 0, 0), raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    assert timing.load().startswith("load average 3.0: OTHER PROCESSES")
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.2, 0, 0), raising=False)
-    assert timing.load() == "load average 0.2"

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from benchmarks import detection, drift, drift_cost, environments, scores
-from benchmarks.tools import COMPARERS, DETECTORS, Entrant, modelhealth
-from corpus import Shelf, Sides, Subject
+from benchmarks.tools import COMPARERS, DETECTORS, Entrant
+from corpus import Shelf, Subject
 
 
 def dead() -> Subject:
@@ -63,13 +63,6 @@ def test_detection_prints_a_row_for_each_group_and_case(few, capsys):
     assert any(line.startswith("| modelhealth | open | none |") for line in lines)
 
 
-def test_blind_cases_go_by_their_former_name_too(few, capsys):
-    """`--group wiring` shows the blind cases alone."""
-    detection.main(["--group", "wiring"])
-    rows = [line for line in capsys.readouterr().out.splitlines() if "| modelhealth |" in line]
-    assert [row.split(" | ")[1] for row in rows] == ["blind"]
-
-
 def test_drift_prints_a_row_for_each_group_and_pair(few, capsys):
     """Comparison and snapshot are each scored on open and held-out pairs, as models are."""
     drift.main(["--list"])
@@ -100,14 +93,6 @@ def test_peer_that_is_not_installed_is_named_and_left_out(
     assert "- absent (not installed, left out): nothing" in output
     assert "| absent |" not in output
     assert "| modelhealth | open | none |" in output
-
-
-def test_tool_of_the_corpus_takes_models_and_pairs():
-    """Behind the corpus's own command one function inspects the one and compares the other."""
-    assert "1" in {found.layer for found in modelhealth(dead())}
-    wrong = Sides(net(), net().model)
-    (found,) = modelhealth(wrong)
-    assert found.layer == "0"
 
 
 # ---- the settings and the cost ------------------------------------------------------------------

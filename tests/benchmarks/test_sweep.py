@@ -15,7 +15,6 @@ from benchmarks.sweep import SETTINGS, Result, Setting, examine
 from benchmarks.zoo import decided
 from benchmarks.zoo.architecture import Architecture
 from benchmarks.zoo.decided import Decision
-from benchmarks.zoo.shrinking import shrunk
 from corpus.subject import Subject
 from pytest_modelhealth import Inspector
 
@@ -136,19 +135,6 @@ def test_process_that_dies_or_takes_too_long_costs_one_model(monkeypatch):
     ]
 
 
-def test_difference_that_two_bare_steps_show_is_not_counted():
-    """A model that counts its calls computes something else each time, inspected or not."""
-    calls = iter(range(99))
-
-    class Counting(nn.Linear):
-        def forward(self, x):
-            return super().forward(x) + next(calls)
-
-    (result,) = examine(named("a", lambda: Subject(Counting(4, 2), torch.randn(8, 4))), TRAIN)
-    assert not result.crash
-    assert result.interference == []
-
-
 def test_table_counts_models_inspections_and_outcomes(monkeypatch, tmp_path):
     """A row a family and one for all, read back from a file; each alarm with its decision."""
     high = Decision(("a",), "loss", "right", "its loss is high", "eval*")
@@ -177,36 +163,3 @@ def test_table_counts_models_inspections_and_outcomes(monkeypatch, tmp_path):
         "| loss: loss at \\|: a | d | eval | undecided |",
     ]
     assert lines[-1] == "| ValueError | 1: c |"
-
-
-def test_shrunk_configuration_keeps_what_belongs_together():
-    """Widths and heads get small, fewer heads of keys stay fewer, parts too; flags stay."""
-    config = {
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "vocab_size": 32000,
-        "eos_token_id": 2,
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False,
-        "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
-        "vision_config": {"hidden_size": 1024, "depths": [2, 2, 18, 2], "num_channels": 3},
-    }
-    small = shrunk(config, {"width": 64, "wide": 96, "image": 32})
-    assert small == {
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "vocab_size": 97,
-        "eos_token_id": 2,
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False,
-        "layer_types": ["sliding_attention", "full_attention"],
-        "vision_config": {"hidden_size": 64, "depths": [2, 2, 2, 2], "num_channels": 3},
-    }

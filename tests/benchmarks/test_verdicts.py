@@ -130,28 +130,3 @@ def test_pair_is_judged_rightly_by_a_snapshot(name):
 
 
 # ---- the peers ----------------------------------------------------------------------------------
-
-
-def installed(entrant):
-    """Skip where the package of a peer is not there."""
-    if not entrant.is_installed:
-        pytest.skip(f"{entrant.needs} is not installed")
-    return entrant
-
-
-@pytest.mark.parametrize("name", [name for name, one in DETECTORS.items() if one.needs])
-@pytest.mark.parametrize("case", ["no_grad around the encoder", "mlp, trained"])
-def test_peer_judges_a_model(name, case):
-    """Each peer finds an encoder that gets no gradient, and nothing wrong with a trained net."""
-    got = judged(installed(DETECTORS[name]), case, "fault", "control")
-    assert got.is_caught == got.case.is_sick
-    assert not got.is_caught or any(one.layer.startswith("encoder") for one in got.objections)
-
-
-@pytest.mark.parametrize("name", [name for name, one in COMPARERS.items() if one.needs])
-@pytest.mark.parametrize("case", ["residual dropped", "nothing, but saved and loaded"])
-def test_peer_judges_a_pair(name, case):
-    """Each peer sees a lost residual, and nothing in a copy."""
-    got = judged(installed(COMPARERS[name]), case, "refactor", "change")
-    assert not got.error
-    assert got.is_caught == got.case.is_sick

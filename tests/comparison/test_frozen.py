@@ -13,28 +13,19 @@ from torch import Tensor, nn
 from corpus.models.rewritten import Several, Text
 from pytest_modelhealth.comparing import compare
 from pytest_modelhealth.comparison.comparison import Comparison
-from tests.capture.deployed.test_scripts import (
-    Flow,
-    Net,
-    frozen,
-    inlined,
-    loaded,
-    optimised,
-    optimised_trace,
-    traced,
-)
+from tests.capture.deployed.test_scripts import MAKERS, Flow, Net, inlined, loaded
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 KINDS: dict[str, Callable[[nn.Module, Tensor], nn.Module]] = {
-    "frozen": frozen,
-    "optimised": optimised,
-    "trace": traced,
-    "optimised trace": optimised_trace,
+    "frozen": MAKERS["frozen"],
+    "optimised": MAKERS["optimised"],
+    "trace": MAKERS["frozen, traced"],
+    "optimised trace": MAKERS["optimised, traced"],
     "inlined": inlined,
-    "file": lambda model, batch: loaded(frozen(model, batch)),
-    "file of a trace": lambda model, batch: loaded(traced(model, batch)),
+    "file": MAKERS["frozen, in a file"],
+    "file of a trace": lambda model, batch: loaded(MAKERS["frozen, traced"](model, batch)),
     "frozen after loading": lambda model, batch: torch.jit.freeze(loaded(torch.jit.script(model))),
 }
 BATCHES: dict[type[nn.Module], Callable[[], Tensor]] = {

@@ -6,27 +6,18 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
-from pytest_modelhealth.checks import Check
 from pytest_modelhealth.training import every_check
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference" / "checks.md"
 PACKAGE = ROOT / "pytest_modelhealth"
 
-each_check = pytest.mark.parametrize("check", every_check(), ids=lambda check: check.name)
 
-
-@each_check
-def test_a_check_says_what_it_is(check: Check) -> None:
-    """Name and summary are there and read as such."""
-    assert re.fullmatch(r"[a-z]+(_[a-z]+)*", check.name)
-    assert check.summary.endswith(".")
-
-
-def test_names_and_ranks_are_unique() -> None:
-    """Violations have a definite order, and a name means one check."""
+def test_a_check_says_what_it_is() -> None:
+    """Name and summary are there and read as such; a name means one check, a rank its place."""
+    for check in every_check():
+        assert re.fullmatch(r"[a-z]+(_[a-z]+)*", check.name)
+        assert check.summary.endswith(".")
     assert len({check.name for check in every_check()}) == len(every_check())
     assert len({check.rank for check in every_check()}) == len(every_check())
 
@@ -37,22 +28,17 @@ def test_a_setting_belongs_to_one_check() -> None:
     assert len(set(names)) == len(names)
 
 
-@each_check
-def test_a_check_is_in_the_reference_with_its_settings(check: Check) -> None:
-    """docs/reference/checks.md has a section of the check's name that tells of each setting."""
-    sections = re.split(r"^## ", REFERENCE.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    texts = [text for text in sections if text.partition("\n")[0] == check.name]
-    assert len(texts) == 1, f"write a section '## {check.name}'"
-    assert [s.name for s in check.settings if f"`{s.name}`" not in texts[0]] == []
-
-
-def test_the_reference_has_the_order_of_rank() -> None:
-    """The page says that violations come in its order; each heading stands apart."""
+def test_each_check_is_in_the_reference_by_rank() -> None:
+    """docs/reference/checks.md has a section of each name, apart, that tells of each setting."""
     text = REFERENCE.read_text(encoding="utf-8")
-    ordered = [check.name for check in sorted(every_check(), key=lambda check: check.rank)]
-    headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
-    assert [heading for heading in headings if heading in ordered] == ordered
-    assert len(re.findall(r"^\n## ", text, re.MULTILINE)) == len(headings)
+    parts = (part.partition("\n") for part in re.split(r"^\n## ", text, flags=re.MULTILINE)[1:])
+    sections = {heading: body for heading, _, body in parts}
+    assert len(sections) == len(re.findall(r"^## ", text, re.MULTILINE))
+    ordered = sorted(every_check(), key=lambda check: check.rank)
+    names = [check.name for check in ordered]
+    assert [heading for heading in sections if heading in names] == names
+    for check in ordered:
+        assert [s.name for s in check.settings if f"`{s.name}`" not in sections[check.name]] == []
 
 
 def test_checks_ask_for_their_settings_as_they_declare_them() -> None:

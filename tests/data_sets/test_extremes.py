@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 
 import pytest
@@ -11,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pytest_modelhealth import Inspector
+from pytest_modelhealth.statistics import Ledger
 
 
 def model(dtype: torch.dtype = torch.float32) -> nn.Sequential:
@@ -59,10 +59,13 @@ def test_a_nan_in_one_sample_is_found() -> None:
     batches = data()
     batches[3][5, 1] = float("nan")
     batches[9][1] = float("nan")
-    report = Inspector(model()).run_batches(batches)
+    report = Inspector(model()).run_batches(iter(batches), max_batches=10)
     found = report["0"].nonfinite["activations"]
     assert (found.batch, found.sample) == (3, 5)
-    assert "batch 3, sample 5" in report.render("failure")
+    text = report.render("failure")
+    assert "batch 3, sample 5" in text
+    assert "of 10 batches (max_batches=10 ended the run)" in text
+    assert '"ended_by"' in report.render("json")
     clean = Inspector(model()).run_batches(data())
     assert all(not record.nonfinite for record in clean)
 
@@ -94,8 +97,7 @@ def test_without_a_batch_dimension_there_is_a_batch_and_no_sample() -> None:
 def test_places_survive_pickling_and_are_in_the_data() -> None:
     """A report with them is data as any other."""
     report = Inspector(model()).run_batches(data())
-    for other in (pickle.loads(pickle.dumps(report)), copy.deepcopy(report)):
-        assert other["0"].largest == report["0"].largest
+    assert pickle.loads(pickle.dumps(report))["0"].largest == report["0"].largest
     layer = next(one for one in report.to_dict()["layers"] if one["name"] == "0")
     assert layer["largest"]["activations"]["batch"] == report["0"].largest["activations"].batch
     alone = Inspector(model()).run_inspection(data()[0])
@@ -130,3 +132,53 @@ def test_a_layer_that_is_called_twice_has_one_place() -> None:
     found = report["same"].largest["activations"]
     largest = [float(net(batch).detach().abs().max()) for batch in batches]
     assert found.batch == max(range(6), key=largest.__getitem__)
+
+
+# On a GPU, places are found without a wait in each layer, and are the CPU's.
+
+DEVICES = [
+    "queued",
+    pytest.param(
+        "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+    ),
+]
+OF_LEDGER = Ledger.__init__
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return a device; the first is the CPU, treated as another one."""
+    if request.param == "cuda":
+        return "cuda"
+    monkeypatch.setattr(Ledger, "__init__", lambda self: OF_LEDGER(self, queue_all=True))
+    return "cpu"
+
+
+def test_places_are_those_of_the_cpu(device: str) -> None:
+    """The batch of the largest and of the first NaN; sample and index stay there."""
+    planted = data()
+    planted[7][2] = 1e4
+    planted[3][5, 1] = float("nan")
+    planted[5][1, 0] = -float("inf")
+    net = model().to(device)
+    report = Inspector(net).run_batches([batch.to(device) for batch in planted])
+    truth = [net[0](batch.to(device)).detach().double().cpu() for batch in planted]
+    finite = [torch.where(t.isfinite(), t, 0.0).abs().max().item() for t in truth]
+    found = report["0"].largest["activations"]
+    assert (found.batch, found.sample, found.index) == (7, None, None)
+    assert abs(found.value) == pytest.approx(max(finite))
+    assert report["0"].nonfinite["activations"].batch == 3
+    assert report[""].nonfinite["inputs"].batch == 3
+
+
+def test_gradients_under_a_loss_scale_have_the_values_without(device: str) -> None:
+    """The place is that of the gradient, the value the one reported."""
+    scaler = torch.amp.GradScaler(device, init_scale=1024.0)
+    net = model().to(device)
+    pairs = [(batch.to(device), torch.arange(len(batch)).to(device) % 3) for batch in data()]
+    plain = Inspector(net).run_batches(pairs, loss=F.cross_entropy)
+    scaled = Inspector(net).run_batches(pairs, loss=F.cross_entropy, scaler=scaler)
+    for name in ("0", "2"):
+        found, truth = (r[name].largest["gradients"] for r in (scaled, plain))
+        assert found.batch == truth.batch
+        assert found.value == pytest.approx(truth.value, rel=1e-5)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.plugin.outcomes import OPTIONS, Run, project
+
 ROOT = Path(__file__).parents[2]
 
 NETS = '''
@@ -29,6 +31,7 @@ def with_nan():
     return model
 
 def with_dead_relu():
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     with torch.no_grad():
         model[0].bias.fill_(-10)
@@ -69,3 +72,19 @@ def nets(pytester: pytest.Pytester) -> pytest.Pytester:
     pytester.makepyfile(nets=NETS)
     pytester.syspathinsert()
     return pytester
+
+
+RUNS: list[Run] = []
+
+
+@pytest.fixture
+def everything(nets: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """What a run of `outcomes.SUITE` with every destination gave: there is one, for all tests."""
+    if not RUNS:
+        folder = project(nets, monkeypatch)
+        nets.runpytest("-k", "drifted", "--snapshot-update").assert_outcomes(
+            passed=1, deselected=31
+        )
+        (nets.path / "summary.md").write_text("what an earlier command of the step wrote\n")
+        RUNS.append(Run(folder, nets.runpytest(*OPTIONS)))
+    return RUNS[0]

@@ -11,45 +11,32 @@ import nets
 
 def test_it(inspector):
     inspector(nets.with_nan()).run_inspection(nets.BATCH)
+
+def test_asserted(inspector):
+    inspector(nets.with_nan()).run_inspection(nets.BATCH).assert_healthy()
 """
 
 
-@pytest.mark.parametrize("style", ["auto", "long", "short", "line", "native", "no"])
-def test_every_traceback_style_shows_text_only(nets: pytest.Pytester, style: str) -> None:
-    """No style shows a frame of the plugin or of pytest, and each but "no" the headline."""
+def test_every_traceback_style_shows_text_only(nets: pytest.Pytester) -> None:
+    """No style shows a frame of the plugin or of pytest, and each but "no" the headline.
+
+    `--full-trace` brings our frames back, for those who look for a defect of ours.
+    """
     nets.makepyfile(test_style=UNHEALTHY)
-    result = nets.runpytest(f"--tb={style}", "-rN")
-    result.assert_outcomes(failed=1)
-    output = result.stdout.str()
-    assert ("unhealthy: 2 (finite)" in output) == (style != "no")
-    assert "hookimpl" not in output
-    assert "pytest_modelhealth/" not in output
-    assert "entries are hidden" not in output
-    if style in ("auto", "long"):
-        assert "test_style.py:4: ModelHealthError" in result.outlines
-    if style == "short":
-        assert "test_style.py:4: in test_it" in result.outlines
-    if style == "line":
-        (line,) = [line for line in result.outlines if line.startswith("/")]
-        assert line.startswith(f"{nets.path}/test_style.py:4: unhealthy: 2 (finite): ")
-
-
-def test_an_assertion_in_native_style_has_no_frame_of_ours(nets: pytest.Pytester) -> None:
-    """Python's own traceback goes from the user's line to our text."""
-    nets.makepyfile(
-        UNHEALTHY.replace("inspector(", "report = inspector(", 2).replace("_it(report = ", "_it(")
-        + "    report.assert_healthy()\n"
-    )
-    result = nets.runpytest("--tb=native")
-    result.assert_outcomes(failed=1)
-    output = result.stdout.str()
-    assert "unhealthy: 2 (finite)" in output
-    assert "pytest_modelhealth/" not in output
-
-
-def test_full_trace_shows_everything(nets: pytest.Pytester) -> None:
-    """`--full-trace` brings our frames back, for those who look for a defect of ours."""
-    nets.makepyfile(UNHEALTHY)
+    for style in ("auto", "long", "short", "line", "native", "no"):
+        result = nets.runpytest(f"--tb={style}", "-rN")
+        result.assert_outcomes(failed=2)
+        output = result.stdout.str()
+        assert ("unhealthy: 2 (finite)" in output) == (style != "no")
+        for hidden in ("hookimpl", "pytest_modelhealth/", "entries are hidden"):
+            assert hidden not in output
+        if style in ("auto", "long"):
+            assert "test_style.py:4: ModelHealthError" in result.outlines
+        if style == "short":
+            assert "test_style.py:4: in test_it" in result.outlines
+        if style == "line":
+            line, _ = [line for line in result.outlines if line.startswith("/")]
+            assert line.startswith(f"{nets.path}/test_style.py:4: unhealthy: 2 (finite): ")
     assert "pytest_modelhealth/plugin/" in nets.runpytest("--full-trace").stdout.str()
 
 
@@ -146,38 +133,8 @@ def test_sound(inspector):
 
 def test_ctrl_c_in_the_body_ends_the_run_as_ever(nets: pytest.Pytester) -> None:
     """The exit status is 2, and the unhealthy report made before adds nothing."""
-    nets.makepyfile(UNHEALTHY + "    raise KeyboardInterrupt\n")
-    result = nets.runpytest(no_reraise_ctrlc=True)
+    nets.makepyfile(UNHEALTHY.replace(".assert_healthy()", "\n    raise KeyboardInterrupt\n"))
+    result = nets.runpytest("-k", "asserted", no_reraise_ctrlc=True)
     assert result.ret == pytest.ExitCode.INTERRUPTED
     assert "unhealthy" not in result.stdout.str() + result.stderr.str()
     assert "modelhealth:" not in result.stdout.str()
-
-
-def test_a_failure_outlives_broken_evidence(nets: pytest.Pytester) -> None:
-    """Where a destination raises, the test fails as it would, and one line says what happened."""
-    nets.makeconftest(
-        "def pytest_modelhealth_attach(evidence): raise OSError('the disk is on fire')\n"
-    )
-    nets.makepyfile(UNHEALTHY)
-    result = nets.runpytest("-W", "error")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        [
-            "E   unhealthy: 2 (finite)*",
-            "the evidence could not be shown: OSError: the disk is on fire",
-        ]
-    )
-
-
-def test_a_conftest_can_add_a_destination(nets: pytest.Pytester) -> None:
-    """The hook gives it the report, the text and the figures."""
-    nets.makeconftest(
-        """
-        def pytest_modelhealth_attach(item, report, evidence):
-            text = f"{item.name} {evidence.report.verdict} {sorted(evidence.figures)}"
-            report.sections.append(("mine", text))
-        """
-    )
-    nets.makepyfile(UNHEALTHY)
-    result = nets.runpytest()
-    result.stdout.fnmatch_lines("test_it unhealthy [[]'culprit', *")

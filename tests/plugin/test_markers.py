@@ -6,13 +6,19 @@ import pytest
 
 
 def test_the_closest_marker_wins_and_says_where_it_stands(pytester: pytest.Pytester) -> None:
-    """Function over class over module over the ini file; each value names its marker."""
+    """Function over class over module over the ini file; each value names its marker.
+
+    Waivers add up, and a marker may name two layers. Both markers are listed.
+    """
     pytester.makeini("[pytest]\nmodelhealth_min_samples = 4\nmodelhealth_max_grad_norm = 4\n")
     pytester.makepyfile(
         test_layers="""
         import pytest
 
-        pytestmark = pytest.mark.modelhealth(max_grad_norm=3.0, max_dead_fraction=0.3)
+        pytestmark = [
+            pytest.mark.modelhealth(max_grad_norm=3.0, max_dead_fraction=0.3),
+            pytest.mark.modelhealth_waive("head", reason="a probe"),
+        ]
 
         def limits(inspector, *names):
             return [(inspector.settings[n].value, inspector.settings[n].origin) for n in names]
@@ -41,29 +47,20 @@ def test_the_closest_marker_wins_and_says_where_it_stands(pytester: pytest.Pytes
         )
         def test_parameter(inspector, size):
             assert limits(inspector, "max_grad_norm") == [(0.5, "@modelhealth on test_parameter")]
-        """
-    )
-    pytester.runpytest("--strict-markers").assert_outcomes(passed=3)
-
-
-def test_waivers_of_every_marker_add_up(pytester: pytest.Pytester) -> None:
-    """A waiver on the test does not replace its module's; a marker may name two layers."""
-    pytester.makepyfile(
-        test_waivers="""
-        import pytest
-
-        pytestmark = pytest.mark.modelhealth_waive("head", reason="a probe")
 
         @pytest.mark.modelhealth_waive("a", "b.*", check="dead_units", reason="sparse")
-        def test_it(inspector):
+        def test_waivers(inspector):
             assert [tuple(vars(w).values())[:4] for w in inspector.settings.waivers] == [
-                ("a", "dead_units", "sparse", "@modelhealth_waive on test_it"),
-                ("b.*", "dead_units", "sparse", "@modelhealth_waive on test_it"),
-                ("head", None, "a probe", "@modelhealth_waive on test_waivers.py"),
+                ("a", "dead_units", "sparse", "@modelhealth_waive on test_waivers"),
+                ("b.*", "dead_units", "sparse", "@modelhealth_waive on test_waivers"),
+                ("head", None, "a probe", "@modelhealth_waive on test_layers.py"),
             ]
         """
     )
-    pytester.runpytest("--strict-markers").assert_outcomes(passed=1)
+    pytester.runpytest("--strict-markers").assert_outcomes(passed=4)
+    pytester.runpytest("--markers").stdout.fnmatch_lines(
+        ["@pytest.mark.modelhealth(?*settings): *", "@pytest.mark.modelhealth_waive(?layers, *): *"]
+    )
 
 
 WRONG = {
@@ -91,7 +88,10 @@ WRONG = {
 
 
 def test_a_wrong_marker_is_an_error_of_the_tests_that_carry_it(pytester: pytest.Pytester) -> None:
-    """It says the test or class, the mistake and the remedy; the others of the file run."""
+    """It says the test or class, the mistake and the remedy; the others of the file run.
+
+    So does one that is added while the test runs.
+    """
     marked = "".join(
         f"@pytest.mark.{marker}\ndef test_number_{number}(): pass\n"
         for number, marker in enumerate(WRONG)
@@ -115,40 +115,26 @@ def test_parameter(n): pass
 def test_right(): pass
 
 def test_unmarked(): pass
+
+@pytest.fixture
+def loosen(request):
+    request.applymarker(pytest.mark.modelhealth(max_grad=1))
+
+def test_late(loosen, inspector): pass
 """
     )
     result = pytester.runpytest()
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.assert_outcomes(errors=len(WRONG) + 3, passed=3, skipped=1)
+    result.assert_outcomes(errors=len(WRONG) + 4, passed=3, skipped=1)
     output = result.stdout.str()
-    assert "INTERNALERROR" not in output
-    assert "Traceback" not in output
+    for unwanted in ("INTERNALERROR", "Traceback", "pytest_modelhealth/"):
+        assert unwanted not in output
     for number, (marker, message) in enumerate(WRONG.items()):
         name = marker.partition("(")[0]
         assert f"@{name} on test_number_{number}: {message}" in output
     found = [line for line in result.outlines if line.startswith("@modelhealth on class TestIt: ")]
     assert len(found) == 2
-
-
-def test_a_wrong_marker_added_while_the_test_runs_is_an_error_of_that_test(
-    pytester: pytest.Pytester,
-) -> None:
-    """A marker that collection cannot see is checked when the inspector is made."""
-    pytester.makepyfile(
-        """
-        import pytest
-
-        @pytest.fixture(autouse=True)
-        def loosen(request):
-            request.applymarker(pytest.mark.modelhealth(max_grad=1))
-
-        def test_it(loosen, inspector): pass
-        """
-    )
-    result = pytester.runpytest()
-    result.assert_outcomes(errors=1)
-    assert "@modelhealth on test_it: unknown setting 'max_grad'" in result.stdout.str()
-    assert "pytest_modelhealth/" not in result.stdout.str()
+    assert "@modelhealth on test_late: unknown setting 'max_grad'" in output
 
 
 WAIVED = """
@@ -176,33 +162,15 @@ STALE = [
 
 
 def test_a_waiver_that_waived_nothing_is_a_warning(nets: pytest.Pytester) -> None:
-    """It names the test and the waiver and fails nothing; a waiver that was needed is not named."""
+    """It names the test and the waiver and fails nothing; a waiver that was needed is not named.
+
+    Under -W error the user asked for it: one failing test, no crash of the run.
+    """
     nets.makepyfile(WAIVED)
     result = nets.runpytest("-rA", "-W", "default")
     result.assert_outcomes(passed=3, warnings=1)
     result.stdout.fnmatch_lines(STALE)
-
-
-def test_a_stale_waiver_fails_the_test_where_warnings_are_errors(nets: pytest.Pytester) -> None:
-    """Under -W error the user asked for it: one failing test, no crash of the run."""
-    nets.makepyfile(
-        """
-        import pytest, nets
-
-        @pytest.mark.modelhealth_waive("9.*", reason="stale")
-        def test_waived(inspector):
-            inspector(nets.healthy()).run_inspection(nets.BATCH)
-        """
-    )
     result = nets.runpytest("-W", "error")
-    result.assert_outcomes(failed=1)
+    result.assert_outcomes(failed=1, passed=2)
     assert "nothing is left to waive" in result.stdout.str()
     assert "exception occurred" not in result.stdout.str()
-
-
-def test_markers_are_listed(pytester: pytest.Pytester) -> None:
-    """`pytest --markers` shows both with their arguments."""
-    result = pytester.runpytest("--markers")
-    result.stdout.fnmatch_lines(
-        ["@pytest.mark.modelhealth(?*settings): *", "@pytest.mark.modelhealth_waive(?layers, *): *"]
-    )

@@ -12,7 +12,7 @@ import re
 import pytest
 
 from pytest_modelhealth.plugin.several_ranks import running
-from tests.plugin.test_junit import properties
+from tests.plugin.outcomes import properties
 
 OF_PYTEST = """
 import os, warnings
@@ -238,7 +238,7 @@ def test_every_destination_gets_the_results_of_the_rank_that_is_reported(
     assert made["test_unhealthy_on_rank_1"]["outcome"] == "failed"
     assert made["test_unhealthy_on_rank_1"]["results"][0]["violations"]
 
-    told = dict(properties("junit.xml")["test_unhealthy_on_rank_1"])
+    told = dict(properties(nets.path / "junit.xml")["test_unhealthy_on_rank_1"])
     assert (told["verdict"], told["tensor"]) == ("unhealthy", "tensor([1., 1.])")
     assert (nets.path / "page.html").read_text().count("data:image/png") >= 2
 

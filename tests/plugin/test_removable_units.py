@@ -47,10 +47,10 @@ def test_asserted(inspector):
 """
 
 
-def test_a_layer_with_too_many_units_that_can_go_fails(pytester, nets):
+def test_a_layer_with_too_many_units_that_can_go_fails(nets: pytest.Pytester) -> None:
     """At the worst layer first, and only where somebody set how many there may be."""
-    pytester.makepyfile(TESTS)
-    result = pytester.runpytest("-q", "-p", "no:cacheprovider")
+    nets.makepyfile(TESTS)
+    result = nets.runpytest()
     result.assert_outcomes(passed=5, failed=2)
     result.stdout.fnmatch_lines(
         [
@@ -58,11 +58,5 @@ def test_a_layer_with_too_many_units_that_can_go_fails(pytester, nets):
             "*2 * removable_units *0.300 *0.05 *argument of inspector*",
         ]
     )
-
-
-@pytest.mark.parametrize("option", ["--modelhealth-set=max_removable_fraction=0.2"])
-def test_the_limit_by_option(pytester, nets, option):
-    """As any threshold."""
-    pytester.makepyfile(TESTS)
-    result = pytester.runpytest("-q", "-p", "no:cacheprovider", option, "-k", "silent")
-    result.assert_outcomes(failed=1)
+    by_option = nets.runpytest("--modelhealth-set=max_removable_fraction=0.2", "-k", "silent")
+    by_option.assert_outcomes(failed=1, deselected=6)

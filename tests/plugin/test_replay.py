@@ -40,11 +40,6 @@ def bundles(pytester: pytest.Pytester) -> list[Path]:
     return sorted(pytester.path.joinpath("out").iterdir())
 
 
-def number(path: Path) -> int:
-    """Return which inspection of its test a bundle is."""
-    return read(path)["test"]["number"]
-
-
 def replay(pytester: pytest.Pytester, path: Path, *tests: str) -> pytest.RunResult:
     """Run tests on a bundle."""
     options = (f"--modelhealth-replay-from={path}", "-p", "no:cacheprovider")
@@ -108,9 +103,12 @@ def test_wherever_a_test_inspects(nets: pytest.Pytester) -> None:
 
 
 def test_a_fault_that_was_mended_passes(nets: pytest.Pytester) -> None:
-    """The replay runs the code of now on the batch of then, and exits with 0."""
+    """The replay runs the code of now on the batch of then, and exits with 0.
+
+    What fails by limits of an assertion alone is saved when it does.
+    """
     broken = """
-        import torch
+        import nets, torch
         from torch import nn
 
         class Net(nn.Linear):
@@ -119,11 +117,20 @@ def test_a_fault_that_was_mended_passes(nets: pytest.Pytester) -> None:
 
         def test_it(inspector):
             inspector(Net(4, 4)).run_inspection(torch.randn(64, 4))
+
+        def test_limit(inspector):
+            report = inspector(nets.healthy()).run_inspection(nets.BATCH)
+            torch.rand(9)
+            report.assert_healthy(max_grad_norm=1e-9)
     """
     nets.makepyfile(test_it=broken)
-    nets.runpytest(*OPTIONS).assert_outcomes(failed=1)
+    nets.runpytest(*OPTIONS).assert_outcomes(failed=2)
+    mended, limit = bundles(nets)
+    again = replay(nets, limit)
+    assert again.ret == 1
+    again.stdout.fnmatch_lines(["*1e-09  argument of assert_healthy*", "*as then, bit for bit"])
     nets.makepyfile(test_it=broken.replace("torch.log(", "torch.tanh("))
-    again = replay(nets, *bundles(nets))
+    again = replay(nets, mended, "test_it.py::test_it")
     assert again.ret == 0
     again.stdout.fnmatch_lines(["*: replayed, and not as then: verdict was unhealthy, is healthy*"])
 
@@ -155,10 +162,12 @@ def test_without_a_failure_nothing_stays(nets: pytest.Pytester) -> None:
     assert "replay" not in result.stdout.str().partition("collected")[2]
 
 
-def test_the_inspection_is_saved_that_the_test_failed_by(nets: pytest.Pytester) -> None:
+def test_the_inspection_is_saved_that_the_test_failed_by(
+    nets: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of several that fail; the first of them where another assertion failed it.
 
-    Another run replaces the files.
+    Another run replaces the files; started by torchrun, each process has files of its own.
     """
     nets.makepyfile(
         """
@@ -182,26 +191,11 @@ def test_the_inspection_is_saved_that_the_test_failed_by(nets: pytest.Pytester) 
     for _ in range(2):
         result = nets.runpytest(*OPTIONS)
         result.assert_outcomes(failed=3)
-        assert [number(path) for path in bundles(nets)] == [2, 1, 2]
+        assert [read(path)["test"]["number"] for path in bundles(nets)] == [2, 1, 2]
+    monkeypatch.setenv("RANK", "3")
+    nets.runpytest(*OPTIONS, "-k", "unasked")
+    assert [path.stem[-6:] for path in bundles(nets)].count("-rank3") == 1
     result.stdout.fnmatch_lines(["modelhealth: 3 failing inspections saved; run it again: *"])
-
-
-def test_limits_of_an_assertion_are_saved(nets: pytest.Pytester) -> None:
-    """What fails by them alone is saved when it does."""
-    nets.makepyfile(
-        """
-        import nets, torch
-
-        def test_it(inspector):
-            report = inspector(nets.healthy()).run_inspection(nets.BATCH)
-            torch.rand(9)
-            report.assert_healthy(max_grad_norm=1e-9)
-        """
-    )
-    nets.runpytest(*OPTIONS).assert_outcomes(failed=1)
-    again = replay(nets, *bundles(nets))
-    assert again.ret == 1
-    again.stdout.fnmatch_lines(["*1e-09  argument of assert_healthy*", "*as then, bit for bit"])
 
 
 def test_why_nothing_was_saved(nets: pytest.Pytester) -> None:
@@ -249,54 +243,37 @@ def test_why_nothing_was_saved(nets: pytest.Pytester) -> None:
 
 
 UNHEALTHY = """
-    import nets, pytest
+    import nets, pytest, shutil
 
     @pytest.mark.parametrize("n", [1, 2, 3])
     def test_it(inspector, n):
+        if WHAT == "lost":
+            shutil.rmtree("out", True)
+            open("out", "w").close()
         inspector(nets.with_nan()).run_inspection(nets.BATCH)
 """
 
 
-@pytest.mark.parametrize("filters", ["default", "error"])
-def test_a_full_disk_costs_one_warning(
-    nets: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, filters: str
+@pytest.mark.parametrize("what", ["full", "full under -W error", "lost"])
+def test_what_cannot_be_written_costs_one_warning(
+    nets: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """Each test fails as it would, and nothing half-written stays."""
-    nets.makepyfile(UNHEALTHY)
+    nets.makepyfile(UNHEALTHY.replace("WHAT", repr(what)))
     full = OSError(errno.ENOSPC, "No space left on device")
 
     def save(*_: object) -> None:
         raise full
 
-    monkeypatch.setattr(torch, "save", save)
+    if what != "lost":
+        monkeypatch.setattr(torch, "save", save)
+    filters = "error" if "error" in what else "default"
     result = nets.runpytest(*OPTIONS, "-W", filters)
     result.assert_outcomes(failed=3, warnings=filters == "default")
-    lines = [line for line in result.outlines if line.startswith("no bundle of this failure")]
-    assert len(lines) == 3
-    assert all("No space left on device" in line for line in lines)
+    assert result.stdout.str().count("\nno bundle of this failure: it could not be written: ") == 3
     assert result.stdout.str().count("E   unhealthy: 2 (finite)") == 3
-    assert bundles(nets) == []
-
-
-def test_a_directory_lost_meanwhile(nets: pytest.Pytester) -> None:
-    """As a full disk: nothing of the failure is lost."""
-    lost = "shutil.rmtree('out', True); open('out', 'w').close()"
-    code = UNHEALTHY.replace("nets, pytest", "nets, pytest, shutil")
-    nets.makepyfile(code.replace("inspector(nets", f"{lost}\n        inspector(nets"))
-    result = nets.runpytest(*OPTIONS, "-W", "default")
-    result.assert_outcomes(failed=3, warnings=1)
-    result.stdout.fnmatch_lines(["no bundle of this failure: it could not be written: *"])
-
-
-def test_each_rank_has_files_of_its_own(
-    nets: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Started by torchrun, the processes write to one directory."""
-    nets.makepyfile(UNHEALTHY)
-    monkeypatch.setenv("RANK", "3")
-    nets.runpytest(*OPTIONS, "-k", "1")
-    (path,) = bundles(nets)
-    assert path.stem.endswith("-rank3")
+    if what != "lost":
+        assert bundles(nets) == []
 
 
 def test_ctrl_c_leaves_nothing_behind(nets: pytest.Pytester, ctrl_c: None) -> None:

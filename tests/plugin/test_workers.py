@@ -1,7 +1,7 @@
 """Workers of pytest-xdist, each a process of its own, see and say what one process does.
 
-Starting workers takes ten times as long as their tests: one run holds all that goes well, and one
-all that stops it before a test runs. A worker that dies stands in test_recording.py.
+One run holds all that goes well, and one all that stops it before a test runs: starting workers
+takes ten times as long as their tests. A worker that dies stands in test_destinations.py.
 """
 
 from __future__ import annotations
@@ -9,15 +9,13 @@ from __future__ import annotations
 import html
 import json
 import re
-import shlex
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from pytest_modelhealth.bundles.data import read
-from tests.plugin.test_failing_run import SUITE as EVERY_OUTCOME
-from tests.plugin.test_junit import properties, results
+from tests.plugin.outcomes import OPTIONS, attached, project, properties
 from tests.plugin.test_markers import STALE, WAIVED
 from tests.plugin.test_own_checks import CONFTEST
 from tests.plugin.test_verdict_asked import ASSERTS
@@ -29,28 +27,13 @@ OWN_CHECK = CONFTEST.replace("default=1e-6", "default=1e9").replace(
 TESTED_BY_IT = """
 import nets, pytest
 
-def run(inspector):
-    inspector(nets.healthy()).run_inspection(nets.BATCH)
-
-@pytest.mark.modelhealth(max_peak=1e-6)
-def test_over(inspector):
-    run(inspector)
-
-@pytest.mark.modelhealth(max_peak=1e-6)
-@pytest.mark.modelhealth_waive("*", check="peak", reason="known")
-def test_known(inspector):
-    run(inspector)
+@pytest.mark.parametrize("limit", [1e-6, 77], ids=["over", "broken"])
+def test_limit(inspector, limit):
+    inspector(nets.healthy(), max_peak=limit).run_inspection(nets.BATCH)
 
 @pytest.mark.modelhealth(max_peak=1e-6, severity={"peak": "warn"})
 def test_warned(inspector):
-    run(inspector)
-
-@pytest.mark.modelhealth(max_peak=77)
-def test_broken_check(inspector):
-    run(inspector)
-
-def test_dead(inspector):
-    inspector(nets.with_dead_relu()).run_inspection(nets.BATCH)
+    inspector(nets.healthy()).run_inspection(nets.BATCH)
 """
 WATCHED = """
 import json, os, pathlib
@@ -71,22 +54,11 @@ def test_step(seed):
     }
     pathlib.Path(f"{seed}.json").write_text(json.dumps([os.getpid(), seen]))
 """
-DRIFTS = """
-import nets, pytest
 
-SCALES = {"same": 1, "other": 1, "gone": 1}
 
-@pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
-def test_snapshot(inspector, health_snapshot, scale):
-    assert inspector(nets.healthy()).run_inspection(nets.BATCH * scale) == health_snapshot
-"""
-OPTIONS = shlex.split("""
--p no:cacheprovider -W default -rA --modelhealth-set=waive=1:probe
---modelhealth-artifacts=out/artifacts --html=out/report.html --self-contained-html
---junitxml=out/junit.xml --alluredir=out/allure --modelhealth-json=out/run.json
---modelhealth-html=out/page.html --modelhealth-codequality=out/gitlab.json
---modelhealth-replay=out/bundles
-""")
+def timeless(text: str) -> str:
+    """Return a text without the seconds that probes took."""
+    return re.sub(r", [\d.e-]+ s\)", ")", text)
 
 
 def told(folder: Path, lines: list[str]) -> dict[str, object]:
@@ -97,38 +69,32 @@ def told(folder: Path, lines: list[str]) -> dict[str, object]:
         del test["seconds"]
     page = (out / "page.html").read_text("ascii")
     report = html.unescape((out / "report.html").read_text("utf-8"))
-    summary = (folder / "summary.md").read_text("utf-8").splitlines()
+    summary = (folder.parent / "summary.md").read_text("utf-8").splitlines()
     text = "\n".join(lines)
     blocks = re.findall(r"^_+ (.+?) _+\n(.*?)(?=^(?:_+|=+) )", text, re.MULTILINE | re.DOTALL)
     at_the_end = [one for one in lines if one.startswith(("modelhealth: ", "FAILED", "ERROR"))]
+    numbers = {path.name: json.loads(path.read_text())[1] for path in folder.glob("[0-7].json")}
     return {
-        "numbers": {
-            path.name: json.loads(path.read_text())[1] for path in folder.glob("[0-7].json")
-        },
-        "run": sorted(map(json.dumps, run["tests"])),
+        "numbers": numbers,
+        "run": sorted(map(timeless, map(json.dumps, run["tests"]))),
         "notes": (run["notes"], run["exit_status"], run["environment"]),
         "GitLab": sorted(map(json.dumps, json.loads((out / "gitlab.json").read_text()))),
-        "GitHub": (sorted(summary), sum(one.startswith("::error ") for one in lines)),
-        "JUnit": {
-            name: sorted(pairs) for name, pairs in properties(str(out / "junit.xml")).items()
-        },
-        "Allure": {
-            name: sorted(one["attachments"]) for name, one in results(out / "allure").items()
-        },
+        "GitHub": (
+            sorted(map(timeless, summary)),
+            sum(one.startswith("::error ") for one in lines),
+        ),
+        "JUnit": {name: sorted(each) for name, each in properties(out / "junit.xml").items()},
+        "Allure": {name: sorted(each) for name, each in attached(out / "allure").items()},
         "page": sorted(set(re.findall(r"test_\w+\.py::[\w:]+", page))),
         "figures in the report": Counter(re.findall(r"data:image/png;base64,[^\"]{80}", report)),
-        "files": sorted(
-            str(path.relative_to(out))
-            for name in ("artifacts", "bundles")
-            for path in (out / name).rglob("*")
-        ),
+        "files": sorted(str(path.relative_to(out)) for path in out.glob("[ab]*s/**/*")),
         "bundles": sorted(str(read(one)["test"]) for one in (out / "bundles").iterdir()),
         "failures": sorted(
-            (title, re.sub(r"^\[gw\d\] .*\n| at 0x\w+|\d\.\d MB", "", body, flags=re.MULTILINE))
+            (title, re.sub(r"(?m)^\[gw\d\] .*\n| at 0x\w+|\d\.\d MB", "", timeless(body)))
             for title, body in blocks
         ),
         "summary": sorted(one for one in at_the_end if "run it again: " not in one),
-        "snapshots": [one for one in lines if "snapshot" in one and "passed" in one],
+        "snapshots": [one for one in lines if "snapshot" in one and "unused" in one],
     }
 
 
@@ -137,29 +103,29 @@ def test_two_workers_say_what_one_process_says(
     nets: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To everyone who is told, word for word, and the same numbers bit for bit."""
-    nets.makeconftest(OWN_CHECK)
-    nets.makepyfile(test_drifts=DRIFTS)
-    nets.runpytest("--snapshot-update").assert_outcomes(passed=3)
-    nets.makepyfile(
-        test_asserts=ASSERTS,
-        test_drifts=DRIFTS.replace('"other": 1, "gone": 1', '"other": 2'),
-        test_every=EVERY_OUTCOME,
-        test_own=TESTED_BY_IT,
-        test_step=WATCHED,
-        test_waived=WAIVED,
+    folder = project(nets, monkeypatch)
+    nets.runpytest("-k", "drifted", "--snapshot-update").assert_outcomes(passed=1, deselected=31)
+    (nets.path / "summary.md").unlink()
+    unused = folder / "__snapshots__" / "test_every" / "test_gone.health"
+    unused.write_text(unused.with_name("test_drifted.health").read_text())
+    texts = {"conftest": OWN_CHECK, "test_asserts": ASSERTS, "test_own": TESTED_BY_IT}
+    for name, text in (texts | {"test_step": WATCHED, "test_waived": WAIVED}).items():
+        (folder / f"{name}.py").write_text(text)
+    options = (
+        *OPTIONS,
+        "--modelhealth-set=waive=nowhere:probe",
+        "--modelhealth-replay=out/bundles",
     )
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # of this run, by which syrupy is told
-    monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(nets.path / "summary.md"))
     # a process of its own: xdist gives its workers the sys.path that it found when it was loaded
-    alone = nets.runpytest_subprocess(*OPTIONS)
-    expected = told(nets.path, alone.outlines)
-    (process,) = {json.loads(one.read_text())[0] for one in nets.path.glob("[0-7].json")}
-    for name in ("out", "summary.md"):
-        nets.path.joinpath(name).rename(nets.path / f"alone-{name}")
+    alone = nets.runpytest_subprocess(*options)
+    expected = told(folder, alone.outlines)
+    (process,) = {json.loads(one.read_text())[0] for one in folder.glob("[0-7].json")}
+    folder.joinpath("out").rename(folder / "alone")
+    (nets.path / "summary.md").unlink()
 
-    result = nets.runpytest_subprocess("-n2", *OPTIONS)
-    found = told(nets.path, result.outlines)
+    result = nets.runpytest_subprocess("-n2", *options)
+    found = told(folder, result.outlines)
     assert found.keys() == expected.keys()
     for who, said in expected.items():
         assert found[who] == said, who
@@ -167,43 +133,20 @@ def test_two_workers_say_what_one_process_says(
     assert result.parseoutcomes() == alone.parseoutcomes()
     text = result.stdout.str()
     assert "INTERNALERROR" not in text
-    processes = {json.loads(one.read_text())[0] for one in nets.path.glob("[0-7].json")}
+    processes = {json.loads(one.read_text())[0] for one in folder.glob("[0-7].json")}
     assert process not in processes
     assert {f"[gw{n}]" in text for n in range(2)} == {True}
-
     result.stdout.fnmatch_lines(STALE)
     result.stdout.fnmatch_lines(["*ModelHealthWarning: 0 (peak): is over*"])
-    result.stdout.fnmatch_lines(["FAILED *::test_over *(peak): *"])
-    result.stdout.fnmatch_lines(["* 1 snapshot unused*"])
+    result.stdout.fnmatch_lines(["FAILED *::test_limit[[]over[]] *(peak): *"])
     assert "check peak is broken: it raised ZeroDivisionError: " in text
-
-
-def test_workers_find_what_is_wrong_before_any_test_runs(nets: pytest.Pytester) -> None:
-    """A conftest that comes too late is an error of collection."""
-    folder = nets.mkdir("deep").joinpath("deeper")
-    folder.mkdir()
-    folder.joinpath("conftest.py").write_text(CONFTEST)
-    folder.joinpath("test_own.py").write_text(TESTED_BY_IT)
-    result = nets.runpytest_subprocess("-n2")
-    # xdist ends with TESTS_FAILED after any error of collection, an ImportError too.
-    assert result.ret in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.TESTS_FAILED)
-    result.assert_outcomes(errors=1)
-    assert "conftest.py: pytest_modelhealth_checks comes too late" in result.stdout.str()
 
 
 @pytest.mark.parametrize(
     ("conftest", "option", "message"),
     [
-        (
-            "",
-            "--modelhealth-set=max_grad_norm=abc",
-            "--modelhealth-set max_grad_norm: max_grad_norm must",
-        ),
-        (
-            "def pytest_modelhealth_checks(): return [int]",
-            "-v",
-            "pytest_modelhealth_checks: builtins.int: it is no subclass of",
-        ),
+        ("", "--modelhealth-set=max_grad_norm=abc", "--modelhealth-set max_grad_norm: max_grad_"),
+        ("def pytest_modelhealth_checks(): return [int]", "-v", "pytest_modelhealth_checks: buil"),
     ],
     ids=["option", "hook"],
 )

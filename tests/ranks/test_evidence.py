@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -14,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from corpus.ranks.blind_faults import rows, seeded
 from corpus.ranks.networks import Mlp
 from pytest_modelhealth import Inspector
+from pytest_modelhealth.ranks.evidence import fingerprint
 from tests.ranks.launching import on_ranks
 
 
@@ -70,25 +73,45 @@ def tensor_parallel_by_hand() -> list[str]:
     return [v.check for v in (*report.violations, *report.warnings) if v.check in kinds]
 
 
-def test_parts_by_hand_are_no_other_seed() -> None:
-    """Of one batch on all ranks, with other weights on each, nothing is said."""
-    assert on_ranks(2, tensor_parallel_by_hand) == [[], []]
+def seen() -> tuple[Any, ...]:
+    """Return what all of these say on this rank."""
+    return tensor_parallel_by_hand(), left_out_of_shards(), faults_in_later_batches()
 
 
-def test_what_shards_leave_out_only_warns() -> None:
-    """It may be meant so, and the wrapper does not remember."""
-    first, second = on_ranks(2, left_out_of_shards)
+def test_what_may_be_meant_and_what_a_later_batch_brings() -> None:
+    """Of one batch on all ranks, with other weights on each, nothing is said.
+
+    What shards leave out only warns: the wrapper does not remember. Of what batches show nothing
+    is lost when they are merged. All ranks say the same.
+    """
+    first, second = on_ranks(2, seen)
     assert first == second
-    assert [found[:2] for found in first] == [("averaged_gradients", "second")]
-    assert "'second.weight' and 1 more parameter" in first[0][2]
-
-
-def test_a_run_tells_of_each_batch() -> None:
-    """Neither is lost when batches are merged, and both ranks say the same."""
-    first, second = on_ranks(2, faults_in_later_batches)
-    assert first == second
-    found, nonfinite, _ = first
-    texts = dict(found)
+    by_hand, left_out, (violations, nonfinite, _) = first
+    assert by_hand == []
+    assert [one[:2] for one in left_out] == [("averaged_gradients", "second")]
+    assert "'second.weight' and 1 more parameter" in left_out[0][2]
+    texts = dict(violations)
     assert texts["distinct_data"] == "ranks 0 and 1 got the same batch"
     assert "on rank 1 alone" in texts["finite"]
     assert nonfinite == (1,)
+
+
+VALUES = torch.arange(1.0, 25.0).reshape(4, 6)
+
+
+def test_tensors_have_one_number_as_far_as_they_are_equal() -> None:
+    """Order, shape, dtype, sign and the last bit count; memory and graph do not."""
+    last_bit = VALUES.index_put((torch.tensor(3), torch.tensor(5)), torch.tensor(24.000002))
+    others = [VALUES.flip(0), VALUES.reshape(6, 4), VALUES.double(), last_bit, VALUES.t(), -VALUES]
+    assert len({*map(fingerprint, others), fingerprint(VALUES)}) == 7
+    for same in (VALUES.clone(), VALUES.t().contiguous().t(), torch.nn.Parameter(VALUES.clone())):
+        assert fingerprint(same) == fingerprint(VALUES)
+    for one in (
+        torch.zeros(0, 3),
+        torch.zeros(2, 2, dtype=torch.complex64),
+        torch.tensor([True, False]),
+        torch.ones(3, dtype=torch.bfloat16),
+        torch.empty(3, device="meta"),
+        torch.tensor(float("nan")),
+    ):
+        assert fingerprint(one) == fingerprint(one.clone())

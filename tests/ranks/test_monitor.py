@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_modelhealth import Inspector
-from tests.ranks.engines import distributed, loss
+from tests.ranks.engines import batch, distributed, loss, net, share
 from tests.ranks.launching import on_ranks
-from tests.ranks.models import batch, net, share
 
 ENGINES = ("ddp", "static graph", "fsdp")
 

@@ -13,9 +13,8 @@ from pytest_modelhealth import HealthReport, Inspector, compare
 from pytest_modelhealth.snapshot.drift import detect_drift
 from pytest_modelhealth.snapshot.file_format import dump, load
 from pytest_modelhealth.snapshot.snapshot import Snapshot, from_observation
-from tests.ranks.engines import distributed, inspected, loss, sharing
+from tests.ranks.engines import batch, distributed, inspected, loss, net, share, sharing
 from tests.ranks.launching import on_ranks
-from tests.ranks.models import batch, net, share
 
 ENGINES = ("ddp", "fsdp", "fsdp+tp")
 

@@ -5,6 +5,9 @@ which value, and is a `Runtime`, which runs a batch and gives the values by name
 shows them, layer by layer.
 """
 
-from pytest_modelhealth.capture.deployed import exported, flat_graph, onnx, script
+from pytest_modelhealth.capture.deployed.exported import ExportedEngine
+from pytest_modelhealth.capture.deployed.flat_graph import FlatGraphEngine
+from pytest_modelhealth.capture.deployed.onnx import OnnxEngine
+from pytest_modelhealth.capture.deployed.script import ScriptEngine
 
-__all__ = ["exported", "flat_graph", "onnx", "script"]
+KINDS = (ScriptEngine, FlatGraphEngine, OnnxEngine, ExportedEngine)

@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor, distributed, nn
 
-from pytest_modelhealth.capture.parallel.engines import Shards, doubles, stay_local
-from pytest_modelhealth.capture.parallel.wrappers import (
-    Wrappers,
-    find_wrappers,
-    refuse_repetition,
-    refuse_unknown_ways,
-)
 from pytest_modelhealth.capture.step.state import State
 from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.wings import wing
+
+if TYPE_CHECKING:
+    from pytest_modelhealth.capture.parallel.engines import Shards
+    from pytest_modelhealth.capture.parallel.wrappers import Wrappers
 
 
 @dataclass(frozen=True)
 class Company:
-    """What this rank has of a model.
+    """What this rank has of a model."""
 
-    Args:
-        state: what the model holds while it is inspected.
-        shards: its parameters, where `fully_shard` cut them.
-        on_ranks: whether there are other ranks.
-        notes: what a reader should know.
-    """
-
-    state: State
-    shards: Shards | None = None
-    on_ranks: bool = False
-    notes: tuple[str, ...] = ()
+    state: State  # what the model holds while it is inspected
+    shards: Shards | None = None  # its parameters, where `fully_shard` cut them
+    on_ranks: bool = False  # whether there are other ranks
+    notes: tuple[str, ...] = ()  # what a reader should know
 
     def parameters_shown(self) -> AbstractContextManager[None]:
         """Have the modules hold the parameters that the user knows; nothing may run inside."""
@@ -84,21 +75,44 @@ def in_company(model: nn.Module, state: State | None = None) -> Iterator[Company
         state: what it holds, where the caller has looked already.
 
     Raises:
-        InspectionError: its engine does not allow that, or another thread is at it.
+        InspectionError: its engine does not allow that.
     """
     state = state or State(model)
-    wrappers = find_wrappers(state.modules) if has_process_group() else None
-    if not wrappers:
+    wrappers = _wrappers(state.modules)
+    own = set(map(id, state.modules))
+    if not wrappers or not _inside.isdisjoint(own):
         yield Company(state, on_ranks=wrappers is not None)
         return
-    refuse_unknown_ways(wrappers)
-    with _alone(state) as is_first, ExitStack() as stack:
-        yield _entered(model, state, wrappers, stack) if is_first else Company(state, on_ranks=True)
+    wing("capture.parallel.wrappers:refuse_unknown_ways")(wrappers)
+    _inside.update(own)
+    with ExitStack() as stack:
+        stack.callback(_inside.difference_update, own)
+        shards: Shards | None = None
+        if wrappers.sharded:
+            shards = wing("capture.parallel.engines:Shards")(wrappers.sharded)
+            stack.enter_context(shards.apart())
+            state = State(model)
+        if wrappers.replicated:
+            stack.callback(state.restore)
+            wing("capture.parallel.engines:stay_local")(wrappers.replicated)
+            state.exchange(wing("capture.parallel.engines:doubles")(wrappers.replicated))
+            state = State(model)
+        notes = (_REDUCED,) if shards is not None and shards.waits else ()
+        yield Company(state, shards, on_ranks=True, notes=notes)
+
+
+_REDUCED = (
+    "gradients were reduced over the ranks, although set_requires_gradient_sync(False) is on: FSDP "
+    "has no others for the parameters it shards"
+)
+_inside: set[int] = set()
+"""Modules whose wrappers are at rest already: an engine may run inside of `Beside`. That a model is
+inspected twice at once is refused by `Inspection`, whatever spreads it."""
 
 
 def notes_on_ranks(model: nn.Module) -> tuple[str, ...]:
     """Return what a reader should know of numbers that this rank took alone, as they passed by."""
-    wrappers = find_wrappers(model.modules()) if has_process_group() else None
+    wrappers = _wrappers(model.modules())
     if not wrappers:
         return ()
     rank, size = distributed.get_rank(), distributed.get_world_size()
@@ -116,54 +130,13 @@ def refuse_again_and_again(model: nn.Module, *, reduces: bool = False) -> None:
     Raises:
         InspectionError: what spreads it over ranks does not allow that.
     """
-    if has_process_group():
-        refuse_repetition(find_wrappers(State(model).modules), reduces=reduces)
+    if (wrappers := _wrappers(State(model).modules)) is not None:
+        wing("capture.parallel.wrappers:refuse_repetition")(wrappers, reduces=reduces)
 
 
-def _entered(model: nn.Module, state: State, wrappers: Wrappers, stack: ExitStack) -> Company:
-    shards: Shards | None = None
-    notes: tuple[str, ...] = ()
-    if wrappers.sharded:
-        shards = Shards(wrappers.sharded)
-        if shards.waits:
-            notes = (_REDUCED,)
-        stack.enter_context(shards.apart())
-        state = State(model)
-    if wrappers.replicated:
-        stack.callback(state.restore)
-        stay_local(wrappers.replicated)
-        state.exchange(doubles(wrappers.replicated))
-        state = State(model)
-    return Company(state, shards, on_ranks=True, notes=notes)
-
-
-_REDUCED = (
-    "gradients were reduced over the ranks, although set_requires_gradient_sync(False) is on: FSDP "
-    "has no others for the parameters it shards"
-)
-_lock = threading.Lock()
-_inside: dict[int, int] = {}  # the thread that inspects a module
-
-
-@contextmanager
-def _alone(state: State) -> Iterator[bool]:
-    """Yield whether this is the first of nested inspections.
-
-    Raises:
-        InspectionError: another thread inspects a module of it.
-    """
-    own = dict.fromkeys(map(id, state.modules), threading.get_ident())
-    with _lock:
-        threads = {_inside[one] for one in own if one in _inside}
-        if threads - set(own.values()):
-            raise InspectionError(
-                f"cannot inspect {type(state.modules[0]).__name__}: it is being inspected already, "
-                "in another thread; one inspection of a model at a time"
-            )
-        if not threads:
-            _inside.update(own)
-    try:
-        yield not threads
-    finally:
-        for one in () if threads else own:
-            _inside.pop(one, None)
+def _wrappers(modules: Iterable[nn.Module]) -> Wrappers | None:
+    """Return what spreads these modules over ranks; ``None`` where there are no ranks."""
+    if not has_process_group():
+        return None
+    wrappers: Wrappers = wing("capture.parallel.wrappers:find_wrappers")(modules)
+    return wrappers

@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any, TextIO
 import pytest
 
 from pytest_modelhealth.plugin.output_files import OutputFile
+from pytest_modelhealth.wings import wing
 
 if TYPE_CHECKING:
     from pytest_modelhealth.runs.run import Run
 
 
 def _write_page(run: Run, file: TextIO, config: pytest.Config) -> None:
-    from pytest_modelhealth.runs import page  # brings torch
-
-    page.write(run, file)
+    wing("runs.page:write")(run, file)  # brings torch
 
 
 def _write_data(run: Run, file: TextIO, config: pytest.Config) -> None:
@@ -56,8 +55,8 @@ def _write_issues(run: Run, file: TextIO, config: pytest.Config) -> None:
 def _issues(run: Run, rootdir: Path, root: Path) -> Iterator[dict[str, Any]]:
     """Yield one issue for each fault of each test; what only warns is ``minor``."""
     from pytest_modelhealth.rendering.notation import printable
-    from pytest_modelhealth.runs.faults import faults
 
+    faults = wing("runs.faults:faults")
     seen = Counter[tuple[str, ...]]()
     for test, fault in ((one, fault) for one in run.tests for fault in faults(one)):
         path, line = fault.place_in(root, rootdir) or (test["file"], max(1, test["line"]))

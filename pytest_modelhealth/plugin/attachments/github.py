@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_modelhealth.wings import has_wing, wing
+
 if TYPE_CHECKING:
     from pytest_modelhealth.runs.run import Run, Test
 
@@ -22,7 +24,7 @@ MOST_BYTES = 1024 * 1024  # and drops its summary where that is longer
 
 def pytest_modelhealth_wants_run() -> bool:
     """Ask for the run where GitHub reads what it says."""
-    return os.environ.get("GITHUB_ACTIONS") == "true"
+    return os.environ.get("GITHUB_ACTIONS") == "true" and has_wing("runs")
 
 
 def pytest_modelhealth_run_ended(
@@ -31,14 +33,13 @@ def pytest_modelhealth_run_ended(
     """Annotate the culprits, and append to the summary; a file that cannot be written is named."""
     if not pytest_modelhealth_wants_run():
         return
-    from pytest_modelhealth.runs.faults import summary
-
     workspace = Path(os.environ.get("GITHUB_WORKSPACE") or config.rootpath)
     for line in commands(run.tests, config.rootpath, workspace):
         terminalreporter.write_line(line)
     try:
         with Path(os.environ.get("GITHUB_STEP_SUMMARY") or os.devnull).open("ab") as file:
-            file.write(summary(run.tests, MOST_BYTES - file.tell()).encode())
+            summary = wing("runs.faults:summary")(run.tests, MOST_BYTES - file.tell())
+            file.write(summary.encode())
     except OSError as error:
         told = f"modelhealth: the summary for GitHub could not be written: {error}"
         terminalreporter.write_line(told)
@@ -49,9 +50,7 @@ def commands(tests: Iterable[Test], rootdir: Path, workspace: Path) -> Iterator[
 
     Places are relative to `rootdir`; files outside of `workspace`, the checkout, are not named.
     """
-    from pytest_modelhealth.runs.faults import failing
-
-    for name, fault in failing(tests)[1][:MOST_ANNOTATIONS]:
+    for name, fault in wing("runs.faults:failing")(tests)[1][:MOST_ANNOTATIONS]:
         place = fault.place_in(workspace, rootdir)
         where = {} if place is None else {"file": place[0], "line": str(place[1])}
         properties = where | {"title": f"{name}: {fault.culprit}"}

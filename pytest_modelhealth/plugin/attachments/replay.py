@@ -16,13 +16,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_modelhealth.errors import InspectionError, ModelHealthError
-from pytest_modelhealth.plugin.inspections import MAKER, is_report, left_on_reports
-from pytest_modelhealth.plugin.output_files import folder_name, rank_suffix, warn_once, writable
+from pytest_modelhealth.plugin.inspections import AROUND, is_report, left_on_reports
+from pytest_modelhealth.plugin.output_files import (
+    folder_name,
+    rank_suffix,
+    require_wing,
+    warn_once,
+    writable,
+)
+from pytest_modelhealth.wings import wing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
-    from pytest_modelhealth.bundles.inspecting import Recording, Run
+    from pytest_modelhealth.bundles.inspecting import Recording
     from pytest_modelhealth.inspector import Inspector
     from pytest_modelhealth.report import HealthReport
 
@@ -46,24 +53,21 @@ class _Recorder:
         self._reason = ""  # why none was saved, when it was tried last
 
     def run(
-        self, inspector: Inspector, run: Run, args: tuple[Any, ...], options: dict[str, Any]
+        self, inspector: Inspector, run: Callable[..., HealthReport], *args: Any, **options: Any
     ) -> HealthReport:
         """Run an inspection, and save it if it is the first that fails."""
-        from pytest_modelhealth.bundles.inspecting import Recording, judged_apart
-
         self._inspections += 1
-        recording = Recording(inspector, args, options)
+        recording: Recording = wing("bundles.inspecting:Recording")(inspector, args, options)
         report = run(*args, **options)
         recording.end()
         self._latest = report, recording
-        if self._saved is None and judged_apart(report)._failure() is not None:
+        judged = wing("bundles.inspecting:judged_apart")(report)
+        if self._saved is None and judged._failure() is not None:
             self._save()
         return report
 
     def _save(self) -> None:
         """Save the latest inspection; whatever happens, the test's own result stands."""
-        from pytest_modelhealth.bundles.inspecting import not_in
-
         assert self._latest is not None
         report, recording = self._latest
         if not recording.is_as_it_was():
@@ -71,7 +75,8 @@ class _Recorder:
             return
         test = {"id": self._item.nodeid, "number": self._inspections}
         try:
-            self._lacks = not_in(recording.save(self._path, report, test))
+            saved = recording.save(self._path, report, test)
+            self._lacks = wing("bundles.inspecting:not_in")(saved)
         except Exception as error:  # noqa: BLE001 - a disk that is full, or an odd model
             self._lost(error)
             self.discard()
@@ -128,19 +133,6 @@ class _Recorder:
 _RECORDER = pytest.StashKey[_Recorder]()
 
 
-def _maker(hook: Callable[..., HealthReport]) -> Callable[..., Inspector]:
-    """Return what makes inspectors whose inspections a function makes."""
-
-    def make(*args: Any, **options: Any) -> Inspector:
-        from pytest_modelhealth.bundles.inspecting import HookedInspector  # which brings torch
-
-        inspector = HookedInspector(*args, **options)
-        vars(inspector)["hook"] = hook
-        return inspector
-
-    return make
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the options."""
     group = parser.getgroup("modelhealth")
@@ -172,14 +164,13 @@ def pytest_configure(config: pytest.Config) -> None:
         pytest.UsageError: it cannot be made or written to, or the file cannot be read.
     """
     if (path := config.getoption(_FROM)) is not None:
-        from pytest_modelhealth.bundles.data import read
-
         try:
-            replay = _Replay(read(path))
+            replay = _Replay(wing("bundles.data:read")(path))
         except InspectionError as error:
             raise pytest.UsageError(str(error)) from None
         config.pluginmanager.register(replay, "modelhealth.replay_outcome")
     elif (given := config.getoption(OPTION)) is not None:
+        require_wing("bundles", OPTION)
         config.option.modelhealth_replay = str(writable(config, OPTION, given))
 
 
@@ -189,7 +180,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     directory = item.config.getoption(OPTION)
     if directory is not None and item.config.getoption(_FROM) is None:
         item.stash[_RECORDER] = _Recorder(item, Path(directory))
-        item.stash[MAKER] = _maker(item.stash[_RECORDER].run)
+        item.stash[AROUND] = item.stash[_RECORDER].run
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -220,7 +211,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     finally:
         if _RECORDER in item.stash:
             item.stash[_RECORDER].discard()
-            del item.stash[_RECORDER], item.stash[MAKER]  # which hold model and batch
+            del item.stash[_RECORDER], item.stash[AROUND]  # which hold model and batch
 
 
 def _say(
@@ -264,17 +255,17 @@ class _Replay:
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         if item.nodeid == self._test["id"]:
             self._inspections = 0
-            item.stash[MAKER] = _maker(self.run)
+            item.stash[AROUND] = self.run
 
     def run(
-        self, inspector: Inspector, run: Run, args: tuple[Any, ...], options: dict[str, Any]
+        self, inspector: Inspector, run: Callable[..., HealthReport], *args: Any, **options: Any
     ) -> HealthReport:
         """Return what an inspection shows; the one of the bundle runs on what is in that."""
-        from pytest_modelhealth.bundles.inspecting import replayed
-
         self._inspections += 1
         if self._inspections != self._test["number"]:
             return run(*args, **options)
+        replayed = wing("bundles.inspecting:replayed")
+        report: HealthReport
         report, self._lines = replayed(self._bundle, inspector, run, args, options)
         return report
 

@@ -5,20 +5,7 @@ Nothing here is imported before a test is marked.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import pytest
-
-
-class Wanted(NamedTuple):
-    """On how many ranks a test runs, and after how many seconds they are ended."""
-
-    size: int
-    seconds: float
-
-
-WANTED = pytest.StashKey[Wanted]()
-"""What the mark of a test asks for."""
 
 
 def write_no_snapshots(config: pytest.Config) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from _pytest.skipping import evaluate_skip_marks
 
-from pytest_modelhealth.plugin.several_ranks import Wanted, verdict
+from pytest_modelhealth.plugin.ranks import Wanted
+from pytest_modelhealth.plugin.several_ranks import verdict
 from pytest_modelhealth.plugin.several_ranks.processes import Rank, start_server
 
 GRACE = 5.0

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.plugin.several_ranks import WANTED, write_no_snapshots
+from pytest_modelhealth.plugin.ranks import WANTED
+from pytest_modelhealth.plugin.several_ranks import write_no_snapshots
 
 MINUTE = 60.0
 """How long a rank waits for the others, at a barrier and in the group it makes."""

@@ -1,12 +1,11 @@
-"""One test of a suite, and the one model that the tests of a suite share."""
+"""The model that the tests of a suite share, and the one of them that runs."""
 
 from __future__ import annotations
 
 import copy
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import pytest
@@ -14,11 +13,10 @@ from torch import nn
 
 from pytest_modelhealth.capture import Request, find_engine
 from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.capture.step.bare import in_mode
 from pytest_modelhealth.checks.judging import judge
-from pytest_modelhealth.data_sets.running import in_mode
 from pytest_modelhealth.errors import InspectionError, ModelHealthError, SettingsError
 from pytest_modelhealth.inspector import Inspector
-from pytest_modelhealth.layers import Selection
 from pytest_modelhealth.plugin.inspections import (
     UNASKED_FAILURE,
     InspectorFixture,
@@ -26,18 +24,16 @@ from pytest_modelhealth.plugin.inspections import (
     UnaskedFailure,
     warn,
 )
+from pytest_modelhealth.plugin.options import settings_for
+from pytest_modelhealth.plugin.suite.collecting import place_of
 from pytest_modelhealth.plugin.suite.making import Made, made_by, seeded
-from pytest_modelhealth.plugin.suite.suite import ModelHealthSuite
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import Finding, HealthReport, Judgement, Observation, Verdict
 from pytest_modelhealth.settings import Settings
-from pytest_modelhealth.training.stepping.contract import run_contract
-from pytest_modelhealth.training.stepping.givers import UsualStep, step_of
-from pytest_modelhealth.training.stepping.session import TrainingStep
+from pytest_modelhealth.wings import wing
 
 if TYPE_CHECKING:
     from pytest_modelhealth.comparison.comparison import Comparison
-
 
 T = TypeVar("T")
 
@@ -58,29 +54,64 @@ class Unjudged(Exception):  # noqa: N818 - no error: the test that it ends is sk
     """A test cannot judge, or has nothing to judge; the text says why."""
 
 
-@dataclass
-class Subject:
-    """The model of one suite.
+class Case:
+    """The model of a suite, made once for all of its tests, and the test that runs.
 
     Args:
-        suite: an instance of it.
-        name: what it is called.
-        place: the file and line that make the model.
-        wanted: the tests of the suite that run.
-        settings: those of the whole suite.
-        calibrates: whether the noise of a snapshot is to be measured.
-        test: the test that runs.
+        node: the class.
     """
 
-    suite: ModelHealthSuite
-    name: str
-    place: tuple[Path, int]
-    wanted: frozenset[str]
+    item: pytest.Function
+    """The test that runs."""
     settings: Settings
-    calibrates: bool = False
-    test: str = ""
-    _kept: dict[str, Any] = field(default_factory=dict)
-    _failed: dict[str, tuple[Exception, str]] = field(default_factory=dict)
+    """Those of the test that runs."""
+
+    def __init__(self, node: pytest.Class) -> None:
+        self.suite, self._place = node.cls(), place_of(node.cls)
+        self.maker = f"{self.suite._maker or f'{node.name}.make'}()"
+        """What makes the model, for people."""
+        tests = (one for one in node.session.items if one.parent is node)
+        self.wanted = {
+            one.originalname
+            for one in tests
+            if isinstance(one, pytest.Function) and not any(one.iter_markers("skip"))
+        }
+        """The tests of the suite that run."""
+        self._settings = settings_for(node)
+        self._kept: dict[str, Any] = {}
+        self._failed: dict[str, tuple[Exception, str]] = {}
+
+    def begin(self, item: pytest.Function, fixture: InspectorFixture) -> None:
+        """Take the test that runs now, and what keeps its reports.
+
+        Raises:
+            SettingsError: a marker or limit of the test is wrong.
+        """
+        self.item, self.test, self._fixture = item, item.originalname, fixture
+        origin = f"{type(self.suite).__name__}.limits[{self.test!r}]"
+        self.settings = settings_for(item).override(self.suite.limits.get(self.test, {}), origin)
+
+    def judge(self, verdict: Callable[[Case], None]) -> None:
+        """Run the verdict of the test; skip it where there is nothing to judge.
+
+        Raises:
+            ModelHealthError: it fails.
+            Exception: whatever the user's code raises, in the first test that runs it.
+        """
+        __tracebackhide__ = True
+        reason = problem = ""
+        try:
+            verdict(self)
+        except Unjudged as unjudged:
+            reason = str(unjudged)
+        except (InspectionError, SettingsError) as error:  # whose traceback is all ours
+            problem = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        if reason:
+            pytest.skip(reason)
+        if problem:
+            pytest.fail(problem, pytrace=False)
+
+    # The model, and what several tests read.
 
     def _once(self, what: str, make: Callable[[], T]) -> T:
         """Return what is made once; what it raises is raised in the test that asked first.
@@ -88,10 +119,8 @@ class Subject:
         Raises:
             Unjudged: it failed in another test, which shows the error.
         """
-        if what in self._failed:
+        if what in self._failed and self._failed[what][1] != self.test:
             error, test = self._failed[what]
-            if test == self.test:  # run again
-                raise error
             text = str(error).partition("\n")[0]
             said = f"{type(error).__name__}: {text}".removesuffix(": ")
             raise Unjudged(f"{what} failed, {said}: see {test}")
@@ -112,11 +141,6 @@ class Subject:
         return self._once(self.maker, lambda: made_by(self.suite, self.maker, self.suite.seed))
 
     @property
-    def maker(self) -> str:
-        """What makes the model, for people."""
-        return f"{self.suite._maker or f'{self.name}.make'}()"
-
-    @property
     def label(self) -> str:
         """The class of the model, for people."""
         return type(self.made.model).__name__
@@ -124,34 +148,32 @@ class Subject:
     def ran(self, training: bool) -> HealthReport:
         """Return the inspection of the batch in one of the modes, with the probes in training."""
         made, mode = self.made, mode_of(training)
-        calibrates = self.calibrates and not training and "test_snapshot" in self.wanted
         probes = [PROBES[t] for t in PROBES if t in self.wanted] if training else []
-        chosen = [name for name in probes if self.settings.chooses(name)]
+        probes = [name for name in probes if self._settings.chooses(name)]
 
         def run() -> HealthReport:
             try:
-                return self.inspected(made, training, self.settings, chosen, calibrate=calibrates)
+                return self.inspected(made, training, probes)
             except Exception as error:
                 error.add_note(f"raised in {mode} mode, where {self.maker} gave {made.described}")
                 raise
 
         return self._once(f"the run in {mode} mode", run)
 
-    def inspected(
-        self,
-        made: Made,
-        training: bool,
-        settings: Settings,
-        probes: Sequence[str],
-        *,
-        calibrate: bool = False,
-    ) -> HealthReport:
+    def inspected(self, made: Made, training: bool, probes: Sequence[str]) -> HealthReport:
         """Inspect a model in a mode, with some probes."""
-        batch, names = made.batch, ("causal", "batch_dim", "time_dim", "padding")
+        option, batch = self.item.config.option, made.batch
+        updates = ("update_snapshots", "update_new_snapshots_only")
+        records = any(getattr(option, name, False) for name in updates)
+        names = ("causal", "batch_dim", "time_dim", "padding")
         says = {name: getattr(self.suite, name) for name in names if probes}
-        settings = settings.override({"probes": list(probes) or False}, "the suite")
+        settings = self._settings.override({"probes": list(probes) or False}, "the suite")
         with seeded(self.suite.seed), in_mode(made.model, _mode(made.model, training)):
-            inspector = Inspector(made.model, settings=settings, calibrate=calibrate)
+            inspector = Inspector(
+                made.model,
+                settings=settings,
+                calibrate=records and not training and "test_snapshot" in self.wanted,
+            )
             return inspector.run_inspection(
                 batch["inputs"], batch["target"], loss=batch["loss"], **says
             )
@@ -159,128 +181,50 @@ class Subject:
     @property
     def stepped(self) -> Observation:
         """The run in training mode, with what a few training steps do."""
-        made, seen = self.made, self.ran(training=True).observation
-        return self._once("the training step", lambda: self._step(made, seen))
+        model, seen = self.made.model, self.ran(training=True).observation
 
-    def _step(self, made: Made, seen: Observation) -> Observation:
-        model, batch = made.model, made.batch
-        with seeded(self.suite.seed), in_mode(model, _mode(model, training=True)):
-            optimizer = self.optimizer(model)
-            given = TrainingStep(
-                model, None, optimizer, None, (), batch["inputs"], batch["target"], batch["loss"]
-            )
-            with step_of(given) as step:
-                stepped = run_contract(step, Selection()).stepped
-            return replace(seen, stepped=stepped)
+        def step() -> Observation:
+            with seeded(self.suite.seed), in_mode(model, _mode(model, training=True)):
+                report = Inspector(model).run_step(optimizer=self._optimizer(), **self.made.batch)
+            return replace(seen, stepped=report.observation.stepped)
 
-    def optimizer(self, model: nn.Module) -> Any:
-        """Return the optimizer of the suite.
+        return self._once("the training step", step)
 
-        Raises:
-            Unjudged: nothing is trained.
-            Exception: whatever the user's function raises.
-        """
-        if not any(p.requires_grad for p in model.parameters()):
-            raise Unjudged(f"{type(model).__name__} has no trainable parameter")
-        return self.suite.make_optimizer(model)
+    def _optimizer(self, model: nn.Module | None = None) -> Any:
+        """Return the optimizer of the suite, of its model if there is no other."""
+        self.require_trainable()
+        return self.suite.make_optimizer(self.made.model if model is None else model)
 
     @property
     def trained(self) -> Made:
         """The model made anew, after a few training steps; or as it is, where nothing learns."""
         made = self.made
-        return self._once("training for a few steps", lambda: self._train(made))
 
-    def _train(self, made: Made) -> Made:
-        anew = self.anew(self.suite.seed)
-        if anew is None:
-            anew = replace(made, model=copy.deepcopy(made.model))
-        model = anew.model
-        if not any(p.requires_grad for p in model.parameters()):
+        def train() -> Made:
+            anew = self.anew(self.suite.seed) or replace(made, model=copy.deepcopy(made.model))
+            model = anew.model
+            if not any(p.requires_grad for p in model.parameters()):
+                return anew
+            usual_step = wing("training.stepping.givers:UsualStep")(anew.loss)
+            with seeded(self.suite.seed):
+                model.train(_mode(model, training=True) or model.training)
+                optimizer = self._optimizer(model)
+                for _ in range(FEW_STEPS):
+                    request = Request(model, **anew.batch, by_training_step=True)
+                    with find_engine(model).called(request) as call:
+                        usual_step(model, optimizer, (call.inputs, call.target))
             return anew
-        usual_step = UsualStep(anew.loss)
-        with seeded(self.suite.seed):
-            model.train(_mode(model, training=True) or model.training)
-            optimizer = self.optimizer(model)
-            for _ in range(FEW_STEPS):
-                batch = anew.batch
-                request = Request(model, **batch, by_training_step=True)
-                with find_engine(model).called(request) as call:
-                    usual_step(model, optimizer, (call.inputs, batch["target"]))
-        return anew
+
+        return self._once("training for a few steps", train)
 
     def anew(self, seed: int) -> Made | None:
         """Return what `make` gives when it is called again; ``None`` where it is the same model."""
         made = made_by(self.suite, self.maker, seed)
-        ours = {id(t) for t in _tensors(self.made.model)}
-        if made.model is self.made.model or any(id(t) in ours for t in _tensors(made.model)):
-            return None
-        return made
+        ours = {id(tensor) for tensor in _tensors(self.made.model)}
+        is_same = made.model is self.made.model
+        return None if is_same or any(id(t) in ours for t in _tensors(made.model)) else made
 
-
-def _tensors(model: nn.Module) -> list[Any]:
-    return [*model.parameters(), *model.buffers(), *find_tensors(list(vars(model).values()))]
-
-
-def _mode(model: nn.Module, training: bool) -> bool | None:
-    """Return the mode to bring a model to; ``None`` where it is in training as it was made."""
-    return None if training and model.training else training
-
-
-def mode_of(training: bool) -> str:
-    """Return the name of a mode."""
-    return "training" if training else "evaluation"
-
-
-IN_TRAINING = "test_healthy_in_training"
-_WHOLE_RUN = "observation"
-"""What stands for a check where a run showed nothing to judge."""
-
-
-class Case:
-    """One test of a suite.
-
-    Args:
-        request: of the test.
-        subject: what the tests of the suite share.
-        settings: of this test.
-        fixture: keeps the reports of the test.
-        verdict: what the test runs.
-    """
-
-    def __init__(
-        self,
-        request: pytest.FixtureRequest,
-        subject: Subject,
-        settings: Settings,
-        fixture: InspectorFixture,
-        verdict: Callable[[Case], None],
-    ) -> None:
-        self.request, self.item, self.name = request, request.node, request.node.originalname
-        self.subject, self.settings, self._fixture = subject, settings, fixture
-        self._verdict = verdict
-
-    def judge(self) -> None:
-        """Run the verdict of the test; skip it where there is nothing to judge.
-
-        Raises:
-            ModelHealthError: it fails.
-            Exception: whatever the user's code raises, in the first test that runs it.
-        """
-        __tracebackhide__ = True
-        self.subject.test = self.name
-        reason = problem = ""
-        try:
-            self._verdict(self)
-        except Unjudged as unjudged:
-            reason = str(unjudged)
-        except (InspectionError, SettingsError) as error:  # whose traceback is all ours
-            problem = "\n".join([str(error), *getattr(error, "__notes__", ())])
-        if reason:
-            pytest.skip(reason)
-        if problem:
-            pytest.fail(problem, pytrace=False)
-
-    # What several verdicts ask.
+    # What several verdicts require.
 
     def require_healthy(
         self, own: Iterable[str], training: bool = True, why: str = "", **options: Any
@@ -290,13 +234,13 @@ class Case:
         Raises:
             Unjudged: they do, so that what another test asks cannot be told.
         """
-        seen = self.subject.ran(training).observation
-        found = self.report(seen, own, **options)._judgement.violations
-        if found:
-            label, mode = self.subject.label, mode_of(training)
+        seen = self.ran(training).observation
+        violations = self.report(seen, own, **options)._judgement.violations
+        if violations:
+            mode, first = mode_of(training), violations[0]
             raise Unjudged(
-                f"{why}{label} is not healthy in {mode} ({found[0].layer or label}: "
-                f"{found[0].check}); see test_healthy_in_{mode}"
+                f"{why}{self.label} is not healthy in {mode} ({first.layer or self.label}: "
+                f"{first.check}); see test_healthy_in_{mode}"
             )
 
     def require_numbers(self) -> None:
@@ -305,7 +249,7 @@ class Case:
         Raises:
             Unjudged: it has, so that no other property can be told.
         """
-        self.subject.ran(training=True)
+        self.ran(training=True)
         if self.settings.chooses("finite"):
             self.require_healthy({"finite"}, only=True)
 
@@ -317,6 +261,17 @@ class Case:
         """
         if not self.settings.chooses(check):
             raise Unjudged(f"the settings leave {check} out")
+
+    def require_trainable(self) -> None:
+        """Do nothing if there is a parameter to train.
+
+        Raises:
+            Unjudged: there is none.
+        """
+        if not any(p.requires_grad for p in self.made.model.parameters()):
+            raise Unjudged(f"{self.label} has no trainable parameter")
+
+    # How a verdict ends.
 
     def report(
         self,
@@ -339,18 +294,18 @@ class Case:
             noise: as in `HealthReport`.
             **settings: laid over those of the test.
         """
-        own, but = frozenset(own), frozenset(but)
+        own = frozenset(own)
         if only:
             settings = {"checks": sorted(own), **settings}
 
-        def mine(found: Finding) -> bool:
-            is_graded = found.waiver is None and found.grade in ("fail", "warn")
-            is_of_all = found.grade == "unsure" and found.check == _WHOLE_RUN
-            is_told = is_graded and (found.check, found.layer) in but
-            return is_of_all or (found.check in own and not is_told)
+        def is_own(finding: Finding) -> bool:
+            is_graded = finding.waiver is None and finding.grade in ("fail", "warn")
+            is_told = is_graded and (finding.check, finding.layer) in but
+            is_of_all = finding.grade == "unsure" and finding.check == _WHOLE_RUN
+            return is_of_all or (finding.check in own and not is_told)
 
         def judged(observation: Observation, settings: Settings) -> Judgement:
-            return Judgement(tuple(filter(mine, judge(observation, settings).findings)))
+            return Judgement(tuple(filter(is_own, judge(observation, settings).findings)))
 
         laid = self.settings.override(settings, "the suite")
         return HealthReport(observation, laid, judged, noise, renderer=renderer)
@@ -367,43 +322,61 @@ class Case:
             Unjudged: it is inconclusive.
         """
         __tracebackhide__ = True
-        self.keep(report)
         error = report._failure()
         if error is not None:
-            self.fail(ModelHealthError(self._reworded(str(error)), report), report)
+            self.fail(str(error), report)
+        self.keep(report)
         if designs and report.warnings:
             texts = report._take_warnings()
             for text in texts:
                 warn(self.item, text)
             raise Unjudged(f"{texts[0]}; whether that is meant, nothing tells")
-        if report.verdict is not Verdict.INCONCLUSIVE:
-            return
-        if report._settings["inconclusive"].value == "warn" and report.inconclusive:
+        is_doubt = report.verdict is Verdict.INCONCLUSIVE and report.inconclusive
+        if is_doubt and report._settings["inconclusive"].value == "warn":
             raise Unjudged(report._take_doubt()[0])
 
-    def fail(self, error: ModelHealthError, result: HealthReport | Comparison | None) -> NoReturn:
-        """Fail, with the line that makes the model as the place."""
+    def keep(self, result: Any) -> MadeResult:
+        """Have the page and other destinations show a report or comparison."""
+        made = MadeResult(result, *self._place, auto_check=False)
+        if result is not None:
+            self._fixture._inspections.append(made)
+        return made
+
+    def fail(self, text: str, result: HealthReport | Comparison | None = None) -> NoReturn:
+        """Fail, with the line that makes the model as the place.
+
+        Raises:
+            ModelHealthError: always; it names the ways out that there are without a file.
+        """
         __tracebackhide__ = True
-        shown: Any = result
-        made = MadeResult(shown, *self.subject.place, auto_check=False)
-        self.item.stash[UNASKED_FAILURE] = UnaskedFailure(made, error)
-        raise error
-
-    def keep(self, result: HealthReport | Comparison) -> None:
-        """Have the page and other destinations show a result."""
-        made = MadeResult(result, *self.subject.place, auto_check=False)
-        self._fixture._inspections.append(made)
-
-    def _reworded(self, text: str) -> str:
-        """Return a failure's text with the ways out that there are without a file, or a report."""
         if ":" in self.item.nodeid.partition("::")[0]:  # no file
             text = _LIMIT.sub(r"--modelhealth-set \1=...", text)
             text = _WAIVER.sub(r'--modelhealth-set "waive=\2 \3: ..."', text)
-        return _LOOK.sub("pytest --modelhealth-html=page.html", text)
+        text = _LOOK.sub("pytest --modelhealth-html=page.html", text)
+        error = ModelHealthError(text, result)
+        self.item.stash[UNASKED_FAILURE] = UnaskedFailure(self.keep(result), error)
+        raise error
 
 
+_WHOLE_RUN = "observation"
+"""What stands for a check where a run showed nothing to judge."""
 _LIMIT = re.compile(r"@pytest\.mark\.modelhealth\(\s*(\w+)=\.\.\.\)")
 _WAIVER = re.compile(
     r"@pytest\.mark\.modelhealth_waive\(\s*([\"'])(.*?)\1,\s+check=\"(\w+)\",\s+reason=\"\.\.\.\"\)"
 )
 _LOOK = re.compile(r"(?<=look:         )(report\.|print\().*(?:\n {14}.*)*")
+"""The failure of a report advises to look at it; in a suite nobody has it by a name."""
+
+
+def _tensors(model: nn.Module) -> list[Any]:
+    return [*model.parameters(), *model.buffers(), *find_tensors(list(vars(model).values()))]
+
+
+def _mode(model: nn.Module, training: bool) -> bool | None:
+    """Return the mode to bring a model to; ``None`` where it is in training as it was made."""
+    return None if training and model.training else training
+
+
+def mode_of(training: bool) -> str:
+    """Return the name of a mode."""
+    return "training" if training else "evaluation"

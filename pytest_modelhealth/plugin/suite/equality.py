@@ -17,16 +17,14 @@ from torch import Tensor, nn
 
 from pytest_modelhealth.capture import Request, find_engine
 from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.capture.step.bare import copied
+from pytest_modelhealth.capture.step.bare import copied, in_mode
 from pytest_modelhealth.capture.step.batch import Inputs, is_run_by_training_step
 from pytest_modelhealth.capture.step.loss import TaskLosses, compute_loss
 from pytest_modelhealth.comparing import compare
-from pytest_modelhealth.data_sets.running import in_mode
-from pytest_modelhealth.errors import ModelHealthError
 from pytest_modelhealth.plugin.suite.case import FEW_STEPS, Unjudged
 from pytest_modelhealth.plugin.suite.making import Made, seeded
 from pytest_modelhealth.rendering.document import LINES, Document
-from pytest_modelhealth.rendering.notation import plural, shorten
+from pytest_modelhealth.rendering.notation import shorten
 
 if TYPE_CHECKING:
     from pytest_modelhealth.comparison.comparison import Comparison
@@ -52,15 +50,14 @@ def state_survives_saving(case: Case) -> None:
     """
     __tracebackhide__ = True
     case.require_numbers()
-    subject = case.subject
-    seed = subject.suite.seed
-    made = subject.anew(seed + 1)
+    seed = case.suite.seed
+    made = case.anew(seed + 1)
     if made is None:
         raise Unjudged(
-            f"{subject.maker} gives the same model each time, so that there is no new one to "
+            f"{case.maker} gives the same model each time, so that there is no new one to "
             "load the state into: make it anew in each call"
         )
-    saved, fresh = subject.trained, made.model
+    saved, fresh = case.trained, made.model
     file, doing = io.BytesIO(), "saved"
     try:
         torch.save(saved.model.state_dict(), file)
@@ -69,7 +66,7 @@ def state_survives_saving(case: Case) -> None:
         fresh.load_state_dict(torch.load(file, weights_only=False))
     except Exception as error:  # noqa: BLE001 - the user's own state_dict
         said = f"the state is lost: it cannot be {doing}: {type(error).__name__}: {error}"
-        case.fail(ModelHealthError(f"{said}\n\nlikely cause: {_CAUSE}"), None)
+        case.fail(f"{said}\n\nlikely cause: {_CAUSE}")
     lost = list(_lost(saved.model, fresh))  # before either runs
     request = Request(saved.model, **saved.batch, by_training_step=True)
     engine = find_engine(saved.model)
@@ -85,10 +82,8 @@ def state_survives_saving(case: Case) -> None:
         not one.diverged and (one.difference is None or not one.difference.unequal)
         for one in comparison.outputs
     )
-    if comparison.first_divergence is None and is_same:
-        return
-    case.keep(comparison)
-    case.fail(ModelHealthError(_text(case, lost, comparison), comparison), comparison)
+    if comparison.first_divergence is not None or not is_same:
+        case.fail(_text(case, lost, comparison), comparison)
 
 
 def _lost(saved: nn.Module, fresh: nn.Module) -> Iterator[str]:
@@ -123,11 +118,10 @@ def _are_same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
 
 
 def _text(case: Case, lost: list[str], comparison: Comparison) -> str:
-    model = case.subject.label
     more = f" and {len(lost) - _LISTED} more" if len(lost) > _LISTED else ""
     listed = f"{', '.join(lost[:_LISTED])}{more}" or "something that the outputs depend on"
     how = (
-        f"A {model} that made {plural(FEW_STEPS, 'training step')} was saved, and its state loaded "
+        f"A {case.label} that made {FEW_STEPS} training steps was saved, and its state loaded "
         "into a new one, made under another seed: the two give other outputs in evaluation mode."
     )
     parting = comparison.first_divergence
@@ -153,20 +147,19 @@ def compiled_equals_eager(case: Case) -> None:
     """
     __tracebackhide__ = True
     case.require_numbers()
-    subject = case.subject
-    made, batch, seed = subject.made, subject.made.batch, subject.suite.seed
-    if is_run_by_training_step(Request(made.model, **batch, by_training_step=True)):
+    model, batch, seed = case.made.model, case.made.batch, case.suite.seed
+    if is_run_by_training_step(Request(model, **batch, by_training_step=True)):
         raise Unjudged(
-            f"what runs of {subject.label} is its training_step, which nobody compiles: return "
+            f"what runs of {case.label} is its training_step, which nobody compiles: return "
             "inputs, target and a loss for its forward"
         )
-    backend = subject.suite.backend or backend_for(made.model)
-    with seeded(seed), in_mode(made.model, False), _quiet():
-        eager, copy = copied(made.model), copied(made.model)
-        ours, other = (_results(eager, eager, made, seed + n) for n in (0, 1))
+    backend = case.suite.backend or backend_for(model)
+    with seeded(seed), in_mode(model, False), _quiet():
+        eager, copy = copied(model), copied(model)
+        ours, other = (_results(eager, eager, case.made, seed + n) for n in (0, 1))
         if not _are_same(ours[0], other[0]):
             raise Unjudged(
-                f"{subject.label} draws random numbers in evaluation mode, and compiled code draws "
+                f"{case.label} draws random numbers in evaluation mode, and compiled code draws "
                 "others"
             )
         torch.compiler.reset()  # else the limit of recompilations leaves a ninth suite eager
@@ -175,21 +168,24 @@ def compiled_equals_eager(case: Case) -> None:
         except RuntimeError as error:
             raise Unjudged(f"torch.compile is not to be had here: {error}") from None
         try:
-            theirs = _results(compiled, copy, made, seed)
-            if all(_are_close(x, y) for x, y in zip(ours, theirs, strict=True)):
+            theirs = _results(compiled, copy, case.made, seed)
+            if all(map(_are_close, ours, theirs)):
                 return
-            compiled = torch.compile(made.model, backend=backend)
             comparison = compare(
-                made.model, compiled, batch["inputs"], batch["target"], loss=batch["loss"]
+                model,
+                torch.compile(model, backend=backend),
+                batch["inputs"],
+                batch["target"],
+                loss=batch["loss"],
             )
         except Exception as error:  # noqa: BLE001 - any the compiler raises
             said = shorten(" ".join(str(error).split()), 300)
             text = f"torch.compile(model, backend={backend!r}) raises {type(error).__name__}: "
-            case.fail(ModelHealthError(f"{text}{said}\n\nThe eager model does not."), None)
-    case.keep(comparison)
+            case.fail(f"{text}{said}\n\nThe eager model does not.")
     failure = comparison._failure()
     if failure is not None:
-        case.fail(failure, comparison)
+        case.fail(str(failure), comparison)
+    case.keep(comparison)
 
 
 def _results(
@@ -214,18 +210,17 @@ def _are_close(ours: list[Tensor], theirs: list[Tensor]) -> bool:
 
     A gradient that is less than a thousandth of the largest is held against that thousandth.
     """
+    if [(a.shape, a.dtype) for a in ours] != [(b.shape, b.dtype) for b in theirs]:
+        return False
     largest = max((float(a.double().norm()) for a in ours if a.is_floating_point()), default=0.0)
-    for a, b in zip(ours, theirs, strict=False):
-        if a.shape != b.shape or a.dtype != b.dtype:
-            return False
-        if not a.is_floating_point():
-            limit = 0.0
-        else:
-            limit = max(1e-5, 4 * torch.finfo(a.dtype).eps)
-            limit *= max(float(a.double().norm()), 1e-3 * largest)
+    for a, b in zip(ours, theirs, strict=True):
+        limit = 0.0
+        if a.is_floating_point():
+            relative = max(1e-5, 4 * torch.finfo(a.dtype).eps)
+            limit = relative * max(float(a.double().norm()), 1e-3 * largest)
         if not float((a.double() - b.double()).norm()) <= limit:
             return False
-    return len(ours) == len(theirs)
+    return True
 
 
 @contextmanager

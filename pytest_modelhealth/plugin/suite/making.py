@@ -166,7 +166,7 @@ def _as_made(make: Any, name: str) -> Made:
         )
     unwritten = f"{name} has no batch yet: write it below {TODO!r}, in place of each ..."
     try:
-        made: Any = _small(make, name) if is_pretrained(make) else make()
+        made: Any = make() if not is_pretrained(make) else _of_transformers(name, make)
     except TypeError as error:
         if "ellipsis" in str(error):  # that a model was given in the place of a size
             raise InspectionError(unwritten) from error
@@ -181,10 +181,7 @@ def _as_made(make: Any, name: str) -> Made:
     if any(one is ... or (isinstance(one, dict) and ... in one.values()) for one in rest):
         raise InspectionError(unwritten)
     if not rest and is_pretrained(type(model)):
-        try:
-            return Made(model, batch_of(model))
-        except Exception as error:
-            raise InspectionError(model_alone(name, type(model), error)) from error
+        return Made(*_of_transformers(name, type(model), model))
     if not rest:
         raise InspectionError(model_alone(name, type(model)))
     target, loss = rest[1:] or (None, None)
@@ -197,14 +194,17 @@ def _as_made(make: Any, name: str) -> Made:
     return Made(model, rest[0], None if loss is None else target, loss)
 
 
-def _small(kind: type[nn.Module], name: str) -> nn.Module:
-    """Return a small model of a class of transformers.
+def _of_transformers(
+    name: str, kind: type[nn.Module], model: nn.Module | None = None
+) -> tuple[nn.Module, Any]:
+    """Return a model of a class of transformers, a small one if there is none yet, and a batch.
 
     Raises:
         InspectionError: none can be made.
     """
     try:
-        return small_model(kind)
+        model = small_model(kind) if model is None else model
+        return model, batch_of(model)
     except Exception as error:
         raise InspectionError(model_alone(name, kind, error)) from error
 

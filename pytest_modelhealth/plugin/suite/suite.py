@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pytest_modelhealth.errors import SettingsError, suggest
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
-
-
-class _Case(Protocol):
-    """One test of a suite, as the fixture gives it."""
-
-    def judge(self) -> None:
-        """Run the verdict of the test."""
 
 
 class ModelHealthSuite:
@@ -100,8 +93,9 @@ TESTS = {
 
 
 def _test_of(name: str, summary: str) -> Callable[..., None]:
-    def test(self: ModelHealthSuite, modelhealth_case: _Case) -> None:
-        modelhealth_case.judge()
+    def test(self: ModelHealthSuite, modelhealth_case: Callable[[], None]) -> None:
+        __tracebackhide__ = True
+        modelhealth_case()
 
     test.__name__, test.__doc__ = name, summary
     test.__qualname__ = f"ModelHealthSuite.{name}"

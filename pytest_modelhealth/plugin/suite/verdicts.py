@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.errors import ModelHealthError
-from pytest_modelhealth.plugin.suite.case import IN_TRAINING, PROBES, Case, Unjudged
-from pytest_modelhealth.plugin.suite.equality import compiled_equals_eager, state_survives_saving
-from pytest_modelhealth.probes import all_probes
-from pytest_modelhealth.probes.intervening.samples import NO_EFFECT
+from pytest_modelhealth.plugin.suite.case import PROBES, Case, Unjudged
+from pytest_modelhealth.plugin.suite.equality import (  # noqa: F401 - taken by their names
+    compiled_equals_eager,
+    state_survives_saving,
+)
 from pytest_modelhealth.report import Outcome
-from pytest_modelhealth.training.catalogue import STEP
+from pytest_modelhealth.wings import wing
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import ProbeRecord
@@ -31,27 +32,25 @@ LEARNING = frozenset(
 
 def _general(case: Case) -> frozenset[str]:
     """Return the checks of one run, which are neither a probe that is asked for nor a step's."""
-    others = {probe.name for probe in all_probes() if not probe.automatic} | LEARNING
     checks: Any = case.settings.checks
-    return frozenset(check.name for check in checks if not check.judges_steps) - others
+    own = {c.name for c in checks if c.judges_steps or (c.is_probe and not c.called_for)}
+    return frozenset(check.name for check in checks) - own - LEARNING
 
 
 def healthy_in_training(case: Case) -> None:
     """No invariant is broken, but those that tests of their own name."""
-    seen = case.subject.ran(True)
-    case.settle(case.report(seen.observation, _general(case)))
+    case.settle(case.report(case.ran(True).observation, _general(case)))
 
 
 def healthy_in_evaluation(case: Case) -> None:
     """The same in evaluation mode, without what fails in training."""
     own, known = _general(case), set[tuple[str, str]]()
-    if IN_TRAINING in case.subject.wanted:
-        training = case.subject.ran(True)
-        found = case.report(training.observation, own)._judgement.violations
+    if "test_healthy_in_training" in case.wanted:
+        violations = case.report(case.ran(True).observation, own)._judgement.violations
         known = {
-            (v.check, layer) for one in found for v in (one, *one.folded) for layer in v.layers
+            (v.check, layer) for one in violations for v in (one, *one.folded) for layer in v.layers
         }
-    seen = case.subject.ran(False).observation
+    seen = case.ran(False).observation
     case.settle(case.report(seen, own, but=known))
     if case.report(seen, own)._judgement.violations:  # in training, too
         case.require_healthy(own)
@@ -61,7 +60,7 @@ def every_parameter_learns(case: Case) -> None:
     """Every parameter that should learn has a gradient, is held by the optimizer, and moves."""
     case.require_numbers()
     _require_gradients(case)
-    case.settle(case.report(case.subject.stepped, LEARNING))
+    case.settle(case.report(case.stepped, LEARNING))
     # weight decay moves what gets a gradient of zero in a model that is unhealthy anyway
     case.require_healthy(_general(case))
 
@@ -70,8 +69,8 @@ def training_step(case: Case) -> None:
     """The contract of a training step, but what is on single parameters."""
     case.require_numbers()
     _require_gradients(case)
-    stepping = set(STEP)
-    case.settle(case.report(case.subject.stepped, stepping - LEARNING))
+    step = {*wing("training.catalogue:STEP")}
+    case.settle(case.report(case.stepped, step - LEARNING))
 
 
 def _require_gradients(case: Case) -> None:
@@ -80,17 +79,16 @@ def _require_gradients(case: Case) -> None:
     Raises:
         Unjudged: there is not.
     """
-    if not any(p.requires_grad for p in case.subject.made.model.parameters()):
-        raise Unjudged(f"{case.subject.label} has no trainable parameter")
-    if not case.subject.ran(True).observation.backward:
+    case.require_trainable()
+    if not case.ran(True).observation.backward:
         raise Unjudged("no backward pass ran: nothing that the model returns has a gradient")
 
 
 def probed(case: Case) -> None:
     """What the probe of this test found."""
-    name = PROBES[case.name]
+    name = PROBES[case.test]
     _record(case, name)
-    seen = case.subject.ran(True).observation
+    seen = case.ran(True).observation
     case.settle(case.report(seen, {name}, only=True, probes=[name]), designs=True)
 
 
@@ -102,7 +100,7 @@ def _record(case: Case, probe: str) -> ProbeRecord:
     """
     case.require_chosen(probe)
     case.require_numbers()
-    record = case.subject.ran(True).observation.probes.get(probe)
+    record = case.ran(True).observation.probes.get(probe)
     if record is None:
         raise Unjudged(f"{probe} did not run")
     if record.outcome is Outcome.NOT_APPLICABLE:
@@ -118,24 +116,24 @@ def inputs_used(case: Case) -> None:
     A head of zeros and a gate that has not opened hide their inputs at the start only.
     """
     record = _record(case, "input_effect")
-    idle = [note for note in record.notes if note.endswith(NO_EFFECT)]
+    no_effect = wing("probes.intervening.samples:NO_EFFECT")
+    idle = [note for note in record.notes if note.endswith(no_effect)]
     if idle:
-        made = case.subject.trained
-        after = case.subject.inspected(made, False, case.settings, ["input_effect"]).observation
+        after = case.inspected(case.trained, False, ["input_effect"]).observation
         idle = [note for note in after.probes["input_effect"].notes if note in idle]
-        given = Inputs.of(case.subject.made.inputs)
-        if len(idle) >= len(find_tensors((given.args, given.kwargs))):  # constant, or not finite
+        batch = Inputs.of(case.made.inputs)
+        if len(idle) >= len(find_tensors((batch.args, batch.kwargs))):  # constant, or not finite
             for training in (True, False):
-                why = "no input has an effect: "
-                case.require_healthy(_general(case), training, why)
-    seen = case.subject.ran(True).observation
+                case.require_healthy(_general(case), training, "no input has an effect: ")
+    seen = case.ran(True).observation
     report = case.report(seen, {"input_effect"}, only=True, probes=["input_effect"])
     if idle and not any(w.covers("input_effect", "") for w in case.settings.waivers):
-        case.keep(report)
-        text = f"unhealthy: {case.subject.label} (input_effect): {idle[0]}, nor has it after a few"
-        cause = "forward takes it and forgets it, or something on its way is zero"
-        error = ModelHealthError(f"{text} training steps\n\nlikely cause: {cause}", report)
-        case.fail(error, report)
+        case.fail(
+            f"unhealthy: {case.label} (input_effect): {idle[0]}, nor has it after a few training "
+            "steps\n\nlikely cause: forward takes it and forgets it, or something on its way is "
+            "zero",
+            report,
+        )
     case.settle(report)
 
 
@@ -144,38 +142,33 @@ def headroom(case: Case) -> None:
     case.require_chosen("headroom")
     case.require_numbers()
     planned = str(case.settings["planned_dtype"].value or "bfloat16")
-    model = case.subject.made.model
+    model = case.made.model
     dtypes = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
     if dtypes == {planned}:
-        raise Unjudged(f"{case.subject.label} is {planned} already, as is planned")
+        raise Unjudged(f"{case.label} is {planned} already, as is planned")
     settings: dict[str, Any] = {"planned_dtype": planned}
     if case.settings["max_subnormal_fraction"].origin == "default":
         settings["max_subnormal_fraction"] = 1.0  # gradients are scaled for float16
-    seen = case.subject.ran(True).observation
-    case.settle(case.report(seen, {"headroom"}, only=True, **settings))
+    case.settle(case.report(case.ran(True).observation, {"headroom"}, only=True, **settings))
 
 
 def snapshot(case: Case) -> None:
     """The run in evaluation mode is as it was recorded."""
-    recorded: HealthSnapshot = case.request.getfixturevalue("health_snapshot")
+    recorded: HealthSnapshot = case.item._request.getfixturevalue("health_snapshot")
     case.require_numbers()
-    seen = case.subject.ran(False)
     updates = recorded.update_snapshots or recorded.update_new_snapshots_only
     place = Path(recorded.extension.get_location(test_location=recorded.test_location, index=0))
     if not updates and not place.exists():
         raise Unjudged("nothing is recorded yet: pytest --snapshot-update, and commit the file")
+    seen = case.ran(False)
     report = case.report(seen.observation, {"finite"}, only=True, noise=seen._noise)
     try:
         _ = report == recorded  # raises where it is not
     except ModelHealthError as error:
-        case.fail(error, report)
+        case.fail(str(error), report)
 
 
-VERDICTS: dict[str, Callable[[Case], None]] = {
-    f"test_{verdict.__name__}": verdict
-    for verdict in (
-        *(healthy_in_training, healthy_in_evaluation, every_parameter_learns, inputs_used),
-        *(training_step, state_survives_saving, headroom, compiled_equals_eager, snapshot),
-    )
-}
-"""What the tests of a suite run, by their names; any other reads the probe that it is named for."""
+def verdict_of(test: str) -> Callable[[Case], None]:
+    """Return what a test of the suite runs: the function of its name, or its probe."""
+    verdict: Callable[[Case], None] = globals().get(test.removeprefix("test_"), probed)
+    return verdict

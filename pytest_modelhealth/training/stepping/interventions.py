@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pytest_modelhealth.capture.passive.hooks import parameters_of
-from pytest_modelhealth.probes.intervening.running import said
+from pytest_modelhealth.errors import in_one_line
 from pytest_modelhealth.progress import track
 from pytest_modelhealth.report import LossSlope
 from pytest_modelhealth.training.stepping.session import Session, loss_in, rows_in
@@ -200,7 +200,7 @@ def resumed(session: Session) -> str:
             one.load_state_dict(state)
         again = _next(session)
     except Exception as error:  # noqa: BLE001 - the user's, in an order that we chose
-        return f"the step cannot be resumed: {said(error)}"
+        return f"the step cannot be resumed: {in_one_line(error)}"
     for name, value in once.items():
         other = again.get(name)
         if other is None or other.shape != value.shape:
