@@ -204,13 +204,7 @@ def _compare_inspections(before: Data, now: Data) -> Told:
 
 
 def _finding_changes(before: Data, now: Data, names: Mapping[str, str]) -> Iterator[Change]:
-    """Yield the findings that are new and those that are gone.
-
-    Args:
-        before: the inspection of the base.
-        now: that of the head.
-        names: the name in the head of each layer of the base that is there.
-    """
+    """Yield the findings that are new and those that are gone; `names` are those in the head."""
     old, new = _by_place(before["violations"], names), _by_place(now["violations"], {})
     warned, warnings = _by_place(before["warnings"], names), _by_place(now["warnings"], {})
     shown_before, shown_now = _shown(before, names), _shown(now, {})

@@ -179,11 +179,8 @@ def _is_drawn(
 ) -> bool:
     """Whether the two sides of a tensor may be two draws from one distribution.
 
-    Args:
-        found: what separates the two runs.
-        names: of the tensor.
-        samples: how many samples a batch has; each is drawn, while of a weight each element is.
-        least: by this part of their deviation they may differ in any case.
+    Of a batch each of the `samples` is drawn, of a weight each element. By the part `least` of
+    their deviation they may differ in any case.
     """
     before, now = sides = _sides(found, names)
     if before.dtype != now.dtype or before.shape[1:] != now.shape[1:]:
