@@ -103,6 +103,23 @@ class Rank:
             return self._log.read_bytes()[-20_000:].decode("utf-8", "replace").strip("\n\0")
         return ""
 
+    def said(self) -> str:
+        """Return what it printed, and its stack from the test on."""
+        hidden = (
+            "/_pytest/",
+            "/pluggy/",
+            "several_ranks",
+            "<string>",
+            "multiprocessing",
+            "_call_i",
+        )
+        lines = [f"rank {self.number}:"]
+        for line in self.log().splitlines():
+            is_below = line.startswith('  File "') and any(one in line for one in hidden)
+            if not is_below and not line.startswith("Extension modules:"):
+                lines.append(line)
+        return "\n".join(lines)
+
     def write_stack(self) -> None:
         """Have it write to its log where it is."""
         with contextlib.suppress(AttributeError, ProcessLookupError):  # on Windows it cannot
