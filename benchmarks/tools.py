@@ -14,10 +14,9 @@ from benchmarks import comparing_peers, peers
 from corpus import Finding, Sides, Subject, Tool, Training
 from corpus.pair import as_module
 from pytest_modelhealth import HealthReport, InspectionError, Inspector, compare
-from pytest_modelhealth.snapshot.detection import detect_drift
-from pytest_modelhealth.snapshot.drift import DriftReport
+from pytest_modelhealth.snapshot.drift import DriftReport, detect_drift
 from pytest_modelhealth.snapshot.file_format import dump, load
-from pytest_modelhealth.snapshot.recording import of_report
+from pytest_modelhealth.snapshot.snapshot import of_report
 
 
 @dataclass(frozen=True)

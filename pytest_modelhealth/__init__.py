@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         Verdict,
         Violation,
     )
-    from pytest_modelhealth.report.removable import RemovableLayer
+    from pytest_modelhealth.report.parts import RemovableLayer
     from pytest_modelhealth.settings import Setting, Settings
     from pytest_modelhealth.statistics import TensorStatistics
     from pytest_modelhealth.training.monitoring.history import History
@@ -61,7 +61,7 @@ _HOMES = {
     "ModelHealthWarning": "errors",
     "ModelSummary": "report",
     "Observation": "report",
-    "RemovableLayer": "report.removable",
+    "RemovableLayer": "report.parts",
     "RemovableUnits": "removal.result",
     "Setting": "settings",
     "Settings": "settings",

@@ -3,49 +3,47 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from pytest_modelhealth.alignment.causes import called
 from pytest_modelhealth.alignment.matching import align
-from pytest_modelhealth.alignment.result import listed
+from pytest_modelhealth.alignment.result import called, listed
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.engine import Backward, Loss
 from pytest_modelhealth.capture.observing.tensors import TensorStore
 from pytest_modelhealth.checks import default_settings
 from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, Divergence
+from pytest_modelhealth.comparison.counterparts import (
+    BACKWARD,
+    is_adapted,
+    link,
+    with_calls,
+    with_folds,
+)
 from pytest_modelhealth.comparison.first_divergence import Search
-from pytest_modelhealth.comparison.layer_differences import other_settings
-from pytest_modelhealth.comparison.links import is_adapted, link
-from pytest_modelhealth.comparison.refined import with_calls, with_folds
-from pytest_modelhealth.comparison.results import (
-    FACTOR,
-    Judge,
-    TensorResult,
-    are_one_function,
-    without_effect,
-)
-from pytest_modelhealth.comparison.rounding import (
-    layer_epsilons,
-    machine_epsilon,
+from pytest_modelhealth.comparison.layer_differences import (
+    Changed,
+    changed_values,
+    merged_layers,
     notes_on_dtypes,
-    quantised_weights,
+    other_settings,
 )
-from pytest_modelhealth.comparison.sides import (
+from pytest_modelhealth.comparison.results import FACTOR, Judge, TensorResult, machine_epsilon
+from pytest_modelhealth.comparison.runs import (
     Side,
+    Trace,
+    TwoRuns,
     candidate_side,
     placement,
     reference_side,
     run,
 )
-from pytest_modelhealth.comparison.trace import Trace, TwoRuns
-from pytest_modelhealth.comparison.weights import Changed, changed_values, merged_layers
 from pytest_modelhealth.errors import checked_call
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import Status
 from pytest_modelhealth.settings import Setting
-from pytest_modelhealth.settings.setting import ancestors
+from pytest_modelhealth.settings.setting import ancestors, is_inside
 
 MEMORY_BUDGET = 1 << 30  # bytes of tensors that a comparison keeps in memory
 
@@ -101,13 +99,13 @@ def compare(
         is_blind = bool(b.observation.outputs_only) or not b.names_layers
         alignment = with_calls(align(a.layers, b.layers, is_blind=is_blind), a, b)
         alignment = with_folds(alignment, a, b, store)
-        runs = TwoRuns(a, b, alignment, (ours.modules, theirs.modules), store)
+        runs = TwoRuns(a, b, alignment, store)
         if is_adapted(runs):
             notes.append(
                 "the candidate trains layers that were added, the others are frozen for it: "
                 "gradients that only these lack are no difference"
             )
-        epsilons = machine_epsilon(ours, a), machine_epsilon(theirs, b)
+        epsilons = machine_epsilon(a), machine_epsilon(b)
         slack = epsilons[1] if epsilons[1] > epsilons[0] else 0.0
         changed = {
             pair.reference: changed_values(runs, pair, slack)
@@ -123,11 +121,9 @@ def compare(
             b = replace(b, observation=replace(b.observation, backward=False))
             runs = replace(runs, b=b)
         links = link(runs, {name for name, found in changed.items() if found.others}, merged)
-        steps = quantised_weights(runs) if theirs.quantised else None
-        coarser = layer_epsilons(runs, max(epsilons)) if steps is None else {}
-        request = replace(request, model=ours.module)
-        judge = Judge(runs, request, epsilons, factor, coarser, notes, steps)
+        judge = Judge(runs, replace(request, model=ours.module), factor, epsilons)
         results = sorted(judge.results(links), key=lambda result: a.entries[result.key].moment)
+        notes += judge.notes
         aside = without_effect(results)
         notes += _notes_without_effect(aside, runs)
         results = [result for result in results if result not in aside]
@@ -261,3 +257,87 @@ def _notes_without_effect(set_aside: list[TensorResult], runs: TwoRuns) -> list[
         what += f"; what is computed from {'it' if result.unseen else 'them'} agrees"
         first.setdefault(result.key.layer, f"{result.key.layer or a.model_type}: {what}")
     return list(first.values())
+
+
+def without_effect(results: Iterable[TensorResult]) -> list[TensorResult]:
+    """Return the tensors that differ and make no difference to what is computed from them.
+
+    - A tensor in another shape: another order of axes, or one step of a sequence at a time. Element
+      by element such tensors tell nothing; the next tensor of the same shape tells.
+    - What a layer takes, where all it gives agrees, and the gradients that it passes on: a mask of
+      -1e9 for one of -inf, or scores that are shifted before a softmax.
+    - A gradient that was not seen at a layer without parameters, where the next one agrees.
+    - The gradient of what a layer with others in it returns, where all other gradients agree. A
+      tensor that is returned and read inside has both ways in its gradient, a copy of it one.
+    """
+    results = list(results)
+    found = set(_inputs_without_effect(results))
+    for backward in (False, True):
+        waiting: list[TensorResult] = []
+        for one in results:
+            if (one.key.role in BACKWARD) is not backward or one.key.role == "buffers":
+                continue
+            if one in found or (one.diverged and (one.shape or one.unseen)):
+                waiting.append(one)
+                continue
+            found.update(() if one.diverged else waiting)
+            waiting = []
+    rest = [one for one in results if one.key.role in BACKWARD and one not in found]
+    right = [one.key.layer for one in rest if not one.diverged]
+    wrong = [one for one in rest if one.diverged]
+    if all(
+        one.key.role == "gradients"
+        and not one.problem
+        and any(is_inside(name, one.key.layer) for name in right)
+        for one in wrong
+    ):
+        found.update(wrong)
+    return [one for one in results if one in found]
+
+
+def _inputs_without_effect(results: list[TensorResult]) -> list[TensorResult]:
+    """Return the inputs that differ, of layers that give and pass on what they should."""
+    given: dict[str, list[TensorResult]] = defaultdict(list)
+    last: str | None = None
+    passed_on = set[str]()
+    for result in results:
+        layer, role = result.key.layer, result.key.role
+        if role != "inputs":
+            given[layer].append(result)
+        if role in BACKWARD:
+            if last is not None and last != layer and last not in passed_on:
+                given[last].append(result)  # what it passes on to the one before it
+                passed_on.add(last)
+            last = layer
+    right = {
+        layer
+        for layer, every in given.items()
+        if any(one.key.role == "activations" for one in every)
+        and not any(one.diverged for one in every)
+    }
+    inputs = [one for one in results if one.key.role == "inputs" and one.diverged]
+    return [one for one in inputs if one.key.layer in right]
+
+
+def are_one_function(results: list[TensorResult], a: Trace, b: Trace) -> bool:
+    """Whether what the models return, keep and learn by is equal bit for bit, whatever is inside.
+
+    Outputs alone tell nothing where they are whole numbers or NaN, nor of a layer whose numbers no
+    gradient comes to, as behind a factor of zero.
+    """
+    equal = {
+        one.key
+        for one in results
+        if one.difference is not None and not (one.difference.unequal or one.difference.nan_both)
+    }
+    runs = a.observation, b.observation
+    told = ("outputs", "parameter_gradients") if all(run.backward for run in runs) else ("outputs",)
+    due = {key for key in a.entries if key.role in told}
+    due |= {one.key for one in results if one.key.role in ("buffers", "parameter_gradients")}
+    if not due <= equal or (None not in (x.loss for x in runs) and runs[0].loss != runs[1].loss):
+        return False
+    seen = [runs[0].layers[one.key.layer].gradients for one in results if one.diverged]
+    is_floating = any(
+        key.role == "outputs" and a.entries[key].dtype.is_floating_point for key in due
+    )
+    return is_floating and all(one is None or one.abs_max > 0 for one in seen)

@@ -32,28 +32,21 @@ ATTENTION = "scaled_dot_product_attention"
 """The functional layer that is no activation."""
 
 
-def _functional_layers() -> dict[Callable[..., Any], str]:
-    """Return the functions whose calls are layers, each with its canonical name.
+FUNCTIONAL_LAYERS: dict[Callable[..., Any], str] = {}
+"""Functions that count as layers when a module's forward calls them, and their canonical names.
 
-    `torch.nn.functional`, `torch` and `torch.Tensor` spell the same function in several ways, some
-    of them with a trailing underscore for the in-place one. Exported programs call the operators
-    of `torch.ops.aten`.
-    """
-    functions: dict[Callable[..., Any], str] = {}
-    for name in {*ACTIVATION_MODULES.values(), ATTENTION}:
-        for namespace in (F, torch, torch.Tensor, torch.special):
-            for spelling in (name, f"{name}_"):
-                if (function := getattr(namespace, spelling, None)) is not None:
-                    functions[function] = name
-        for spelling in (name, f"{name}_", f"_{name}"):
-            if (packet := getattr(torch.ops.aten, spelling, None)) is not None:
-                functions[packet] = name
-                functions |= {getattr(packet, o): name for o in packet.overloads()}
-    return functions
-
-
-FUNCTIONAL_LAYERS = _functional_layers()
-"""Functions that count as layers when a module's forward calls them."""
+`torch.nn.functional`, `torch` and `torch.Tensor` spell the same function in several ways, some of
+them with a trailing underscore for the in-place one. Exported programs call the operators of
+`torch.ops.aten`.
+"""
+for _name in {*ACTIVATION_MODULES.values(), ATTENTION}:
+    for _spelling in (_name, f"{_name}_", f"_{_name}"):
+        for _home in (F, torch, torch.Tensor, torch.special):
+            if not _spelling.startswith("_") and hasattr(_home, _spelling):
+                FUNCTIONAL_LAYERS[getattr(_home, _spelling)] = _name
+        if (_packet := getattr(torch.ops.aten, _spelling, None)) is not None:
+            FUNCTIONAL_LAYERS[_packet] = _name
+            FUNCTIONAL_LAYERS |= {getattr(_packet, o): _name for o in _packet.overloads()}
 
 
 class UnitDimensions:
@@ -80,22 +73,17 @@ class UnitDimensions:
         dimensions = len(shape)
         if dimensions < 2 or (type(tensor) is not torch.Tensor and tensor.is_nested):
             return None
-        if kind not in self._by_kind:
-            assert kind is not None
-            self._by_kind[kind] = _unit_dimension(kind)
+        if kind is not None and kind not in self._by_kind:  # counted from the end if < 0
+            bases = (base for base in kind.__mro__ if base.__module__.startswith("torch.nn."))
+            names = {base.__name__ for base in bases}
+            is_last = not names.isdisjoint(having("features"))
+            channels = not names.isdisjoint(having("channels"))
+            self._by_kind[kind] = 1 if channels else -1 if is_last else None
         settled = self._by_kind[kind]
         if settled is None:
             return self._by_shape.get(shape, 1 if dimensions >= 4 else dimensions - 1)
         self._by_shape[shape] = settled = settled % dimensions
         return settled
-
-
-def _unit_dimension(kind: type) -> int | None:
-    """Return the dimension that a type of module fixes, counted from the end if < 0."""
-    names = {base.__name__ for base in kind.__mro__ if base.__module__.startswith("torch.nn.")}
-    if not names.isdisjoint(having("channels")):
-        return 1
-    return None if names.isdisjoint(having("features")) else -1
 
 
 def activation_of(module: nn.Module | type) -> str | None:
@@ -213,27 +201,6 @@ def own_parameters(module: nn.Module) -> dict[str, torch.Tensor | None]:
     return {name: None if one is None else one.detach() for name, one in held.items()}
 
 
-def named_modules(model: nn.Module) -> list[NamedModule]:
-    """Return each distinct module once, in registration order, under its canonical name.
-
-    Wrappers that only forward to one module (`torch.compile`, data parallel, activation
-    checkpointing) are no layers, and leave no trace in the names below them.
-
-    Raises:
-        InspectionError: a module cannot be hashed.
-    """
-    found: dict[nn.Module, NamedModule] = {}
-    try:
-        _find(model, "", (), "", found)
-    except Exception as error:
-        raise InspectionError(
-            f"cannot list the layers of {type(model).__name__}: a module in it has no hash "
-            f"({type(error).__name__}: {error}), so torch cannot list its parameters either; keep "
-            "nn.Module's own __hash__ and __eq__, which a data class does with eq=False"
-        ) from error
-    return list(found.values())
-
-
 def replays_cuda_graph(module: nn.Module) -> bool:
     """Whether a module replays a CUDA graph in the mode it is in.
 
@@ -255,34 +222,45 @@ _SCRIPTED = "TorchScript calls no hooks inside; inspected by itself, the script 
 _INLINED = "torch.fx inlined it: what it called is observed, itself is not"
 
 
-def _why_inside(module: nn.Module, why: str) -> str:
-    """Return why a module inside `module` may be opaque, given why that itself may be."""
-    if why == _GRAPHED or replays_cuda_graph(module):
-        return _GRAPHED
-    if why == _SCRIPTED or isinstance(module, torch.jit.ScriptModule):
-        return _SCRIPTED
-    return _INLINED if isinstance(module, torch.fx.GraphModule) else why
+def named_modules(model: nn.Module) -> list[NamedModule]:
+    """Return each distinct module once, in registration order, under its canonical name.
+
+    Wrappers that only forward to one module (`torch.compile`, data parallel, activation
+    checkpointing) are no layers, and leave no trace in the names below them.
+
+    Raises:
+        InspectionError: a module cannot be hashed.
+    """
+    modules: dict[nn.Module, NamedModule] = {}
+    try:
+        _add(model, "", (), "", modules)
+    except Exception as error:
+        raise InspectionError(
+            f"cannot list the layers of {type(model).__name__}: a module in it has no hash "
+            f"({type(error).__name__}: {error}), so torch cannot list its parameters either; keep "
+            "nn.Module's own __hash__ and __eq__, which a data class does with eq=False"
+        ) from error
+    return list(modules.values())
 
 
-def _find(
+def _add(
     module: nn.Module,
     path: str,
     around: tuple[nn.Module, ...],
     why: str,
-    found: dict[nn.Module, NamedModule],
+    modules: dict[nn.Module, NamedModule],
 ) -> None:
-    """Add `module` and those in it to what was found."""
-    wrapped = _wrapped(module) if type(module).__name__ in _WRAPPER_ATTRIBUTES else None
-    if wrapped is not None:
-        _find(wrapped, path, (*around, module), _why_inside(module, why), found)
+    """Add `module`, which may be opaque as `why` says, and those in it."""
+    if type(module).__name__ in _WRAPPER_ATTRIBUTES and (inner := _wrapped(module)) is not None:
+        _add(inner, path, (*around, module), _why_inside(module, why), modules)
         return
-    first = found.get(module)
+    first = modules.get(module)
     if first is None:
         is_run = why == _INLINED and has_forward(module)
         opaque = str(module.__dict__.get("_opaque") or ("" if is_run else why))
-        found[module] = NamedModule(path, module, (), opaque)
+        modules[module] = NamedModule(path, module, (), opaque)
     else:
-        found[module] = first._replace(aliases=(*first.aliases, path))
+        modules[module] = first._replace(aliases=(*first.aliases, path))
     children = module._modules
     if not children or is_quantised(module):  # there they hold packed weights
         return
@@ -290,7 +268,16 @@ def _find(
     ids, stem = set(map(id, inside)), path and f"{path}."
     for name, child in children.items():
         if child is not None and id(child) not in ids:
-            _find(child, stem + name, inside, why, found)
+            _add(child, stem + name, inside, why, modules)
+
+
+def _why_inside(module: nn.Module, why: str) -> str:
+    """Return why a module inside `module` may be opaque, given why that itself may be."""
+    if why == _GRAPHED or replays_cuda_graph(module):
+        return _GRAPHED
+    if why == _SCRIPTED or isinstance(module, torch.jit.ScriptModule):
+        return _SCRIPTED
+    return _INLINED if isinstance(module, torch.fx.GraphModule) else why
 
 
 _WRAPPER_ATTRIBUTES = {
@@ -303,16 +290,11 @@ _WRAPPER_ATTRIBUTES = {
 
 
 def _wrapped(module: nn.Module) -> nn.Module | None:
-    attribute = _WRAPPER_ATTRIBUTES.get(type(module).__name__)
-    if attribute is None or not type(module).__module__.startswith("torch."):
-        return None
-    inner = getattr(module, attribute)
-    return inner if isinstance(inner, nn.Module) else None
-
-
-def is_wrapper(module: nn.Module) -> bool:
-    """Whether a module only forwards to another one and so is no layer."""
-    return _wrapped(module) is not None
+    """Return the module that one of torch's wrappers only forwards to."""
+    attribute = _WRAPPER_ATTRIBUTES.get(type(module).__name__, "")
+    inner = getattr(module, attribute, None) if attribute else None
+    is_torchs = type(module).__module__.startswith("torch.")
+    return inner if is_torchs and isinstance(inner, nn.Module) else None
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -385,9 +367,8 @@ def ensure_match(
     Raises:
         LayerNotFoundError: one matches none; the message names the nearest layer.
     """
-    rules = list(rules)
-    layers = list(layers) if rules else []
     for rule in rules:
+        layers = list(layers)
         if not any(rule.matches(name, module) for name, module in layers):
             names = [name for name, _ in layers if name]
             nearest = suggest(str(rule.pattern), names)

@@ -10,10 +10,9 @@ from torch import Tensor
 from pytest_modelhealth.checks.judging import judge
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import HealthReport, LayerRecord, Observation, Status
-from pytest_modelhealth.snapshot.detection import detect_drift
-from pytest_modelhealth.snapshot.drift import DriftReport
+from pytest_modelhealth.snapshot.drift import DriftReport, detect_drift
 from pytest_modelhealth.snapshot.file_format import dump, load
-from pytest_modelhealth.snapshot.recording import of_report
+from pytest_modelhealth.snapshot.snapshot import of_report
 from pytest_modelhealth.statistics import TensorStatistics, reduce
 from pytest_modelhealth.training import default_settings
 

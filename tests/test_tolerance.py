@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 
 import pytest
 import torch
@@ -11,18 +10,14 @@ from torch import nn
 
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.capture import Request
-from pytest_modelhealth.capture.step.bare import (
-    converted_batch,
-)
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.snapshot.recording import of_report
+from pytest_modelhealth.snapshot.snapshot import of_report
 from pytest_modelhealth.tolerance import (
     BFLOAT16,
     TF32,
     Calibration,
     coarsest_epsilon,
     epsilon_of,
-    floor,
     perturbed_batch,
     perturbed_copy,
     product_epsilon,
@@ -53,14 +48,12 @@ def test_a_perturbed_copy_is_off_by_at_most_an_epsilon():
 
 
 def test_perturbations_differ_by_seed_and_repeat_for_one():
-    """A seed gives one perturbation; of parameters and of the batch."""
+    """A seed gives one perturbation, of parameters and of the batch; whole numbers stay."""
     batch = {"x": torch.randn(4, 8), "ids": torch.arange(3)}
     first, again, other = (perturbed_batch(batch, EPSILON, seed) for seed in (0, 0, 1))
     assert torch.equal(first["x"], again["x"])
     assert not torch.equal(first["x"], other["x"])
     assert torch.equal(first["ids"], batch["ids"])
-    weights = [perturbed_copy(model(), EPSILON, seed)[0].weight for seed in (0, 1)]
-    assert not torch.equal(*weights)
 
 
 def test_the_noise_of_a_statistic_is_its_largest_deviation():
@@ -73,45 +66,6 @@ def test_the_noise_of_a_statistic_is_its_largest_deviation():
     found = calibration.noise(base)["0", "activations", ""]
     values = [seen.layers["0"].activations.mean for seen in (base, *others)]
     assert found["mean"] == max(abs(value - values[0]) for value in values[1:])
-
-
-def test_measured_noise_is_small_and_covers_gradients():
-    """The noise of a small model is a few roundings, and every tensor has one."""
-    torch.manual_seed(1)
-    batch = torch.randn(16, 8)
-    original = model()
-    state = copy.deepcopy(original.state_dict())
-    report = Inspector(original, calibrate=True).run_inspection(batch)
-    noise = report._noise
-    for record in report:
-        for role in ("activations", "gradients", "parameter_gradients"):
-            for name, statistics in record.tensors(role).items():
-                found = noise[record.name, role, name]["max"]
-                assert found <= 100 * EPSILON * statistics.abs_max
-    assert noise["3", "activations", ""]["max"] > 0
-    for name, value in original.state_dict().items():
-        assert torch.equal(value, state[name])
-
-
-def test_a_change_of_a_weight_is_far_outside_the_noise():
-    """A layer scaled by 1.001 moves hundreds of times what rounding does."""
-    torch.manual_seed(1)
-    batch = torch.randn(16, 8)
-    original, scaled = model(), model()
-    scaled[0].weight.data *= 1.001
-    report = Inspector(original, calibrate=True).run_inspection(batch)
-    a, b = report["0"].activations, Inspector(scaled).run_inspection(batch)["0"].activations
-    allowed = max(report._noise["0", "activations", ""]["std"], floor(EPSILON, 1) * a.rms)
-    assert abs(a.std - b.std) > 100 * allowed
-
-
-def test_a_copy_of_a_batch_is_converted():
-    """Its floating tensors are; integers and the original are not."""
-    batch = {"x": torch.randn(4, 8), "ids": torch.arange(4)}
-    found = converted_batch(batch, torch.float64)
-    assert found["x"].dtype == torch.float64
-    assert found["ids"].dtype == torch.int64
-    assert batch["x"].dtype == torch.float32
 
 
 @pytest.mark.parametrize(
@@ -135,13 +89,6 @@ def test_the_coarsest_dtype_decides():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         report = Inspector(model()).run_inspection(torch.randn(4, 8))
     assert coarsest_epsilon(report.observation) == 2**-7
-
-
-def test_the_floor_grows_with_the_root_of_the_depth():
-    """Roundings add up as a random walk."""
-    assert floor(EPSILON, 100) == pytest.approx(10 * floor(EPSILON, 1))
-    assert floor(EPSILON, 0) == floor(EPSILON, 1) > 0
-    assert not math.isnan(floor(0.0, 5))
 
 
 def test_a_model_that_cannot_be_copied_is_refused_with_a_reason():

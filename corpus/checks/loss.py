@@ -9,20 +9,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
 
-from corpus.checks.parts import Mlp
+from corpus.checks.parts import Applies, Mlp, Net, batch
 
 CHECK = "loss"
 
 
-class Functional(nn.Module):
-    """A model that ends in a function."""
-
-    def __init__(self, model, function):
-        super().__init__()
-        self.model, self.function = model, function
-
-    def forward(self, x):
-        return self.function(self.model(x))
+def ended(model, function):
+    """Return a model that ends in a function."""
+    return Net(lambda m, x: function(m.model(x)), model=model)
 
 
 class Pooling(nn.Module):
@@ -81,7 +75,7 @@ LOSSES = {
         ("1", "is given probabilities", "softmax before cross_entropy"),
     ),
     "functional softmax": (
-        lambda m, x, y: (Functional(m, lambda x: F.softmax(x, dim=1)), x, y, CE),
+        lambda m, x, y: (ended(m, lambda x: F.softmax(x, dim=1)), x, y, CE),
         ("softmax", "is given probabilities"),
     ),
     "softmax inside the loss, which is no layer": (
@@ -207,14 +201,14 @@ RIGHT = {
     ),
     "attention over a set": lambda m, x, y: (Pooling(), x, None, None),
     "similarities along either dimension": lambda m, x, y: (
-        Functional(nn.Linear(16, 8), contrast),
+        ended(nn.Linear(16, 8), contrast),
         x,
         None,
         None,
     ),
     "logits between 0 and 1": lambda m, x, y: (between_0_and_1(), x, bits(64, 1), bce),
     "log-probabilities": lambda m, x, y: (nn.Sequential(m, nn.LogSoftmax(1)), x, y, F.nll_loss),
-    "classes masked out": lambda m, x, y: (Functional(m, without_class_9), x, y % 9, F.nll_loss),
+    "classes masked out": lambda m, x, y: (ended(m, without_class_9), x, y % 9, F.nll_loss),
     "a hinge that is met": lambda m, x, y: (m, x, None, lambda o: F.relu(o - 100.0).mean()),
 }
 WIDENED_ON_PURPOSE = [
@@ -335,10 +329,6 @@ class Probed(nn.Module):
         return out
 
 
-def batch():
-    return torch.randn(64, 16)
-
-
 def tagged(model, loss, of=lambda ids: ids, ids=None):
     """Return a model of ids, of which the last four of twelve are padding."""
     ids = padded() if ids is None else ids
@@ -409,8 +399,68 @@ ON = (
     lambda out: ((out - 100.0).relu() * torch.zeros(64, 1)).mean(),
     lambda out: 0.5 * (out**2 * torch.eye(64, 10)).sum(),
 )
+CUT = {
+    "relu": F.relu,
+    "relu in place": lambda x: x.relu_(),
+    "relu, reshaped": lambda x: F.relu(x).unsqueeze(-1).squeeze(-1).contiguous(),
+    "relu6": F.relu6,
+    "clamp": lambda x: x.clamp(-1, 1),
+    "a near bound that is met": lambda x: (20 * x).clamp(-5, 30),
+    "hardtanh": F.hardtanh,
+}
+FREE = {
+    "soft cap": lambda x: 30 * torch.tanh(x / 30),
+    "distances": lambda x: -torch.cdist(x, torch.eye(10)),
+    "a guard that is met": lambda x: (200 * x).clamp(-30, 30),
+    "a bound that is not met": lambda x: x.clamp(max=9),
+    "masked": lambda x: x.masked_fill(torch.arange(10) > 8, -torch.inf).clamp(min=-1e4),
+    "floored log-probabilities": lambda x: F.softmax(x, 1).clamp(min=1e-8).log(),
+}
+
+
+def cut(function):
+    """Return a model that ends in a function, under cross-entropy."""
+    model = nn.Sequential(Mlp(), Applies(function))
+    return model, batch(), torch.randint(0, 9, (64,)), CE
+
+
+def one_class(ignored=0, other=0):
+    """Return targets of one class, of which some are ignored or of another."""
+    target = torch.full((64,), 3)
+    target[:ignored], target[64 - other :] = -100, 2
+    return Mlp(), batch(), target, CE
+
+
+def candidates():
+    """Return a loss over candidates, of which an index is a place: no layer has a row for each."""
+
+    def contrast(output, target):
+        similar = (output * output.roll(1, 1)).sum(1, keepdim=True)
+        return CE(torch.cat([similar, output @ torch.randn(10, 30)], 1), target)
+
+    return Mlp(), batch(), torch.zeros(64, dtype=torch.long), contrast
+
+
 ALONE = ("FAULTS",)
 FAULTS = {
+    **{
+        f"logits cut by {name}": (lambda f=f: cut(f), "fail", None, "takes logits and is given")
+        for name, f in CUT.items()
+    },
+    # 1 / (1 + 9 exp(-2))
+    "logits cut by tanh": (
+        lambda: cut(torch.tanh), "fail", None, "no class can get more than 45%",
+    ),
+    # probabilities of a half and more
+    "relu before binary cross-entropy": (
+        lambda: (nn.Sequential(nn.Linear(16, 1), nn.ReLU()), batch(), bits(64, 1), bce), "fail",
+        None,
+    ),
+    "targets of one class": (one_class, "warn", None, "are class 3, of 10 classes"),
+    "targets of one class, most of them ignored": (lambda: one_class(40), "warn", None),
+    "targets that are all ignored": (
+        lambda: one_class(64), "fail", None, "ignores all of its 64 targets", ...,
+    ),
     **{name: (given(build), "fail", *said) for name, (build, said) in LOSSES.items()},
     "negated inside the model": (
         lambda: (WithLoss(-1), {"x": batch(), "labels": torch.randint(0, 10, (64,))}),
@@ -455,6 +505,13 @@ FAULTS = {
     ),
 }  # fmt: skip
 HEALTHY = {
+    **{f"free logits, {name}": lambda f=f: cut(f) for name, f in FREE.items()},
+    "softplus before binary cross-entropy": lambda: (
+        nn.Sequential(nn.Linear(16, 1), nn.Softplus()), batch(), bits(64, 1), bce,
+    ),
+    "14 targets of one class": lambda: one_class(50),
+    "targets of two classes": lambda: one_class(0, 1),
+    "first of several candidates": candidates,
     **{name: given(build) for name, build in RIGHT.items()},
     "padding that is ignored": lambda: tagged(Tagger(), nn.CrossEntropyLoss(ignore_index=0)),
     "no padding": lambda: tagged(Tagger(), CE, ids=torch.randint(0, 20, (8, 12))),

@@ -103,24 +103,3 @@ class Averaged(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(F.relu(self.fc(x)).sum(1) / float(x.shape[1]))
-
-
-def llama() -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    """Projections without bias: their weights lose their names."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=100, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, use_cache=False,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval(), {"input_ids": torch.randint(1, 100, (8, 10))}
-
-
-def gpt2() -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    """A table of embeddings that is the last layer's weight as well."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
-        vocab_size=100, n_embd=32, n_layer=2, n_head=4, n_positions=32, use_cache=False
-    )
-    return GPT2LMHeadModel(config).eval(), {"input_ids": torch.randint(1, 100, (8, 10))}

@@ -118,3 +118,18 @@ class Bare(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(x)
+
+
+class Convolutional(nn.Module):
+    """Two blocks with batch norm; the bias before it has a gradient of nothing but rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.norm = nn.BatchNorm2d(8)
+        self.fc1 = nn.Linear(8 * 36, 32)
+        self.fc2 = nn.Linear(32, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.conv(x)))
+        return self.fc2(torch.relu(self.fc1(x.flatten(1))))

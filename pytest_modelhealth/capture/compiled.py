@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
@@ -15,8 +16,11 @@ from torch.utils import _pytree as pytree
 
 from pytest_modelhealth.capture.eager import is_compiled
 from pytest_modelhealth.capture.engine import Engine, Request
+from pytest_modelhealth.capture.observing.graphs import source_line
 from pytest_modelhealth.capture.observing.hooks import Hooks
+from pytest_modelhealth.capture.observing.layer import Layer
 from pytest_modelhealth.capture.observing.recorder import Recorder
+from pytest_modelhealth.capture.observing.tensors import holds_numbers
 from pytest_modelhealth.capture.step.run import run_step
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.report import Observation
@@ -66,14 +70,17 @@ def _compiled_copy(model: nn.Module) -> nn.Module:
     inside: set[nn.Module] = set()
     for module in compiled:
         if module not in inside:
-            _compile(memo[id(module)], _compiler(module))
+            _compile(module, memo[id(module)])
             inside.update(module.modules())
     return result
 
 
-def _compiler(module: nn.Module) -> Any:
-    """Return the context in which dynamo keeps what `torch.compile` was called with."""
-    context = getattr(module, "dynamo_ctx", None)
+_numbers = itertools.count()
+
+
+def _compile(module: nn.Module, copied: nn.Module) -> None:
+    """Compile a copy of `module`, its hooks included, as that was compiled."""
+    context: Any = getattr(module, "dynamo_ctx", None)  # in which dynamo keeps that
     if context is None:
         closure = getattr(module._compiled_call_impl, "__closure__", None) or ()
         contents = (cell.cell_contents for cell in closure)
@@ -83,39 +90,24 @@ def _compiler(module: nn.Module) -> Any:
             f"cannot tell how {type(module).__name__} was compiled with torch {torch.__version__}; "
             'leave out compiled="observe" to inspect it as it runs uncompiled'
         )
-    return context
-
-
-def _backend(callback: Any) -> Any:
-    """Return what `torch.compile` was given as backend, out of what dynamo wraps around it."""
-    # the second name is that of torch 2.8
+    backend = context.callback
+    # out of what dynamo wraps around it; the second name is that of torch 2.8
     for name in ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable"):
-        while hasattr(callback, name):
-            callback = getattr(callback, name)
-    return callback
-
-
-_numbers = itertools.count()
-
-
-def _compile(module: nn.Module, context: Any) -> None:
-    """Compile `module`, its hooks included, as `context` says."""
-    backend = _backend(context.callback)
+        while hasattr(backend, name):
+            backend = getattr(backend, name)
 
     def compile_and_note_lines(graph: fx.GraphModule, inputs: Any, **options: Any) -> Any:
-        from pytest_modelhealth.capture.observing.operators import note_lines
-
-        note_lines(graph.graph)
+        _note_lines(graph.graph)
         return backend(graph, inputs, **options)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return module._call_impl(*args, **kwargs)
+        return copied._call_impl(*args, **kwargs)
 
     # what dynamo learns of shapes it keeps by the name of the code, and the code it makes by the
     # code object
     code = call.__code__.replace(co_name=f"inspected_{next(_numbers)}")
     function = FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
-    vars(module)["_compiled_call_impl"] = torch.compile(
+    vars(copied)["_compiled_call_impl"] = torch.compile(
         function,
         backend=compile_and_note_lines,
         dynamic=getattr(context, "_dynamic", None),
@@ -125,8 +117,6 @@ def _compile(module: nn.Module, context: Any) -> None:
 @contextmanager
 def _observed(recorder: Recorder) -> Iterator[Hooks]:
     """Let `recorder` see every layer of its modules by operators that are compiled with them."""
-    from pytest_modelhealth.capture.observing.operators import Listener, listening
-
     hooks = Hooks(recorder)
     layers = list(recorder.by_module.values())
     clock = torch.zeros((), dtype=torch.int64)
@@ -137,11 +127,21 @@ def _observed(recorder: Recorder) -> Iterator[Hooks]:
             handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
             handles.append(module.register_forward_hook(after, with_kwargs=True))
     try:
-        with listening(Listener(hooks, layers)):
-            yield hooks
+        with _lock:  # runs in several threads wait for one another
+            _listeners.append((hooks, layers))
+            try:
+                yield hooks
+            finally:
+                _listeners.pop()
     finally:
         for handle in handles:
             handle.remove()
+    for layer in layers:
+        if layer.calls and not layer.returned_own and not layer.unsupported:
+            layer.unsupported = (
+                "its output holds no floating-point tensor, or nothing uses it and the optimised "
+                "code does not compute it"
+            )
 
 
 def _layer_hooks(index: int, clock: Tensor) -> tuple[Callable[..., None], Callable[..., Any]]:
@@ -167,5 +167,120 @@ def _layer_hooks(index: int, clock: Tensor) -> tuple[Callable[..., None], Callab
 
     return before, after
 
+
+# What the operators show; they are given the number of a layer. They know no run: a graph that knew
+# one could not be taken from a compiler's cache.
+
+_lock = threading.RLock()
+_listeners: list[tuple[Hooks, list[Layer]]] = []
+
+
+def _tell(take: Callable[..., None], layer: int, *arguments: Any) -> None:
+    """Pass on what an operator sees; an error of ours must not reach the graph."""
+    if _listeners:
+        hooks, layers = _listeners[-1]
+        try:
+            take(hooks, layers[layer], *arguments)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is ours
+            hooks.recorder.fail(layers[layer], error)
+
+
+def _take_input(hooks: Hooks, layer: Layer, value: Tensor, begins: bool) -> None:
+    recorder = hooks.recorder
+    if begins:
+        recorder.enter(layer)
+    recorder.forget()
+    recorder.add_input(layer, value)
+
+
+def _take_output(
+    hooks: Hooks, layer: Layer, value: Tensor, begins: bool, requires_grad: bool
+) -> None:
+    recorder = hooks.recorder
+    if begins:
+        recorder.enter(layer)
+    if holds_numbers(value):
+        recorder.note_returned(layer, requires_grad or value.requires_grad)
+        recorder.forget()
+        recorder.complete(layer)
+        recorder.add_output(layer, value, recorder.unit_dimension(layer.kind, value))
+
+
+def _take_gradient(hooks: Hooks, layer: Layer, gradient: Tensor) -> None:
+    if "gradients" in layer.roles and hooks.takes_gradients([layer]):
+        dimension = hooks.recorder.unit_dimension(layer.kind, gradient)
+        hooks.recorder.add_gradient([layer], gradient, dimension)
+
+
+def _take_line(hooks: Hooks, layer: Layer, line: str) -> None:
+    layer.source = layer.source or line
+
+
+def _note_lines(graph: fx.Graph) -> None:
+    """Note the line of the user's code that calls each layer that a graph shows by operators.
+
+    Behind a break of the graph, the hooks of several layers may share one graph, which is given the
+    number of the layer: those lines stay unknown.
+    """
+    for node in graph.nodes:
+        index = next((value for value in node.args if type(value) is int), None)
+        if node.target in _SHOWN and index is not None:
+            _tell(_take_line, index, source_line(node.meta.get("stack_trace")))
+
+
+def _is_recomputation() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
+@torch.library.custom_op("modelhealth::see_input", mutates_args=("clock",))
+def see_input(value: Tensor, clock: Tensor, layer: int, begins: bool) -> None:
+    """See one tensor that a layer is called with; `begins` says that it is the call's first.
+
+    The write to `clock`, any integer tensor, keeps a compiler from dropping the call.
+    """
+    clock.add_(1)
+    if not _is_recomputation():
+        _tell(_take_input, layer, value, begins)
+
+
+@torch.library.custom_op("modelhealth::see_output", mutates_args=())
+def see_output(value: Tensor, layer: int, begins: bool, requires_grad: bool) -> Tensor:
+    """Return a copy of one tensor that a layer returned, and see it and its gradient.
+
+    `begins` says that the call showed no input; `requires_grad` says of `value` what does not show
+    below autograd.
+    """
+    if not _is_recomputation():
+        _tell(_take_output, layer, value, begins, requires_grad)
+    return value.clone()
+
+
+@torch.library.custom_op("modelhealth::see_gradient", mutates_args=())
+def see_gradient(gradient: Tensor, layer: int) -> Tensor:
+    """Return a copy of the gradient with respect to an output of a layer, and see it."""
+    _tell(_take_gradient, layer, gradient)
+    return gradient.clone()
+
+
+see_input.register_fake(lambda value, clock, layer, begins: None)
+see_output.register_fake(lambda value, layer, begins, requires_grad: torch.empty_like(value))
+see_gradient.register_fake(lambda gradient, layer: torch.empty_like(gradient))
+
+
+def _remember_layer(ctx: Any, inputs: tuple[Tensor, int, bool, bool], output: Tensor) -> None:
+    ctx.layer = inputs[1]
+
+
+def _pass_gradient(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+    return torch.ops.modelhealth.see_gradient(gradient, ctx.layer), None, None, None
+
+
+see_output.register_autograd(_pass_gradient, setup_context=_remember_layer)
+
+_SHOWN = {
+    function
+    for packet in (torch.ops.modelhealth.see_input, torch.ops.modelhealth.see_output)
+    for function in (packet, packet.default)
+}
 
 KINDS = (CompiledEngine,)

@@ -6,7 +6,7 @@ import copy
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import UninitializedBuffer
 
 from pytest_modelhealth.capture.engine import Engine, Request
@@ -58,7 +58,10 @@ class EagerEngine(Engine):
             )
         if state.lazy:
             notes.append("the model is lazy: a copy was inspected, the model is not initialised")
-            model = _copy_of_lazy(model, state.lazy)
+            # torch itself cannot copy buffers that are not initialised
+            buffers = [one for one in state.lazy if isinstance(one, UninitializedBuffer)]
+            memo = {id(b): UninitializedBuffer(device=b.device, dtype=b.dtype) for b in buffers}  # type: ignore[call-arg]
+            model = copy.deepcopy(model, memo)
             state = State(model)
         if request.backward is None and stop_gradients(state.modules):
             notes.append("no gradient flows through quantised layers: the forward pass alone ran")
@@ -69,18 +72,6 @@ class EagerEngine(Engine):
 def is_compiled(module: nn.Module) -> bool:
     """Whether `torch.compile` made this module, or `module.compile()` was called."""
     return module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
-
-
-def _copy_of_lazy(model: nn.Module, lazy: list[Tensor]) -> nn.Module:
-    """Return a deep copy; torch itself cannot copy buffers that are not initialised."""
-    memo = {
-        id(buffer): UninitializedBuffer(  # type: ignore[call-arg]
-            device=buffer.device, dtype=buffer.dtype
-        )
-        for buffer in lazy
-        if isinstance(buffer, UninitializedBuffer)
-    }
-    return copy.deepcopy(model, memo)
 
 
 class LightningEngine(EagerEngine):

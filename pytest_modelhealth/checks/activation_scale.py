@@ -34,12 +34,12 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     """Yield the layers where activations begin to grow too large, or fade, if they do."""
     inner = {r.name: r for r in leaves(observation) if _is_judged(r.activations)}
     bases = _bases(observation, inner)
-    found = list(_grown(observation, settings, inner, bases))
-    yield from found or _stream(observation, settings, inner, bases)
+    grown = list(_grown(observation, settings, inner, bases))
+    yield from grown or _stream(observation, settings, inner, bases)
     yield from _faded(observation, settings, inner, bases)
 
 
-_Records = dict[str, "LayerRecord"]
+_Records = dict[str, LayerRecord]
 
 
 def _bases(observation: Observation, inner: _Records) -> dict[str, float]:
@@ -103,14 +103,11 @@ def _stream(
     observation: Observation, settings: Settings, inner: _Records, bases: dict[str, float]
 ) -> Iterator[Finding]:
     """Yield where a residual stream begins to grow that normalisations hide."""
-    given = {
-        name: _rms(record.inputs)
-        for name, record in inner.items()
-        if record.type_name in having("normalization") and _is_judged(record.inputs)
-    }
+    norms = [r for r in inner.values() if r.type_name in having("normalization")]
+    given = {r.name: r.inputs.rms for r in norms if r.inputs and _is_judged(r.inputs)}
     name = max(given, key=lambda layer: given[layer] / bases[layer], default="")
-    limit, growth = settings.limit("max_activation_growth", name), given.get(name, 0.0)
-    growth /= bases.get(name, 1.0)
+    limit = settings.limit("max_activation_growth", name)
+    growth = given.get(name, 0.0) / bases.get(name, 1.0)
     if growth <= limit.value**2:
         return
     way = way_to(name, nearest(observation, given))

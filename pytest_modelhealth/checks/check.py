@@ -1,4 +1,4 @@
-"""`Check`: one invariant, and which of them there are: those of a folder, and a project's own.
+"""`Check`: one invariant, and which of them there are: those of a catalogue, and a project's own.
 
 A project's own check is a subclass too, registered by the hook ``pytest_modelhealth_checks`` or
 given to an inspector.
@@ -6,13 +6,11 @@ given to an inspector.
 
 from __future__ import annotations
 
-import importlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from functools import cached_property, partial
 from inspect import isabstract
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -222,23 +220,6 @@ class Catalogue(dict[str, Listed]):
         runs = run or self._shared["runs"] or f"checks.{name}:findings"
         own = {"name": name, "rank": rank, "summary": summary, "runs": runs}
         self[name] = type(name, (Listed,), {**self._shared, **own, **row})()
-
-
-def checks_in(package: str, folder: Path) -> tuple[Check, ...]:
-    """Return one of each check that a file of a folder defines, the gravest first.
-
-    Args:
-        package: the name that the folder is imported by.
-        folder: where it lies.
-    """
-    modules = [importlib.import_module(f"{package}.{p.stem}") for p in folder.glob("[!_]*.py")]
-    return by_rank(
-        defined()
-        for module in modules
-        for defined in vars(module).values()
-        if isinstance(defined, type) and defined.__module__ == module.__name__
-        if issubclass(defined, Check) and not isabstract(defined)
-    )
 
 
 def by_rank(checks: Iterable[Check]) -> tuple[Check, ...]:

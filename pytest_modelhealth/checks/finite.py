@@ -11,7 +11,7 @@ from pytest_modelhealth.checks.facts import called, completed, flow_of, innermos
 from pytest_modelhealth.checks.paths import BREAKING, UNDERIVABLE, first_of, named
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, Flow, LayerRecord, Observation
-from pytest_modelhealth.report.ranks import named_ranks
+from pytest_modelhealth.report.parts import named_ranks
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import dotted, is_inside
 from pytest_modelhealth.statistics import TensorStatistics
@@ -19,21 +19,16 @@ from pytest_modelhealth.statistics import TensorStatistics
 FINITE = CHECKS["finite"]
 
 
-Bad = Callable[["TensorStatistics | None"], bool]
-Kinds = Sequence[frozenset[str]]
+Bad = Callable[[TensorStatistics | None], bool]
 
 
 def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     """Yield one violation for each layer where non-finite values begin."""
-    state = list(_state(observation))
-    forward = list(_forward(observation, {violation.layer for violation in state}))
-    if state or forward:
-        yield from state
-        yield from forward
-    elif not math.isfinite(observation.loss or 0.0):
-        yield _loss(observation)
-    else:
-        yield from _backward(observation)
+    found = list(_state(observation))
+    found += _forward(observation, {violation.layer for violation in found})
+    if not found and observation.loss is not None and not math.isfinite(observation.loss):
+        found = [_loss(observation, observation.loss)]
+    yield from found or _backward(observation)
 
 
 def _is_nan_or_positive_inf(statistics: TensorStatistics | None) -> bool:
@@ -70,8 +65,8 @@ def _forward(observation: Observation, explained: set[str]) -> Iterator[Finding]
     is_bad: Bad = _is_nan_or_positive_inf
     if not any(is_bad(record.activations) for record in called(observation)):
         is_bad = is_bad if math.isfinite(observation.loss or 0.0) else _is_not_finite
-    root, flow = observation.layers.get(""), flow_of(observation)
-    if root is not None and is_bad(root.inputs) and root.inputs is not None:
+    root, flow = observation.layers[""], flow_of(observation)
+    if root.inputs is not None and is_bad(root.inputs):
         cause = "the batch itself holds them: look at the data, not at the model"
         yield _violation(observation, root, "inputs", root.inputs, cause)
         return
@@ -87,7 +82,7 @@ def _forward(observation: Observation, explained: set[str]) -> Iterator[Finding]
             causes.setdefault(place if shows else record.name, cause)
             reached |= {record.name, *flow.reach(record.name)}
     if bad and not (causes or explained):  # inputs unwatched: the first to return
-        causes[bad[0].name] = _forward_cause(bad[0], observation)
+        causes[bad[0].name] = _forward_cause(bad[0])
     for name, cause in causes.items():
         record = observation.layers[name]
         if record.activations is not None:
@@ -103,34 +98,22 @@ def _origin(record: LayerRecord, observation: Observation, is_bad: Bad) -> tuple
     given, flow = record.inputs, flow_of(observation)
     first_in, first_out = (record.nonfinite_calls.get(r) for r in ("inputs", "activations"))
     is_first = first_in is not None and first_out is not None and first_out < first_in
-    is_good = is_first or (given is not None and not is_bad(given))
     is_inner = not any(is_inside(name, record.name) for name in observation.layers)
-    sources = flow.producers(record.name) if is_inner else ()
-    known = [observation.layers[name] for name in sources if name in observation.layers]
-    before = None
-    if not any(r.activations is None or is_bad(r.activations) for r in known):
-        ways = [(source, record.name) for source in sources]
-        if not is_good:
-            before = next(_made_between(ways, observation, BREAKING), None)
-        elif (
-            given is not None
-            and given.negative_inf_count
-            and record.activation not in having("softmax")
-        ):
-            before = next(_made_between(ways, observation, BREAKING[:1]), None)
-            makers = [r for r in known if _is_not_finite(r.activations)]
-            if before is None and makers and not _is_not_finite(makers[0].inputs):
-                before = (makers[0].name, _forward_cause(makers[0], observation))
-    if before is not None or not is_good:
-        return before
+    before = [(name, record.name) for name in flow.producers(record.name)] if is_inner else []
+    if not is_first and (given is None or is_bad(given)):
+        return next(_made_between(before, observation, BREAKING), None)
+    is_masked = bool(given and given.negative_inf_count)
+    if is_masked and record.activation not in having("softmax"):
+        for made in _made_between(before, observation, BREAKING[:1]):
+            return made
     ends = () if is_inner else flow.consumers(record.name)
     ways = [(source, end) for end in ends for source in flow.producers(end)]
     own = (way for way in _made_between(ways, observation, BREAKING) if way[0] == record.name)
-    return next(own, (record.name, _forward_cause(record, observation)))
+    return next(own, (record.name, _forward_cause(record)))
 
 
 def _made_between(
-    ways: list[tuple[str, str]], observation: Observation, kinds: Kinds
+    ways: list[tuple[str, str]], observation: Observation, kinds: Sequence[frozenset[str]]
 ) -> Iterator[tuple[str, str]]:
     """Yield the layers whose forward may make bad values between two others, and how."""
     flow = flow_of(observation)
@@ -148,10 +131,9 @@ def _made_between(
 _GIVEN = "what it is given lies"
 
 
-def _forward_cause(record: LayerRecord, observation: Observation) -> str:
+def _forward_cause(record: LayerRecord) -> str:
     out, given, reach = record.activations, record.inputs, _reach(record.inputs)
-    has_masks = given is not None and given.negative_inf_count > 0
-    if record.activation in having("softmax") and has_masks:
+    if record.activation in having("softmax") and given and given.negative_inf_count:
         return "a row of its input is nothing but -inf: every position is masked"
     if out is not None and out.inf_count and out.dtype == "float16":
         return f"float16 ends at 65504{reach}: scale down, or use bfloat16 or float32 here"
@@ -167,8 +149,8 @@ def _reach(statistics: TensorStatistics | None, what: str = "its inputs lie") ->
     return f" ({what} in [{statistics.min:.3g}, {statistics.max:.3g}])"
 
 
-def _loss(observation: Observation) -> Finding:
-    root, flow, loss = observation.layers[""], flow_of(observation), observation.loss
+def _loss(observation: Observation, loss: float) -> Finding:
+    root, flow = observation.layers[""], flow_of(observation)
     sources = flow.producers("loss") if flow.graph.loss is not None else ()
     passed = [made for source in sources for made in flow.operations(source, "loss")]
     risky = first_of(list(dict.fromkeys(passed)), *BREAKING[:2])
@@ -176,7 +158,7 @@ def _loss(observation: Observation) -> Finding:
     return FINITE.violation(
         root,
         f"the loss is {loss}{alone} although every activation is finite",
-        value=math.nan if loss is None else loss,
+        value=loss,
         role="loss",
         cause=f"the loss function{f' ({named(risky)})' if risky else ''}: log(0), a division by "
         f"an empty mask, or labels out of range{_reach(root.activations, 'outputs lie')}",
@@ -223,14 +205,11 @@ def _maker(
     if source == record.name and role == "parameter_gradients":
         return (source,), "its own backward makes them: the gradients that reach it are finite"
     takers = flow.consumers(source)
-    passed = [o for o in flow.operations(source, *takers) if o.live]
-    makers: Collection[object]
-    if makers := (risky := first_of(passed, *UNDERIVABLE)):
+    makers: Collection[object] = [name for name in takers if name not in ("output", "loss")]
+    what = " or ".join([repr(name) for name in makers][:2]) or "the loss"
+    if risky := first_of([o for o in flow.operations(source, *takers) if o.live], *UNDERIVABLE):
         taker = next(name for name in takers if risky[0] in flow.operations(source, name))
-        what = f"{named(risky)}, between {source} and {taker},"
-    else:
-        makers = [name for name in takers if name not in ("output", "loss")]
-        what = " or ".join(map(repr, makers[:2])) or "the loss"
+        makers, what = risky, f"{named(risky)}, between {source} and {taker},"
     given = record.activations if source == record.name else None
     return makers, (
         f"the backward of {what} makes them: the derivative of sqrt, norm, pow or log is "
@@ -295,9 +274,9 @@ def _affected(
     observation: Observation, culprit: LayerRecord, behind: Collection[str] | None = None
 ) -> Iterator[str]:
     """Yield the other layers that show what came of this one; of gradients, those `behind` it."""
-    flow = flow_of(observation)
-    is_forward = behind is None and culprit.name in flow
-    reached = flow.reach(culprit.name) if is_forward else frozenset()
+    flow, reached = flow_of(observation), frozenset[str]()
+    if behind is None and culprit.name in flow:
+        reached = flow.reach(culprit.name)
     for record in called(observation):
         shows = record.name in reached and _is_not_finite(record.activations)
         if behind is None or record.name in behind:

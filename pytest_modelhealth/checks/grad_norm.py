@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import cached_property
-from itertools import pairwise, takewhile
+from itertools import pairwise
 
 from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.facts import (
@@ -41,29 +41,14 @@ from pytest_modelhealth.statistics import TensorStatistics
 
 GRAD_NORM = CHECKS["grad_norm"]
 
-_STEEPEST = {"sigmoid": 0.25, "hardsigmoid": 1 / 6}
-"""The largest slope of those that shrink a gradient wherever their inputs lie."""
-_FEWEST_LAYERS = 4
-_FEWEST_SIGMOIDS = 6
-_CHAIN_RATIO = 1e-4
-"""AutoTrainer's first layer by its last is 1e-3, with a norm of 1e-4."""
 _SMALLEST_WEIGHT_RMS = 0.01
-_NEXT_TO_ZERO = 1e-6
-_FAR_TARGETS = 100.0
-_LEAST_SINGLE_CHANGE = math.log(1e3)
-_LARGE_AT_THE_OUTPUT = 100.0
-"""A mean of errors around one sends less than one."""
-_VALUES = 2
-"""The place of the values among the operands of fused attention."""
-_GREAT = 10.0
-"""The gain of weights that magnify; He et al. (2015) start at 1.41."""
 
 
 class _Walk:
     """The gradients of one run: each beside its weights, and where most of it came from."""
 
     def __init__(self, observation: Observation) -> None:
-        self.observation = observation
+        self.observation, self.flow = observation, flow_of(observation)
         self.records = [  # with finite gradients; the others are `finite`'s
             record
             for record in called(observation)
@@ -74,8 +59,7 @@ class _Walk:
 
     @cached_property
     def _near(self) -> dict[str, tuple[float, str]]:
-        layers = [r for r in self.records if r.gradients and r.gradients.rms > 0.0]
-        arrived = {r.name: r.gradients.rms for r in layers if r.gradients}
+        arrived = {r.name: r.gradients.rms for r in self.records if r.gradients is not None}
         return nearest(self.observation, arrived, back=True, by="gradient")
 
     def way(self, layer: str) -> list[LayerRecord]:
@@ -84,18 +68,37 @@ class _Walk:
 
     def sigmoids(self, layer: str) -> list[LayerRecord]:
         """Return the functions of little slope that lie between a layer and the end of its way."""
-        if not self._steep:
-            return []
-        flow, way = flow_of(self.observation), self.way(layer)
-        names = flow.reach(layer, by="gradient") & flow.feeding(way[-1].name, by="gradient")
-        return [record for record in self._steep if record.name in names]
-
-    @cached_property
-    def _steep(self) -> list[LayerRecord]:
-        flow = flow_of(self.observation)
+        end = self.way(layer)[-1].name
+        names = self.flow.reach(layer, by="gradient") & self.flow.feeding(end, by="gradient")
         steep = (r for r in called(self.observation) if r.activation in _STEEPEST)
         # past a gate leads another way
-        return [r for r in steep if r.name not in flow or not flow.gate(r.name)]
+        return [r for r in steep if r.name in names and not self.flow.gate(r.name)]
+
+
+def _relative_gradient(record: LayerRecord) -> float:
+    """Return the layer's gradient relative to its weights, both as root mean squares.
+
+    Weights near zero (a zero-initialised output, a fresh adapter) have no scale of their own and
+    count as 0.01.
+    """
+    names = [name for name in trainable(record) if name in record.parameter_gradients]
+    gradients = _rms([record.parameter_gradients[name] for name in names])
+    weights = _rms([record.parameters[name] for name in names])
+    return gradients / max(weights, _SMALLEST_WEIGHT_RMS)
+
+
+def _rms(statistics: list[TensorStatistics]) -> float:
+    count = sum(s.finite_count for s in statistics)
+    return math.sqrt(math.fsum(s.norm**2 for s in statistics) / count) if count else 0.0
+
+
+def _norm(record: LayerRecord, observation: Observation) -> float:
+    """Return the L2 norm of the gradients of a layer's own parameters.
+
+    Over several batches it is the root mean square of theirs.
+    """
+    gradients = record.parameter_gradients.values()
+    return math.sqrt(math.fsum(s.norm**2 for s in gradients) / observation.batches)
 
 
 def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
@@ -109,9 +112,9 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
                 message = f"gradient norm {norm:.3g} is {word} {limit.value:g}"
                 why = _what_makes_it(record, observation)
                 yield GRAD_NORM.violation(record, message, value=norm, limit=limit, cause=why)
-    yield from _singular(walk, settings)
-    vanished = list(_vanishing(walk, settings))
-    yield from vanished or _unmoving(walk)
+    exploding = list(_exploding(walk, settings))
+    yield from list(_singular(walk, bool(exploding))) or exploding
+    yield from list(_vanishing(walk, settings)) or _unmoving(walk)
 
 
 def _what_makes_it(record: LayerRecord, observation: Observation) -> str:
@@ -125,6 +128,13 @@ def _what_makes_it(record: LayerRecord, observation: Observation) -> str:
     )
 
 
+# ---- gradients that explode ---------------------------------------------------------------------
+
+_FAR_TARGETS = 100.0
+_LARGE_AT_THE_OUTPUT = 100.0
+"""A mean of errors around one sends less than one."""
+
+
 def _exploding(walk: _Walk, settings: Settings) -> Iterator[Finding]:
     """Compare each layer's gradient with its own weights.
 
@@ -132,7 +142,7 @@ def _exploding(walk: _Walk, settings: Settings) -> Iterator[Finding]:
     normalisation makes of weights that start near zero: tokens of a vision transformer, embeddings
     of RWKV. What the loss sends back so large, in small units or times a scale, grows in no layer.
     """
-    observation, flow, layers = walk.observation, flow_of(walk.observation), walk.observation.layers
+    observation, layers = walk.observation, walk.observation.layers
     large = [
         record.name
         for record in sorted(walk.records, key=completed)
@@ -141,14 +151,12 @@ def _exploding(walk: _Walk, settings: Settings) -> Iterator[Finding]:
     if not large:
         return
     way = walk.way(large[0])
-    names = {record.name for record in way}
-    around = {*names, *flow.feeding(large[0])}
-    around.update(r.name for r in walk.records if is_inside(r.name, large[0]))
+    around = {record.name for record in way} | walk.flow.feeding(large[0])
+    around |= {r.name for r in walk.records if is_inside(r.name, large[0])}
     if 2 * len(around.intersection(large)) < len(around.intersection(walk.ratios)):
         return
     worst = layers[max(large, key=lambda name: walk.ratios[name])]
     ratio, limit = walk.ratios[worst.name], settings.limit("exploding_ratio", worst.name)
-    grown = ratio / (walk.ratios[(way or [worst])[-1].name] or math.inf)
     gain, culprit, asked = _dominant_gain(way, grows=True), worst, _far_targets(observation)
     message = f"its gradient is {ratio:.3g} times as large as its weights (root mean square)"
     cause = asked or _what_makes_it(worst, observation)
@@ -156,7 +164,7 @@ def _exploding(walk: _Walk, settings: Settings) -> Iterator[Finding]:
         size, before, culprit = gain
         message = f"the gradient grows {size:.3g} times on its way back through it"
         cause = _why_it_changes(observation, before, culprit, "magnifies")
-    elif not asked and _is_of_the_loss(observation) and grown <= limit.value:
+    elif not asked and _is_of_the_loss(observation):
         return
     yield GRAD_NORM.violation(
         culprit,
@@ -173,9 +181,7 @@ def _far_targets(observation: Observation) -> str:
     """Say that the loss asks for outputs far larger than the model gives, if it does."""
     for call in observation.loss_calls:
         given, asked = call.input, call.target
-        if given is None or asked is None or call.classes or not asked.finite_count:
-            continue
-        if asked.rms > _FAR_TARGETS * max(given.rms, 1.0):
+        if given and asked and asked.rms > _FAR_TARGETS * max(given.rms, 1.0) and not call.classes:
             return (
                 f"the targets have a root mean square of {asked.rms:.3g}, the outputs "
                 f"{given.rms:.3g}: standardise the targets"
@@ -186,7 +192,7 @@ def _far_targets(observation: Observation) -> str:
 def _is_of_the_loss(observation: Observation) -> bool:
     """Whether gradients are large before any layer."""
     sent = observation.layers[""].gradients
-    return sent is not None and sent.finite_count > 0 and sent.norm > _LARGE_AT_THE_OUTPUT
+    return sent is not None and sent.norm > _LARGE_AT_THE_OUTPUT
 
 
 _SINGULAR = 1e8
@@ -194,27 +200,24 @@ _SINGULAR = 1e8
 _LEAST_JUMP = 1e3
 
 
-def _singular(walk: _Walk, settings: Settings) -> Iterator[Finding]:
-    """Yield where a gradient begins that is singular, else those that explode.
+def _singular(walk: _Walk, is_exploding: bool) -> Iterator[Finding]:
+    """Yield where a gradient begins that is singular: by a root, norm or quotient near zero.
 
-    That is where it jumps first on the way back: by a root, norm or quotient near zero.
+    That is where it jumps first on the way back.
     """
-    observation, flow = walk.observation, flow_of(walk.observation)
+    observation = walk.observation
     norms = {record.name: _norm(record, observation) for record in walk.records}
     over = [record for record in walk.records if norms[record.name] > _SINGULAR]
-    exploding = list(_exploding(walk, settings))
     if not over:
-        yield from exploding
         return
     last = max(over, key=completed)
-    way = walk.way(last.name) or [last]
+    way = walk.way(last.name)
     sizes = [0.0 if r.gradients is None else r.gradients.rms for r in way]
     jumps = [n for n in range(len(way) - 1) if sizes[n] > _LEAST_JUMP * sizes[n + 1] > 0.0]
     culprit = way[jumps[-1]] if jumps else last
     ends = (culprit.name, way[jumps[-1] + 1].name) if jumps else (way[-1].name, "output", "loss")
-    risky = first_of([v for v in flow.operations(*ends) if v.live], EDGED, QUOTIENTS)
-    if not risky and (exploding or _is_of_the_loss(observation)):
-        yield from exploding
+    risky = first_of([v for v in walk.flow.operations(*ends) if v.live], EDGED, QUOTIENTS)
+    if not risky and (is_exploding or _is_of_the_loss(observation)):
         return
     why = f"the backward of {named(risky)}: its derivative has no end where it is near zero"
     if not risky:
@@ -231,6 +234,17 @@ def _singular(walk: _Walk, settings: Settings) -> Iterator[Finding]:
     )
 
 
+# ---- gradients that vanish ----------------------------------------------------------------------
+
+_STEEPEST = {"sigmoid": 0.25, "hardsigmoid": 1 / 6}
+"""The largest slope of those that shrink a gradient wherever their inputs lie."""
+_FEWEST_LAYERS = 4
+_FEWEST_SIGMOIDS = 6
+_CHAIN_RATIO = 1e-4
+"""AutoTrainer's first layer by its last is 1e-3, with a norm of 1e-4."""
+_NEXT_TO_ZERO = 1e-6
+
+
 def _vanishing(walk: _Walk, settings: Settings) -> Iterator[Finding]:
     """Compare each layer's gradient with the largest of the layers after it, on its way back.
 
@@ -240,11 +254,11 @@ def _vanishing(walk: _Walk, settings: Settings) -> Iterator[Finding]:
     gate; then they count as they will once it is open. Sigmoids take three quarters and more each,
     so that a fresh model behind many of them is held to a nearer limit.
     """
-    flow, parts = flow_of(walk.observation), _parts(walk)
+    flow, parts = walk.flow, _parts(walk)
     limits = _limits(walk, parts, settings)
     if len(parts) < _FEWEST_LAYERS or all(p >= limits[n].value for n, p in parts.items()):
         return
-    gates = _gates(walk, {n for n in parts if parts[n] >= math.sqrt(limits[n].value)})
+    gates = _gates(walk)
     opened = flow.sweep(
         lambda layer, came: min(gates.get(layer, 1.0), 1.0 if came is None else came),
         min,
@@ -256,24 +270,20 @@ def _vanishing(walk: _Walk, settings: Settings) -> Iterator[Finding]:
     fed = flow.sweep(lambda layer, came: came or layer in strong or None, max, by="gradient")
     starved = [r for r in sorted(walk.records, key=completed) if r.name in weak - fed.keys()]
     explained: set[str] = set()
-    past_scores = _past_scores(walk) if starved else set()
     for first in starved:
-        way = walk.way(first.name)
-        own = {first.name, *(dotted(first.name, name) for name in first.parameters)}
         weights = [s for s in trainable(first).values() if not is_scale(s.shape)]
         is_starting = all(s.rms <= _NEXT_TO_ZERO for s in weights)
-        if first.name in explained or is_starting or own.isdisjoint(past_scores):
+        if first.name in explained or is_starting:
             continue
-        if any(r.name in fed for r in takewhile(lambda r: r.name not in strong, way)):
-            continue  # it is part of a branch that has strong layers before it
         behind = {r.name for r in starved} & flow.reach(first.name, by="gradient")
         others = {r.name for r in starved} & {*behind, *flow.feeding(*behind)} - {first.name}
         explained |= others
-        culprit, message, cause = _where_it_vanished(walk, way, parts[first.name])
+        part = parts[first.name]
+        culprit, message, cause = _where_it_vanished(walk, walk.way(first.name), part)
         yield GRAD_NORM.violation(
             culprit,
             message,
-            value=parts[first.name],
+            value=part,
             limit=limits[first.name],
             cause=cause,
             affected=[r.name for r in starved if r.name in {first.name, *others} - {culprit.name}],
@@ -283,27 +293,21 @@ def _vanishing(walk: _Walk, settings: Settings) -> Iterator[Finding]:
 def _parts(walk: _Walk) -> dict[str, float]:
     """Return the gradient of each layer as a part of the largest of the layers after it."""
     ratios = {name: ratio for name, ratio in walk.ratios.items() if ratio > 0.0}
-    after = flow_of(walk.observation).sweep(
-        lambda layer, came: max(ratios.get(layer, 0.0), came or 0.0) or None,
-        max,
-        back=True,
-        by="gradient",
+    after = walk.flow.sweep(
+        lambda layer, came: max(ratios.get(layer, 0.0), came or 0.0), max, back=True, by="gradient"
     )
     return {name: ratio / max(ratio, after.get(name, 0.0)) for name, ratio in ratios.items()}
 
 
 def _limits(walk: _Walk, parts: dict[str, float], settings: Settings) -> dict[str, Limit]:
     """Return the least part of a gradient that each layer may get, nearer behind many sigmoids."""
-    flow, chained = flow_of(walk.observation), set[str]()
-    weak = [r.name for r in walk.records if parts.get(r.name, 1.0) < _CHAIN_RATIO]
-    is_normalised = weak and any("_norm" in v.function for v in flow.graph.vertices)
+    chained = set[str]()
+    weak = [name for name, part in parts.items() if part < _CHAIN_RATIO]
+    is_normalised = any("_norm" in v.function for v in walk.flow.graph.vertices)
     if weak and not is_normalised and not seems_trained(walk.observation):
         for name in weak:
-            sigmoids = [] if name in chained else walk.sigmoids(name)
-            if sum(record.calls for record in sigmoids) >= _FEWEST_SIGMOIDS:
-                way = walk.way(name)
-                is_gradual = _dominant_gain(way, grows=False) is None
-                chained.update(record.name for record in way if is_gradual)
+            if sum(record.calls for record in walk.sigmoids(name)) >= _FEWEST_SIGMOIDS:
+                chained.update(record.name for record in walk.way(name))
     near = Limit(_CHAIN_RATIO, "always")
     return {n: near if n in chained else settings.limit("vanishing_ratio", n) for n in parts}
 
@@ -315,25 +319,24 @@ def lost_behind_sigmoids(observation: Observation, settings: Settings) -> bool:
     return any(parts[n] < limit.value for n, limit in _limits(walk, parts, settings).items())
 
 
-def _past_scores(walk: _Walk) -> set[str]:
-    """Return what the loss asks for by another way than the scores of a softmax.
+def _gates(walk: _Walk) -> dict[str, float]:
+    """Return what part each gate that starts nearly closed lets through.
 
-    These get little where weights are nearly even, as in a fresh attention.
+    The gradient before a gate is small by its start alone, and grows with its first steps. It
+    scales a branch that is added to what goes past it, or is the end of the model.
     """
-    graph, layers = flow_of(walk.observation).graph, walk.observation.layers
-    weighted = {record.name: 1.0 for record in walk.records if linear_maps(record)}
-    inner = nearest(walk.observation, weighted, back=True)
-    met = {graph.loss}
-    for number in range(len(graph.vertices) - 1, -1, -1):  # operands come before what takes them
-        vertex = graph.vertices[number]
-        record = layers.get(vertex.name) if vertex.kind == "call" else None
-        is_fused = record is not None and "keys" in record.options
-        is_softmax = record is not None and record.activation == "softmax" and vertex.name in inner
-        for place, operand in enumerate(vertex.operands if number in met else ()):
-            is_score = is_softmax or (is_fused and place != _VALUES)
-            if vertex.passes_gradient(place) and not is_score:
-                met.add(operand)
-    return {graph.vertices[number].name for number in met if number is not None}
+    gates = dict[str, float]()
+    weighted = {r.name: 1.0 for r in called(walk.observation) if linear_maps(r)}
+    before_weights = nearest(walk.observation, weighted, back=True)
+    for record in walk.records:
+        parts = [s.rms for s in trainable(record).values() if is_scale(s.shape)]
+        parts += [max((m.scale_by_fan_out for m in linear_maps(record)), default=0.0)]
+        small = [part for part in parts if 0.0 < part < _SMALLEST_WEIGHT_RMS]
+        own = [dotted(record.name, name) for name in record.parameters]
+        is_added = any(map(walk.flow.is_added, (*enclosing(record.name), *own)))
+        if small and (is_added or record.name not in before_weights):
+            gates[record.name] = min(small)
+    return gates
 
 
 def _where_it_vanished(
@@ -349,57 +352,22 @@ def _where_it_vanished(
         message = f"the gradient shrinks to {size:.2g} of itself on its way back through it"
         return culprit, message, _why_it_changes(walk.observation, before, culprit, "shrinks")
     message = f"its gradient is {part:.2g} of that in the layers after it: it vanished"
-    weighted = [r for r in way if linear_maps(r) and r.gradients and r.gradients.rms]
     cause = "weights too small, saturated activations, no normalisation or no residual path"
     kinds = dict.fromkeys(str(r.activation) for r in walk.sigmoids(way[0].name))
     slopes = "".join(f", {kind} (a slope of {_STEEPEST[kind]:.3g} at most)" for kind in kinds)
-    if len(weighted) > 1:
-        first, last = weighted[0], weighted[-1]
-        change = _rms([last.gradients]) / (_rms([first.gradients]) or math.inf)
-        factor, count = change ** (1.0 / (len(weighted) - 1)), len(weighted) - 1
+    sizes = [r.gradients.rms for r in way if linear_maps(r) and r.gradients]
+    if len(sizes) > 1 and sizes[0]:
+        count = len(sizes) - 1
+        factor = (sizes[-1] / sizes[0]) ** (1.0 / count)
         cause = f"it shrinks {factor:.3g} times a layer over {count} layers{slopes}: {cause}"
     return way[0], message, cause
 
 
-def _why_it_changes(
-    observation: Observation, before: LayerRecord, layer: LayerRecord, verb: str
-) -> str:
-    """Say whether a layer's weights change what passes back through it, or what is around them."""
-    weights = _rms([s for n, s in layer.parameters.items() if n in trainable(layer)])
-    gains = [m.scale_by_fan_out for m in linear_maps(layer)]
-    if gains and not 1.0 / _GREAT < max(gains) < _GREAT:
-        return (
-            f"its weights (root mean square {weights:.3g}) are too "
-            f"{'large' if max(gains) > 1.0 else 'small'} for its width, with no normalisation "
-            "around it"
-        )
-    return (
-        f"what is computed between {before.label!r} and it {verb} what comes back: a factor, a "
-        "division, a root, or an activation that is flat for its inputs"
-        f"{factors(observation, [before.name], layer.name)}"
-    )
+# ---- what a step of the way makes of a gradient -------------------------------------------------
 
-
-def _gates(walk: _Walk, healthy: set[str]) -> dict[str, float]:
-    """Return what part each gate that starts nearly closed lets through.
-
-    The gradient before a gate is small by its start alone, and grows with its first steps: its own
-    is `healthy`. It scales a branch that is added to what goes past it, or is the end of the model.
-    """
-    observation, flow, gates = walk.observation, flow_of(walk.observation), dict[str, float]()
-    weighted = {r.name: 1.0 for r in called(observation) if linear_maps(r)}
-    before_weights = nearest(observation, weighted, back=True)
-    for record in walk.records:
-        parts = [s.rms for s in trainable(record).values() if is_scale(s.shape)]
-        parts += [max((m.scale_by_fan_out for m in linear_maps(record)), default=0.0)]
-        small = [part for part in parts if 0.0 < part < _SMALLEST_WEIGHT_RMS]
-        if not small or record.name not in healthy:
-            continue
-        own = [dotted(record.name, name) for name in record.parameters]
-        is_added = any(map(flow.is_added, (*enclosing(record.name), *own)))
-        if is_added or record.name not in before_weights:
-            gates[record.name] = min(small)
-    return gates
+_LEAST_SINGLE_CHANGE = math.log(1e3)
+_GREAT = 10.0
+"""The gain of weights that magnify; He et al. (2015) start at 1.41."""
 
 
 def _dominant_gain(
@@ -423,31 +391,22 @@ def _dominant_gain(
     return largest if change >= _LEAST_SINGLE_CHANGE and 2 * change >= total else None
 
 
-def _relative_gradient(record: LayerRecord) -> float:
-    """Return the layer's gradient relative to its weights, both as root mean squares.
-
-    Weights near zero (a zero-initialised output, a fresh adapter) have no scale of their own and
-    count as 0.01.
-    """
-    names = [name for name in trainable(record) if name in record.parameter_gradients]
-    gradients = _rms([record.parameter_gradients[name] for name in names])
-    weights = _rms([record.parameters[name] for name in names])
-    return gradients / max(weights, _SMALLEST_WEIGHT_RMS)
-
-
-def _rms(statistics: list[TensorStatistics | None]) -> float:
-    known = [s for s in statistics if s is not None]
-    count = sum(s.finite_count for s in known)
-    return math.sqrt(math.fsum(s.norm**2 for s in known) / count) if count else 0.0
-
-
-def _norm(record: LayerRecord, observation: Observation) -> float:
-    """Return the L2 norm of the gradients of a layer's own parameters.
-
-    Over several batches it is the root mean square of theirs.
-    """
-    gradients = record.parameter_gradients.values()
-    return math.sqrt(math.fsum(s.norm**2 for s in gradients) / observation.batches)
+def _why_it_changes(
+    observation: Observation, before: LayerRecord, layer: LayerRecord, verb: str
+) -> str:
+    """Say whether a layer's weights change what passes back through it, or what is around them."""
+    gains = [m.scale_by_fan_out for m in linear_maps(layer)]
+    if gains and not 1.0 / _GREAT < max(gains) < _GREAT:
+        return (
+            f"its weights (root mean square {_rms([*layer.parameters.values()]):.3g}) are too "
+            f"{'large' if max(gains) > 1.0 else 'small'} for its width, with no normalisation "
+            "around it"
+        )
+    return (
+        f"what is computed between {before.label!r} and it {verb} what comes back: a factor, a "
+        "division, a root, or an activation that is flat for its inputs"
+        f"{factors(observation, [before.name], layer.name)}"
+    )
 
 
 # ---- gradients that move nothing ----------------------------------------------------------------
@@ -467,12 +426,11 @@ def _unmoving(walk: _Walk) -> Iterator[Finding]:
     observation, root = walk.observation, walk.observation.layers[""]
     gradients = [s for record in walk.records for s in record.parameter_gradients.values()]
     largest = max((s.abs_max for s in gradients), default=0.0)
-    loss = observation.loss
+    loss, sent = observation.loss, root.gradients
     if not 0.0 < largest < _UNMOVING or loss is None:
         return
     # Near its end a loss is small beside its gradient, as a square is beside what was squared; a
     # factor makes both small. The losses of classes end with both: only a fresh model is judged.
-    sent = root.gradients
     is_scaled = sent is not None and 0.0 < sent.norm <= _MOST_BY_LOSS * abs(loss)
     is_fresh_alone = is_fresh(observation) and not seems_trained(observation)
     if abs(loss) <= _LEARNT and not (is_scaled and is_fresh_alone):

@@ -83,15 +83,22 @@ def _of_classes(call: LossCall, observation: Observation) -> Iterator[Finding]:
             "the targets are masked or padded everywhere: look at how they are built",
         )
     elif targets is not None and targets.tail not in (None, ignore):
-        # whoever takes the loss of each token may mask it afterwards
-        is_averaged = call.options.get("reduction") != "none" and targets.tail_share >= _PADDED
-        tables = [r for r in called(observation) if is_averaged and _pads(r, call)]
-        if tables:
+        # as many ids of a table are padding, known where that is 0, as targets are; whoever takes
+        # the loss of each token may mask it afterwards
+        share = targets.tail_share
+        tables = [
+            record
+            for record in called(observation)
+            if record.options.get("padding_idx") == 0 and (ids := record.inputs) is not None
+            if ids.count == targets.count
+            and math.isclose(ids.zero_count / ids.count, share, rel_tol=_ALIKE)
+        ]
+        if tables and share >= _PADDED and call.options.get("reduction") != "none":
             yield _fault(
-                f"{targets.tail_share:.0%} of the targets of {function} are padding: they end in "
+                f"{share:.0%} of the targets of {function} are padding: they end in "
                 f"{targets.tail}, as the ids of {tables[0].label!r} in its padding_idx, and are "
                 "not ignored",
-                targets.tail_share,
+                share,
                 f"pass ignore_index={targets.tail}, or replace padded targets by -100",
             )
     if function == "cross_entropy" and call.classes == 1:
@@ -100,17 +107,6 @@ def _of_classes(call: LossCall, observation: Observation) -> Iterator[Finding]:
             1.0,
             "one output for a yes or no: use binary_cross_entropy_with_logits",
         )
-
-
-def _pads(table: LayerRecord, call: LossCall) -> bool:
-    """Whether as many ids of a table are padding, known where that is 0, as targets are."""
-    ids, targets = table.inputs, call.targets
-    if ids is None or targets is None or ids.count != targets.count:
-        return False
-    is_counted = table.options.get("padding_idx") == 0
-    return is_counted and math.isclose(
-        ids.zero_count / ids.count, targets.tail_share, rel_tol=_ALIKE
-    )
 
 
 def _of_logits(call: LossCall, observation: Observation) -> Iterator[Finding]:
@@ -240,18 +236,17 @@ def _batch_softmax(observation: Observation, _: Settings) -> Iterator[Finding]:
     Pooling over a set (multiple instances, the nodes of a graph) gives one thing for all, or
     weights with nothing beside the set; a square of similarities is normalised either way.
     """
-    samples, root = _samples(observation), observation.layers.get("")
-    whole = None if root is None else root.activations
-    if samples < 2 or whole is None or whole.shape[:1] != (samples,):
+    samples = observation.samples // max(observation.batches, 1)
+    whole = observation.layers[""].activations
+    if whole is None or whole.shape[:1] != (samples,):
         return
     for record in called(observation):
-        shape = () if record.activations is None else record.activations.shape
         dimension = record.options.get("dim")
         if record.activation not in having("softmax") or not isinstance(dimension, int):
             continue
-        if len(shape) < 2 or dimension % len(shape) != 0 or shape[0] != samples:
-            continue
-        if shape[1] != samples and math.prod(shape[1:]) > 1:
+        shape = () if record.activations is None else record.activations.shape
+        is_over_samples = len(shape) > 1 and shape[0] == samples and dimension in (0, -len(shape))
+        if is_over_samples and shape[1] != samples and math.prod(shape[1:]) > 1:
             message = (
                 f"its {record.activation} runs along dimension 0, over the {samples} samples of "
                 "the batch"
@@ -279,8 +274,6 @@ def _path(observation: Observation, _: Settings) -> Iterator[Finding]:
     if path.reaches_output is False and observation.backward and not seen:
         message = "the loss does not depend on the output of the model"
         cause = "it is computed from something else, or from a copy without a graph"
-    elif path.sign < 0 and (loss or 0.0) < 0.0:
-        return  # `_negated` tells
     elif is_switched_off(observation):
         message = "the loss is multiplied by zero, and passes no gradient to the output"
         cause = "a loss weight of zero, or a mask that selects nothing"
@@ -304,11 +297,10 @@ def _path(observation: Observation, _: Settings) -> Iterator[Finding]:
 
 def is_switched_off(observation: Observation) -> bool:
     """Whether the loss is zero by a factor; a hinge may be zero because all samples satisfy it."""
-    path, gradient = observation.loss_path, observation.layers[""].gradients
+    path = observation.loss_path
     if observation.loss != 0.0 or path is None or not path.switched_off:
         return False
-    is_hinge = not having("hinge").isdisjoint(path.operations)
-    return not is_hinge and (gradient is None or gradient.abs_max == 0.0)
+    return having("hinge").isdisjoint(path.operations)
 
 
 def _negated(observation: Observation, _: Settings) -> Iterator[Finding]:
@@ -336,20 +328,15 @@ _LARGEST_COSINE = 128.0
 
 def _initial(observation: Observation, settings: Settings) -> Iterator[Finding]:
     for call in observation.loss_calls:
-        guess = _uniform_guess(call)
-        if guess is None or call.value is None or call.input is None:
+        guess, culprit = _uniform_guess(call), _culprit(call, observation)
+        given, out = culprit.inputs, culprit.activations
+        if guess is None or call.value is None or call.input is None or given is None or not out:
             continue
-        ratio, culprit = call.value / guess, _culprit(call, observation)
-        limit = settings.limit("max_initial_loss", culprit.name)
-        if ratio <= limit.value or not is_fresh(observation):
-            continue
+        ratio, limit = call.value / guess, settings.limit("max_initial_loss", culprit.name)
         # logits that are large by its inputs are not its doing; ids are no scale, as models that
         # are given them start from tables, whose values are about one
-        given, out = culprit.inputs, culprit.activations
-        usual = math.inf if given is None or not given.finite_count else 1.0
-        if given is not None and is_floating(given):
-            usual *= given.rms
-        if out is None or not out.rms > _MAGNIFIES * usual:
+        usual = given.rms if is_floating(given) else 1.0
+        if ratio <= limit.value or not out.rms > _MAGNIFIES * usual or not is_fresh(observation):
             continue
         if call.cosines and call.input.abs_max <= _LARGEST_COSINE:
             continue  # a scale that losses with a margin have
@@ -362,23 +349,19 @@ def _initial(observation: Observation, settings: Settings) -> Iterator[Finding]:
             reason = f"{message}, but {count} targets say little; give at least {_FEWEST_TARGETS}"
             yield LOSS.inconclusive(culprit, reason)
             continue
-        why = _why_large(culprit, call, usual)
+        bias = culprit.parameters.get("bias")
+        why = "its forward multiplies or sums up what comes in, or weights before it are too large"
+        if call.cosines:
+            why = f"cosines times {call.input.abs_max:.3g} or more: a temperature too small"
+        elif bias is not None and 2.0 * bias.rms > out.rms:
+            why = f"its bias is too large (up to {bias.abs_max:.3g})"
+        elif any(2.0 * m.scale * usual > out.rms for m in linear_maps(culprit)):
+            why = "its weights are too large"
         cause = (
             f"{why}; the logits have a root mean square of {call.input.rms:.3g} where about 1 is "
             "usual"
         )
         yield LOSS.violation(culprit, message, value=ratio, limit=limit, cause=cause)
-
-
-def _why_large(head: LayerRecord, call: LossCall, usual: float) -> str:
-    bias, out = head.parameters.get("bias"), head.activations
-    if call.cosines and call.input is not None:
-        return f"cosines times {call.input.abs_max:.3g} or more: a temperature too small"
-    if bias is not None and out is not None and 2.0 * bias.rms > out.rms:
-        return f"its bias is too large (up to {bias.abs_max:.3g})"
-    if any(out is not None and 2.0 * m.scale * usual > out.rms for m in linear_maps(head)):
-        return "its weights are too large"
-    return "its forward multiplies or sums up what comes in, or weights before it are too large"
 
 
 def _uniform_guess(call: LossCall) -> float | None:
@@ -401,10 +384,6 @@ def _culprit(call: LossCall, observation: Observation) -> LayerRecord:
     if makers:  # of several heads, that with these values
         return innermost(makers)[-1]
     return observation.layers.get(call.layer or "", observation.layers[""])
-
-
-def _samples(observation: Observation) -> int:
-    return observation.samples // max(observation.batches, 1)
 
 
 # ---- tasks --------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pytest_modelhealth.checks.catalogue import CHECKS
@@ -23,58 +23,39 @@ _SOURCES = frozenset({"constant", "parameter", "buffer"})
 def lost_states(observation: Observation, flow: Flow) -> Iterator[Finding]:
     """Yield cells that are called step by step, each time without a past, or a part of it."""
     for record in observation.layers.values():
-        if record.name not in flow or not _is_recurrent(record):
-            continue
-        calls = [call for call in flow.calls(record.name) if call.inputs]
+        calls = flow.calls(record.name) if record.name in flow and _is_recurrent(record) else ()
         if len(calls) < _FEWEST_STEPS or len({call.parent for call in calls}) > 1:
             continue
-        if _starts_anew(flow, calls):
-            how = "a state that no step made: nothing of what it returns comes back to it"
-        elif _starts_partly_anew(flow, calls):
-            how = "one of its states the same constant each time, while another is carried on"
-        else:
-            continue
-        yield WIRING.fault(
-            record,
-            f"it is called {len(calls)} times{at(calls[1].line)}, once a step, with {how}",
-            value=float(len(calls)),
-            cause="a state is not carried from step to step, so that nothing is remembered and the "
-            "weights of the state learn nothing: assign all that it returns (not `h, _ = cell(x, "
-            "(h, c))`) and pass it on",
-            independent=True,
-        )
+        if how := _how_states_are_lost(flow, calls):
+            yield WIRING.fault(
+                record,
+                f"it is called {len(calls)} times{at(calls[1].line)}, once a step, with {how}",
+                value=float(len(calls)),
+                cause="a state is not carried from step to step, so that nothing is remembered and "
+                "the weights of the state learn nothing: assign all that it returns (not `h, _ = "
+                "cell(x, (h, c))`) and pass it on",
+                independent=True,
+            )
 
 
-def _starts_anew(flow: Flow, calls: list[Call]) -> bool:
-    """Whether calls take one part of a sequence after the other, and nothing of each other."""
-    parts = {call.inputs[0] for call in calls}
+def _how_states_are_lost(flow: Flow, calls: Sequence[Call]) -> str:
+    """Return which states are constants in calls that take one part of a sequence each."""
+    parts, vertices = {call.inputs[0] for call in calls}, flow.graph.vertices
     # the parts of what has no graph look alike
-    kinds = {flow.graph.vertices[part].function for part in parts}
-    if len(parts) < len(calls) and kinds != {"unbind"}:
-        return False
-    is_one = len({flow.origins(part) for part in parts}) == 1
-    states = {number for call in calls for number in call.inputs[1:]}
-    if not is_one or not _made_of(flow, *states) <= _SOURCES:
-        return False
-    following = flow.after(*(output for call in calls for output in call.outputs))
-    return all(following.isdisjoint(call.inputs) for call in calls)
-
-
-def _starts_partly_anew(flow: Flow, calls: list[Call]) -> bool:
-    """Whether each call but the first gets one state of the call before, and a constant for one."""
-    later = [call.inputs[1:] for call in calls[1:]]
-    if {len(states) for states in later} != {2}:
-        return False
-    after = [flow.after(*call.outputs) for call in calls[:-1]]
-    carried = [
-        all(states[at] in made for made, states in zip(after, later, strict=True)) for at in (0, 1)
+    if len(parts) < len(calls) and {vertices[part].function for part in parts} != {"unbind"}:
+        return ""
+    states = [*zip(*(call.inputs[1:] for call in calls[1:]), strict=False)]
+    made = [flow.after(*call.outputs) for call in calls[:-1]]
+    carried = [all(n in after for n, after in zip(one, made, strict=True)) for one in states]
+    constant = [
+        {str(vertices[origin].kind) for origin in flow.origins(*one)} <= _SOURCES for one in states
     ]
-    constant = [_made_of(flow, *(states[at] for states in later)) <= _SOURCES for at in (0, 1)]
-    return any(carried) and any(constant)
-
-
-def _made_of(flow: Flow, *numbers: int) -> set[str]:
-    return {str(flow.graph.vertices[origin].kind) for origin in flow.origins(*numbers)}
+    if any(carried) and any(constant):
+        return "one of its states the same constant each time, while another is carried on"
+    after = frozenset[int]().union(*made)
+    if all(constant) and all(after.isdisjoint(call.inputs) for call in calls):
+        return "a state that no step made: nothing of what it returns comes back to it"
+    return ""
 
 
 def _is_recurrent(record: LayerRecord) -> bool:
@@ -96,22 +77,15 @@ class _Part(NamedTuple):
     learns: bool
     remembers: bool
 
-    @property
-    def level(self) -> str:
-        return self.suffix.removesuffix(_REVERSE)
-
 
 def _parts(record: LayerRecord) -> list[_Part]:
-    """Return the parts of a recurrent layer that can learn, all of whose gradients are finite."""
+    """Return the parts of a recurrent layer that can learn."""
     parts = []
     for name, inputs in record.parameter_gradients.items():
         suffix = name.removeprefix(_INPUT)
         states = record.parameter_gradients.get(_STATE + suffix)
-        if not name.startswith(_INPUT) or states is None or {name, _STATE + suffix} & record.frozen:
-            continue
-        if inputs.nonfinite_count or states.nonfinite_count:
-            return []
-        parts.append(_Part(suffix, inputs.abs_max > 0.0, states.abs_max > 0.0))
+        if states is not None and record.frozen.isdisjoint({name, _STATE + suffix}):
+            parts.append(_Part(suffix, inputs.abs_max > 0.0, states.abs_max > 0.0))
     return parts
 
 
@@ -126,17 +100,17 @@ def recurrent_gradients(observation: Observation) -> Iterator[Finding]:
         learning = [part for part in parts if part.learns]
         if not learning:
             continue  # the whole layer is silent: that is told elsewhere
-        idle = [part for part in parts if not (part.learns or part.remembers)]
-        steps = _steps(record, observation)
+        steps = _steps(record, flow)
+        idle = [part for part in parts if not part.learns]
         forgetful = [part for part in learning if not part.remembers and steps > 1]
         takers = flow.consumers(record.name) if record.name in flow else ()
         made = flow.operations(record.name, *takers) if takers else ()
         line = at(next((o.line for o in made if o.has("slice", "index") and o.line), ""))
+        levels = {part.suffix.removesuffix(_REVERSE) for part in learning if part.remembers}
         for tensor, silent in ((_INPUT, idle), (_STATE, forgetful)):
             if not silent:
                 continue
-            levels = {part.level for part in parts if part.learns and part.remembers}
-            is_half = any(part.level in levels for part in silent)
+            is_half = any(part.suffix.removesuffix(_REVERSE) in levels for part in silent)
             is_chosen = silent is forgetful and any(o.has("index") for o in made)
             cause = f"only the first step is read{line}: read the last one (out[:, -1]), or all"
             if silent is idle:
@@ -160,17 +134,14 @@ def recurrent_gradients(observation: Observation) -> Iterator[Finding]:
             )
 
 
-def _steps(record: LayerRecord, observation: Observation) -> int:
+def _steps(record: LayerRecord, flow: Flow) -> int:
     """Return of how many steps a sequence is; 0 where that does not show (packed ones).
 
     A cell takes one step a call, if it is given what it made of the step before.
     """
     if "batch_first" not in record.options:
-        flow = flow_of(observation)
         calls = flow.calls(record.name) if record.name in flow else ()
-        is_carried = len(calls) > 1 and not flow.after(*calls[0].outputs).isdisjoint(
-            calls[1].inputs
-        )
-        return len(calls) if is_carried else 0
+        made = flow.after(*calls[0].outputs) if len(calls) > 1 else frozenset[int]()
+        return 0 if made.isdisjoint(calls[1].inputs if made else ()) else len(calls)
     shape = () if record.inputs is None else record.inputs.shape
     return shape[bool(record.options["batch_first"])] if len(shape) == _SEQUENCES else 0

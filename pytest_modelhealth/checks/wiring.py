@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.facts import at, members, trainable
-from pytest_modelhealth.checks.paths import as_given, is_floating
 from pytest_modelhealth.checks.recurrences import lost_states
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, Flow, LayerRecord, Observation
@@ -25,7 +24,7 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     """Yield what is wired wrongly, one violation a story."""
     flow = observation.flow
     if flow is None or NOTE in flow.notes or not flow.graph.calls:
-        return
+        return  # what is inferred of equal numbers shows no wiring
     modules = _Modules(observation, flow)
     stand_ins = list(_stand_ins(observation, flow, modules))
     yield from stand_ins
@@ -34,8 +33,7 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     yield from _one_row(observation, flow)
     yield from lost_states(observation, flow)
     if flow.is_exact:
-        if flow.graph.outputs:
-            yield from _unread(observation, flow, modules)
+        yield from _unread(observation, flow, modules)
         yield from _doubled(observation, flow)
         yield from _odd_blocks(observation, flow, modules)
 
@@ -96,15 +94,14 @@ def _stand_ins(observation: Observation, flow: Flow, modules: _Modules) -> Itera
         callers: dict[int, list[Call]] = defaultdict(list)
         for call in (call for name in called for call in flow.calls(name)):
             callers[call.parent].append(call)
-        is_split = bool(called and never) and len(called) + len(never) == len(names)
-        if not is_split or any(len(calls) != len(names) for calls in callers.values()):
+        counts = {len(calls) for calls in callers.values()}
+        if not never or counts != {len(names)} or not modules.trainable(never[0]):
             continue
         calls = callers[min(callers)]
         layer, times = Counter(call.layer for call in calls).most_common(1)[0]
         again = [call for call in calls if call.layer == layer]
         around = observation.layers[holder]
-        is_listed = around.entered is None or around.type_name in having("container")
-        is_loop = len(called) == 1 and times > 2 and len({call.line for call in again}) == 1
+        is_loop = times > 2 and len({call.line for call in again}) == 1
         after = flow.after(*again[0].outputs)
         if all(not after.isdisjoint(call.inputs) for call in again[1:]):
             is_loop &= around.type_name != "ModuleDict"  # what is chosen by name in each block
@@ -115,8 +112,7 @@ def _stand_ins(observation: Observation, flow: Flow, modules: _Modules) -> Itera
             vertex.live or vertex.kind == "input"  # parts of what has no graph look alike
             for vertex in (flow.graph.vertices[number] for number in again[0].inputs)
         )
-        learns = bool(modules.trainable(never[0]))
-        if learns and (not is_listed or is_loop or is_same):
+        if around.type_name not in having("container") or is_loop or is_same:
             stories.setdefault(again[1].line, []).append((layer, times, never))
     for line, ((layer, times, never), *others) in stories.items():
         more = f" ({len(others)} more like it)" if others else ""
@@ -221,113 +217,56 @@ def _made_in(layer: str, flow: Flow) -> Counter[str]:
 
 # ---- tables asked for one row -------------------------------------------------------------------
 
-_FEWEST_IDS = 8
-_DO_NOT_COUNT = (
-    "positions that do not count, so that every token gets the same row: "
-    "torch.arange(length) counts"
-)
-
 
 def _one_row(observation: Observation, flow: Flow) -> Iterator[Finding]:
-    """Yield the tables that are asked for one row by indices that the model made.
+    """Yield the tables that are asked for one row by indices that the model itself made.
 
-    They are constants, where nothing else tells positions, or were computed from ids in the batch
-    that differ. Of ids that it was given `inputs` tells.
+    They are constants, where nothing else tells positions. Of ids that come of the batch `inputs`
+    tells.
     """
-    constant: dict[str, list[Vertex]] = {}
+    made: dict[str, list[Vertex]] = {}
     for record in observation.layers.values():
         rows, given = record.options.get("num_embeddings"), record.inputs
-        if record.name not in flow or not isinstance(rows, int) or given is None:
+        if record.name not in flow or not isinstance(rows, int) or _differs(given):
             continue
-        if is_floating(given) or given.count < 2 or given.min != given.max:
-            continue
-        made = _made_of(flow, *(n for c in flow.calls(record.name) for n in c.inputs))
-        kinds = {one.kind for one in made}
+        numbers = flow.origins(*(n for call in flow.calls(record.name) for n in call.inputs))
+        sources = [flow.graph.vertices[number] for number in sorted(numbers)]
         # indices for each sample are kinds of it, a table of fewer rows has kinds of tokens
-        length = 0 if given.shape in ((), (observation.samples,)) else given.shape[-1]
-        if made and kinds <= {"constant", "buffer"}:
-            if rows >= length > 1:
-                constant[record.name] = made
-        elif flow.is_exact and kinds <= {"input", "constant", "buffer"}:
-            yield from _computed(observation, flow, record, made)
+        shape = () if given is None or given.shape == (observation.samples,) else given.shape
+        is_constant = {one.kind for one in sources} <= {"constant", "buffer"}
+        if is_constant and shape and rows >= shape[-1] > 1:
+            made[record.name] = sources
     # another table that no batch asks for several rows may be the one that tells positions
     counts = any(
         "num_embeddings" in r.options
-        and r.name in flow
         and _differs(r.inputs)
         and flow.feeding(r.name).isdisjoint(flow.inputs)
-        for r in (observation.layers.values() if constant else ())
+        for r in (observation.layers.values() if made else ())
     )
-    known = {*constant, *(one.name for made in constant.values() for one in made)}
-    for layer, made in constant.items():
+    known = {*made, *(one.name for sources in made.values() for one in sources)}
+    for layer, (source, *_) in made.items():
         following = [name for name in flow.consumers(layer) if name in flow]
         beside = set(flow.producers(following[0])) - {layer} - known if following else ()
+        given = observation.layers[layer].inputs
         # what it gives out may meet values, before the next layer, that no batch made
-        if not any({name, *flow.feeding(name)}.isdisjoint(flow.inputs) for name in beside):
-            why = f": they come from `{made[0].name}`{at(made[0].line)}, not from the batch"
-            is_sure = made[0].kind == "constant" and not counts
-            yield _all_indices(observation.layers[layer], why, _DO_NOT_COUNT, is_sure=is_sure)
-
-
-def _computed(
-    observation: Observation, flow: Flow, record: LayerRecord, made: list[Vertex]
-) -> Iterator[Finding]:
-    """Yield that ids, all equal, were computed from some that differ."""
-    given, rows = record.inputs, record.options["num_embeddings"]
-    assert given is not None
-    assert isinstance(rows, int)
-    batch = {name: as_given(observation, name) for name in flow.inputs}
-    differing = {name: seen for name, seen in batch.items() if seen and _differs(seen)}
-    source = next((o.name for o in made if o.kind == "input" and o.name in differing), None)
-    tokens = {seen.shape for seen in differing.values() if not is_floating(seen)}
-    shape = given.shape
-    are_positions = rows == given.count == shape[-1]
-    are_tokens = shape in tokens and len(shape) > 1 and shape[-1] > 1
-    if source is None or not (are_tokens or are_positions) or min(rows, given.count) < _FEWEST_IDS:
-        return
-    operations = flow.operations(source, record.name)
-    functions = dict.fromkeys(one.function for one in operations)
-    if functions.keys() - having("view", "integer"):
-        may_be_meant = not having("fill").isdisjoint(functions)
-        if not having("comparison").isdisjoint(functions):
-            may_be_meant |= rows < shape[-1]
-        elif not having("coarse").isdisjoint(functions):  # kinds, beside the ids themselves
-            may_be_meant |= any(
-                "num_embeddings" in r.options and source in flow.feeding(r.name)
-                for r in observation.layers.values()
-                if r.name in flow and _differs(r.inputs)
-            )
-        line = ([one.line for one in operations if one.line] or [""])[-1]
-        yield _all_indices(
-            record,
-            f", and {source!r}, which they are computed from, differs{at(line)}",
-            f"ids or positions are destroyed on the way from {source!r} "
-            f"({', '.join(f'`{name}`' for name in functions)}), so that every token gets the same "
-            f"row{'; one kind for all may be meant, too' if may_be_meant else ''}",
-            is_sure=not may_be_meant,
+        if given is None or any(
+            {name, *flow.feeding(name)}.isdisjoint(flow.inputs) for name in beside
+        ):
+            continue
+        yield WIRING.fault(
+            observation.layers[layer],
+            f"all {given.count} of its indices are {given.min:.0f}: they come from "
+            f"`{source.name}`{at(source.line)}, not from the batch",
+            value=given.min,
+            cause="positions that do not count, so that every token gets the same row: "
+            "torch.arange(length) counts",
+            role="inputs",
+            severity="fail" if source.kind == "constant" and not counts else "warn",
         )
-
-
-def _all_indices(record: LayerRecord, why: str, cause: str, *, is_sure: bool) -> Finding:
-    given = record.inputs
-    assert given is not None
-    return WIRING.fault(
-        record,
-        f"all {given.count} of its indices are {given.min:.0f}{why}",
-        value=given.min,
-        cause=cause,
-        role="inputs",
-        severity="fail" if is_sure else "warn",
-    )
 
 
 def _differs(given: TensorStatistics | None) -> bool:
     return given is not None and given.finite_count > 0 and given.min != given.max
-
-
-def _made_of(flow: Flow, *numbers: int) -> list[Vertex]:
-    """Return the layers and sources that vertices are made of, in order."""
-    return [flow.graph.vertices[number] for number in sorted(flow.origins(*numbers))]
 
 
 # ---- inputs that nothing reads ------------------------------------------------------------------
@@ -339,17 +278,17 @@ _PURE = having("view", "integer", "comparison", "sum", "product", "quotient", "t
 def _unread(observation: Observation, flow: Flow, modules: _Modules) -> Iterator[Finding]:
     vertices, root = flow.graph.vertices, observation.layers[""]
     given = [number for number, vertex in enumerate(vertices) if vertex.kind == "input"]
-    unread = [number for number in given if _is_ignored(flow, number)]
-    names = [vertices[n].name for n in unread if not vertices[n].name.endswith("]")]
-    inner = [] if names else _unread_inside(observation, flow)
-    if not names and not inner:
+    unread = [vertices[number].name for number in given if _is_ignored(flow, number)]
+    names = [name for name in unread if not name.endswith("]")]
+    where = "" if names else " inside an object"
+    names = names or _unread_inside(observation, flow)
+    if not names or not flow.graph.outputs:
         return
-    count, where = len(names or inner), " inside an object" if inner else ""
-    is_, it = ("are", "them") if count > 1 else ("is", "it")
-    message = f"{_listed(names or inner)} {is_} given{where} and nothing reads {it}"
-    towers, is_all = None if inner else _towers_on_one(flow, modules), len(unread) == len(given)
+    is_, it = ("are", "them") if len(names) > 1 else ("is", "it")
+    message = f"{_listed(names)} {is_} given{where} and nothing reads {it}"
+    towers = None if where else _towers_on_one(flow, modules)
     record, severity = root, "fail"
-    if not inner and is_all:
+    if not where and len(unread) == len(given):
         message += ": the output is the same whatever the batch"
         cause = "the model computes from its own tensors alone"
     elif towers is not None:
@@ -363,7 +302,7 @@ def _unread(observation: Observation, flow: Flow, modules: _Modules) -> Iterator
         cause = "an argument or key that is not passed on, that this model has no use for, or that "
         cause += "only others read, as a loss or a metric: leave it out of the batch"
     yield WIRING.fault(
-        record, message, value=float(count), role="inputs", cause=cause, severity=severity,
+        record, message, value=float(len(names)), role="inputs", cause=cause, severity=severity,
         independent=record is not root,
     )  # fmt: skip
 
@@ -414,13 +353,14 @@ def _towers_on_one(flow: Flow, modules: _Modules) -> tuple[str, str, str] | None
 
 # ---- a value joined with itself -----------------------------------------------------------------
 
+_COPIED = "a copied line: one of the two should be another value"
 _DOUBLED = {
     "add": (
         "adds a value to itself",
         "a residual that adds the branch in place of the input; to double it, multiply by 2",
     ),
-    "cat": ("joins a value to itself", "a copied line: one of the two should be another value"),
-    "stack": ("stacks a value on itself", "a copied line: one of the two should be another value"),
+    "cat": ("joins a value to itself", _COPIED),
+    "stack": ("stacks a value on itself", _COPIED),
     "where": (
         "chooses by `where` between a value and the same value",
         "a mask that hides nothing: one side should be another value",
@@ -439,10 +379,10 @@ def _doubled(observation: Observation, flow: Flow) -> Iterator[Finding]:
     }
     lines: dict[tuple[str, str], list[str]] = {}
     for vertex in graph.vertices:
-        layer = graph.calls[vertex.call].layer if vertex.call >= 0 else None
-        if vertex.function not in _DOUBLED or not vertex.live or layer is None:
+        if vertex.function not in _DOUBLED or not vertex.live or vertex.call < 0:
             continue
         if 2 in Counter(vertex.operands).values() and unsure.isdisjoint(vertex.operands):
+            layer = graph.calls[vertex.call].layer
             lines.setdefault((vertex.function, vertex.line), []).append(layer)
     for (function, line), layers in lines.items():
         does, cause = _DOUBLED[function]

@@ -117,7 +117,7 @@ def zero_gradients(observation: Observation) -> Iterator[Finding]:
     stories: dict[object, list[tuple[str, list[Vertex]]]] = defaultdict(list)
     first = names.keys() - idle or names.keys()
     alive, vertices = {r.name for r in called(observation) if _is_alive(r)}, flow.graph.vertices
-    through = {n for n, v in enumerate(vertices) if v.kind != "call" or v.name not in alive}
+    through = {n for n, v in enumerate(vertices) if v.name not in alive}
     for name in flow.last_of(*first, by="gradient")[:_MOST] if first else ():
         inside = flow.inside(name)  # what gradients would come back by, up to where they do
         met = flow.walk(inside, "gradient", through=through | inside) - inside
@@ -169,7 +169,6 @@ def _finding(
     flow, made = flow_of(observation), _steps(way)
     calls = [observation.layers[v.name] for v in way if v.kind == "call"]
     goes_on = any(map(_is_alive, calls))
-    is_half = record.activations is not None and record.activations.dtype == "float16"
     steps = [v for v in made if v.has("flat")]
     steps = steps or [v for v in made if not v.has("sum")]
     factors = _factors(made, observation, flow)
@@ -179,17 +178,20 @@ def _finding(
         f"nothing comes back through {', '.join(through) or 'the loss'}: a clamp, rounding, a "
         f"saturated function, a factor of zero, or a backward that returns zeros; {_REMEDY}"
     )
-    if is_half and not goes_on:
+    if record.activations is not None and record.activations.dtype == "float16" and not goes_on:
         cause = UNDERFLOW
     # of what a batch alone may have left out nothing is sure: a mask, one key, a head at the end
-    softmaxes = [r.activations for r in calls if r.activation == "softmax" and r.activations]
-    is_partial = any(v.has("choice") for v in made)
-    # a sequence of one token weighs a single key; several of one score are none
-    is_partial |= any(r.options.get("keys") == 1 for r in calls)
-    is_partial |= any(out.shape[-2:] == (1, 1) for out in softmaxes)
-    is_partial |= observation.samples < _FEWEST_SAMPLES or _is_masked(made, observation, flow)
-    is_partial |= not flow.is_exact
-    is_partial |= not goes_on and any(map(learns, called(observation)))
+    outs = [r.activations for r in calls if r.activation == "softmax" and r.activations]
+    is_partial = (
+        observation.samples < _FEWEST_SAMPLES
+        or not flow.is_exact
+        or any(v.has("choice") for v in made)
+        # a sequence of one token weighs a single key; several of one score are none
+        or any(r.options.get("keys") == 1 for r in calls)
+        or any(out.shape[-2:] == (1, 1) for out in outs)
+        or _is_masked(made, observation, flow)
+        or (not goes_on and any(map(learns, called(observation))))
+    )
     if is_partial:
         cause += "; this batch alone may leave it out, or nothing reads that part"
     tried, trial = f", and still is after {STEPS} steps of training", observation.probes.get(TRIAL)
@@ -226,28 +228,22 @@ def _steps(way: list[Vertex]) -> list[Vertex]:
 def _is_masked(made: list[Vertex], observation: Observation, flow: Flow) -> bool:
     """Whether a factor is of the batch, or made or drawn by the forward: it may be otherwise."""
     vertices = flow.graph.vertices
-    names = {r.name for r in observation.layers.values() if r.parameters and not r.functional}
+    names = {r.name for r in observation.layers.values() if r.parameters}
     through = {number for number, vertex in enumerate(vertices) if vertex.name not in names}
     for factor in (o for v in made if v.has("product") for o in v.operands):
-        if not vertices[factor].live:
-            way = flow.walk([factor], back=True, through=through)
-            sources = [vertices[n] for n in way if n not in through or not vertices[n].operands]
-            if all(one.kind in _OF_THE_BATCH and one.name != "0" for one in sources):
-                return True
+        way = flow.walk([factor], back=True, through=through)
+        sources = [vertices[n] for n in way if n not in through or not vertices[n].operands]
+        if all(one.kind in _OF_THE_BATCH and one.name != "0" for one in sources):
+            return True
     return False
 
 
 def _factors(made: list[Vertex], observation: Observation, flow: Flow) -> dict[Vertex, str]:
     """Return the products on a way with a factor of zero, and what to say of each."""
-    zeros = {
-        dotted(record.name, name)
-        for record in observation.layers.values()
-        for name, seen in (*record.parameters.items(), *record.buffers.items())
-        if seen.count and seen.abs_max == 0.0
-    }
-    zeros.update(
-        r.name for r in called(observation) if r.activations and r.activations.abs_max == 0.0
-    )
+    zeros = {r.name for r in called(observation) if r.activations and r.activations.abs_max == 0.0}
+    for record in observation.layers.values():
+        state = {**record.parameters, **record.buffers}
+        zeros |= {dotted(record.name, n) for n, s in state.items() if s.count and not s.abs_max}
     found = {}
     for vertex in made:
         for operand in vertex.operands if vertex.has("product") else ():

@@ -40,7 +40,10 @@ def run(arguments: argparse.Namespace) -> int:
         InspectionError: a file cannot be read or written, or the runs cannot be compared.
     """
     read, using = wing("runs.run:read"), wing("runs.run:using")
-    grade, render = wing("runs.difference.result:Grade"), wing("runs.difference.writers:render")
+    grade, render = (
+        wing("runs.difference.inspections:Grade"),
+        wing("runs.difference.writers:render"),
+    )
     compare = wing("runs.difference.comparing:compare")
     with using(arguments.base, arguments.head):
         difference = compare(read(arguments.base), read(arguments.head))

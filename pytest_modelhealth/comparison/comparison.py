@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pytest_modelhealth.alignment.causes import Cause
-from pytest_modelhealth.alignment.result import Alignment, Change, Pair
+from pytest_modelhealth.alignment.result import Alignment, Cause, Change, Pair
 from pytest_modelhealth.comparison.results import TensorResult
 from pytest_modelhealth.errors import LayerNotFoundError, ModelHealthError, suggest
 from pytest_modelhealth.report.verdict import HasVerdict, Renderer
@@ -167,11 +166,11 @@ class Comparison(HasVerdict):
         return f"<Comparison {self._shown('comparison', 'line')}>"
 
     def __str__(self) -> str:
-        text: str = self._shown("comparison", "overview")
+        text: str = self._shown("comparison", "document").text()
         return text
 
     def _repr_html_(self) -> str:
-        return str(self._shown("comparison", "html"))
+        return str(self._shown("comparison", "document").html())
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain dictionaries, lists, numbers and strings."""

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from pytest_modelhealth.alignment.causes import MOST_CALLS, Cause, Causes
-from pytest_modelhealth.alignment.result import Change, Pair, kind
+from pytest_modelhealth.alignment.result import MOST_CALLS, Cause, Causes, Change, Pair, kind
 from pytest_modelhealth.comparison.comparison import FORWARD, Divergence
 from pytest_modelhealth.comparison.layer_differences import (
+    Changed,
     are_known,
+    other_dtypes,
     other_operations,
     other_settings,
 )
 from pytest_modelhealth.comparison.results import TensorResult
-from pytest_modelhealth.comparison.rounding import other_dtypes
-from pytest_modelhealth.comparison.trace import Trace, TwoRuns, container
-from pytest_modelhealth.comparison.weights import Changed
+from pytest_modelhealth.comparison.runs import Trace, TwoRuns, container
 from pytest_modelhealth.report import UNCALLED, Status
 from pytest_modelhealth.settings.setting import dotted, is_inside, parent
 

@@ -11,25 +11,53 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from pytest_modelhealth.capture import Request
-from pytest_modelhealth.comparison.links import BACKWARD, FLOWING, Link, missing_gradients
+from pytest_modelhealth.comparison.counterparts import (
+    BACKWARD,
+    FLOWING,
+    Link,
+    missing_gradients,
+    parameter_names,
+)
+from pytest_modelhealth.comparison.layer_differences import (
+    fitted,
+    folded_parameters,
+    given_dtypes,
+    kept_dtypes,
+    layer_epsilon,
+)
 from pytest_modelhealth.comparison.measures import Difference, gap, measure
-from pytest_modelhealth.comparison.rounding import EIGHT_BITS
-from pytest_modelhealth.comparison.trace import Key, Trace, TwoRuns, Watcher
+from pytest_modelhealth.comparison.runs import Key, Trace, TwoRuns, Watcher
+from pytest_modelhealth.layers import own_parameters
 from pytest_modelhealth.progress import track
-from pytest_modelhealth.settings.setting import is_inside
-from pytest_modelhealth.statistics.dense import dense_values
-from pytest_modelhealth.tolerance import RUNS, Steps, floor, observed, perturbed
+from pytest_modelhealth.statistics.dense import dense_values, step
+from pytest_modelhealth.tolerance import (
+    RUNS,
+    Steps,
+    epsilon_of,
+    floor,
+    observed,
+    perturbed,
+    product_epsilon,
+)
 
 FACTOR = 10.0  # how many times the natural noise a difference may be
 
 SETTLED = 5.0
 """The noise of three perturbed runs is less than this multiple of that of the first one."""
+
+INSIDE = 2.0**-7
+"""The step of weights that cannot be read, by their range: some processors use 7 bits of 8."""
+
+EIGHT_BITS = 2.0**-5
+"""What stands for the machine epsilon of tensors in eight bits, of which some processors use seven:
+half a step of a range of eight deviations, by the root mean square."""
 
 Size = tuple[float, float]  # an L2 norm, and the largest magnitude of an element
 
@@ -107,25 +135,32 @@ class TensorResult:
         return ratios[0] if self.measured_by == "quantised" else max(ratios)
 
 
-@dataclass
 class Judge:
-    """Tells of each linked tensor whether it differs by more than rounding explains."""
+    """Tells of each linked tensor whether it differs by more than rounding explains.
 
-    runs: TwoRuns  # both runs
-    request: Request  # asks for a run of the reference's module: batch, target, loss and backward
-    epsilons: tuple[float, float]  # machine epsilon of the reference and of the candidate
-    factor: float  # how many times the noise a difference may be
-    # machine epsilon of the layers of the reference that are coarser than the rest
-    coarser: Mapping[str, float]
-    notes: list[str]  # takes what a reader should know
-    # those of the weights of a quantised candidate; ``None`` for any other
-    steps: Steps | None = None
+    Args:
+        runs: both runs.
+        request: asks for a run of the reference's module: batch, target, loss and backward.
+        factor: how many times the noise a difference may be.
+        epsilons: machine epsilon of the reference and of the candidate.
+    """
+
+    def __init__(
+        self, runs: TwoRuns, request: Request, factor: float, epsilons: tuple[float, float]
+    ) -> None:
+        self.runs, self.request, self.factor = runs, request, factor
+        self.notes: list[str] = []  # what a reader should know
+        # of the weights of a quantised candidate; ``None`` for any other
+        self.steps = quantised_weights(runs) if runs.b.rounds else None
+        self.epsilon = max(epsilons) if self.steps is None else epsilons[0]
+        # machine epsilon of the layers of the reference that are coarser than the rest
+        self.coarser = layer_epsilons(runs, self.epsilon) if self.steps is None else {}
 
     def results(self, links: Iterable[Link]) -> list[TensorResult]:
         """Return what became of each linked tensor, and of the gradients without counterpart."""
         results, factor = [TensorResult(one, self.factor) for one in links], self.factor
         self._measure(results)
-        self._set_floors(results, max(self.epsilons) if self.steps is None else EIGHT_BITS)
+        self._set_floors(results)
         if any(factor < one.ratio < math.inf for one in results):
             # the runs are made, so what is near the limit may be told its true noise too
             self._measure_noise([one for one in results if factor / 3 < one.ratio < math.inf])
@@ -163,13 +198,13 @@ class Judge:
                 is_flowing &= is_whole and a.entries[link.reference].shape != shape
             one.shape = _shape(shape) if is_flowing else ""
 
-    def _set_floors(self, results: list[TensorResult], epsilon: float) -> None:
+    def _set_floors(self, results: list[TensorResult]) -> None:
         """Set the least noise of each tensor; gradients of a layer's parameters share a scale.
 
         In a model of several dtypes a tensor has the epsilon of its layer, a gradient that of them
         all. What a coarse layer does to those behind it, perturbed runs tell.
         """
-        a = self.runs.a
+        a, epsilon = self.runs.a, self.epsilon if self.steps is None else EIGHT_BITS
         coarsest = max(self.coarser.values(), default=epsilon)
         for one in results:
             key, difference = one.key, one.difference
@@ -196,9 +231,6 @@ class Judge:
 
     def _measure_noise(self, results: list[TensorResult]) -> None:
         """Measure the noise by further runs, until the first result is far beyond its limit."""
-        by, epsilon = "perturbed", max(self.epsilons)
-        if self.steps is not None:
-            by, epsilon = "quantised", self.epsilons[0]
         by_key: dict[Key, list[TensorResult]] = defaultdict(list)
         for one in results:
             by_key[one.key].append(one)
@@ -210,7 +242,7 @@ class Judge:
                 if seen.shape == expected.shape:
                     norm, largest = gap(expected, seen)
                     one.moved = max(one.moved[0], norm), max(one.moved[1], largest)
-                    one.measured_by = by
+                    one.measured_by = "perturbed" if self.steps is None else "quantised"
 
         for seed in track(range(RUNS), "running the reference perturbed"):
             first = next((one for one in results if one.ratio > self.factor), None)
@@ -219,7 +251,7 @@ class Judge:
             try:  # the copy is not the user's: what it raises or warns of is a note
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    request = perturbed(self.request, epsilon, seed, self.coarser, self.steps)
+                    request = perturbed(self.request, self.epsilon, seed, self.coarser, self.steps)
                     request = replace(request, visitor=Watcher(beside))
                     failure = next(iter(observed(request).errors), "")
             except Exception as error:  # noqa: BLE001 - in another precision it may fail anyhow
@@ -227,90 +259,6 @@ class Judge:
             if failure:
                 self.notes.append(f"the noise could not be measured: {failure}")
                 return
-
-
-def without_effect(results: Iterable[TensorResult]) -> list[TensorResult]:
-    """Return the tensors that differ and make no difference to what is computed from them.
-
-    - A tensor in another shape: another order of axes, or one step of a sequence at a time. Element
-      by element such tensors tell nothing; the next tensor of the same shape tells.
-    - What a layer takes, where all it gives agrees, and the gradients that it passes on: a mask of
-      -1e9 for one of -inf, or scores that are shifted before a softmax.
-    - A gradient that was not seen at a layer without parameters, where the next one agrees.
-    - The gradient of what a layer with others in it returns, where all other gradients agree. A
-      tensor that is returned and read inside has both ways in its gradient, a copy of it one.
-    """
-    results = list(results)
-    found = set(_inputs_without_effect(results))
-    for backward in (False, True):
-        waiting: list[TensorResult] = []
-        for one in results:
-            if (one.key.role in BACKWARD) is not backward or one.key.role == "buffers":
-                continue
-            if one in found or (one.diverged and (one.shape or one.unseen)):
-                waiting.append(one)
-                continue
-            found.update(() if one.diverged else waiting)
-            waiting = []
-    rest = [one for one in results if one.key.role in BACKWARD and one not in found]
-    right = [one.key.layer for one in rest if not one.diverged]
-    wrong = [one for one in rest if one.diverged]
-    if all(
-        one.key.role == "gradients"
-        and not one.problem
-        and any(is_inside(name, one.key.layer) for name in right)
-        for one in wrong
-    ):
-        found.update(wrong)
-    return [one for one in results if one in found]
-
-
-def _inputs_without_effect(results: list[TensorResult]) -> list[TensorResult]:
-    """Return the inputs that differ, of layers that give and pass on what they should."""
-    given: dict[str, list[TensorResult]] = defaultdict(list)
-    last: str | None = None
-    passed_on = set[str]()
-    for result in results:
-        layer, role = result.key.layer, result.key.role
-        if role != "inputs":
-            given[layer].append(result)
-        if role in BACKWARD:
-            if last is not None and last != layer and last not in passed_on:
-                given[last].append(result)  # what it passes on to the one before it
-                passed_on.add(last)
-            last = layer
-    right = {
-        layer
-        for layer, every in given.items()
-        if any(one.key.role == "activations" for one in every)
-        and not any(one.diverged for one in every)
-    }
-    inputs = [one for one in results if one.key.role == "inputs" and one.diverged]
-    return [one for one in inputs if one.key.layer in right]
-
-
-def are_one_function(results: list[TensorResult], a: Trace, b: Trace) -> bool:
-    """Whether what the models return, keep and learn by is equal bit for bit, whatever is inside.
-
-    Outputs alone tell nothing where they are whole numbers or NaN, nor of a layer whose numbers no
-    gradient comes to, as behind a factor of zero.
-    """
-    equal = {
-        one.key
-        for one in results
-        if one.difference is not None and not (one.difference.unequal or one.difference.nan_both)
-    }
-    runs = a.observation, b.observation
-    told = ("outputs", "parameter_gradients") if all(run.backward for run in runs) else ("outputs",)
-    due = {key for key in a.entries if key.role in told}
-    due |= {one.key for one in results if one.key.role in ("buffers", "parameter_gradients")}
-    if not due <= equal or (None not in (x.loss for x in runs) and runs[0].loss != runs[1].loss):
-        return False
-    seen = [runs[0].layers[one.key.layer].gradients for one in results if one.diverged]
-    is_floating = any(
-        key.role == "outputs" and a.entries[key].dtype.is_floating_point for key in due
-    )
-    return is_floating and all(one is None or one.abs_max > 0 for one in seen)
 
 
 def _shape(shape: tuple[int, ...]) -> str:
@@ -330,3 +278,73 @@ def _terms(a: Trace, key: Key) -> tuple[int, float]:
         return 1, 0.0
     terms = max(layer.activations.count // max(shape[0], 1), 1)
     return terms, layer.gradients.rms if len(shape) == 1 and layer.gradients is not None else 0.0
+
+
+def machine_epsilon(trace: Trace) -> float:
+    """Return the machine epsilon of the precision that a whole model is in.
+
+    It is that of all parameters, or that in which every layer multiplies by a matrix, as under
+    autocast. A few coarse layers in the middle are no licence for the rest.
+    """
+    layers = trace.observation.layers.items()
+    kept = [p.dtype for _, layer in layers for p in layer.parameters.values()]
+    kept = kept or [str(trace.entries[key].dtype) for key in trace.of_role["", "outputs"]]
+    products = [
+        trace.entries[key].dtype
+        for name, layer in layers
+        if any(len(p.shape) > 1 for p in layer.parameters.values())
+        if any(trace.entries[k].dtype.is_floating_point for k in trace.of_role[name, "inputs"])
+        for key in trace.of_role[name, "activations"]
+    ]
+    epsilons = [epsilon for dtype in kept if (epsilon := layer_epsilon(dtype))]
+    found = max(min(epsilons, default=0.0), min(map(layer_epsilon, products), default=0.0))
+    found = found or epsilon_of(torch.float32)
+    on_cuda = any(
+        p is not None and p.is_cuda for m in trace.modules.values() for p in m._parameters.values()
+    )
+    return max(found, product_epsilon("cuda", convolutions=True)) if on_cuda else found
+
+
+def layer_epsilons(runs: TwoRuns, whole: float) -> dict[str, float]:
+    """Return the machine epsilon of each layer of the reference that is coarser than the whole.
+
+    It is that of its parameters on either side, or of what it gives in the reference. A candidate
+    that computes in less than it keeps its parameters in does something else.
+    """
+    found = {}
+    for name in runs.a.layers:
+        other = runs.alignment.to_candidate.get(name)
+        dtypes = {*kept_dtypes(runs.a, name), *given_dtypes(runs.a, name)}
+        dtypes |= set() if other is None else kept_dtypes(runs.b, other)
+        epsilon = max(map(layer_epsilon, dtypes), default=0.0)
+        if epsilon > whole:
+            found[name] = epsilon
+    return found
+
+
+def quantised_weights(runs: TwoRuns) -> Steps:
+    """Return the steps of the candidate's weights, as the reference's have them."""
+    weights = {}
+    for pair, ours, theirs in runs.alignment.aligned:
+        module, other = runs.a.modules.get(ours.name), runs.b.modules.get(theirs.name)
+        if module is None or other is None:
+            continue
+        held, folded = own_parameters(other), folded_parameters(pair, runs.a.modules) or {}
+        for name, theirs_name in parameter_names(runs, ours.name, theirs.name).items():
+            own, found = module._parameters.get(name), held.get(theirs_name)
+            distance = None if found is None else step(found)
+            if own is None or found is None or distance is None:
+                continue
+            distance = fitted(distance, found, own).expand(own.shape)
+            if name in folded:  # which scales each output channel
+                sizes = [one.detach().abs().flatten(1).sum(1) for one in (folded[name], own)]
+                rows = sizes[0] / sizes[1].clamp_min(1e-12)
+                distance = distance / rows.clamp_min(1e-12).reshape(-1, *[1] * (own.ndim - 1))
+            weights[ours.name, name] = distance
+    # torch runs all of others, and their steps are read; a runtime may keep some under other names
+    for layer, reference in runs.a.modules.items() if not runs.b.in_torch else ():
+        for name, kept in reference._parameters.items():
+            if kept is not None and kept.ndim > 1 and (layer, name) not in weights:
+                reach = kept.detach().max().clamp_min(0) - kept.detach().min().clamp_max(0)
+                weights[layer, name] = (INSIDE * reach.double()).expand(kept.shape)
+    return weights

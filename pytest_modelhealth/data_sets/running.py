@@ -14,8 +14,8 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from pytest_modelhealth.capture import Request
 from pytest_modelhealth.capture.observing.sample_statistics import Collector
 from pytest_modelhealth.capture.observing.tensors import find_tensors
+from pytest_modelhealth.capture.step.bare import in_mode
 from pytest_modelhealth.capture.step.batch import Inputs, batch_size
-from pytest_modelhealth.capture.step.modes import in_mode
 from pytest_modelhealth.data_sets.extremes import Extremes
 from pytest_modelhealth.errors import InspectionError, ModelHealthWarning
 from pytest_modelhealth.progress import track

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from pytest_modelhealth.errors import InspectionError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from pytest_modelhealth.report import Parting
-    from pytest_modelhealth.settings import Settings
+from pytest_modelhealth.report import Parting
+from pytest_modelhealth.settings import Settings
 
 
 class Conventions(NamedTuple):

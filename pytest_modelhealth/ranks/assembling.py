@@ -12,7 +12,7 @@ from pytest_modelhealth.ranks.evidence import Seen, of_statistics
 from pytest_modelhealth.ranks.layout import Place
 from pytest_modelhealth.report import ROLES, LayerRecord, LossCall, Observation
 from pytest_modelhealth.report.merging import merged
-from pytest_modelhealth.report.ranks import Placement, Ranks
+from pytest_modelhealth.report.parts import Placement, Ranks
 from pytest_modelhealth.statistics import LOWEST_EXPONENT, ExponentCounts, TensorStatistics
 
 _OWNED = ("parameters", "parameter_gradients", "buffers")

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pytest_modelhealth.errors import InspectionError
-from pytest_modelhealth.report.ranks import named_ranks
+from pytest_modelhealth.report.parts import named_ranks
 
 _PAUSES = (0.0005, 0.02)
 """Seconds between two looks of a rank that waits, at first and later."""

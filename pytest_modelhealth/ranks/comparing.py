@@ -22,7 +22,7 @@ from pytest_modelhealth.ranks.evidence import (
 )
 from pytest_modelhealth.ranks.layout import NO_ENGINE
 from pytest_modelhealth.report import Finding, LayerRecord, LossCall, Observation
-from pytest_modelhealth.report.ranks import named_ranks
+from pytest_modelhealth.report.parts import named_ranks
 from pytest_modelhealth.settings.setting import is_inside
 
 _TOLERANCE = 1e-3

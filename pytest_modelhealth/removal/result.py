@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pytest_modelhealth.layers import named_modules
 from pytest_modelhealth.removal.units import parameter_named
 from pytest_modelhealth.report import HealthReport
-from pytest_modelhealth.report.removable import RemovableLayer
+from pytest_modelhealth.report.parts import RemovableLayer
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -60,14 +60,14 @@ class RemovableUnits:
                 mask.index_fill_(dimension, indices, 0.0)
         return masks
 
-    def _rendered(self, form: str) -> Any:
-        return self.report._renderer("removable", form)(self)
+    def _document(self) -> Any:
+        return self.report._renderer("removable", "document")(self)
 
     def __str__(self) -> str:
-        return str(self._rendered("text"))
+        return str(self._document().text())
 
     def __repr__(self) -> str:
-        return str(self._rendered("line"))
+        return str(self._document().headline)
 
     def _repr_html_(self) -> str:
-        return str(self._rendered("fragment"))
+        return str(self._document().html())

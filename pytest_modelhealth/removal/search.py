@@ -22,7 +22,7 @@ from pytest_modelhealth.progress import track
 from pytest_modelhealth.removal.result import RemovableUnits
 from pytest_modelhealth.removal.units import duplicates, inner_layers, parameter_named
 from pytest_modelhealth.report import Observation
-from pytest_modelhealth.report.removable import RemovableLayer
+from pytest_modelhealth.report.parts import RemovableLayer
 
 _HELD_OUT, _MOST_HELD = 5, 8
 """One in so many batches is kept for the proof, and so many at most, as they are held."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pytest_modelhealth.report import Kind, Observation, Vertex
-from pytest_modelhealth.report.removable import RemovableLayer
+from pytest_modelhealth.report.parts import RemovableLayer
 from pytest_modelhealth.statistics import TensorStatistics
 
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
@@ -29,19 +29,14 @@ def parameter_named(name: str, modules: Mapping[str, nn.Module]) -> Tensor | Non
     return parameters.get(f"{own}_orig") if parameter is None else parameter
 
 
-def _is_transposed(module: nn.Module | None) -> bool:
-    """Whether a module is the linear layer of GPT-2, whose weight is of shape (inputs, outputs)."""
-    home = sys.modules.get("transformers.pytorch_utils")
-    return home is not None and isinstance(module, home.Conv1D)
-
-
 def _rows(module: nn.Module | None) -> int | None:
     """Return the dimension of a module's weight in which its units lie; ``None``: it makes none."""
     if isinstance(module, nn.modules.conv._ConvTransposeNd):
         return 1 if module.groups == 1 else None
     if isinstance(module, nn.modules.conv._ConvNd | nn.Linear):
         return 0
-    return 1 if _is_transposed(module) else None
+    home = sys.modules.get("transformers.pytorch_utils")  # GPT-2's linear layer, of shape (in, out)
+    return 1 if home is not None and isinstance(module, home.Conv1D) else None
 
 
 def _has_weight(vertex: Vertex, modules: Mapping[str, nn.Module]) -> bool:

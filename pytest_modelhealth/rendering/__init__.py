@@ -9,11 +9,11 @@ from typing import Any
 from pytest_modelhealth.errors import InspectionError, suggest
 
 FORMATS = {
-    "csv": ("csv", "render"),
+    "csv": ("data", "to_csv"),
     "evidence": ("evidence", "render"),
     "failure": ("failure", "render"),
     "html": ("summary", "html"),
-    "json": ("json", "render"),
+    "json": ("data", "to_json"),
     "line": ("summary", "line"),
     "terminal": ("summary", "terminal"),
 }

@@ -11,7 +11,7 @@ from typing import Any
 from pytest_modelhealth.alignment.result import Change, listed
 from pytest_modelhealth.comparison.comparison import Comparison
 from pytest_modelhealth.comparison.results import TensorResult
-from pytest_modelhealth.rendering.document import LINES, WIDTH, Document, Row
+from pytest_modelhealth.rendering.document import LINES, Document, Row
 from pytest_modelhealth.rendering.notation import (
     NOT_SEEN,
     Column,
@@ -49,16 +49,6 @@ def line(comparison: Comparison) -> str:
     )
 
 
-def overview(comparison: Comparison) -> str:
-    """Return the verdict and a line a layer, in execution order of the reference."""
-    return _document(comparison).text(width=WIDTH)
-
-
-def html(comparison: Comparison) -> str:
-    """Return the same as a self-contained ``<div>``."""
-    return _document(comparison).html()
-
-
 def failure(comparison: Comparison) -> str:
     """Return at most a screenful: its first line is the verdict and the culprit."""
     found = comparison.first_divergence
@@ -75,7 +65,7 @@ def failure(comparison: Comparison) -> str:
         code.append(f"called at:    {ours or theirs}{there}")
     code += [*_remarks(comparison), "look:         print(comparison), comparison.plot_errors()"]
     return replace(
-        _document(comparison),
+        document(comparison),
         facts=["", *(f"  {text}" for text in evidence)] if evidence else [],
         most=MOST_ROWS,
         below=[f"  {others} what began in {printable(found.label)}"] if affected else [],
@@ -84,8 +74,11 @@ def failure(comparison: Comparison) -> str:
     ).text(width=None, lines=LINES)
 
 
-def _document(comparison: Comparison) -> Document:
-    """Return the layers that there is something to say of; what is near the culprit weighs most."""
+def document(comparison: Comparison) -> Document:
+    """Return the verdict and the layers that there is something to say of, in execution order.
+
+    What is near the culprit weighs most.
+    """
     found = comparison.first_divergence
     layers = [
         layer

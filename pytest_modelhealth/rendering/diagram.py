@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from pytest_modelhealth.report import HealthReport
-from pytest_modelhealth.report.flow import LOSS, OUTPUT, Flow, Kind
+from pytest_modelhealth.report.flow import LOSS, OUTPUT, Flow, Kind, Vertex
 
 ELLIPSIS = " \N{HORIZONTAL ELLIPSIS} "
 
@@ -30,75 +29,57 @@ class _Way(NamedTuple):
     is_open: bool = True
 
 
-class Diagram:
-    """The innermost layers of a run, its sources and ends, and what joins ways between them.
+def diagram(flow: Flow) -> tuple[list[Edge], dict[str, str]]:
+    """Return what goes from box to box, and the kind of each box, sources first.
 
-    Args:
-        flow: the recorded flow.
-
-    Attributes:
-        kinds: of each box: ``"layer"``, ``"source"``, ``"end"`` or ``"join"``; sources first.
+    Boxes are innermost layers, sources, ends and what joins ways between them: of the kinds
+    ``"layer"``, ``"source"``, ``"end"`` and ``"join"``.
     """
+    graph, vertices = flow.graph, flow.graph.vertices
+    homed = zip(vertices, flow.homes, strict=True)
+    read_between = {o for v, home in homed if home is None and v.call >= 0 for o in v.operands}
+    kinds: dict[str, str] = {}
+    passing: dict[tuple[str, str, tuple[str, ...]], bool] = {}
+    ways: list[_Way | None] = []
 
-    def __init__(self, flow: Flow) -> None:
-        self._homes, self._graph = flow.homes, flow.graph
-        self.kinds: dict[str, str] = {}
-        self._passes: dict[tuple[str, str, tuple[str, ...]], bool] = {}
-        inner = (v for v, home in zip(flow.graph.vertices, flow.homes, strict=True) if home is None)
-        self._read_between = {operand for v in inner if v.call >= 0 for operand in v.operands}
-        ways: list[_Way | None] = []
-        for number in range(len(flow.graph.vertices)):
-            ways.append(self._way(number, ways))
-        if flow.graph.loss is None:
-            for way in filter(None, (ways[output] for output in flow.graph.outputs)):
-                self._joined([(way, True)], OUTPUT, "end")
+    def joined(operands: Iterable[tuple[_Way, bool]], box: str, kind: str) -> _Way:
+        kinds.setdefault(box, kind)
+        others = (one for one in operands if one[0].source != box)
+        for (source, operations, is_open), passes in others:
+            edge = source, box, tuple(dict.fromkeys(operations))
+            passing[edge] = (is_open and passes) or passing.get(edge, False)
+        return _Way(box)
 
-    @property
-    def edges(self) -> list[Edge]:
-        """What goes from one box to another."""
-        return [[a, b, passes, [*names]] for (a, b, names), passes in self._passes.items()]
-
-    def _way(self, number: int, ways: list[_Way | None]) -> _Way | None:
-        vertex = self._graph.vertices[number]
-        is_read = vertex.kind is Kind.PARAMETER and number in self._read_between
+    def way_of(number: int, vertex: Vertex) -> _Way | None:
+        is_read = vertex.kind is Kind.PARAMETER and number in read_between
         if is_read or vertex.kind in (Kind.INPUT, Kind.TARGET):
-            return self._joined([], vertex.name, "source")
+            return joined([], vertex.name, "source")
         operands = [
-            (way, vertex.passes_gradient(position) or not self._graph.vertices[operand].live)
+            (way, vertex.passes_gradient(position) or not vertices[operand].live)
             for position, operand in enumerate(vertex.operands)
             if (way := ways[operand]) is not None
         ]
-        layer = self._homes[number] if vertex.call >= 0 else None
+        layer = flow.homes[number] if vertex.call >= 0 else None
         if layer is not None:
-            return self._joined(operands, layer, "layer")
-        if vertex.call < 0 and self._graph.loss is not None:
-            return self._joined(operands, LOSS, "end")
-        if not operands:
-            return None
-        function = vertex.function
+            return joined(operands, layer, "layer")
+        if vertex.call < 0 and graph.loss is not None:
+            return joined(operands, LOSS, "end")
         if len({way.source for way, _ in operands}) > 1:
             symbols = {"difference": "-", "sum": "+", "product": "*"}
-            symbol = next((s for trait, s in symbols.items() if vertex.has(trait)), function)
-            return self._joined(operands, f"{symbol} #{number}", "join")
+            held = (symbol for trait, symbol in symbols.items() if vertex.has(trait))
+            return joined(operands, f"{next(held, vertex.function)} #{number}", "join")
+        if not operands:
+            return None
         (source, operations, is_open), passes = operands[0]
         is_named = not vertex.has("sum") and not (vertex.has("view") and passes)
-        names = (*operations, function) if is_named else operations
+        names = (*operations, vertex.function) if is_named else operations
         return _Way(source, names, is_open and passes)
 
-    def _joined(self, operands: list[tuple[_Way, bool]], box: str, kind: str) -> _Way:
-        self.kinds.setdefault(box, kind)
-        for (source, operations, is_open), passes in operands:
-            if source != box:
-                edge = source, box, tuple(dict.fromkeys(operations))
-                self._passes[edge] = (is_open and passes) or self._passes.get(edge, False)
-        return _Way(box)
-
-
-def diagram(report: HealthReport) -> Diagram | None:
-    """Return the diagram of a report's flow; ``None`` where none was recorded."""
-    if report.flow is None or not report.flow.graph.vertices:
-        return None
-    return Diagram(report.flow)
+    for number, vertex in enumerate(vertices):
+        ways.append(way_of(number, vertex))
+    outputs = graph.outputs if graph.loss is None else ()
+    joined([(way, True) for output in outputs if (way := ways[output])], OUTPUT, "end")
+    return [[a, b, passes, [*names]] for (a, b, names), passes in passing.items()], kinds
 
 
 def is_join(name: str) -> bool:

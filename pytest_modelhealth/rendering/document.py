@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,19 +13,19 @@ from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from pytest_modelhealth.rendering.notation import Column, printable, shorten, table
+from pytest_modelhealth.rendering.notation import Column, printable, readable, shorten, table
 
 WIDTH = 100  # characters of a line, fewer where the terminal has fewer
-NARROW = 80  # in fewer nothing is cut, and what does not fit goes on in the next line
 LINES = 24  # a screen, which no failure is longer than
 
 
 @cache
 def templates(folder: Path) -> Environment:
-    """Return what reads templates, which escape everything and miss no name."""
+    """Return what reads templates, which escape everything, hide nothing and miss no name."""
     return Environment(
         loader=FileSystemLoader(folder),
         autoescape=True,
+        finalize=lambda value: readable(value) if type(value) is str else value,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -78,22 +77,19 @@ class Document:
         """Return it for a terminal.
 
         Args:
-            width: characters of a line; `None` asks the terminal, and takes 56 at least and 100 at
-                most. Of a narrow one pytest takes four.
+            width: characters of a line; `None` asks the terminal, and takes 80 at least and 100 at
+                most.
             lines: rows are left out above so many.
         """
-        columns = shutil.get_terminal_size((WIDTH, LINES)).columns
-        fitting = min(columns, WIDTH) if columns >= NARROW else max(columns - 4, 56)
-        width = width or fitting
-        above = [self.headline, *_folded(self.facts, width)]
-        below = [*_folded(self.below, width)]
-        code = ["", *_folded(self.code, width)] if self.code else []
-        remarks = [*_folded(self.remarks, width)]
-        for most in range(len(self.rows[: self.most]), 0, -1):
-            shown = ["", *self._table(width, most), *below]
-            if not lines or len([*above, *shown, *code, *remarks]) <= lines or most == 1:
-                return "\n".join([*above, *shown, *code, *remarks])
-        return "\n".join([*above, *below, *code, *remarks])
+        width = width or min(max(shutil.get_terminal_size((WIDTH, LINES)).columns, 80), WIDTH)
+        above = [self.headline, *self.facts]
+        below = [*self.below, *[""] * bool(self.code), *self.code, *self.remarks]
+        most = len(self.rows[: self.most])
+        while True:
+            shown = ["", *self._table(width, most)] if most else []
+            if most <= 1 or not lines or len([*above, *shown, *below]) <= lines:
+                return "\n".join([*above, *shown, *below])
+            most -= 1
 
     def _shown(self, most: int | None) -> tuple[list[Row], list[str]]:
         """Return the heaviest rows in their order, and the line on what is left out."""
@@ -105,27 +101,22 @@ class Document:
     def _table(self, width: int, most: int) -> Iterator[str]:
         """Yield the rows as lines, with their notes below; a column of marks stands first."""
         rows, rest = self._shown(most)
-        room, shift = width - len(self.indent), int(self.marks)
-        titles = [column.title for column in self.columns]
-        texts = [number + shift for number, column in enumerate(self.columns) if column.is_text]
-        lines = table(
-            [["", *titles][1 - shift :], *([row.mark, *row.cells][1 - shift :] for row in rows)],
+        shift = int(self.marks)
+        cells = [["", *(c.title for c in self.columns)], *([r.mark, *r.cells] for r in rows)]
+        texts = [at + shift for at, column in enumerate(self.columns) if column.is_text]
+        head, *lines = table(
+            [one[1 - shift :] for one in cells],
             [*range(shift), *texts],
-            width=room,
+            width=width - len(self.indent),
             narrowest=[(column + shift, least) for column, least in self.narrowest],
             names=None if self.names is None else self.names + shift,
-            folds=width < NARROW,
         )
-        if width < NARROW and max(map(len, "\n".join(lines).split("\n"))) > room:  # no table then
-            for at, row in enumerate(rows, start=1):
-                cells = (f"{t} {c}" for t, c in zip(titles[1:], row.cells[1:], strict=True) if c)
-                told = f"{row.mark} {row.cells[0]}: {', '.join(cells)}".lstrip()
-                lines[at] = "\n".join(_folded([told], room))
-            del lines[0]
-        for row, block in zip([Row(())] * (len(lines) - len(rows)) + rows, lines, strict=True):
-            yield from (f"{self.indent}{line}" for line in block.split("\n"))
-            notes = (f"    {'warning: ' * n.warns}{n.check}: {n.text}" for n in row.notes)
-            yield from (f"{self.indent}{line}" for line in _folded(notes, width))
+        yield f"{self.indent}{head}"
+        for row, line in zip(rows, lines, strict=True):
+            yield f"{self.indent}{line}"
+            for note in row.notes:
+                warning = "warning: " * note.warns
+                yield f"{self.indent}    {warning}{note.check}: {note.text}"
         yield from rest
 
     def html(self) -> str:
@@ -170,26 +161,6 @@ def fitting(parts: Iterable[str], most_bytes: int) -> list[str]:
     sized = ((part, len(part.encode())) for part in parts)
     summed = accumulate(sized, lambda sum_, one: (one[0], sum_[1] + one[1]))
     return [part for part, size in takewhile(lambda one: one[1] <= most_bytes, summed)]
-
-
-def _folded(lines: Iterable[str], width: int) -> Iterator[str]:
-    """Yield lines, in a narrow terminal of at most `width`, at the depth of what a label names.
-
-    No word is broken. A call may be broken in its brackets, so that it can still be pasted.
-    """
-    for line in lines:
-        text = line.lstrip(" ")
-        indent = line[: len(line) - len(text)]
-        hanging = indent + " " * (14 if re.fullmatch(r"[\w ]+: *", text[:14]) else 2)
-        wrapped = textwrap.wrap(
-            _OPENED.sub("( ", text), width, initial_indent=indent, subsequent_indent=hanging,
-            break_long_words=False, break_on_hyphens=False,
-        )  # fmt: skip
-        folded = (re.sub(r"\( (?=\"|\w+=)", "(", part) for part in wrapped)
-        yield from folded if len(line) > width < NARROW else [line]
-
-
-_OPENED = re.compile(r"\((?=\"|\w+=)")
 
 
 def _items(lines: Iterable[str]) -> str:

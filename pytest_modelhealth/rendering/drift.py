@@ -5,7 +5,7 @@ from __future__ import annotations
 from pytest_modelhealth.rendering.document import LINES, Document, Row
 from pytest_modelhealth.rendering.notation import Column, few
 from pytest_modelhealth.snapshot.changes import phrases
-from pytest_modelhealth.snapshot.drift import DriftReport, headline
+from pytest_modelhealth.snapshot.drift import DriftReport
 
 MOST_TENSORS = 8
 MOST_CHANGES = 6
@@ -21,7 +21,7 @@ def explain(report: DriftReport) -> list[str]:
         changes = phrases(report.failing_changes)[report.pair.has_common_layers :]
     story = [report.story] if report.story and not report.told else []
     document = Document(
-        headline(report),
+        report.headline,
         facts=[*story, *few(changes, MOST_CHANGES, "more change")],
         columns=[
             Column(title, is_text=is_text)

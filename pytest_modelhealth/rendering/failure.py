@@ -18,7 +18,7 @@ from pytest_modelhealth.rendering.notation import (
     printable,
     shorten,
 )
-from pytest_modelhealth.rendering.places import called_at, defined_at, is_of_a_library
+from pytest_modelhealth.rendering.places import defined_at, is_of_a_library
 from pytest_modelhealth.rendering.summary import consequences, headline, label, remarks, run
 from pytest_modelhealth.report import ROLES, Finding, HealthReport
 from pytest_modelhealth.report.flow import near
@@ -104,7 +104,7 @@ _PLACE = re.compile(r"([^\s`]+\.py):(\d+)")
 def _way(report: HealthReport, worst: Finding) -> Iterator[str]:
     """Yield what feeds the worst layer, what it feeds, the operations between, and where it is."""
     flow, layer = report.flow, worst.layer
-    line, own = called_at(report, layer), defined_at(report, layer)
+    line, own = report.observation.called_at(layer), defined_at(report, layer)
     places = {
         "called": "" if _PLACE.search(worst.cause) else line,
         "class": "" if own and is_of_a_library(own) else own,  # no business of the user's

@@ -30,7 +30,7 @@ from pytest_modelhealth.report import (
     Size,
     Status,
 )
-from pytest_modelhealth.report.ranks import Placement
+from pytest_modelhealth.report.parts import Placement
 from pytest_modelhealth.settings.setting import ancestors
 from pytest_modelhealth.statistics import TensorStatistics
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from pytest_modelhealth.statistics import HIGHEST_EXPONENT
@@ -107,6 +105,11 @@ def printable(text: str) -> str:
     )
 
 
+def readable(text: str) -> str:
+    """Return `text` on its lines, each as `printable` makes it."""
+    return text if text.isprintable() else "\n".join(map(printable, text.split("\n")))
+
+
 def shorten(text: str, width: int) -> str:
     """Return the start of `text`, in at most `width` characters."""
     return text if len(text) <= width else text[: width - 2] + ".."
@@ -142,7 +145,6 @@ def table(
     width: int | None = None,
     narrowest: Iterable[tuple[int, int]] = (),
     names: int | None = None,
-    folds: bool = False,
 ) -> list[str]:
     """Return `rows` as aligned lines.
 
@@ -152,14 +154,10 @@ def table(
         width: characters that a line is to take, where that can be.
         narrowest: the columns that give way, in this order, and how far.
         names: the column with names of layers, which are abbreviated rather than cut.
-        folds: whether other cells go on in the next line rather than being cut.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     excess = 0 if width is None else sum(widths) + 2 * (len(widths) - 1) - width
     for column, least in narrowest:
-        if folds and column != names:
-            words = (re.split(r"(?<=[ _./])", row[column]) for row in rows)
-            least = max(least, *(len(word.rstrip()) for own in words for word in own))
         cut = max(0, min(excess, widths[column] - least))
         widths[column] -= cut
         excess -= cut
@@ -167,16 +165,7 @@ def table(
     for row in rows:
         cells = []
         for column, (cell, most) in enumerate(zip(row, widths, strict=True)):
-            if folds and column != names and len(cell) > most:
-                cells.append(re.findall(rf".{{1,{most}}}(?<=[ _./])|.{{1,{most}}}", cell))
-            else:
-                cells.append([(abbreviate if column == names else shorten)(cell, most)])
-        aligned = (
-            "  ".join(
-                part.ljust(most) if column in left else part.rjust(most)
-                for column, (part, most) in enumerate(zip(parts, widths, strict=True))
-            )
-            for parts in zip_longest(*cells, fillvalue="")
-        )
-        lines.append("\n".join(map(str.rstrip, aligned)))
+            short = (abbreviate if column == names else shorten)(cell, most)
+            cells.append(short.ljust(most) if column in left else short.rjust(most))
+        lines.append("  ".join(cells).rstrip())
     return lines

@@ -1,4 +1,4 @@
-"""Where the class of a layer is written, and where the layer is called: ``path:line``."""
+"""Where the class of a layer is written: ``path:line``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sysconfig
 from functools import lru_cache
 from pathlib import Path
 
-from pytest_modelhealth.report import Definition, HealthReport, LayerRecord
+from pytest_modelhealth.report import Definition, HealthReport
 
 
 def defined_at(report: HealthReport, layer: str) -> str:
@@ -18,21 +18,11 @@ def defined_at(report: HealthReport, layer: str) -> str:
     functional layer has no class, and generated code no file.
     """
     record = report.observation.layers.get(layer)
-    return "" if record is None else class_place(record)
-
-
-def class_place(record: LayerRecord) -> str:
-    """Return `defined_at` of a layer by its record."""
-    known = [one for one in record.definitions if one.path and one.path[0] != "<"]
-    lines = [(one.path, _class_line(one)) for one in known] + [
-        (one.path, one.line) for one in known
-    ]
+    definitions = () if record is None else record.definitions
+    known = [one for one in definitions if one.path and one.path[0] != "<"]
+    lines = [(one.path, _class_line(one)) for one in known]
+    lines += [(one.path, one.line) for one in known]
     return next((f"{path}:{line}" for path, line in lines if line), "")
-
-
-def called_at(report: HealthReport, layer: str) -> str:
-    """Return ``path:line`` of the user's code that first called a layer; ``""`` if unknown."""
-    return report.observation.called_at(layer)
 
 
 def is_of_a_library(place: str) -> bool:

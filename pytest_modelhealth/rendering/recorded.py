@@ -15,24 +15,17 @@ import networkx as nx
 from pytest_modelhealth.alignment.result import Change, Pair
 from pytest_modelhealth.comparison.comparison import AlignedLayer, Comparison, Divergence
 from pytest_modelhealth.comparison.results import TensorResult
-from pytest_modelhealth.rendering.diagram import Diagram, diagram
+from pytest_modelhealth.rendering.data import finding_data
+from pytest_modelhealth.rendering.diagram import Edge, diagram
 from pytest_modelhealth.rendering.evidence import culprit_and_predecessor
-from pytest_modelhealth.rendering.json import finding_data
 from pytest_modelhealth.rendering.model_summary import summarised
-from pytest_modelhealth.rendering.places import called_at, defined_at
+from pytest_modelhealth.rendering.places import defined_at
 from pytest_modelhealth.rendering.summary import headline, label
-from pytest_modelhealth.report import (
-    ROLES,
-    Finding,
-    HealthReport,
-    LayerRecord,
-    Verdict,
-)
+from pytest_modelhealth.report import ROLES, Finding, HealthReport, LayerRecord, Verdict
 from pytest_modelhealth.report.codec import encode
 from pytest_modelhealth.settings.setting import is_inside
 from pytest_modelhealth.snapshot.changes import phrases
 from pytest_modelhealth.snapshot.drift import Outcome, SnapshotCheck
-from pytest_modelhealth.snapshot.drift import headline as drift_headline
 from pytest_modelhealth.statistics import TensorStatistics
 
 if TYPE_CHECKING:
@@ -131,7 +124,7 @@ def _layer(report: HealthReport, record: LayerRecord, costs: Mapping[str, Any]) 
         **{size: costs[size] or 0 for size in ("parameters", "trainable")},
         **{size: costs[size] for size in SIZES},
         "defined_at": defined_at(report, record.name),
-        "called_at": called_at(report, record.name),
+        "called_at": report.observation.called_at(record.name),
         "tensors": tensors_data(record),
     }
 
@@ -175,37 +168,30 @@ def evidence_data(report: HealthReport) -> list[dict[str, Any]]:
 
 def flow_data(report: HealthReport) -> dict[str, Any] | None:
     """Return a report's flow; ``None`` where none was recorded."""
-    drawn = diagram(report)
-    if drawn is None or report.flow is None:
+    if report.flow is None or not report.flow.graph.vertices:
         return None
+    edges, kinds = diagram(report.flow)
     violations = report._judgement.violations
     return {
-        "edges": drawn.edges,
-        "joins": [name for name, kind in drawn.kinds.items() if kind == "join"],
-        "way": _way(drawn, violations[0].layer) if violations else [],
+        "edges": edges,
+        "joins": [name for name, kind in kinds.items() if kind == "join"],
+        "way": _way(edges, kinds, violations[0].layer) if violations else [],
         "exact": report.flow.is_exact,
     }
 
 
-def _way(drawn: Diagram, culprit: str) -> list[str]:
+def _way(edges: list[Edge], kinds: dict[str, str], culprit: str) -> list[str]:
     """Return the shortest way from the batch through the culprit, or the first layer inside it."""
-    inside = (name for name in drawn.kinds if name == culprit or is_inside(name, culprit))
-    through = next(inside, None)
+    through = next((n for n in kinds if n == culprit or is_inside(n, culprit)), None)
     if through is None:
         return []
-    graph = nx.DiGraph((source, target) for source, target, *_ in drawn.edges)
+    graph = nx.DiGraph((source, target) for source, target, *_ in edges)
     graph.add_node(through)
-    before, after = (
-        _shortest(ways, through, {name for name, each in drawn.kinds.items() if each == kind})
-        for ways, kind in ((graph.reverse(copy=False), "source"), (graph, "end"))
-    )
-    return [*reversed(before), *after[1:]]
-
-
-def _shortest(graph: nx.DiGraph, start: str, ends: set[str]) -> list[str]:
-    """Return the shortest way from `start` to one of `ends`; `start` alone where there is none."""
-    ways = nx.single_source_shortest_path(graph, start)
-    return next((way for name, way in ways.items() if name in ends), [start])
+    halves = []
+    for one, kind in ((graph.reverse(copy=False), "source"), (graph, "end")):
+        ways = nx.single_source_shortest_path(one, through)
+        halves.append(next((way for name, way in ways.items() if kinds[name] == kind), [through]))
+    return [*reversed(halves[0]), *halves[1][1:]]
 
 
 # A training
@@ -328,6 +314,6 @@ def _drift(check: SnapshotCheck) -> dict[str, Any]:
 
 def _drift_headline(check: SnapshotCheck) -> str:
     if check.found is not None and check.found.drifted:
-        return drift_headline(check.found)
+        return check.found.headline
     recorded = f"recorded in {check.file}" if check.outcome is Outcome.RECORDED else ""
     return check.text.partition("\n")[0] or recorded or str(check.found or check.outcome.value)

@@ -29,19 +29,14 @@ _COLUMNS = (
 )
 
 
-def line(result: RemovableUnits) -> str:
-    """Return how many units can go, in one line."""
-    name = printable(result.report.observation.model_type)
-    if not result.sizes:
-        return (
-            f"{name}: no units to look at, as no linear layer or convolution ran but those that "
-            "give outputs"
-        )
+def document(result: RemovableUnits) -> Document:
+    """Return how many units can go, a table of layers, the proof, and what was refused."""
+    model = printable(result.report.observation.model_type)
     going = sum(len(layer.removable) for layer in result.layers.values())
-    return f"{name}: {going or 'none':} of {plural(sum(result.sizes.values()), 'unit')} can go"
-
-
-def _document(result: RemovableUnits) -> Document:
+    line = f"{model}: {going or 'none':} of {plural(sum(result.sizes.values()), 'unit')} can go"
+    if not result.sizes:
+        line = f"{model}: no units to look at, as no linear layer or convolution ran but those "
+        line += "that give outputs"
     rows = [
         Row([c.cell(one) for c in _COLUMNS], help=_ranges(one.removable), name=_label(one.name))
         for one in result.layers.values()
@@ -54,17 +49,7 @@ def _document(result: RemovableUnits) -> Document:
     if result.samples < _FEW:
         remarks.append(f"{plural(result.samples, 'sample')} are few: over more, more units fire")
     remarks += [f"not removable: {_label(n)}: {why}" for n, why in result.refused.items()]
-    return Document(line(result), columns=_COLUMNS, rows=rows, remarks=remarks)
-
-
-def text(result: RemovableUnits) -> str:
-    """Return the line, a table of layers, the proof, and what was refused."""
-    return _document(result).text()
-
-
-def fragment(result: RemovableUnits) -> str:
-    """Return a self-contained ``<div>`` for notebooks; every name in it is escaped."""
-    return _document(result).html()
+    return Document(line, columns=_COLUMNS, rows=rows, remarks=remarks)
 
 
 def _label(name: str) -> str:

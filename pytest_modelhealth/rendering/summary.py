@@ -16,14 +16,7 @@ from pytest_modelhealth.rendering.notation import (
     printable,
     shape,
 )
-from pytest_modelhealth.report import (
-    Finding,
-    HealthReport,
-    LayerRecord,
-    Outcome,
-    Status,
-    Verdict,
-)
+from pytest_modelhealth.report import Finding, HealthReport, LayerRecord, Outcome, Status, Verdict
 from pytest_modelhealth.report.flow import near
 from pytest_modelhealth.statistics import TensorStatistics
 

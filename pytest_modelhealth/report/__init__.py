@@ -4,12 +4,7 @@ This package imports neither torch nor numpy.
 """
 
 from pytest_modelhealth.report.finding import Finding, Grade, Inconclusive, Reference, Violation
-from pytest_modelhealth.report.flow import (
-    Cut,
-    Flow,
-    Kind,
-    Vertex,
-)
+from pytest_modelhealth.report.flow import Cut, Flow, Kind, Vertex
 from pytest_modelhealth.report.health_report import HealthReport
 from pytest_modelhealth.report.model_summary import ModelSummary
 from pytest_modelhealth.report.observation import (

@@ -21,13 +21,7 @@ from pytest_modelhealth.report.flow import Flow
 from pytest_modelhealth.report.model_summary import ModelSummary
 from pytest_modelhealth.report.observation import LayerRecord, Noises, Observation
 from pytest_modelhealth.report.parts import Probed
-from pytest_modelhealth.report.verdict import (
-    HasVerdict,
-    Judge,
-    Judgement,
-    Renderer,
-    Verdict,
-)
+from pytest_modelhealth.report.verdict import HasVerdict, Judge, Judgement, Renderer, Verdict
 from pytest_modelhealth.settings import Settings
 
 if TYPE_CHECKING:
@@ -291,11 +285,8 @@ class HealthReport(HasVerdict):
     def _sentence(self, findings: tuple[Finding, ...], which: str = "") -> str:
         first, *others = findings
         more = f" (and {len(others):,} more{which})" if others else ""
-        return f"{self._label(first.layer)} ({first.check}): {first.message}{more}"
-
-    def _label(self, layer: str) -> str:
-        record = self._observation.layers.get(layer)
-        return record.label if record is not None else self._observation.model_type
+        label = self._shown("summary", "label", first.layer)
+        return f"{label} ({first.check}): {first.message}{more}"
 
     def _with(self, thresholds: Mapping[str, object]) -> HealthReport:
         if not thresholds:
@@ -327,7 +318,7 @@ class HealthReport(HasVerdict):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain dictionaries, lists, numbers and strings."""
-        return dict(self._shown("json", "to_dict"))
+        return dict(self._shown("data", "to_dict"))
 
     def to_json(self, path: str | Path) -> None:
         """Write `to_dict` as JSON.

@@ -6,10 +6,11 @@ saw at once goes together in another way. Without either it is that of the first
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, replace
 from functools import cache, reduce
 from itertools import chain
+from statistics import fmean
 from typing import Any, Literal, TypeVar, cast
 
 T = TypeVar("T")
@@ -65,55 +66,55 @@ def _rule(field: Field[Any], rule: Rule | str) -> Rule:
     return _RULES[rule] if isinstance(rule, str) else rule
 
 
-def mean_of(values: Sequence[float | None]) -> float | None:
-    """Return the mean of those that are known; ``None`` where none is."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+def of_each(rule: Rule) -> Rule:
+    """Return the rule that follows another one for each name of mappings."""
+
+    def rule_of_each(values: list[Any], of: Merge) -> dict[str, Any]:
+        together = {}
+        for name in dict.fromkeys(chain.from_iterable(values)):
+            having = [at for at, value in enumerate(values) if name in value]
+            records, starts = ([every[at] for at in having] for every in (of.records, of.starts))
+            together[name] = rule(
+                [values[at][name] for at in having], Merge(records, of.over, starts)
+            )
+        return together
+
+    return rule_of_each
 
 
-def _statistics(values: list[Any], of: Merge) -> Any:
-    """Merge statistics, or those of several tensors by their names."""
-    known = [value for value in values if value is not None]
-    if not known or not isinstance(known[0], Mapping):
-        return reduce(lambda a, b: a.merge(b), known) if known else None
-    names = dict.fromkeys(chain.from_iterable(known))
-    return {name: _statistics([value.get(name) for value in known], of) for name in names}
+def known(rule: Callable[[list[Any]], Any]) -> Rule:
+    """Return the rule that gives what one makes of values that are known; ``None`` of none."""
 
+    def rule_of_known(values: list[Any], _: Merge) -> Any:
+        values = [value for value in values if value is not None]
+        return rule(values) if values else None
 
-def _each(values: list[Mapping[str, Any]], of: Merge) -> dict[str, Any]:
-    """Merge records by their names."""
-    found = {}
-    for name in dict.fromkeys(chain.from_iterable(values)):
-        having = [(v[name], start) for v, start in zip(values, of.starts, strict=True) if name in v]
-        records, starts = zip(*having, strict=True)
-        found[name] = merged(records, of.over, starts)
-    return found
+    return rule_of_known
 
 
 def _record(values: list[Any], of: Merge) -> Any:
-    known = [value for value in values if value is not None]
-    return merged(known, of.over) if known else None
+    return known(lambda values: merged(values, of.over))(values, of)
 
+
+_statistics = known(lambda values: reduce(lambda a, b: a.merge(b), values))
 
 _RULES: dict[str, Rule] = {
-    "known": lambda values, _: next((value for value in values if value is not None), None),
+    "known": known(lambda values: values[0]),
     "sum": lambda values, _: sum(values),
-    "max": lambda values, _: max((v for v in values if v is not None), default=None),
-    "mean": lambda values, _: mean_of(values),
+    "max": known(max),
+    "mean": known(fmean),
     "any": lambda values, _: any(values),
     # also of texts: the first, where each has one
     "all": lambda values, _: values[0] if all(values) else type(values[0])(),
-    "all known": lambda values, _: (
-        all(known) if (known := [value for value in values if value is not None]) else None
-    ),
+    "all known": known(all),
     "in a row": lambda values, _: tuple(chain.from_iterable(values)),
     "union": lambda values, _: tuple(dict.fromkeys(chain.from_iterable(values))),
     "common": lambda values, _: frozenset.intersection(*values),
-    "latest of each": lambda values, _: {k: v for value in values for k, v in value.items()},
-    "first of each": lambda values, _: {k: v for one in values[::-1] for k, v in one.items()},
+    "latest of each": of_each(lambda values, _: values[-1]),
     "first with any": lambda values, _: next(filter(None, values), values[0]),
     "statistics": _statistics,
-    "each": _each,
+    "statistics of each": of_each(_statistics),
     "record": _record,
+    "record of each": of_each(lambda values, of: merged(values, of.over, of.starts)),
 }
 """Rules of more than one field, by their names; ``"apart"`` is the default of the field."""

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import (
-    Callable,
-    ItemsView,
-    Iterable,
-    Iterator,
-    Mapping,
-    ValuesView,
-)
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, ValuesView
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from pytest_modelhealth.errors import LayerNotFoundError, require_kind, suggest
 from pytest_modelhealth.report.flow import Flow
-from pytest_modelhealth.report.merging import Merge, mean_of, merged
+from pytest_modelhealth.report.merging import Merge, known, merged, of_each
 from pytest_modelhealth.report.parts import (
     Costs,
     Definition,
     Extremes,
     Part,
+    Placement,
     Probed,
+    Ranks,
+    RemovableLayer,
     earliest_of_each,
     largest_of_each,
 )
-from pytest_modelhealth.report.ranks import Placement, Ranks
-from pytest_modelhealth.report.removable import RemovableLayer
 from pytest_modelhealth.report.training import Course, Stepped
 
 if TYPE_CHECKING:
@@ -103,45 +98,26 @@ def _of_the_fullest(values: list[Any], of: Merge) -> Any:
 
 def _zero_in_all(values: list[Mapping[str, ZeroSlices]], of: Merge) -> dict[str, ZeroSlices]:
     """Return the slices that are zero wherever there are gradients of the parameter."""
-    found = {}
-    for name in dict.fromkeys(chain(*values)):
-        each = zip(values, of.records, strict=True)
-        having = [one for one, record in each if name in one or name in record.parameter_gradients]
-        if all(name in one for one in having):
-            found[name] = merged([one[name] for one in having])
-    return found
-
-
-def _options(values: list[Mapping[str, Option]], _: Merge) -> dict[str, Option]:
-    """Return those of the first rank, and the mean of what each measured."""
-    known = {name: [v[name] for v in values if name in v] for name in sorted(MEASURED)}
-    measured = {
-        n: mean_of([v for v in each if isinstance(v, float | int)])
-        for n, each in known.items()
-        if each
-    }
-    return {**values[0], **measured}
-
-
-def _least_of_each(values: list[Mapping[str, int]], _: Merge) -> dict[str, int]:
+    each = [*zip(values, of.records, strict=True)]
     return {
-        role: min(v[role] for v in values if role in v) for role in dict.fromkeys(chain(*values))
+        name: merged([one[name] for one in values if name in one])
+        for name in dict.fromkeys(chain(*values))
+        if all(name in one for one, record in each if name in record.parameter_gradients)
     }
+
+
+def _options(values: list[Mapping[str, Option]], of: Merge) -> dict[str, Option]:
+    """Return those of the first rank, and the mean of what each measured."""
+    measured = [{name: v[name] for name in sorted(MEASURED & v.keys())} for v in values]
+    return {**values[0], **of_each(known(fmean))(measured, of)}
 
 
 def _same_on_all(values: list[bool | None], of: Merge) -> bool | None:
     """Whether activations are the same for all samples of all ranks."""
     equal = [r.activations for r, is_equal in zip(of.records, values, strict=True) if is_equal]
     means = {seen.mean for seen in equal if seen is not None and seen.finite_count}
-    known = [value for value in values if value is not None]
-    return all(known) and len(means) < 2 if known else None
-
-
-def _ill_ranks(values: list[Mapping[str, tuple[int, ...]]], _: Merge) -> dict[str, tuple[int, ...]]:
-    return {
-        role: tuple(sorted({*chain(*(one.get(role, ()) for one in values))}))
-        for role in dict.fromkeys(chain(*values))
-    }
+    told = [value for value in values if value is not None]
+    return all(told) and len(means) < 2 if told else None
 
 
 @dataclass(frozen=True)
@@ -218,7 +194,7 @@ class LayerRecord:
         default_factory=dict, metadata={"merge": "latest of each", "ranks": "apart"}
     )
     parameter_gradients: Mapping[str, TensorStatistics] = field(
-        default_factory=dict, metadata={"merge": "statistics", "ranks": "apart"}
+        default_factory=dict, metadata={"merge": "statistics of each", "ranks": "apart"}
     )
     buffers: Mapping[str, TensorStatistics] = field(
         default_factory=dict, metadata={"merge": "latest of each", "ranks": "apart"}
@@ -229,7 +205,8 @@ class LayerRecord:
     tied: Mapping[str, str] = field(default_factory=dict)
     grad_off: bool = field(default=False, metadata={"merge": "any"})
     nonfinite_calls: Mapping[str, int] = field(
-        default_factory=dict, metadata={"merge": "first with any", "ranks": _least_of_each}
+        default_factory=dict,
+        metadata={"merge": "first with any", "ranks": of_each(lambda values, _: min(values))},
     )
     watched: frozenset[str] = frozenset(ROLES)
     source: str = ""
@@ -246,7 +223,7 @@ class LayerRecord:
     nonfinite: Extremes = field(default_factory=dict, metadata={"merge": earliest_of_each})
     placements: Mapping[str, Placement] = field(default_factory=dict, metadata={"ranks": "apart"})
     ill_ranks: Mapping[str, tuple[int, ...]] = field(
-        default_factory=dict, metadata={"merge": _ill_ranks}
+        default_factory=dict, metadata={"merge": of_each(lambda v, _: tuple(sorted({*chain(*v)})))}
     )
 
     @property
@@ -304,22 +281,15 @@ class LayerRecords(Mapping[str, LayerRecord]):
 
     def __init__(self, names: Iterable[str], make: Callable[[str], LayerRecord]) -> None:
         self._records: dict[str, LayerRecord | None] = dict.fromkeys(names)
-        self._make: Callable[[str], LayerRecord] | None = make
-
-    def _all(self) -> dict[str, LayerRecord]:
-        records: Any = self._records
-        if self._make is not None:
-            for name, record in records.items():
-                if record is None:
-                    records[name] = self._make(name)
-            self._make = None  # it holds what was seen of every layer
-        return records  # type: ignore[no-any-return]
+        self._make, self._unmade = make, len(self._records)
 
     def __getitem__(self, name: str) -> LayerRecord:
         record = self._records[name]
         if record is None:
-            assert self._make is not None
             record = self._records[name] = self._make(name)
+            self._unmade -= 1
+            if not self._unmade:
+                del self._make  # it holds what was seen of every layer
         return record
 
     def __iter__(self) -> Iterator[str]:
@@ -328,13 +298,18 @@ class LayerRecords(Mapping[str, LayerRecord]):
     def __len__(self) -> int:
         return len(self._records)
 
+    def _all(self) -> Any:
+        for name in self._records if self._unmade else ():
+            _ = self[name]
+        return self._records
+
     def values(self) -> ValuesView[LayerRecord]:
         """Return all records, in order."""
-        return self._all().values()
+        return self._all().values()  # type: ignore[no-any-return]
 
     def items(self) -> ItemsView[str, LayerRecord]:
         """Return all names and records, in order."""
-        return self._all().items()
+        return self._all().items()  # type: ignore[no-any-return]
 
     def __reduce__(self) -> tuple[type[dict[str, LayerRecord]], tuple[dict[str, LayerRecord]]]:
         return dict, (self._all(),)
@@ -355,6 +330,20 @@ class GivenTensor:
     dtype: str
 
 
+def _same(values: list[Any], _: Merge) -> Any:
+    """Return what all have; ``None`` where they differ."""
+    return values[0] if len({*values}) == 1 else None
+
+
+def _tail_share(values: list[float], of: Merge) -> float:
+    """Return the share over all targets; 0 where ranks have different tails."""
+    if _same([one.tail for one in of.records], of) is None:
+        return 0.0
+    ends: float = sum(share * one.count for share, one in zip(values, of.records, strict=True))
+    count: int = sum(one.count for one in of.records)
+    return ends / max(count, 1)
+
+
 @dataclass(frozen=True)
 class ClassTargets:
     """Class indices that a loss was given as target.
@@ -367,28 +356,11 @@ class ClassTargets:
         only: the one class that all others are; ``None`` where there are several.
     """
 
-    count: int
-    ignored: int
-    tail: int | None = None
-    tail_share: float = 0.0
-    only: int | None = None
-
-
-def _targets(values: list[ClassTargets | None], _: Merge) -> ClassTargets | None:
-    """Return what the targets of several ranks are together; ``None`` where none has any."""
-    known = [one for one in values if one is not None]
-    if not known:
-        return None
-    count = sum(one.count for one in known)
-    tails, only = {one.tail for one in known}, {one.only for one in known}
-    share = sum(one.tail_share * one.count for one in known) / max(count, 1)
-    return ClassTargets(
-        count,
-        sum(one.ignored for one in known),
-        tail=known[0].tail if len(tails) == 1 else None,
-        tail_share=share if len(tails) == 1 else 0.0,
-        only=known[0].only if len(only) == 1 else None,
-    )
+    count: int = field(metadata={"ranks": "sum"})
+    ignored: int = field(metadata={"ranks": "sum"})
+    tail: int | None = field(default=None, metadata={"ranks": _same})
+    tail_share: float = field(default=0.0, metadata={"ranks": _tail_share})
+    only: int | None = field(default=None, metadata={"ranks": _same})
 
 
 @dataclass(frozen=True)
@@ -430,7 +402,7 @@ class LossCall:
     made_along: int | None = None
     clamped: tuple[float | None, float | None] | None = None
     cosines: bool = False
-    targets: ClassTargets | None = field(default=None, metadata={"ranks": _targets})
+    targets: ClassTargets | None = field(default=None, metadata={"ranks": "record"})
 
 
 @dataclass(frozen=True)
@@ -513,10 +485,11 @@ class TaskGradients:
 
 def _layers_of_ranks(values: list[Mapping[str, LayerRecord]], of: Merge) -> dict[str, LayerRecord]:
     """Merge layers by name, of each that of the rank first that saw most of it."""
-    layers = {}
-    for name in dict.fromkeys(chain(*values)):
-        records = [one[name] for one in values if name in one]
-        layers[name] = merged(sorted(records, key=lambda r: FULLNESS.index(r.status)), of.over)
+
+    def rule(records: list[LayerRecord], of: Merge) -> LayerRecord:
+        return merged(sorted(records, key=lambda r: FULLNESS.index(r.status)), of.over)
+
+    layers = of_each(rule)(values, of)
     return dict(sorted(layers.items(), key=lambda item: item[1].status in UNCALLED))
 
 
@@ -587,7 +560,7 @@ class Observation:
     """
 
     layers: Mapping[str, LayerRecord] = field(
-        metadata={"merge": "each", "ranks": _layers_of_ranks, "json": False}
+        metadata={"merge": "record of each", "ranks": _layers_of_ranks, "json": False}
     )
     model_type: str
     loss: float | None = field(default=None, metadata={"merge": _mean_loss})

@@ -1,12 +1,14 @@
-"""What an observation holds beside layers: costs, extremes, probes."""
+"""What an observation holds beside layers: costs, extremes, probes, removable units, ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import chain
 
-from pytest_modelhealth.report.merging import Merge
+from pytest_modelhealth.report.finding import Finding
+from pytest_modelhealth.report.merging import Merge, Rule, of_each
 
 Shape = tuple[int, ...]
 
@@ -113,26 +115,17 @@ Extremes = Mapping[str, Extreme]
 """By role: ``activations``, ``gradients``, and ``inputs`` of the model."""
 
 
-def largest_of_each(values: list[Extremes], of: Merge) -> dict[str, Extreme]:
-    """Return the largest magnitude of each role; of equal ones the first."""
-    return _first_of_each(values, of, lambda one: -abs(one.value))
+def _first(order: Callable[[Extreme], float]) -> Rule:
+    """Return the rule that gives the first by an order, each counted by its place in the run."""
+
+    def rule(values: list[Extreme], of: Merge) -> Extreme:
+        return min((one.moved(s) for one, s in zip(values, of.starts, strict=True)), key=order)
+
+    return rule
 
 
-def earliest_of_each(values: list[Extremes], of: Merge) -> dict[str, Extreme]:
-    """Return that of the first batch of each role."""
-    return _first_of_each(values, of, lambda one: one.batch)
-
-
-def _first_of_each(
-    values: list[Extremes], of: Merge, order: Callable[[Extreme], float]
-) -> dict[str, Extreme]:
-    found: dict[str, Extreme] = {}
-    for extremes, start in zip(values, of.starts, strict=True):
-        for role, one in extremes.items():
-            moved = one.moved(start)
-            if role not in found or order(moved) < order(found[role]):
-                found[role] = moved
-    return found
+largest_of_each = of_each(_first(lambda one: -abs(one.value)))
+earliest_of_each = of_each(_first(lambda one: one.batch))
 
 
 @dataclass(frozen=True)
@@ -283,3 +276,83 @@ class Probed:
     def seconds(self) -> float:
         """How long all of them took."""
         return self.base_seconds + sum(record.seconds for record in self.records)
+
+
+@dataclass(frozen=True)
+class RemovableLayer:
+    """The units of one layer that can go.
+
+    Args:
+        name: the layer whose weights make the units.
+        units: how many it has.
+        inactive: units that no output depended on, whatever the sample: dead behind their
+            activation, or read by nothing.
+        duplicates: pairs of a unit and its twin, which is kept: a unit before it with the same
+            weights, bias and entries of a norm, bit for bit.
+        samples: how many samples (tokens, where units are features of a sequence) said so.
+        produced: the parameters that make the units, those of a norm behind them too, each with the
+            dimension of it in which they lie.
+    """
+
+    name: str
+    units: int
+    inactive: tuple[int, ...] = ()
+    duplicates: tuple[tuple[int, int], ...] = ()
+    samples: int = 0
+    produced: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def removable(self) -> tuple[int, ...]:
+        """All units that can go, in order."""
+        return tuple(sorted({*self.inactive, *(unit for unit, _ in self.duplicates)}))
+
+    @property
+    def fraction(self) -> float:
+        """Part of the units that can go."""
+        return len(self.removable) / self.units if self.units else 0.0
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How a tensor lies on the ranks of a device mesh, as its `DTensor` says.
+
+    Args:
+        shape: shape of the whole tensor.
+        offset: where this rank's part begins in it.
+        is_cut: whether each rank has a part of it, and not the whole or a term of a sum.
+    """
+
+    shape: tuple[int, ...]
+    offset: tuple[int, ...] = ()
+    is_cut: bool = False
+
+
+def _distinct(values: list[tuple[Finding, ...]], _: Merge) -> tuple[Finding, ...]:
+    """Return each finding once, as it was first seen."""
+    found: dict[tuple[str, ...], Finding] = {}
+    for one in chain(*values):
+        found.setdefault((one.check, one.layer, one.role, one.tensor), one)
+    return tuple(found.values())
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """That an observation is of several ranks.
+
+    Args:
+        ranks: the ranks that took part, in order.
+        engine: what distributes the model, for people: ``"DDP"``, ``"FSDP2 and tensor parallel"``.
+        disagreements: where ranks disagree, in execution order, held against no limit yet.
+    """
+
+    ranks: tuple[int, ...]
+    engine: str
+    disagreements: tuple[Finding, ...] = field(default=(), metadata={"merge": _distinct})
+
+
+def named_ranks(ranks: Iterable[int]) -> str:
+    """Return ranks for people: ``"rank 1"``, ``"ranks 0 and 2"``."""
+    numbers = [str(rank) for rank in ranks]
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    return f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"

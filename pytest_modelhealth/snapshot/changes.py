@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from operator import attrgetter
 
 import torch
 
-from pytest_modelhealth.alignment.causes import Causes
 from pytest_modelhealth.alignment.matching import align
-from pytest_modelhealth.alignment.result import Alignment, Change, Pair
+from pytest_modelhealth.alignment.result import Alignment, Causes, Change, Pair
 from pytest_modelhealth.capture.observing.tensors import TensorStore
-from pytest_modelhealth.comparison.trace import KeptTensor, Key, Trace, TwoRuns
+from pytest_modelhealth.comparison.runs import KeptTensor, Key, Trace, TwoRuns
+from pytest_modelhealth.report import UNCALLED, Status
 from pytest_modelhealth.snapshot.snapshot import Snapshot
 from pytest_modelhealth.tolerance import TensorName
 
@@ -50,25 +49,35 @@ class LayerChange:
 
 
 class SnapshotPair:
-    """The layers and tensors of two snapshots side by side; they are aligned when asked for."""
+    """The layers and tensors of two snapshots side by side."""
 
     def __init__(self, before: Snapshot, now: Snapshot) -> None:
         self.old, self.new = before, now
-
-    @cached_property
-    def of_one_form(self) -> bool:
-        """Whether all but the numbers is the same, so that each layer is the one of its name."""
-        form = attrgetter("name", "type_name", "status", "calls", "tied")
-        old, new = (
-            [
-                (form(one), [p.shape for p in one.parameters.values()])
-                for one in side.layers.values()
-            ]
-            for side in (self.old, self.new)
+        # Whether any layer but the models themselves is on both sides.
+        self.has_common_layers = any(self.alignment.to_candidate) or len(before.layers) <= 1
+        models = [side.layers.get("") for side in (before, now)]
+        # Whether what the model returns is on both sides, so that numbers tell of its layers.
+        self.shows_output = all(one is not None and one.activations is not None for one in models)
+        to = self.alignment.to_candidate
+        back = {y: x for x, y in to.items()}
+        # The tensors of each layer of a side of which the other has none of their name.
+        self._lost, self._gained = (
+            {
+                name: [
+                    key
+                    for key in one.tensors[name]
+                    if name not in names
+                    or (names[name], *key[1:]) not in other.tensors[names[name]]
+                ]
+                for name in one.layers
+            }
+            for one, other, names in ((before, now, to), (now, before, back))
         )
-        return old == new and all(
-            list(self.old.tensors[name]) == list(self.new.tensors[name]) for name in self.old.layers
-        )
+        # Parameters that are on one side only may have taken the place of others.
+        self._have_parameters = [
+            any(key[1] == "parameters" for keys in side.values() for key in keys)
+            for side in (self._lost, self._gained)
+        ]
 
     @cached_property
     def alignment(self) -> Alignment:
@@ -76,8 +85,12 @@ class SnapshotPair:
         return align(self.old.layers, self.new.layers)
 
     @cached_property
+    def causes(self) -> Causes:
+        """What became of calls and ties."""
+        return Causes(self.alignment)
+
     def runs(self) -> TwoRuns:
-        """Both as runs that show their tensors from causes to effects."""
+        """Return both as runs that show their tensors from causes to effects."""
         traces = []
         for side in (self.old, self.new):
             shapes: dict[Key, tuple[tuple[int, ...], torch.dtype]] = {}
@@ -88,43 +101,25 @@ class SnapshotPair:
                     shapes |= {Key(layer, role, own, n): (seen.shape, dtype) for n in range(times)}
             keys = sorted(shapes, key=lambda key: stage(key.role, key.layer, side.place))
             entries = {key: KeptTensor(at, at, *shapes[key]) for at, key in enumerate(keys)}
-            traces.append(Trace(side.observation, entries, ""))
-        return TwoRuns(traces[0], traces[1], self.alignment, ({}, {}), TensorStore(0))
+            traces.append(Trace(side.observation, entries))
+        return TwoRuns(traces[0], traces[1], self.alignment, TensorStore(0))
 
     @cached_property
-    def causes(self) -> Causes:
-        """What became of calls and ties."""
-        return Causes(self.alignment)
-
-    @property
-    def has_common_layers(self) -> bool:
-        """Whether any layer but the models themselves is on both sides."""
-        return any(self.alignment.to_candidate) or len(self.old.layers) <= 1
-
-    def tensors(self) -> Iterator[tuple[TensorName, TensorName]]:
-        """Yield the names in the snapshot and in the report of every tensor that both have."""
+    def tensors(self) -> tuple[tuple[TensorName, TensorName], ...]:
+        """The names in the snapshot and in the report of every tensor that both have."""
+        found = []
         for layer in self.new.layers:
-            pair = None if self.of_one_form else self.alignment.by_candidate[layer]
-            origin = layer if pair is None else pair.reference
-            if origin is None or (pair is not None and pair.is_folded):
+            pair = self.alignment.by_candidate[layer]
+            if pair.reference is None or pair.is_folded:
                 continue
-            host = None if pair is None else pair.output_of
             for now in self.new.tensors[layer]:
                 _, role, own = now
-                if host is not None and role in ("activations", "gradients"):
-                    before = host, role, own
-                elif host is None or role == "inputs":
-                    before = origin, role, own
-                else:
-                    continue
-                if before in self.old.tensors[before[0]]:
-                    yield before, now
-
-    @cached_property
-    def shows_output(self) -> bool:
-        """Whether what the model returns is on both sides, so that numbers tell of its layers."""
-        models = [side.layers.get("") for side in (self.old, self.new)]
-        return all(model is not None and model.activations is not None for model in models)
+                origin: str | None = pair.reference
+                if pair.output_of is not None and role != "inputs":
+                    origin = pair.output_of if role in ("activations", "gradients") else None
+                if origin is not None and (origin, role, own) in self.old.tensors[origin]:
+                    found.append(((origin, role, own), now))
+        return tuple(found)
 
     def changes(self) -> Iterator[LayerChange]:
         """Yield what became of each layer that is not what it was."""
@@ -134,36 +129,13 @@ class SnapshotPair:
             else:
                 yield self._on_one_side(pair)
 
-    @cached_property
-    def _only(self) -> tuple[dict[str, list[TensorName]], dict[str, list[TensorName]]]:
-        """The tensors of each layer of a side of which the other has none of their name."""
-        to = self.alignment.to_candidate
-        back = {y: x for x, y in to.items()}
-        lost, gained = (
-            {
-                name: [
-                    key
-                    for key in one.tensors[name]
-                    if name not in names
-                    or (names[name], *key[1:]) not in other.tensors[names[name]]
-                ]
-                for name in one.layers
-            }
-            for one, other, names in ((self.old, self.new, to), (self.new, self.old, back))
-        )
-        return lost, gained
-
-    def _have_parameters(self, side: int) -> bool:
-        """Whether parameters are on one side only, which may have taken the place of others."""
-        return any(key[1] == "parameters" for keys in self._only[side].values() for key in keys)
-
     def _on_one_side(self, pair: Pair) -> LayerChange:
         is_new, name = pair.reference is None, pair.name
         side = self.new if is_new else self.old
         record = side.layers[name]
         is_split = any(name in (one.whole, *one.parts) for one in self.alignment.splits)
-        is_idle = pair.is_folded or is_split or not side.computes(name)
-        is_formal = not record.parameters or self._have_parameters(0 if is_new else 1)
+        is_idle = pair.is_folded or is_split or not _computes(side, name)
+        is_formal = not record.parameters or self._have_parameters[not is_new]
         rest = f" ({', '.join(filter(None, (record.type_name, pair.note)))})"
         fails = not (is_idle or (is_formal and self.shows_output))
         return LayerChange("added" if is_new else "removed", side.label(name), rest, name, fails)
@@ -180,7 +152,7 @@ class SnapshotPair:
         if pair.is_folded or pair.folded_in:
             yield LayerChange("changed", label, f": {pair.note}")
             return
-        lost = list(self._tensors_come_and_gone(reference, candidate))
+        tensors = list(self._tensors_come_and_gone(reference, candidate))
         altered = self.causes.phrases[reference] or ", ".join(
             f"{name} {getattr(before, name)} is now {getattr(now, name)}"
             for name in ("status", "calls")
@@ -188,13 +160,13 @@ class SnapshotPair:
         )
         if not altered:
             yield from [LayerChange("changed", label, f": {pair.note}")] if pair.note else ()
-            yield from lost
+            yield from tensors
             return
         sides = ((self.old, reference), (self.new, candidate))
-        is_idle = not any(side.computes(name) for side, name in sides) or all(
+        is_idle = not any(_computes(*side) for side in sides) or all(
             name in side.holders and not side.layers[name].parameters for side, name in sides
         )
-        is_formal = bool(candidate) and self.shows_output and not any(one.fails for one in lost)
+        is_formal = bool(candidate) and self.shows_output and not any(one.fails for one in tensors)
         fails = not (is_idle or is_formal)
         yield LayerChange("changed", label, f": {altered}", candidate, fails)
 
@@ -202,38 +174,61 @@ class SnapshotPair:
         ties = {one.parameter: one for one in self.causes.ties if one.pair.candidate == candidate}
         for tie in ties.values():
             yield LayerChange("changed", tie.label, f": {tie.phrase}", candidate, fails=True)
-        lost, gained = self._only
         # the inputs of inner layers only serve the story
-        for _, role, own in lost[reference]:
-            if own not in ties and not (role == "inputs" and reference):
-                label = self.old.label(reference, own)
-                roles = {role for _, role, _ in lost[reference]}
-                # every number may be as it was without a tensor, but not where nothing takes the
-                # place of a parameter, or one that is still there has no gradient
-                may_go = {
-                    "parameters": self._have_parameters(1),
-                    "parameter_gradients": own not in self.new.layers[candidate].parameters,
-                    "buffers": not own.startswith(("running_", "num_batches")),
-                }
-                is_formal = bool(reference) and may_go.get(role, "parameter_gradients" not in roles)
-                fails = not (is_formal and self.shows_output)
-                yield LayerChange(f"no {role} any more of", label, "", candidate, fails)
-        for _, role, own in gained[candidate]:
-            if own not in ties and not (role == "inputs" and candidate):
-                is_formal = "parameter" not in role or self._have_parameters(0)
-                label, fails = self.new.label(candidate, own), not (is_formal and self.shows_output)
-                yield LayerChange(f"new {role} of", label, "", candidate, fails)
+        lost, gained = (
+            [
+                (role, own)
+                for _, role, own in keys
+                if own not in ties and not (role == "inputs" and layer)
+            ]
+            for keys, layer in (
+                (self._lost[reference], reference),
+                (self._gained[candidate], candidate),
+            )
+        )
+        roles = {role for _, role, _ in self._lost[reference]}
+        for role, own in lost:
+            # every number may be as it was without a tensor, but not where nothing takes the
+            # place of a parameter, or one that is still there has no gradient
+            may_go = {
+                "parameters": self._have_parameters[1],
+                "parameter_gradients": own not in self.new.layers[candidate].parameters,
+                "buffers": not own.startswith(("running_", "num_batches")),
+            }.get(role, "parameter_gradients" not in roles)
+            fails = not (reference and may_go and self.shows_output)
+            label = self.old.label(reference, own)
+            yield LayerChange(f"no {role} any more of", label, "", candidate, fails)
+        for role, own in gained:
+            is_formal = "parameter" not in role or self._have_parameters[0]
+            label, fails = self.new.label(candidate, own), not (is_formal and self.shows_output)
+            yield LayerChange(f"new {role} of", label, "", candidate, fails)
+
+
+def _computes(side: Snapshot, layer: str) -> bool:
+    """Whether a layer may change a number: an Identity and a mere container do not."""
+    record = side.layers[layer]
+    if record.status in UNCALLED or record.parameters:
+        return record.status not in UNCALLED
+    idle = record.status == Status.ALIAS_OF_INPUT or record.type_name == "Identity"
+    return not (idle or layer in side.holders)
+
+
+def grouped(changes: Iterable[LayerChange], *alone: str) -> list[list[LayerChange]]:
+    """Return changes by their kind, as one cause often changes every layer alike.
+
+    Of some kinds, as of ``"renamed"``, the rest of the phrase is that of one layer `alone`.
+    """
+    groups: dict[tuple[str, str], list[LayerChange]] = {}
+    for one in changes:
+        groups.setdefault((one.what, "" if one.what in alone else one.rest), []).append(one)
+    return [*groups.values()]
 
 
 def phrases(changes: Iterable[LayerChange]) -> list[str]:
-    """Return a phrase for each kind of change, as one cause often changes every layer alike."""
-    groups: dict[tuple[str, str], list[LayerChange]] = {}
-    for change in changes:
-        rest = "" if change.what == "renamed" else change.rest
-        groups.setdefault((change.what, rest), []).append(change)
+    """Return a phrase for each kind of change."""
     found = []
-    for (what, rest), (first, *others) in groups.items():
+    for first, *others in grouped(changes, "renamed"):
         more = f" and {len(others)} more" if others else ""
-        label = first.label if rest else f"{first.label}{first.rest}"
-        found.append(f"{what} {label}{more}{rest}")
+        parts = (first.rest, more) if first.what == "renamed" else (more, first.rest)
+        found.append(f"{first.what} {first.label}{''.join(parts)}")
     return found

@@ -19,16 +19,15 @@ from syrupy.location import PyTestLocation
 from pytest_modelhealth.errors import ModelHealthError, ModelHealthWarning
 from pytest_modelhealth.report import HealthReport, Verdict
 from pytest_modelhealth.snapshot.changes import phrases
-from pytest_modelhealth.snapshot.detection import detect_drift
-from pytest_modelhealth.snapshot.drift import (
-    DriftReport,
-    Outcome,
-    SnapshotCheck,
-    headline,
-    note,
+from pytest_modelhealth.snapshot.drift import DriftReport, Outcome, SnapshotCheck, detect_drift
+from pytest_modelhealth.snapshot.file_format import (
+    SnapshotFormatError,
+    dump,
+    load,
+    merge,
+    of_another,
 )
-from pytest_modelhealth.snapshot.file_format import SnapshotFormatError, dump, load
-from pytest_modelhealth.snapshot.recording import merge, of_another, of_report
+from pytest_modelhealth.snapshot.snapshot import of_report
 
 INCOMPLETE: ContextVar[bool] = ContextVar("INCOMPLETE", default=False)
 """Whether the run that is about to end had a test fail, or was broken off.
@@ -105,7 +104,7 @@ class HealthSnapshotExtension(SingleFileSnapshotExtension):
             yield stranger
             return
         self.found = detect_drift(before, serialized_data)
-        self.change = headline(self.found) if self.found.drifted else ""
+        self.change = self.found.headline if self.found.drifted else ""
         yield from self._explain(self.found)
 
     def read_snapshot_data_from_location(
@@ -207,7 +206,7 @@ class HealthSnapshot(SnapshotAssertion):
             self.on_check(SnapshotCheck(extension.path, outcome, text, now, found, change))
         if not agrees:
             raise ModelHealthError(text)
-        told = "" if extension.found is None or extension.takes_names else note(extension.found)
+        told = "" if extension.found is None or extension.takes_names else extension.found.note
         if told:
             told += ". pytest --snapshot-update takes them over"
             warnings.warn(told, ModelHealthWarning, stacklevel=2)

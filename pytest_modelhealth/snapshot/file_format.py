@@ -1,4 +1,4 @@
-"""The snapshot file in plain text: a line a layer.
+"""The snapshot file in plain text: a line a layer; and what is written over another's.
 
 ::
 
@@ -26,13 +26,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote, unquote
 
 from pytest_modelhealth import __version__
+from pytest_modelhealth.errors import ModelHealthError
 from pytest_modelhealth.report import ROLES, UNCALLED, LayerRecord, Observation, Status
-from pytest_modelhealth.snapshot.snapshot import Snapshot, of_roles, shape_text
-from pytest_modelhealth.snapshot.tolerances import REAL, judges_zeros
+from pytest_modelhealth.snapshot.drift import detect_drift
+from pytest_modelhealth.snapshot.snapshot import REAL, Snapshot, judges_zeros, of_roles, shape_text
 from pytest_modelhealth.statistics import TensorStatistics
 from pytest_modelhealth.statistics.tensor_statistics import ExponentCounts
 from pytest_modelhealth.tolerance import LOSS, TensorName
@@ -170,7 +172,7 @@ def load(text: str) -> Snapshot:
 def _check_version(line: str) -> None:
     version = line.removeprefix(_TITLE)
     if version == line:
-        raise _expected(f"'{_TITLE}{VERSION}'", line, 0)
+        raise _expected(f"'{_TITLE}{VERSION}'", version, 0)
     if version.isdecimal() and int(version) < VERSION:
         message = f"written by an older format ({version}); run with --snapshot-update"
         raise SnapshotFormatError(message, 1)
@@ -265,3 +267,55 @@ def _count(text: str) -> int:
 def _expected(what: str, found: str, row: int) -> SnapshotFormatError:
     excerpt = repr(found if len(found) <= 40 else found[:38] + "..")
     return SnapshotFormatError(f"{what} should be here, not {excerpt}", row + 1)
+
+
+def merge(old_text: str, now: Snapshot, path: str = "") -> str:
+    """Return the text to write over that of a file.
+
+    Lines within their tolerance are kept, so that a diff shows what drifted and nothing else. The
+    path is for messages.
+
+    Raises:
+        ModelHealthError: something would be lost that another test, another device or a later
+            version of the plugin recorded.
+    """
+    try:
+        before = load(old_text)
+    except SnapshotFormatError as error:
+        if not error.is_future:
+            return dump(now)
+        raise ModelHealthError(
+            f"the snapshot cannot be read: {path}:{error.line}: {error.message}\nRecording would "
+            "overwrite it: restore the file from version control, or delete it and record anew "
+            "with pytest --snapshot-update."
+        ) from None
+    if stranger := of_another(before, now):
+        raise ModelHealthError(stranger)
+    if before.epsilon != now.epsilon or (now.calibrated and not before.calibrated):
+        return dump(now)
+    kept = detect_drift(before, now).kept
+    seen = {name: one for layer in before.layers for name, one in before.tensors[layer].items()}
+    found = now.with_tensors(lambda name, one: seen[kept[name]] if name in kept else one)
+    noise = {name: one for name, one in now.noise.items() if name not in kept}
+    noise |= {name: before.noise[old] for name, old in kept.items() if old in before.noise}
+    loss = (before if LOSS in kept else now).observation.loss
+    observation = replace(found.observation, loss=loss)
+    return dump(replace(found, noise=noise, observation=observation))
+
+
+def of_another(before: Snapshot, now: Snapshot) -> str:
+    """Return why a file is not one of this test, device and dtype; ``""`` where it is."""
+    if before.test != now.test:
+        return (
+            f"the snapshot is of another test: {before.test}, not {now.test}\n"
+            'The name of a file has no / \\ ? * : | " < >, so two parameters can share one: give '
+            "each an id of its own. If the file was moved or copied here, delete it and record "
+            "anew with pytest --snapshot-update, which does not overwrite it."
+        )
+    if before.profile != now.profile:
+        return (
+            f"the snapshot is of {before.profile}, the report of {now.profile}\n"
+            f'Give each a name, health_snapshot(name="{now.profile}"), or delete the file and '
+            "record anew with pytest --snapshot-update, which does not overwrite it."
+        )
+    return ""

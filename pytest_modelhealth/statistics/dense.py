@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple, cast
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,7 +33,11 @@ def step(tensor: Any) -> Tensor | None:
         steps to itself.
     """
     if tensor.is_quantized:
-        return _step_of_torch(tensor)
+        if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+            return torch.tensor(tensor.q_scale(), dtype=torch.float64)
+        shape = [1] * tensor.ndim
+        shape[tensor.q_per_channel_axis()] = -1
+        return tensor.q_per_channel_scales().double().reshape(shape)  # type: ignore[no-any-return]
     scale = _scale(tensor)
     if scale is None:
         return None
@@ -44,14 +48,6 @@ def step(tensor: Any) -> Tensor | None:
         least = spread * kind.smallest_normal
         return torch.maximum(tensor.dequantize().detach().double().abs(), least) * kind.eps
     return spread
-
-
-def _step_of_torch(tensor: Tensor) -> Tensor:
-    if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
-        return torch.tensor(tensor.q_scale(), dtype=torch.float64)
-    shape = [1] * tensor.ndim
-    shape[tensor.q_per_channel_axis()] = -1
-    return tensor.q_per_channel_scales().double().reshape(shape)
 
 
 def _scale(tensor: Any) -> Tensor | None:
@@ -132,14 +128,10 @@ class DenseValues(NamedTuple):
 @contextmanager
 def unseen() -> Iterator[None]:
     """Let neither autograd nor the modes that see or replace torch calls see what runs inside."""
-    with torch._C.DisableTorchFunction(), torch.no_grad(), _without_dispatch_modes():
+    has_modes = torch._C._len_torch_dispatch_stack()
+    modes = _disable_current_modes() if has_modes else nullcontext()
+    with torch._C.DisableTorchFunction(), torch.no_grad(), modes:
         yield
-
-
-def _without_dispatch_modes() -> AbstractContextManager[object]:
-    if torch._C._len_torch_dispatch_stack():
-        return cast(AbstractContextManager[object], _disable_current_modes())
-    return nullcontext()
 
 
 def dense_values(tensor: Tensor) -> DenseValues:
@@ -180,7 +172,8 @@ def _why_unreadable(tensor: Any) -> str:
         return ""
     if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         return f"{type(tensor).__name__} is a tensor subclass that keeps its values to itself"
-    if _storage_was_freed(tensor):
+    has_storage = tensor.layout is torch.strided and tensor.numel() > 0
+    if has_storage and tensor.untyped_storage().nbytes() == 0:  # as FSDP does between uses
         return "the tensor's storage was freed"
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
         return "while a CUDA graph is captured, values cannot be read"
@@ -195,12 +188,6 @@ def _is_on_its_way(tensor: Any) -> bool:
     """Whether a collective that was begun will write the values."""
     home = "torch.distributed._functional_collectives"
     return type(tensor).__name__ == "AsyncCollectiveTensor" and type(tensor).__module__ == home
-
-
-def _storage_was_freed(tensor: Tensor) -> bool:
-    """Whether memory was given back under the tensor, as FSDP does between uses."""
-    has_storage = tensor.layout is torch.strided
-    return has_storage and tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0
 
 
 def _dense_values(tensor: Any) -> DenseValues:

@@ -126,7 +126,15 @@ class Entry:
 
     def reshaped(self, shape: tuple[int, ...]) -> Entry:
         """Return the entry, without units, of a tensor of the same values in the same order."""
-        return self._changed(lambda seen: _reshaped(seen, shape), has_units=False)
+
+        def change(seen: TensorStatistics) -> TensorStatistics:
+            first = seen.first_nonfinite
+            if first is not None:
+                place = np.ravel_multi_index(first, seen.shape)
+                first = tuple(map(int, np.unravel_index(place, shape)))
+            return replace(seen, units=None, shape=shape, first_nonfinite=first)
+
+        return self._changed(change, has_units=False)
 
     def _changed(
         self, change: Callable[[TensorStatistics], TensorStatistics], has_units: bool
@@ -203,14 +211,6 @@ class _Changed:
     def statistics(self, subject: Any, place: int, first: object) -> TensorStatistics:
         entry, change = subject
         return change(entry.statistics)  # type: ignore[no-any-return]
-
-
-def _reshaped(seen: TensorStatistics, shape: tuple[int, ...]) -> TensorStatistics:
-    first = seen.first_nonfinite
-    if first is not None:
-        place = np.ravel_multi_index(first, seen.shape)
-        first = tuple(map(int, np.unravel_index(place, shape)))
-    return replace(seen, units=None, shape=shape, first_nonfinite=first)
 
 
 class Ledger:

@@ -111,17 +111,12 @@ def fetch_all(queued: Sequence[Queued]) -> list[npt.NDArray[np.int64]]:
         by_device.setdefault(one.numbers.device, []).append(one.numbers)
     fetched = {}
     for device, numbers in by_device.items():
-        _finish(device)
+        accelerator = torch.accelerator.current_accelerator()
+        if accelerator is not None and accelerator.type == device.type:
+            torch.accelerator.synchronize(device)  # a hook may have run in a stream of the user's
         arrived = torch.cat(numbers).cpu().numpy()
         fetched[device] = iter(np.split(arrived, np.cumsum([len(n) for n in numbers])[:-1]))
     return [next(fetched[one.numbers.device]) for one in queued]
-
-
-def _finish(device: torch.device) -> None:
-    """Wait for all streams of a device: a hook may have run in one of the user's own."""
-    accelerator = torch.accelerator.current_accelerator()
-    if accelerator is not None and accelerator.type == device.type:
-        torch.accelerator.synchronize(device)
 
 
 def decode(queued: Queued, numbers: npt.NDArray[np.int64], subject: Subject) -> TensorStatistics:

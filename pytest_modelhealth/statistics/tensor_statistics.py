@@ -38,10 +38,6 @@ class Histogram(NamedTuple):
     edges: npt.NDArray[np.float64]
 
 
-def _no_rows() -> npt.NDArray[np.int64]:
-    return np.zeros((0, 2), dtype=np.int64)
-
-
 @dataclass(eq=False, slots=True)
 class ExponentCounts:
     """How many non-zero finite values had each sign and each binary exponent.
@@ -56,7 +52,7 @@ class ExponentCounts:
     """
 
     lowest: int = 0
-    counts: npt.NDArray[np.int64] = field(default_factory=_no_rows)
+    counts: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int64))
 
     @classmethod
     def of_rows(cls, lowest: int, counts: npt.NDArray[np.int64]) -> ExponentCounts:
@@ -279,11 +275,8 @@ class TensorStatistics:
             exponents=self.exponents.add(other.exponents),
             units=self.units.merge(other.units) if self.units is not None else None,
             histogram_sampled=self.histogram_sampled or other.histogram_sampled,
-            first_nonfinite=self._first_nonfinite_of(other),
+            first_nonfinite=(self if self.nonfinite_count else other).first_nonfinite,
         )
-
-    def _first_nonfinite_of(self, other: TensorStatistics) -> tuple[int, ...] | None:
-        return self.first_nonfinite if self.nonfinite_count else other.first_nonfinite
 
     def _merged_moments(self, other: TensorStatistics) -> tuple[float, float]:
         """Return mean and standard deviation of both (Chan, Golub and LeVeque 1979).

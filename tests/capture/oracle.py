@@ -18,8 +18,9 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from corpus.models.hooked import Case, make, seeded
+from pytest_modelhealth import Inspector
 from pytest_modelhealth.capture import Inputs, Request, find_engine
-from pytest_modelhealth.report import Observation, Status
+from pytest_modelhealth.report import HealthReport, Observation, Status
 from pytest_modelhealth.statistics import TensorStatistics
 
 RUN_SEED = 7
@@ -170,6 +171,39 @@ def inspect(case: Case, model: nn.Module, batch: Any, **options: Any) -> Observa
         return find_engine(model).run(request)
 
 
+def report_of(
+    model: nn.Module, batch: Any, compiled: str = "eager", **options: Any
+) -> HealthReport:
+    """Return the report of an inspection without an error of ours."""
+    inspector = Inspector(model, compiled=compiled)
+    report = inspector.run_inspection(batch, **{"loss": projection} | options)
+    assert report.observation.errors == ()
+    return report
+
+
+def assert_alike(report: HealthReport, expected: HealthReport, tolerance: float = 0.0) -> None:
+    """Do nothing if a report has the modules of another, in their order, with their numbers.
+
+    Functional layers are seen in both, or in the other alone.
+    """
+    layers = [layer for layer in expected if layer.name in report.layers or not layer.functional]
+    assert list(report.layers) == [layer.name for layer in layers]
+    for layer in layers:
+        seen = report[layer.name]
+        assert (seen.type_name, seen.status, seen.calls) == (
+            *(layer.type_name, layer.status, layer.calls),
+        )
+        for role in ("inputs", "activations", "gradients"):
+            ours, theirs = seen.statistics(role), layer.statistics(role)
+            assert ours.count == theirs.count
+            values = [theirs.mean, theirs.std, theirs.abs_max]
+            assert [ours.mean, ours.std, ours.abs_max] == pytest.approx(values, abs=tolerance)
+        assert seen.parameter_gradients.keys() == layer.parameter_gradients.keys()
+    order = sorted(report, key=lambda layer: layer.completed)
+    in_order = sorted(layers, key=lambda layer: layer.completed)
+    assert [layer.name for layer in order] == [layer.name for layer in in_order]
+
+
 # ---- the state of a model ----------------------------------------------------------------------
 
 
@@ -188,17 +222,18 @@ def fingerprint(model: nn.Module, batch: Any) -> dict[str, Any]:
     }
     for name, module in model.named_modules(remove_duplicate=False):
         for attribute, value in vars(module).items():
-            state[f"{name}:{attribute}"] = _frozen(value)
+            state[f"{name}:{attribute}"] = frozen(value)
     return state
 
 
-def _frozen(value: Any) -> Any:
+def frozen(value: Any) -> Any:
+    """Return a value in comparable form, as `fingerprint` has it."""
     if isinstance(value, Tensor):
         return _leaf(value)
     if isinstance(value, dict):
-        return [(key, _frozen(item)) for key, item in value.items()]
+        return [(key, frozen(item)) for key, item in value.items()]
     if isinstance(value, list | tuple | set):
-        return [_frozen(item) for item in value]
+        return [frozen(item) for item in value]
     if isinstance(value, torch.Generator):
         return raw(value.get_state())
     if isinstance(value, np.random.Generator):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pytest_modelhealth import InspectionError, Inspector
+from pytest_modelhealth import InspectionError, Inspector, compare
 from tests.capture.oracle import changes, fingerprint
 
 X = torch.linspace(-1, 1, 24).reshape(4, 6)
@@ -39,30 +41,25 @@ def seen(report: Any) -> dict[str, Any]:
 
 def run(model: nn.Module, site: str = "", inner: Callable[[], Any] = lambda: None) -> Any:
     """Inspect `model`, and call `inner` at a site."""
+    calls = {name: inner if name == site else lambda: None for name in SITES}
 
     def loss(output: Tensor) -> Tensor:
-        if site == "loss":
-            inner()
-        value = output.square().mean()
-        if site == "gradient":
-            output.register_hook(lambda _: inner())
-        return value
+        calls["loss"]()
+        output.register_hook(lambda _: calls["gradient"]())
+        return output.square().mean()
 
     def backward(value: Tensor) -> None:
         value.backward(retain_graph=True)
-        if site == "backward":
-            inner()
+        calls["backward"]()
 
-    model.inside = inner if site == "forward" else lambda: None
-    if site == "hook":
-        handle = model.norm.register_forward_hook(lambda *_: inner() and None)
+    model.inside = calls["forward"]
+    handle = model.norm.register_forward_hook(lambda *_: calls["hook"]() and None)
     try:
         torch.manual_seed(3)
         return Inspector(model).run_inspection(X, loss=loss, backward=backward)
     finally:
         model.inside = None
-        if site == "hook":
-            handle.remove()
+        handle.remove()
 
 
 SITES = {
@@ -113,17 +110,12 @@ def test_models_that_share_anything_are_one() -> None:
         (tied, r"a parameter of shape \(2, 6\)"),
         (buffered, r"a tensor of shape \(6,\)"),
     ):
-        with pytest.raises(InspectionError, match=what):
-            run(model, "loss", lambda other=other: Inspector(other).run_inspection(X))
-        with pytest.raises(InspectionError, match=what):
-            run(model, "loss", lambda other=other: compare(other, copy.deepcopy(other)))
-
-
-def compare(reference: nn.Module, candidate: nn.Module) -> Any:
-    """Compare two models as the fixture does."""
-    from pytest_modelhealth.comparing import compare
-
-    return compare(reference, candidate, X)
+        for inner in (
+            lambda other=other: Inspector(other).run_inspection(X),
+            lambda other=other: compare(other, copy.deepcopy(other), X),
+        ):
+            with pytest.raises(InspectionError, match=what):
+                run(model, "loss", inner)
 
 
 @pytest.mark.parametrize("site", SITES)
@@ -163,20 +155,9 @@ def test_a_gradient_that_flows_on_is_not_the_outer_ones() -> None:
 
 def threaded(*functions: Callable[[], Any]) -> list[Any]:
     """Call the functions in a thread each; return what they return or raise."""
-    results: list[Any] = [None] * len(functions)
-
-    def call(index: int) -> None:
-        try:
-            results[index] = functions[index]()
-        except InspectionError as error:
-            results[index] = error
-
-    threads = [threading.Thread(target=call, args=(i,)) for i in range(len(functions))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return results
+    with ThreadPoolExecutor(len(functions)) as pool:
+        futures = [pool.submit(function) for function in functions]
+        return [future.exception() or future.result() for future in futures]
 
 
 def test_one_model_in_two_threads_is_refused() -> None:
@@ -199,22 +180,9 @@ def test_one_model_in_two_threads_is_refused() -> None:
     first, error = threaded(lambda: run(model, "loss", wait), second)
     assert seen(first) == alone
     assert isinstance(error, InspectionError)
-    assert "is being inspected already, in the thread 'Thread-" in str(error)
+    assert "is being inspected already, in the thread 'ThreadPool" in str(error)
     assert not any(module._forward_hooks for module in model.modules())
     assert Inspector(model.norm).run_inspection(X)
-
-
-def test_a_model_looked_at_while_another_thread_inspected_it_is_refused() -> None:
-    """What was taken down of it then, hooks of that inspection, must not be put back."""
-    from pytest_modelhealth.capture.step.guard import Inspection
-    from pytest_modelhealth.capture.step.state import State
-
-    model = Net()
-    states: list[State] = []
-    threaded(lambda: run(model, "loss", lambda: states.append(State(model))))
-    running = Inspection(states[0], model)
-    with pytest.raises(InspectionError, match="another thread until now"), running.apart():
-        pass
 
 
 def test_models_in_threads_of_their_own_are_kept_apart() -> None:
@@ -223,14 +191,9 @@ def test_models_in_threads_of_their_own_are_kept_apart() -> None:
     expected = [seen(Inspector(model).run_inspection(X)) for model in models]
     state = torch.get_rng_state()
 
-    def many(index: int) -> Callable[[], bool]:
-        def inspect() -> bool:
-            return all(
-                seen(Inspector(models[index]).run_inspection(X)) == expected[index]
-                for _ in range(20)
-            )
+    def many(index: int) -> bool:
+        reports = (Inspector(models[index]).run_inspection(X) for _ in range(20))
+        return all(seen(report) == expected[index] for report in reports)
 
-        return inspect
-
-    assert threaded(many(0), many(1)) == [True, True]
+    assert threaded(partial(many, 0), partial(many, 1)) == [True, True]
     assert torch.equal(torch.get_rng_state(), state)

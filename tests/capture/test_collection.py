@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -13,55 +13,50 @@ from torch import Tensor, nn
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.capture.step.switches import collected_rarely
 
+USUAL, RARE = (700, 11, 12), (70_000, 11, 12)
+
 
 @pytest.fixture(autouse=True)
 def thresholds() -> Iterator[None]:
     """Thresholds that nobody else has, put back in any case."""
     before = gc.get_threshold()
-    gc.set_threshold(700, 11, 12)
+    gc.set_threshold(*USUAL)
     yield
     gc.set_threshold(*before)
 
 
-class Notes(nn.Module):
-    """Notes the thresholds that its forward runs under."""
+class Does(nn.Module):
+    """Does something with the collector in its forward."""
 
-    seen: tuple[int, int, int] = (0, 0, 0)
+    def __init__(self, what: Callable[[], object]) -> None:
+        super().__init__()
+        self.what = what
 
     def forward(self, x: Tensor) -> Tensor:
-        Notes.seen = gc.get_threshold()
+        self.what()
         return x * 2
 
 
-def test_thresholds_are_higher_in_the_step_and_the_same_after_it() -> None:
-    """A hundred times as many objects are waited for, in the youngest generation."""
-    Inspector(Notes()).run_inspection(torch.ones(2, 3), backward=False)
-    assert Notes.seen == (70_000, 11, 12)
-    assert gc.get_threshold() == (700, 11, 12)
-
-
-def test_they_are_put_back_after_an_exception() -> None:
-    """Also where the user's model raises."""
-
-    class Raises(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            raise ValueError("its own")
-
-    with pytest.raises(ValueError, match="its own"):
-        Inspector(Raises()).run_inspection(torch.ones(2, 3))
-    assert gc.get_threshold() == (700, 11, 12)
-
-
-def test_thresholds_that_the_user_sets_meanwhile_stay() -> None:
-    """What a model's forward sets is what a bare run would leave."""
-
-    class Sets(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            gc.set_threshold(500, 5, 5)
-            return x * 2
-
-    Inspector(Sets()).run_inspection(torch.ones(2, 3), backward=False)
-    assert gc.get_threshold() == (500, 5, 5)
+@pytest.mark.parametrize(
+    ("what", "after"),
+    [
+        (lambda: None, USUAL),
+        (lambda: 1 / 0, USUAL),
+        (lambda: gc.set_threshold(500, 5, 5), (500, 5, 5)),  # as a bare run would leave them
+    ],
+)
+def test_a_step_runs_under_higher_thresholds(
+    what: Callable[[], object], after: tuple[int, int, int]
+) -> None:
+    """A hundred times as many objects are waited for; afterwards they are what they were."""
+    seen = []
+    model = Does(lambda: (seen.append(gc.get_threshold()), what()))
+    try:
+        Inspector(model).run_inspection(torch.ones(2, 3), backward=False)
+    except ZeroDivisionError:
+        assert after is USUAL
+    assert seen == [RARE]
+    assert gc.get_threshold() == after
 
 
 def test_the_last_of_several_threads_puts_them_back() -> None:
@@ -77,8 +72,7 @@ def test_the_last_of_several_threads_puts_them_back() -> None:
     with collected_rarely():
         thread.start()
         assert entered.wait(10)
-        assert gc.get_threshold() == (70_000, 11, 12)
-    assert gc.get_threshold() == (70_000, 11, 12)
+    assert gc.get_threshold() == RARE
     may_leave.set()
     thread.join()
-    assert gc.get_threshold() == (700, 11, 12)
+    assert gc.get_threshold() == USUAL

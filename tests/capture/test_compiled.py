@@ -18,8 +18,8 @@ from torch._dynamo.utils import counters
 
 from corpus.models.hooked import Nested, Small, x
 from pytest_modelhealth import InspectionError, Inspector
-from pytest_modelhealth.report import HealthReport, Status
-from tests.capture.oracle import changes, fingerprint, projection
+from pytest_modelhealth.report import Status
+from tests.capture.oracle import assert_alike, changes, fingerprint, report_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -28,19 +28,7 @@ Compile = Callable[[nn.Module, Any], nn.Module]
 
 @pytest.fixture(autouse=True)
 def _fresh_compiler() -> None:
-    torch.manual_seed(0)
     torch._dynamo.reset()
-
-
-def wrapped(model: nn.Module, backend: Any) -> nn.Module:
-    """Compile into an `OptimizedModule`."""
-    return torch.compile(model, backend=backend)
-
-
-def in_place(model: nn.Module, backend: Any) -> nn.Module:
-    """Compile with `module.compile()`."""
-    model.compile(backend=backend)
-    return model
 
 
 def block_only(model: nn.Module, backend: Any) -> nn.Module:
@@ -49,144 +37,47 @@ def block_only(model: nn.Module, backend: Any) -> nn.Module:
     return model
 
 
-def both(model: nn.Module, backend: Any) -> nn.Module:
-    """Compile a part, and then the whole."""
-    return wrapped(block_only(model, backend), backend)
+KINDS: dict[str, Compile] = {
+    "wrapped": lambda model, backend: torch.compile(model, backend=backend),
+    "in place": lambda model, backend: (model.compile(backend=backend), model)[1],
+    "block only": block_only,
+    "both": lambda model, backend: torch.compile(block_only(model, backend), backend=backend),
+}
 
 
-KINDS = [wrapped, in_place, block_only, both]
-# each kind once, and two of them warm: compiling is what these tests take their time for
-STARTS = [(wrapped, False), (in_place, True), (block_only, False), (both, True)]
-
-
-def inspect(model: nn.Module, batch: Tensor, **options: Any) -> HealthReport:
-    """Inspect without an error of ours."""
-    report = Inspector(model, **options).run_inspection(batch, loss=projection)
-    assert report.observation.errors == ()
-    return report
-
-
-def assert_shows(report: HealthReport, expected: HealthReport, tolerance: float) -> None:
-    """Do nothing if the modules and their numbers are the same."""
-    modules = [layer for layer in expected if not layer.functional]
-    assert list(report.layers) == [layer.name for layer in modules]
-    for layer in modules:
-        seen = report[layer.name]
-        assert (seen.status, seen.calls) == (layer.status, layer.calls), layer.name
-        for role in ("inputs", "activations", "gradients"):
-            ours, theirs = seen.statistics(role), layer.statistics(role)
-            assert ours.count == theirs.count
-            numbers = [theirs.mean, theirs.std, theirs.abs_max]
-            assert [ours.mean, ours.std, ours.abs_max] == pytest.approx(numbers, abs=tolerance)
-        assert seen.parameter_gradients.keys() == layer.parameter_gradients.keys()
-    order = sorted(report, key=lambda layer: layer.completed)
-    assert [layer.name for layer in order] == [
-        layer.name for layer in sorted(modules, key=lambda layer: layer.completed)
-    ]
-
-
-@pytest.mark.parametrize(("compile_", "warm"), STARTS)
-def test_by_default_a_compiled_model_runs_eagerly_and_is_not_compiled(
-    compile_: Compile, warm: bool
-) -> None:
-    """The report is that of the plain model, with a note; and nothing is compiled again."""
-    batch, backend = x(), CompileCounterWithBackend("aot_eager")
-    plain = Nested()
-    model = compile_(Nested(), backend)
-    model.load_state_dict(dict(zip(model.state_dict(), plain.state_dict().values(), strict=True)))
-    if warm:
-        model(batch)
-    compiled = backend.frame_count
-    report = inspect(model, batch)
-    assert backend.frame_count == compiled
-    (note,) = report.observation.notes
-    assert "values it has when run eagerly" in note
-    expected = inspect(plain.train(), batch)
-    if (
-        not warm
-    ):  # a warm run moves the batch normalisation's buffers, which no layer's output shows
-        assert report.loss == expected.loss
-    assert list(report.layers) == list(expected.layers)
-    for layer in expected:
-        assert report[layer.name].activations.mean == layer.activations.mean, layer.name
-        assert report[layer.name].gradients.mean == layer.gradients.mean, layer.name
-    model(batch)
-    model(batch)
-    assert backend.frame_count == max(compiled, 1)
-
-
-@pytest.mark.parametrize(("compile_", "warm"), STARTS)
-def test_compiled_code_shows_every_layer(compile_: Compile, warm: bool) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_code_shows_every_layer(kind: str) -> None:
     """Values, gradients, order, names: those of the eager model, seen from within compiled code."""
     batch, backend = x(), CompileCounterWithBackend("aot_eager")
-    model = compile_(Nested(), backend)
-    if warm:
+    model = KINDS[kind](Nested(), backend)
+    if kind in ("in place", "both"):  # some of them warm: compiling is what takes the time
         model(batch)
     before = backend.frame_count
-    report = inspect(model, batch, compiled="observe")
+    report = report_of(model, batch, compiled="observe")
     assert backend.frame_count == before + 1  # the copy, in one graph
     (note,) = report.observation.notes
     assert "values of compiled code" in note
-    assert_shows(report, inspect(model, batch), 1e-6)
+    assert_alike(report, report_of(model, batch), 1e-6)
 
 
-@pytest.mark.parametrize("compile_", KINDS)
-def test_observing_leaves_the_model_and_its_compiled_code_alone(compile_: Compile) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_observing_leaves_the_model_and_its_compiled_code_alone(kind: str) -> None:
     """Fingerprint, cached code and gradients are what they were; a later run compiles nothing."""
     batch = x()
-    model = compile_(Nested(), "aot_eager")
+    model = KINDS[kind](Nested(), "aot_eager")
     model(batch)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     code = [Nested.forward.__code__, Small.forward.__code__]
     entries = [_debug_get_cache_entry_list(c) for c in code]
     before = fingerprint(model, batch)
-    inspect(model, batch, compiled="observe")
+    report_of(model, batch, compiled="observe")
     assert changes(before, fingerprint(model, batch)) == []
     gc.collect()
     assert [len(_debug_get_cache_entry_list(c)) for c in code] == [len(e) for e in entries]
     compiled = counters["stats"]["unique_graphs"]
     model(batch)
     assert counters["stats"]["unique_graphs"] == compiled > 1
-
-
-def test_graph_breaks_are_observed_around() -> None:
-    """What runs between two graphs is no obstacle, and both sides are seen."""
-
-    class Breaks(Nested):
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.stem(x)
-            torch._dynamo.graph_break()
-            return self.block(x)
-
-    batch = x()
-    model = torch.compile(Breaks(), backend="aot_eager")
-    expected = model(batch)
-    report = inspect(model, batch, compiled="observe")
-    assert_shows(report, inspect(model, batch), 1e-6)
-    assert torch.equal(model.eval()(batch), model(batch))
-    assert expected.shape == (4, 2)
-
-
-def test_layers_whose_hooks_share_a_graph_are_observed() -> None:
-    """Behind breaks dynamo hands the number of a layer to one graph for several of them."""
-
-    class Chosen(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.experts = nn.ModuleList(nn.Sequential(nn.Linear(6, 6)) for _ in range(3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            mixed = torch.zeros_like(x)
-            for number, expert in enumerate(self.experts):
-                mine = (torch.arange(len(x)) % 3 == number).nonzero().flatten()
-                if len(mine):
-                    mixed = mixed.index_add(0, mine, expert(x[mine]))
-            return mixed
-
-    report = inspect(torch.compile(Chosen(), backend="aot_eager"), x(), compiled="observe")
-    seen = [report[f"experts.{number}.0"].status for number in range(3)]
-    assert seen == [Status.OBSERVED] * 3
 
 
 def test_an_output_that_nothing_uses_is_not_observed() -> None:
@@ -201,18 +92,10 @@ def test_an_output_that_nothing_uses_is_not_observed() -> None:
             self.unused(x)
             return self.used(x)
 
-    report = inspect(torch.compile(Unused(), backend="aot_eager"), x(), compiled="observe")
+    report = report_of(torch.compile(Unused(), backend="aot_eager"), x(), compiled="observe")
     assert report["used"].status is Status.OBSERVED
     assert report["unused"].status is Status.UNSUPPORTED
     assert "nothing uses it" in report["unused"].reason
-
-
-def test_batches_are_observed_compiled() -> None:
-    """`run_batches` merges what compiled code showed."""
-    model = torch.compile(Small(), backend="aot_eager")
-    batches = [x(), x()]
-    report = Inspector(model, compiled="observe").run_batches(batches)
-    assert (report["0"].calls, report["0"].activations.count) == (2, 40)
 
 
 @pytest.mark.skipif(
@@ -224,7 +107,7 @@ def test_inductor_shows_every_layer() -> None:
     """The default backend: the eager values up to the rounding of generated code."""
     batch = x()
     model = torch.compile(Nested())
-    assert_shows(inspect(model, batch, compiled="observe"), inspect(model, batch), 1e-4)
+    assert_alike(report_of(model, batch, compiled="observe"), report_of(model, batch), 1e-4)
 
 
 def test_what_is_not_compiled_cannot_be_observed_compiled() -> None:
@@ -240,14 +123,16 @@ def test_a_model_that_cannot_be_copied_says_so() -> None:
     model = Small()
     model.kept = model(x())
     with pytest.raises(InspectionError, match="cannot copy the model to compile it anew"):
-        inspect(torch.compile(model, backend="eager"), x(), compiled="observe")
+        report_of(torch.compile(model, backend="eager"), x(), compiled="observe")
 
 
 def test_layers_of_compiled_code_have_the_lines_that_call_them() -> None:
     """The compiler knows them, and the operators that show a layer were made there."""
     model = Nested()
     expected = Inspector(model).run_inspection(x()).observation
-    observation = inspect(wrapped(model, "eager"), x(), compiled="observe").observation
+    observation = report_of(
+        torch.compile(model, backend="eager"), x(), compiled="observe"
+    ).observation
     places = {name: observation.called_at(name) for name in observation.layers if name}
     assert places == {name: expected.called_at(name) for name in places}
     assert all(places.values())

@@ -12,6 +12,7 @@ from pytest_modelhealth import Inspector
 from pytest_modelhealth.capture.observing.sample_statistics import equal_samples
 from pytest_modelhealth.report import LayerRecord
 from pytest_modelhealth.statistics import Ledger, native
+from tests.capture.oracle import report_of
 
 
 def by_brute_force(tensor: Tensor) -> bool:
@@ -58,22 +59,17 @@ TENSORS: dict[str, Callable[[], Tensor]] = {
 
 @pytest.mark.parametrize("name", TENSORS)
 def test_equality_is_that_of_every_element(name: str) -> None:
-    """Looking at a few bytes first never changes the answer."""
-    torch.manual_seed(0)
-    tensor = TENSORS[name]()
-    assert equal_samples([tensor], 4, [None]) is by_brute_force(tensor)
+    """Looking at a few bytes first never changes the answer, nor does the kernel's.
 
-
-@pytest.mark.parametrize("name", TENSORS)
-def test_the_kernel_tells_it_as_it_reads(name: str) -> None:
-    """Where samples lie one after the other, the ledger's entry says the same."""
-    torch.manual_seed(0)
+    It tells as it reads where samples lie one after the other.
+    """
     tensor = TENSORS[name]()
+    truth = by_brute_force(tensor)
     is_read = native.library() is not None and tensor.is_floating_point()
     is_dense = tensor.is_contiguous() or name.startswith("channels last")
     entry = Ledger().add(tensor, None, 4)
-    assert entry.samples_equal is (by_brute_force(tensor) if is_read and is_dense else None)
-    assert equal_samples([tensor], 4, [entry]) is by_brute_force(tensor)
+    assert entry.samples_equal is (truth if is_read and is_dense else None)
+    assert equal_samples([tensor], 4, [entry]) is equal_samples([tensor], 4, [None]) is truth
     assert Ledger().add(tensor, None, 3).samples_equal is None
 
 
@@ -94,18 +90,9 @@ def test_nothing_is_said_where_nothing_can_be(tensor: Tensor) -> None:
     assert equal_samples([tensor], 1 if tensor.shape[:1] == (1,) else 4, [None]) is None
 
 
-def test_one_tensor_that_differs_decides() -> None:
-    """A layer with several outputs tells samples apart by any of them."""
-    assert (
-        equal_samples([torch.ones(4, 2), torch.ones(3), torch.randn(4, 2)], 4, [None] * 3) is False
-    )
-
-
 def run(model: nn.Module, batch: Tensor) -> dict[str, LayerRecord]:
-    """Return the layers of one inspection; none of our hooks may have failed."""
-    observation = Inspector(model).run_inspection(batch).observation
-    assert observation.errors == ()
-    return dict(observation.layers)
+    """Return the layers of one inspection."""
+    return dict(report_of(model, batch).layers)
 
 
 def collapsing() -> nn.Sequential:
@@ -126,22 +113,9 @@ def test_layer_that_collapses_is_told_from_those_after_it() -> None:
 
 def test_batch_of_one_sample_repeated_shows_at_the_root() -> None:
     """Samples that are equal in the batch are no layer's fault."""
+    torch.manual_seed(1)  # a product of matrices may round one row otherwise
     seen = run(nn.Sequential(nn.Linear(6, 5), nn.Tanh()), torch.randn(1, 6).repeat(4, 1))
     assert all(record.equal_samples and record.equal_input_samples for record in seen.values())
-
-
-def test_layer_called_twice_needs_equal_samples_both_times() -> None:
-    """One call that tells samples apart is enough."""
-
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.act = nn.ReLU()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.act(-x.abs()) + self.act(x) + self.act(-x.abs())
-
-    assert run(Twice(), torch.randn(4, 6))["act"].equal_samples is False
 
 
 def test_batches_are_merged() -> None:

@@ -12,38 +12,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from pytest_modelhealth import Inspector
-from pytest_modelhealth.capture.observing.flow import FlowRecorder
-from pytest_modelhealth.capture.observing.function_mode import FunctionalLayers
-
-
-class Users(TorchFunctionMode):
-    """A mode of the user's own."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
 
 
 def modes() -> list[Any]:
     """Return the modes that are on, the outermost first."""
     depth = torch._C._len_torch_function_stack()
     return [torch._C._get_function_stack_at(level) for level in range(depth)]
-
-
-def test_the_mode_goes_off_wherever_it_is() -> None:
-    """An interruption may have taken it off already, or left modes of the user's above it."""
-    ours = FunctionalLayers(lambda name, call, args, kwargs: call(*args, **kwargs), FlowRecorder())
-    with Users() as below:
-        ours.turn_off()
-        assert modes() == [below]
-        ours.turn_on()
-        with Users() as above:
-            assert ours.step_aside() is None
-            ours.turn_off()
-            assert modes() == [below, above]
-    assert modes() == []
 
 
 @pytest.mark.parametrize(
@@ -76,22 +52,6 @@ def test_an_interruption_of_torchs_own_code_leaves_no_mode(event: str, function:
     assert modes() == []
 
 
-def test_the_mode_comes_back_to_its_place() -> None:
-    """Whether it stepped aside or was suspended below another."""
-    ours = FunctionalLayers(lambda name, call, args, kwargs: call(*args, **kwargs), FlowRecorder())
-    ours.turn_on()
-    resume = ours.step_aside()
-    assert modes() == []
-    resume()
-    with Users() as above:
-        resume = ours.suspend()
-        assert modes() == [above]
-        resume()
-        assert modes() == [ours, above]
-    ours.turn_off()
-    assert modes() == []
-
-
 def test_the_mode_is_off_inside_torchs_own_layers_and_on_around_them() -> None:
     """A functional layer after a Linear is seen, and so is one in a hook of the user's on it."""
     seen: dict[str, bool] = {}
@@ -119,28 +79,3 @@ def test_the_mode_is_off_inside_torchs_own_layers_and_on_around_them() -> None:
         nn.Linear.forward = forward
     assert seen == {"plain": False, "hooked": True}
     assert {"gelu", "hooked.relu", "sigmoid"} <= set(report.layers)
-
-
-def test_what_we_ask_of_a_parameter_does_not_pass_the_mode(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Not even after the backward, of one that the model holds without registering it."""
-    asked = []
-    observe = FunctionalLayers.__torch_function__
-
-    def listening(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        asked.extend(func for value in args if isinstance(value, nn.Parameter))
-        return observe(mode, func, types, args, kwargs)
-
-    class Scaled(nn.Sequential):
-        def __init__(self) -> None:
-            super().__init__(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
-            self.scales = [nn.Parameter(torch.ones(()))]
-
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) * self.scales[0]
-
-    monkeypatch.setattr(FunctionalLayers, "__torch_function__", listening)
-    observation = Inspector(Scaled()).run_inspection(torch.rand(8, 4)).observation
-    assert [found.path for found in observation.unregistered] == ["scales[0]"]
-    assert asked == [torch.Tensor.mul]

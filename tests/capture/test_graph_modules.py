@@ -15,8 +15,8 @@ from torch import Tensor, fx, nn
 from corpus.models.hooked import x
 from pytest_modelhealth import Inspector, ModelHealthError
 from pytest_modelhealth.rendering.places import called_at
-from pytest_modelhealth.report import HealthReport, Status
-from tests.capture.oracle import changes, fingerprint, projection
+from pytest_modelhealth.report import Status
+from tests.capture.oracle import assert_alike, changes, fingerprint, projection, report_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -55,49 +55,21 @@ class Net(nn.Module):
         return self.head(torch.tanh(self.body(y) + z + u))
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
-def inspect(model: nn.Module, batch: Tensor, **options: Any) -> HealthReport:
-    """Inspect without an error of ours."""
-    report = Inspector(model).run_inspection(batch, **{"loss": projection} | options)
-    assert report.observation.errors == ()
-    return report
-
-
 def test_a_graph_module_shows_what_its_model_shows() -> None:
     """Every layer, inlined or not, functional or not, with the same numbers in the same order."""
     model, batch = Net(), x()
-    report, expected = inspect(fx.symbolic_trace(model), batch), inspect(model, batch)
-    assert list(report.layers) == list(expected.layers)
-    assert report.loss == expected.loss
-    for layer in expected:
-        seen = report[layer.name]
-        assert (seen.type_name, seen.status, seen.calls) == (
-            *(layer.type_name, layer.status, layer.calls),
-        )
-        for role in ("inputs", "activations", "gradients"):
-            ours, theirs = seen.statistics(role), layer.statistics(role)
-            assert (ours.count, ours.mean, ours.std) == (theirs.count, theirs.mean, theirs.std)
-        assert seen.parameter_gradients.keys() == layer.parameter_gradients.keys()
-
-
-def test_a_graph_module_inside_a_model_shows_its_containers() -> None:
-    """Names go on below the place where the graph module stands."""
-    report = inspect(nn.Sequential(fx.symbolic_trace(Net()), nn.Tanh()), x())
-    assert report["0.body.1"].status is Status.OBSERVED
-    assert report["0.body.1"].type_name == "InPlace"
+    report, expected = report_of(fx.symbolic_trace(model), batch), report_of(model, batch)
+    assert_alike(report, expected)
+    assert (list(report.layers), report.loss) == (list(expected.layers), expected.loss)
 
 
 def test_a_graph_module_is_left_as_it_was() -> None:
     """Its code, graph and attributes too; after an exception as well."""
     model, batch = fx.symbolic_trace(Net()), x()
     code, before, forward = model.code, fingerprint(model, batch), type(model).forward
-    inspect(model, batch)
+    report_of(model, batch)
     with pytest.raises(ZeroDivisionError):
-        inspect(model, batch, loss=lambda output: 1 / 0)
+        report_of(model, batch, loss=lambda output: 1 / 0)
     assert type(model).forward is forward
     assert changes(before, fingerprint(model, batch)) == []
     assert (model.code, str(model.graph)) == (code, str(copy.deepcopy(model.graph)))
@@ -114,35 +86,26 @@ def test_copies_made_meanwhile_know_nothing_of_us(duplicate: Any) -> None:
         copies[0](batch)
         return projection(output)
 
-    report = inspect(model, batch, loss=copying)
+    report = report_of(model, batch, loss=copying)
     assert report["block"].calls == 2
     assert "enter_layer" not in copies[0].code
 
 
-def test_a_graph_that_was_rearranged_is_opaque() -> None:
-    """Where a container's nodes no longer stand together, its call cannot be told."""
+def test_a_call_that_the_graph_does_not_tell_is_opaque() -> None:
+    """Where a container's nodes no longer stand together, or have no memory of their modules."""
     model = fx.symbolic_trace(Net())
-    nodes = list(model.graph.nodes)
-    tanh = next(node for node in nodes if node.target is torch.tanh)
-    block = [node for node in nodes if "block" in (node.meta.get("nn_module_stack") or {})]
-    with model.graph.inserting_after(block[0]):
-        model.graph.call_function(torch.neg, (block[0],))
+    block = next(n for n in model.graph.nodes if "block" in (n.meta.get("nn_module_stack") or {}))
+    with model.graph.inserting_after(block):
+        model.graph.call_function(torch.neg, (block,))
     model.recompile()
-    report = inspect(model, x())
-    assert tanh in model.graph.nodes
+    report = report_of(model, x())
     assert report["body"].status is Status.OBSERVED
     assert report["block"].calls in (0, 1)  # the second call still stands together
-
-
-def test_a_graph_without_a_memory_of_its_modules_is_opaque() -> None:
-    """Without the stack of modules its containers are not guessed."""
-    model = fx.symbolic_trace(Net())
     for node in model.graph.nodes:
         node.meta.clear()
-    report = inspect(model, x())
-    assert report["block"].status is Status.OPAQUE
-    assert "torch.fx inlined it" in report["block"].reason
-    assert report["block"].activations is None
+    layer = report_of(model, x())["block"]
+    assert (layer.status, layer.activations) == (Status.OPAQUE, None)
+    assert "torch.fx inlined it" in layer.reason
 
 
 class Sourced(nn.Module):

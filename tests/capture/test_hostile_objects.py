@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pytest_modelhealth import Inputs, InspectionError, Inspector
 from pytest_modelhealth.comparing import compare
+from tests.capture.oracle import report_of
 
 _METHODS = {
     *("eq", "ne", "lt", "le", "gt", "ge", "bool", "len", "repr", "str", "hash", "iter", "getattr"),
@@ -111,75 +112,43 @@ def test_a_comparison_calls_none_either(name: str) -> None:
         assert compare(*models, (torch.ones(4, 6), make())).equivalent
 
 
-class Returns(nn.Module):
-    """Returns nothing but such an object."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        super().__init__()
-        self.lin, self.make = nn.Linear(6, 6), make
-
-    def forward(self, x: Tensor) -> Any:
-        self.lin(x)
-        return self.make()
-
-
 @pytest.mark.parametrize("name", HOSTILE)
 def test_an_output_of_the_users_own_kind_is_no_tensor(name: str) -> None:
     """It is not taken for one, nor opened by its own methods."""
-    report = Inspector(Returns(HOSTILE[name])).run_inspection(torch.ones(4, 6))
+    report = Inspector(Net(HOSTILE[name], lambda y, own: own)).run_inspection(torch.ones(4, 6))
     assert report[""].reason == "it returned a value of type Own, no tensor"
 
 
-def test_what_a_container_holds_is_found_below_methods_that_raise() -> None:
-    """The tensors in it are the model's output all the same."""
-    container = type("Own", (dict,), {"values": _raises("values"), "items": _raises("items")})
-    report = Inspector(Net(object, lambda y, own: container(y=y))).run_inspection(torch.ones(4, 6))
-    assert report[""].activations.count == 24
-    assert report.observation.unregistered
+def closed(self: nn.Module, name: str) -> Any:
+    """Raise for each attribute that a layer has not."""
+    if name in ("weight", "bias"):
+        return nn.Module.__getattr__(self, name)
+    raise HostileError(name)
 
 
-class Nameless(nn.Linear):
-    """A layer that cannot be shown, measured or compared."""
-
-    __repr__ = extra_repr = __len__ = __bool__ = __eq__ = _raises("method")
-    __hash__ = nn.Module.__hash__
-
-
-class Liar(nn.Linear):
-    """A layer that claims to be a dictionary."""
-
-    @property
-    def __class__(self) -> type:  # type: ignore[override]
-        return dict
+LAYERS: dict[str, dict[str, Any]] = {
+    # it cannot be shown, measured or compared
+    "nameless": {
+        f"__{name}__": _raises(name) for name in ("repr", "extra_repr", "len", "bool", "eq")
+    }
+    | {"__hash__": nn.Module.__hash__},
+    "claims to be a dictionary": {"__class__": property(lambda self: dict)},
+    "closed": {"__getattr__": closed},
+}
 
 
-class Closed(nn.Linear):
-    """A layer that raises for each attribute that it has not."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("weight", "bias"):
-            return super().__getattr__(name)
-        raise HostileError(name)
-
-
-@pytest.mark.parametrize("kind", [Nameless, Liar, Closed])
-def test_layers_with_methods_that_raise_are_observed(kind: type[nn.Linear]) -> None:
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_with_methods_that_raise_are_observed(name: str) -> None:
     """Inside a model and as the model; twice in it, too."""
+    kind = type("Own", (nn.Linear,), LAYERS[name])
     for model in (kind(6, 6), nn.Sequential(layer := kind(6, 6), nn.Sequential(layer))):
-        report = Inspector(model).run_inspection(torch.ones(4, 6))
-        assert report.observation.errors == ()
+        report = report_of(model, torch.ones(4, 6))
         assert {record.status for record in report.layers.values()} == {"observed"}
 
 
-class Unhashable(nn.Linear):
-    """As a data class makes modules; torch cannot list its parameters."""
-
-    __hash__ = None  # type: ignore[assignment]
-
-
 def test_a_module_without_a_hash_is_refused() -> None:
-    """The message says what torch needs it for, and what to do."""
-    model = nn.Sequential(Unhashable(6, 6))
+    """The message says what torch needs it for, and what to do: a data class makes such modules."""
+    model = nn.Sequential(type("Unhashable", (nn.Linear,), {"__hash__": None})(6, 6))
     before = copy.copy(vars(model))
     with pytest.raises(InspectionError, match=r"has no hash .*unhashable.* eq=False"):
         Inspector(model).run_inspection(torch.ones(4, 6))

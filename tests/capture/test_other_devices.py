@@ -7,7 +7,7 @@ refuses what would wait.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -121,38 +121,33 @@ def test_a_loss_function_is_not_waited_for(fetches: list[int]) -> None:
     assert_same(call.input, expected.input)
 
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
-
-@needs_cuda
-def test_on_a_gpu_no_layer_is_waited_for() -> None:
-    """CUDA's own check raises at a wait anywhere in the forward or the backward."""
-    on_gpu, images = model().cuda(), torch.randn(6, 3, 8, 8, device="cuda")
-
-    def backward(value: Tensor) -> None:
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            value.backward()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-
-    torch.cuda.set_sync_debug_mode("default")
-    watched = nn.Sequential(_Strict(on_gpu))
-    report = Inspector(watched).run_inspection(images, loss=mean_square, backward=backward)
-    assert report.observation.errors == ()
-    assert report["0.inner.0"].activations.device == "cuda:0"
-
-
-class _Strict(nn.Module):
-    """Runs a model with CUDA's check for waits."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
+class Strict(nn.Sequential):
+    """Runs under CUDA's own check, which raises at a wait."""
 
     def forward(self, x: Tensor) -> Tensor:
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            return self.inner(x)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+        with strictly():
+            return super().forward(x)
+
+
+@contextmanager
+def strictly() -> Iterator[None]:
+    """Have CUDA raise where somebody waits for it."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_no_layer_is_waited_for() -> None:
+    """Anywhere in the forward or the backward."""
+    watched, images = Strict(model().cuda()), torch.randn(6, 3, 8, 8, device="cuda")
+
+    def backward(value: Tensor) -> None:
+        with strictly():
+            value.backward()
+
+    report = Inspector(watched).run_inspection(images, loss=mean_square, backward=backward)
+    assert report.observation.errors == ()
+    assert report["0.0"].activations.device == "cuda:0"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pytest_modelhealth import InspectionError, Inspector
+from pytest_modelhealth.capture.step import run
 from pytest_modelhealth.report import Status
 from tests.capture.oracle import changes, fingerprint
 
@@ -126,16 +128,19 @@ def test_what_ran_out_of_sight_is_opaque(way: str) -> None:
     assert report["inner.spare"].status is NOT_CALLED
 
 
-class Scripts(Net):
-    """Scripts a part of itself in its forward."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda inner: lambda x: torch.jit.script(inner)(x))
+def test_what_a_forward_compiles_first_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though torch's compiler was not loaded when the run began; `torch.compile` is put back."""
+    monkeypatch.setattr(run, "sys", SimpleNamespace(modules={}))
+    compile_ = torch.compile
+    report = Inspector(Net(WAYS["compiled in the forward"][0])).run_inspection(X)
+    assert report["inner.a"].status is OBSERVED
+    assert torch.compile is compile_
+    assert torch._dynamo.eval_frame._stance.stance == "default"
 
 
 def test_a_forward_that_scripts_is_refused() -> None:
     """TorchScript would compile our hooks; the message says what to do, and the model is whole."""
-    model = Scripts()
+    model = Net(lambda inner: lambda x: torch.jit.script(inner)(x))
     before = fingerprint(model, X)
     with pytest.raises(InspectionError, match=r"while 'inner' is watched.* once, in __init__"):
         Inspector(model).run_inspection(X)
@@ -160,25 +165,23 @@ def test_fake_tensors_are_refused(fake: str) -> None:
     assert before is None or changes(before, fingerprint(model, None)) == []
 
 
-class AsksForShape(nn.Module):
-    """Runs a layer on fake tensors to learn a shape."""
+def of_fake(inner: Inner) -> Callable[[Tensor], Tensor]:
+    """Run a layer on fake tensors to learn a shape."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin, self.head = nn.Linear(6, 3), nn.Linear(6, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def run(x: Tensor) -> Tensor:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            width = self.lin(mode.from_tensor(x)).shape[1]
-        return self.head(x) * width
+            width = inner.a(mode.from_tensor(x)).shape[1]
+        return inner.b(x) * width
+
+    return run
 
 
 def test_a_forward_may_use_fake_tensors() -> None:
     """The layer that ran on them is `unsupported`, and nothing else is disturbed."""
-    report = Inspector(AsksForShape()).run_inspection(X)
-    assert report["lin"].status is Status.UNSUPPORTED
-    assert report["lin"].reason == "a fake tensor has no values"
-    assert report["head"].status is OBSERVED
+    report = Inspector(Net(of_fake)).run_inspection(X)
+    layer = report["inner.a"]
+    assert (layer.status, layer.reason) == (Status.UNSUPPORTED, "a fake tensor has no values")
+    assert report["inner.b"].status is OBSERVED
     assert report.observation.errors == ()
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from pytest_modelhealth import Inspector
 from pytest_modelhealth.checks.judging import judge
 from pytest_modelhealth.report import Finding, Observation
-from pytest_modelhealth.report.ranks import Ranks, named_ranks
+from pytest_modelhealth.report.parts import Ranks, named_ranks
 from pytest_modelhealth.settings import Settings
 
 

@@ -67,16 +67,6 @@ def test_a_gain_is_no_kernel(inspect):
     assert [found.tensor for found in linear_maps(report["1"])] == ["weight"]
 
 
-@pytest.mark.parametrize("groups", [1, 4])
-def test_equal_kernels_are_one_unit_only_where_they_share_their_inputs(groups, inspect):
-    """A depthwise convolution may start as a mean: each channel has its own."""
-    conv = nn.Conv2d(4, 4, 3, padding=1, groups=groups)
-    nn.init.constant_(conv.weight, 1 / 9)
-    model = nn.Sequential(nn.Unflatten(1, (4, 2, 2)), conv, nn.Flatten(), nn.Linear(16, 10))
-    found = [v.check for v in inspect(model, torch.randn(64, 16)).violations]
-    assert ("initial_weights" in found) == (groups == 1)
-
-
 def cosine_logits():
     """Logits that are cosines and logits that are not, with the truth."""
     torch.manual_seed(0)

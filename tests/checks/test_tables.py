@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 import corpus.checks
-from pytest_modelhealth import Inconclusive
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using a target size")  # a part of some losses
 
@@ -47,23 +46,18 @@ def judged(inspect: Any, table: Any, made: Any, *, alone: bool) -> list[Any]:
     assert report._judgement.broken == ()
     if alone:
         assert {v.check for v in report.violations} <= {table.CHECK}
-    every = [w for v in (*report.violations, *report.warnings) for w in (v, *v.folded)]
-    every += report._judgement.inconclusive
+    every = [w for v in report._judgement.findings for w in (v, *v.folded)]
     return [found for found in every if found.check == table.CHECK]
 
 
 @pytest.mark.parametrize(("table", "row"), rows("FAULTS"))
 def test_a_fault_is_named_with_layer_and_line(table: Any, row: Any, inspect: Any) -> None:
     """One finding a fault; what it says has the words, or the line of code that it names has."""
-    build, severity, layer, *words = row
+    build, grade, layer, *words = row
     (found,) = judged(inspect, table, build(), alone=... not in words and "FAULTS" in alone(table))
     assert found.layer == (found.layer if layer is None else layer)
-    if isinstance(found, Inconclusive):
-        assert severity == "unsure"
-        text = found.reason
-    else:
-        assert severity == found.grade
-        text = f"{found.message} {found.cause} {found.tensor}"
+    assert found.grade == grade
+    text = f"{found.message} {found.cause} {found.tensor}"
     places = re.findall(r"([\w./-]+\.py):(\d+)", text)
     text = " ".join([text, *(linecache.getline(path, int(at)) for path, at in places)])
     assert [word for word in words if isinstance(word, str) and word not in text] == [], text
@@ -73,8 +67,7 @@ def test_a_fault_is_named_with_layer_and_line(table: Any, row: Any, inspect: Any
 @pytest.mark.parametrize(("table", "build"), rows("HEALTHY"))
 def test_what_only_looks_like_it_is_left_alone(table: Any, build: Any, inspect: Any) -> None:
     """Nothing is said, not even a warning."""
-    found = judged(inspect, table, build(), alone="HEALTHY" in alone(table))
-    assert found == []
+    assert judged(inspect, table, build(), alone="HEALTHY" in alone(table)) == []
 
 
 @pytest.mark.parametrize(("table", "build"), rows("HEALTHY", "wiring"))

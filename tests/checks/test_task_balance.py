@@ -5,25 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
+from corpus.checks.task_balance import LOSSES, classes, number, targets, two_heads, weighted
 from pytest_modelhealth import InspectionError, Inspector
-from tests.checks.rows import Net, hold, says
-
-
-def two_heads():
-    """Return a trunk that two tasks share."""
-
-    def forward(m, x):
-        h = m.last(m.trunk(x).tanh()).tanh()
-        return {"a": m.a(h), "b": m.b(h)}
-
-    return Net(forward, trunk=(16, 8), last=(8, 8), a=(8, 4), b=(8, 1))
-
-
-def apart():
-    """Return two models in one."""
-    return Net(lambda m, x: {"a": m.a(x), "b": m.b(x)}, a=(16, 4), b=(16, 1))
 
 
 @pytest.fixture
@@ -32,76 +16,19 @@ def model():
     return two_heads()
 
 
-def targets():
-    """Return classes for one task, numbers for the other."""
-    return {"classes": torch.randint(0, 4, (64,)), "number": torch.randn(64, 1)}
-
-
 @pytest.fixture
 def target():
     """What the two tasks are asked for."""
     return targets()
 
 
-def classes(output, target):
-    """The loss of the one task."""
-    return F.cross_entropy(output["a"], target)
-
-
-def number(output, target):
-    """The loss of the other."""
-    return F.mse_loss(output["b"], target)
-
-
-LOSSES = {"classes": classes, "number": number}
-
-
-def weighted(factor):
-    """Return the losses, of which one has a weight."""
-    return LOSSES | {"number": lambda o, t: factor * number(o, t)}
-
-
-def balance(losses, model=two_heads):
-    """Return a model for two tasks, with their losses and what they are asked for."""
-    return lambda x: (model(), x, targets(), losses)
-
-
-# a loss of what was rounded has no gradient
-ROUNDED = LOSSES | {"number": lambda o, t: F.mse_loss(o["b"].round(), t)}
-# a hinge that is met has a loss of zero and a gradient of zero
-HINGE = LOSSES | {"number": lambda o, _: F.relu(o["b"] - 100.0).mean()}
-CASES = {
-    # it is found at the last layer that the tasks share
-    "a loss a million times too large": (balance(weighted(1e6)), {"last": "fail"}, "'number' has"),
-    # losses of different kinds, added as they are, are healthy; so is one loss
-    "losses as they are": (balance(LOSSES), {}),
-    "one loss": (balance({"classes": classes}), {}),
-    "a small weight": (balance(weighted(1e-3)), {"last": "warn"}, "may be meant"),
-    # two models in one have nothing to balance
-    "no shared layer": (balance(weighted(1e6), apart), {}),
-    "no shared layer, balanced": (balance(LOSSES, apart), {}),
-    "a task that asks for nothing": (balance(HINGE), {"last": "unsure"}, "asks for nothing"),
-    # a loss that is something, and whose gradient is nothing, is a fault, said once
-    "a task without a gradient": (
-        balance(ROUNDED), {"b": "fail"}, "task 'number' has a loss of", "asks nothing of any",
-    ),
-    "a task without a gradient that shares no layer": (
-        balance(ROUNDED, apart), {"b": "fail"}, "asks nothing of any",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("row", CASES.values(), ids=CASES)
-def test_what_is_said_of(row):
-    """Of one task beside another."""
-    hold("task_balance", *row, checks=["task_balance"])
-
-
-def test_limit_of_the_default_and_of_the_user(model, target, batch, inspect):
+def test_limit_of_the_default_and_of_the_user(model, target, batch, inspect, only):
     """A weight of a thousandth, which may be meant, is a fault for who set the limit."""
-    (violation,) = says(inspect(model, batch, target, loss=weighted(1e6)), "task_balance")
+    report = inspect(model, batch, target, loss=weighted(1e6))
+    (violation,) = (v for v in report.violations if v.check == "task_balance")
     assert (violation.limit, violation.origin) == (100.0, "default")
-    hold("task_balance", balance(weighted(1e-3)), {"last": "fail"}, max_task_ratio=100.0)
+    strict = {"settings": {"max_task_ratio": 100.0}}
+    only(inspect(model, batch, target, loss=weighted(1e-3), **strict), "task_balance")
 
 
 def test_the_run_is_that_of_the_sum_bit_for_bit(model, target, batch, inspect):
@@ -149,7 +76,7 @@ def test_conflict_is_a_note(model, batch, inspect):
     losses = {"up": lambda o: o["a"].mean() + 10.0, "down": lambda o: 10.0 - o["a"].mean()}
     report = inspect(model, batch, loss=losses)
     assert any("'up' and 'down' pull against each other" in n for n in report.observation.notes)
-    assert says(report, "task_balance") == []
+    assert "task_balance" not in {found.check for found in report._judgement.findings}
 
 
 def test_scaler_leaves_the_gradients_of_tasks_unscaled(model, target, batch, inspect):
@@ -193,9 +120,3 @@ def test_target_for_some_tasks_only_is_refused(model, target, batch):
     """A mapping that lacks a task's target would go whole to that task."""
     with pytest.raises(InspectionError, match="no value for task 'number'"):
         Inspector(model).run_inspection(batch, {"classes": target["classes"]}, loss=LOSSES)
-
-
-def test_task_with_a_weight_of_zero(model, batch, target, inspect):
-    """A task that is multiplied by zero is off, and no fault."""
-    report = inspect(model, batch, target, loss=weighted(0.0))
-    assert report.violations == ()

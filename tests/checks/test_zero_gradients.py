@@ -106,8 +106,6 @@ def test_branch_that_stochastic_depth_dropped_is_warned_of(kind, is_module, insp
     assert report.healthy, report
     assert [(v.check, v.layer) for v in report.warnings] == [("missing_gradients", "branch.3")]
     assert "this batch alone" in report.warnings[0].cause
-    many = inspect(MaybeLeftOut(DRAWS[kind], is_module), torch.randn(64, 16))
-    assert [(v.check, v.layer) for v in many.violations] == [("normalization", "drop")] * is_module
 
 
 def test_deep_model_is_judged_in_linear_time(monkeypatch, inspect):

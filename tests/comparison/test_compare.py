@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from corpus.models.changed import Headless, Mixing, Odd, Shifted, Spoiled
 from corpus.models.paired import Cnn, Gpt, Mlp, batch
 from corpus.pairs import BENIGN, HARMFUL, twins
 from pytest_modelhealth import Comparison, LayerNotFoundError, ModelHealthError, compare
@@ -67,57 +68,6 @@ def test_what_computes_the_same_is_equivalent_and_the_rest_parts_where_it_begins
     if name in HARMFUL:
         assert comparison.first_divergence.layer == HARMFUL[name][1], str(comparison)
     assert WORDS.get(name, "") in (str if name in BENIGN else repr)(comparison)
-
-
-class Shifted(nn.BatchNorm2d):
-    """Keeps another average than it made."""
-
-    shift = 0.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x)
-        self.running_mean = self.running_mean + self.shift
-        return y
-
-
-class Mixing(nn.Module):
-    """Mixes the samples between the layers of a list, which has no code of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
-        self.loops = 1.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer((torch.full((8, 8), 0.1) + self.loops * torch.eye(8)) @ x)
-        return x
-
-
-class Spoiled(nn.Linear):
-    """A layer with an error in one element."""
-
-    error = 0.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x).clone()
-        y[3, 5] += self.error
-        return y
-
-
-class Odd(Mlp):
-    """Computes something else in float64, where it is therefore no truth."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(2 * x if x.dtype == torch.float64 else x)
-
-
-class Headless(Gpt):
-    """Its embedding is tied to nothing, and most words are in no batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Identity()
 
 
 X = torch.randn(8, 16, generator=torch.manual_seed(0))

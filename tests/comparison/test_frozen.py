@@ -11,31 +11,21 @@ import torch
 from torch import Tensor, nn
 
 from corpus.models.rewritten import Several, Text
-from pytest_modelhealth import InspectionError
 from pytest_modelhealth.comparing import compare
 from pytest_modelhealth.comparison.comparison import Comparison
-from tests.capture.deployed.test_scripts import (
-    Flow,
-    Net,
-    frozen,
-    inlined,
-    loaded,
-    optimised,
-    optimised_trace,
-    traced,
-)
+from tests.capture.deployed.test_scripts import MAKERS, Flow, Net, inlined, loaded
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 KINDS: dict[str, Callable[[nn.Module, Tensor], nn.Module]] = {
-    "frozen": frozen,
-    "optimised": optimised,
-    "trace": traced,
-    "optimised trace": optimised_trace,
+    "frozen": MAKERS["frozen"],
+    "optimised": MAKERS["optimised"],
+    "trace": MAKERS["frozen, traced"],
+    "optimised trace": MAKERS["optimised, traced"],
     "inlined": inlined,
-    "file": lambda model, batch: loaded(frozen(model, batch)),
-    "file of a trace": lambda model, batch: loaded(traced(model, batch)),
+    "file": MAKERS["frozen, in a file"],
+    "file of a trace": lambda model, batch: loaded(MAKERS["frozen, traced"](model, batch)),
     "frozen after loading": lambda model, batch: torch.jit.freeze(loaded(torch.jit.script(model))),
 }
 BATCHES: dict[type[nn.Module], Callable[[], Tensor]] = {
@@ -99,11 +89,3 @@ def _spoiled(make: Any, spoil: Callable[[nn.Module], None]) -> Comparison:
     comparison = compare(model, make(other, batch), batch)
     assert not comparison.equivalent
     return comparison
-
-
-def test_a_frozen_script_is_no_reference() -> None:
-    """It cannot be run in another precision, which the noise is measured by."""
-    model, batch = Flow().eval(), torch.arange(8).reshape(2, 4)
-    script = frozen(model, batch)
-    with pytest.raises(InspectionError, match=r"frozen script or .* can only be the candidate"):
-        compare(script, model, batch)

@@ -11,11 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from corpus.models.changed import Fork
 from corpus.models.paired import Cnn, Gpt, Mlp, batch
 from corpus.pairs import twins
 from pytest_modelhealth import compare
 from pytest_modelhealth.capture.observing.tensors import TensorStore
-from pytest_modelhealth.comparison.trace import Keeper
+from pytest_modelhealth.comparison.runs import Keeper
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -101,21 +102,6 @@ def test_one_block_in_a_coarser_precision_is_no_licence_for_the_rest():
     comparison = compare(reference, candidate, batch(reference))
     assert comparison.first_divergence.layer.startswith("blocks.1")
     assert "is bfloat16, was float32" in str(comparison._failure())
-
-
-class Fork(nn.Module):
-    """Layers before, beside and after one that may be kept in a coarser dtype."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.inner, self.other = (nn.Linear(16, 16) for _ in range(3))
-        self.before, self.beside, self.after = (nn.LayerNorm(16) for _ in range(3))
-        self.head = nn.Linear(16, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.before(self.first(x))
-        coarse = self.inner(x.to(self.inner.weight.dtype)).float()
-        return self.head(self.after(coarse + self.other(self.beside(x))))
 
 
 FORKS = [

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
@@ -59,105 +60,103 @@ def test_a_fused_layer_stands_for_the_last_of_the_layers_in_it():
         assert last == layer or comparison[last].pair.is_folded
 
 
-def test_an_activation_that_was_lost_is_not_folded():
-    """Fused without its activation, the layer gives what it gave before that: it is missed."""
-    lost = fresh()
-    lost.relu1 = nn.Identity()
-    comparison = compare(fresh(), static(lost, batch()), batch())
-    assert comparison.first_divergence.layer == "relu1"
-
-
-def test_float_modules_are_fused_without_a_word():
-    """`fuse_modules` and `fuse_fx` give the same but for rounding, gradients included."""
-    triples = [["conv1", "bn1", "relu1"], ["conv2", "bn2", "relu2"]]
-    fused = quantization.fuse_modules(fresh(), triples)
-    comparison = compare(fresh(), fused, batch())
-    assert comparison.equivalent, str(comparison)
-    assert comparison["bn2"].pair.is_folded
-
-
-@pytest.mark.parametrize("affine", [True, False])
-def test_a_batch_norm_folded_into_a_linear_layer_is_equivalent(affine):
-    """Its weights are those that the two have together, be there weights in the norm or not."""
-    net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, affine=affine), nn.ReLU())
-    batch = torch.randn(16, 6)
-    net(batch)
-    net.eval()
-    folded = copy.deepcopy(net)
-    norm = net[1]
-    scale = (norm.running_var + norm.eps).rsqrt() * (norm.weight if affine else 1.0)
+def edited(build: Callable[[], nn.Module], edit: Callable[[Any], object]) -> nn.Module:
+    """A model after an edit."""
+    model = build()
     with torch.no_grad():
-        folded[0].weight.mul_(scale[:, None])
-        folded[0].bias.sub_(norm.running_mean).mul_(scale).add_(norm.bias if affine else 0.0)
-    folded[1] = nn.Identity()
-    assert compare(net, folded, batch).equivalent
+        edit(model)
+    return model
 
 
-def test_a_batch_norm_folded_wrongly_is_named():
-    """The weights of the host are held to those that folding makes, and so to single values."""
-    reference = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Sigmoid())
-    reference(batch())
-    reference.eval()
-    folded = torch.nn.utils.fuse_conv_bn_eval(reference[0], reference[1])
-    candidate = nn.Sequential(folded, nn.Identity(), nn.Sigmoid())
-    assert compare(reference, candidate, batch()).equivalent
-    folded.weight.data[0, 0, 0, 0] *= 1.01
-    found = compare(reference, candidate, batch()).first_divergence
-    assert found.layer == "0"
-    assert "1 of 216" in found.cause
+def unmasked(model: Any) -> None:
+    """Lose the mask of pruned weights."""
+    model.conv2.weight_mask.fill_(1)
+    prune.remove(model.conv2, "weight")
 
 
-def test_steps_so_coarse_that_nothing_is_left_are_a_divergence():
-    """Calibrated on numbers 600 times as large, each layer rounds well, and the model is gone."""
-    comparison = compare(fresh(), static(fresh(), batch() * 600), batch())
-    assert not comparison.equivalent
+def unloaded(model: Any) -> None:
+    """Merge an adapter and take it away."""
+    model.block.fc = model.block.fc.merge()
 
 
-def test_a_candidate_that_trains_nothing_is_compared_forward():
-    """Frozen as a whole it is equivalent, with a note; one layer frozen by itself is not."""
-    whole = fresh().requires_grad_(False)
-    comparison = compare(fresh(), whole, batch())
-    assert comparison.equivalent
-    assert any("requires_grad=False" in note for note in comparison.notes)
-    one = fresh()
-    one.block.fc.requires_grad_(False)
-    assert compare(fresh(), one, batch()).first_divergence.layer == "block.fc"
+def normed(affine: bool = True) -> nn.Module:
+    """A linear layer with a batch norm behind it."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Flatten(), nn.Linear(300, 8), nn.BatchNorm1d(8, affine=affine))
+        net(batch())
+    return net.eval()
 
 
-def test_a_mask_made_permanent_is_the_same_weight():
-    """The weight is compared, not what the mask hides; a mask that is lost is named."""
-    permanent = pruned()
-    prune.remove(permanent.conv2, "weight")
-    comparison = compare(pruned(), permanent, batch())
-    assert comparison.equivalent, str(comparison)
-    lost = pruned()
-    lost.conv2.weight_mask.fill_(1)
-    prune.remove(lost.conv2, "weight")
-    assert compare(pruned(), lost, batch()).first_divergence.layer == "conv2"
+def folded(net: Any) -> None:
+    """Scale a linear layer by the norm behind it, and take that away."""
+    norm = net[2]
+    scale = (norm.running_var + norm.eps).rsqrt() * (norm.weight if norm.affine else 1.0)
+    net[1].weight.mul_(scale[:, None])
+    net[1].bias.sub_(norm.running_mean).mul_(scale).add_(norm.bias if norm.affine else 0.0)
+    net[2] = nn.Identity()
 
 
-def test_adapters_are_the_same_live_and_merged():
-    """Merged and kept or merged and taken away: the module around gives the same."""
-    kept, unloaded = adapted(), adapted()
-    kept.block.fc.merge()
-    unloaded.block.fc = unloaded.block.fc.merge()
-    for candidate in (kept, unloaded):
-        comparison = compare(adapted(), candidate, batch())
-        assert comparison.equivalent, str(comparison)
+def wrongly_folded(net: Any) -> None:
+    """The same, but for one weight."""
+    folded(net)
+    net[1].weight[0, 0] *= 1.01
 
 
-def test_an_adapter_that_is_not_merged_is_named():
-    """Taken away without being merged, it is what is removed."""
-    lost = adapted()
-    lost.block.fc = lost.block.fc.base
-    found = compare(adapted(), lost, batch()).first_divergence
-    assert found.layer.startswith("block.fc")
+TRIPLES = [["conv1", "bn1", "relu1"], ["conv2", "bn2", "relu2"]]
+CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module], str | None, str]] = {
+    # fused without its activation, the layer gives what it gave before that: it is missed
+    "an activation that was lost": (
+        fresh, lambda: static(edited(fresh, lambda m: setattr(m, "relu1", nn.Identity())), batch()),
+        "relu1", "",
+    ),
+    "fused": (fresh, lambda: quantization.fuse_modules(fresh(), TRIPLES), None, ""),
+    # the weights of the host are held to those that folding makes, and so to single values
+    "a norm folded": (normed, lambda: edited(normed, folded), None, ""),
+    "a norm without weights folded": (
+        lambda: normed(False), lambda: edited(lambda: normed(False), folded), None, ""
+    ),
+    "a norm folded wrongly": (
+        normed, lambda: edited(normed, wrongly_folded), "1", "1 of 2,400"
+    ),
+    # calibrated on numbers 600 times as large, each layer rounds well, and the model is gone
+    "steps so coarse that nothing is left": (
+        fresh, lambda: static(fresh(), batch() * 600), "", ""
+    ),
+    "frozen as a whole": (
+        fresh, lambda: fresh().requires_grad_(False), None, "requires_grad=False"
+    ),
+    "one layer frozen": (
+        fresh, lambda: edited(fresh, lambda m: m.block.fc.requires_grad_(False)), "block.fc", ""
+    ),
+    # the weight is compared, not what the mask hides
+    "a mask made permanent": (
+        pruned, lambda: edited(pruned, lambda m: prune.remove(m.conv2, "weight")), None, ""
+    ),
+    "a mask lost": (pruned, lambda: edited(pruned, unmasked), "conv2", ""),
+    # merged and kept or merged and taken away: the module around gives the same
+    "an adapter merged": (
+        adapted, lambda: edited(adapted, lambda m: m.block.fc.merge()), None, ""
+    ),
+    "and unloaded": (adapted, lambda: edited(adapted, unloaded), None, ""),
+    "unloaded without being merged": (
+        adapted, lambda: edited(adapted, lambda m: setattr(m.block, "fc", m.block.fc.base)),
+        "block.fc", "",
+    ),
+    # what is frozen for it has no gradients, and that is meant
+    "a fresh adapter": (
+        fresh, lambda: edited(adapted, lambda m: nn.init.zeros_(m.block.fc.up.weight)), None,
+        "frozen for it",
+    ),
+}  # fmt: skip
 
 
-def test_a_fresh_adapter_changes_nothing():
-    """What is frozen for it has no gradients, and that is meant."""
-    candidate = copy.deepcopy(adapted())
-    nn.init.zeros_(candidate.block.fc.up.weight)
-    comparison = compare(fresh(), candidate, batch())
-    assert comparison.equivalent, str(comparison)
-    assert any("frozen for it" in note for note in comparison.notes)
+@pytest.mark.parametrize("case", CASES)
+def test_what_was_made_of_a_model_is_the_same_or_named_where_it_is_not(case):
+    """Fused, folded, frozen, pruned and adapted; rightly and wrongly."""
+    build, make, culprit, words = CASES[case]
+    comparison = compare(build(), make(), batch())
+    assert comparison.equivalent is (culprit is None), str(comparison)
+    assert words in str(comparison)
+    if culprit is not None:
+        assert comparison.first_divergence.layer.startswith(culprit)

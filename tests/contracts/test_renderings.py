@@ -9,7 +9,7 @@ import pytest
 from pytest_modelhealth import rendering
 from pytest_modelhealth.report import Verdict
 from tests.rendering import reports
-from tests.rendering.test_html import Page
+from tests.rendering.test_formats import Page
 
 FORMATS = [*rendering.FORMATS]
 FOR_PEOPLE = ("line", "terminal", "failure", "html")

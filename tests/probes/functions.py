@@ -45,11 +45,6 @@ def swish_slope(g: Tensor, x: Tensor) -> Tensor:
 
 # Right.
 Swish = custom("Swish", swish, swish_slope)
-LogDet = custom(
-    "LogDet",
-    lambda m: torch.linalg.slogdet(m)[1],
-    lambda g, m: g[..., None, None] * torch.linalg.inv(m).mT,
-)
 Relu = custom("Relu", lambda x: x.clamp(min=0), lambda g, x: g * (x > 0))  # at exact zeros, too
 Clamp = custom("Clamp", lambda x: x.clamp(-0.5, 0.5), lambda g, x: g * (x.abs() <= 0.5))
 
@@ -90,22 +85,17 @@ class WithSetup(Function):
 
 # On purpose: the identity, what is flat, and (on purpose or by mistake) a clamp to go through.
 Reversal = custom("Reversal", lambda x: x.view_as(x), lambda g, x: -g)
-Scaling = custom("Scaling", lambda x: x.view_as(x), lambda g, x: 0.1 * g)
 Round = custom("Round", lambda x: (8 * x).round() / 8, lambda g, x: g)
 LearnedStep = custom(
     "LearnedStep",
     lambda x, step: (x / step).round() * step,
     lambda g, x, step: (g, g * ((x / step).round() - x / step)),
 )
-
-
-def spike_slope(g: Tensor, x: Tensor) -> Tensor:
-    """Return the slope of a sigmoid in place of that of a threshold."""
-    return g * 4 * (s := (4 * x).sigmoid()) * (1 - s)
-
-
-Spike = custom("Spike", lambda x: (x > 0.1).to(x.dtype), spike_slope)
-SpikeInSingle = custom("SpikeInSingle", lambda x: (x > 0.1).float(), spike_slope)
+SpikeInSingle = custom(
+    "SpikeInSingle",
+    lambda x: (x > 0.1).float(),
+    lambda g, x: g * 4 * (4 * x).sigmoid() * (1 - (4 * x).sigmoid()),
+)
 ClampThrough = custom("ClampThrough", lambda x: x.clamp(-0.5, 0.5), lambda g, x: g)
 SinglePrecision = custom("SinglePrecision", lambda x: swish(x.float()), swish_slope)
 
@@ -130,11 +120,9 @@ WrongIfTold = custom(
 )
 WrongFactor = custom("WrongFactor", lambda x: x.square(), lambda g, x: g * x)
 MissingTerm = custom("MissingTerm", swish, lambda g, x: g * x.sigmoid())
-WrongSide = custom("WrongSide", lambda x: x.clamp(min=0), lambda g, x: g * (x <= 0))
 TenPercent = custom(
     "TenPercent", lambda x: x.tanh(), lambda g, x: 0.9 * g * (1 - x.tanh().square())
 )
-Transposed = custom("Transposed", lambda x, w: x @ w, lambda g, x, w: (g @ w.mT, g.mT @ x))
 WrongInput = custom(
     "WrongInput", lambda a, b: a * b.sin(), lambda g, a, b: (g * a * b.cos(), g * b.sin())
 )

@@ -116,9 +116,3 @@ def probed(model: nn.Module, inputs: Any, target: Any = None, **options: Any) ->
     """Inspect a model with all probes, or those in `options`."""
     options = {"probes": True, "loss": None if target is None else F.cross_entropy} | options
     return Inspector(model).run_inspection(inputs, target, **options)
-
-
-def found(report: HealthReport, probe: str) -> list[tuple[str, str]]:
-    """Return the layers that violations and warnings of a probe name, each with its message."""
-    seen = (*report.violations, *report.warnings)
-    return [(violation.layer, violation.message) for violation in seen if violation.check == probe]

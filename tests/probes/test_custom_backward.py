@@ -1,3 +1,5 @@
+"""Custom functions of autograd: what is said of their backwards, beside what the corpus has."""
+
 from __future__ import annotations
 
 import copy
@@ -13,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 from pytest_modelhealth import HealthReport, Inspector
-from pytest_modelhealth.probes import all_probes
+from pytest_modelhealth.probes.intervening import own_backwards
 from pytest_modelhealth.report import Outcome, ProbeRecord
 from tests.probes import functions as made
 from tests.probes.functions import Calls, model_of
@@ -39,12 +41,8 @@ def found(report: HealthReport, *, warned: bool = False) -> list[Any]:
 
 WRONG = {
     "sign": (made.WrongSign, 1, "-1.00 times the slope", "a sign"),
-    "factor": (made.WrongFactor, 1, "0.50 times the slope", "a constant factor"),
     "missing term": (made.MissingTerm, 1, "times the slope", "a term is missing"),
-    "wrong side of a mask": (made.WrongSide, 1, "times the slope", "a mask"),
     "10 % off": (made.TenPercent, 1, "0.90 times the slope", "a constant factor"),
-    "transposition": (made.Transposed, 2, "times the slope", "the transpose"),
-    "wrong input": (made.WrongInput, 2, "times the slope", "in another order"),
     "with a context set up apart": (made.WithSetupWrong, 1, "0.50 times", "a constant factor"),
 }
 
@@ -72,27 +70,13 @@ def test_a_gradient_for_the_wrong_input_names_both_arguments() -> None:
     assert ["'b'" in v.message for v in found(report)] == [False, True]
 
 
-class Determinant(nn.Module):
-    """Of matrices whose numbers do not lie in order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(6, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        matrices = self.first(x).reshape(-1, 2, 2) + 3 * torch.eye(2)
-        return made.LogDet.apply(matrices.mT)
-
-
 RIGHT = {
-    "swish": model_of(made.Swish),
     "context set up apart": model_of(made.WithSetup),
     "clamp": model_of(made.Clamp),
     "in place": model_of(made.InPlace),
     "bound early": model_of(lambda x, f=made.Swish.apply: f(x)),
     # at the zeros of another ReLU half a slope is found, and none or all is given
     "kinks": nn.Sequential(nn.Linear(6, 6), nn.ReLU(), Calls(made.Relu), nn.Linear(6, 3)),
-    "determinants of batches": Determinant(),
 }
 
 
@@ -108,9 +92,6 @@ def test_a_right_backward_is_healthy(kind: str) -> None:
 
 MEANT = {
     "reversal": (made.Reversal, 1, "identity"),
-    "scaling": (made.Scaling, 1, "identity"),
-    "rounding": (made.Round, 1, "flat"),
-    "spikes": (made.Spike, 1, "flat"),
     "spikes in float32": (made.SpikeInSingle, 1, "flat"),
     "rounding with a learnt step": (made.LearnedStep, 2, "flat"),
 }
@@ -133,16 +114,12 @@ def test_a_gradient_on_purpose_is_a_note(kind: str, probes: bool | None) -> None
     assert not [i for i in report.inconclusive if i.check == NAME]
 
 
-def test_asked_for_by_name_it_says_that_it_does_not_apply() -> None:
-    """Nothing was judged, so that the verdict is not healthy either."""
+def test_beside_one_on_purpose_a_wrong_one_is_found() -> None:
+    """And the layer is that which calls it; without one nothing was judged, which its name says."""
     report, record = inspected(model_of(made.Reversal), probes=NAME)
     assert record is not None
     assert record.outcome is Outcome.NOT_APPLICABLE
     assert report.verdict == "inconclusive"
-
-
-def test_beside_one_on_purpose_a_wrong_one_is_found() -> None:
-    """And the layer is that which calls it."""
     model = nn.Sequential(
         nn.Linear(6, 6), Calls(made.Reversal), Calls(made.WrongSign), Calls(made.Round)
     )
@@ -152,17 +129,15 @@ def test_beside_one_on_purpose_a_wrong_one_is_found() -> None:
     assert len(record.notes) == 2
 
 
-def test_straight_through_a_clamp_only_warns() -> None:
-    """A mask that was forgotten looks the same."""
+def test_what_may_be_a_design_does_not_fail() -> None:
+    """A clamp that lets gradients through, no gradient at all, and what a setting allows."""
     report, _ = inspected(model_of(made.ClampThrough))
     assert report.verdict == "healthy"
     assert [w.check for w in report.warnings] == [NAME]
-
-
-def test_no_gradient_at_all_is_left_to_what_misses_it() -> None:
-    """A stop by design looks the same."""
     report, _ = inspected(model_of(made.Forgotten, 2))
     assert [v.check for v in (*report.violations, *report.warnings)] == ["missing_gradients"]
+    report = Inspector(model_of(made.TenPercent), max_slope_error=0.2).run_inspection(batch())
+    assert found(report) == []
 
 
 @pytest.mark.parametrize(
@@ -270,12 +245,6 @@ def test_functions_of_torch_are_left_out() -> None:
     assert inspected(model)[1] is None
 
 
-def test_the_limit_is_a_setting() -> None:
-    """Ten percent may be near enough."""
-    report = Inspector(model_of(made.TenPercent), max_slope_error=0.2).run_inspection(batch())
-    assert found(report) == []
-
-
 SWISH = vars(made.Swish)["forward"]
 
 
@@ -335,8 +304,7 @@ def test_an_error_of_ours_costs_the_probe_alone(monkeypatch: pytest.MonkeyPatch)
     def broken(*_: Any) -> None:
         raise ZeroDivisionError("ours")
 
-    probe = next(probe for probe in all_probes() if probe.name == NAME)
-    monkeypatch.setattr(type(probe), "probe", broken)
+    monkeypatch.setattr(own_backwards, "what_backwards_give", broken)
     report, _ = inspected(model_of(made.WrongSign))
     assert report.verdict == "healthy"
     report, record = inspected(model_of(made.WrongSign), probes=NAME)

@@ -1,3 +1,5 @@
+"""Inputs that the output does not depend on, which are notes."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -35,25 +37,20 @@ def record_of(model: nn.Module, batch: Any, **given: Any) -> ProbeRecord:
     return report.observation.probes[NAME]
 
 
-def test_an_input_without_effect_is_a_note() -> None:
-    """It has the name that the forward gives it."""
-    record = record_of(Takes(), (normal(8, 6), normal(8, 3)))
-    assert record.outcome is Outcome.JUDGED
-    assert record.notes == ("input 'extra' has no effect on the output",)
-    assert record.forwards == 2
-
-
 @pytest.mark.parametrize(
     "batch",
     [
+        (normal(8, 6), normal(8, 3)),
         Inputs(normal(8, 6), extra=normal(8, 3)),
         {"x": normal(8, 6), "extra": normal(8, 3)},
         [normal(8, 6), torch.arange(8)],
     ],
 )
-def test_however_it_is_given(batch: Any) -> None:
-    """By position or by keyword, numbers or ids."""
-    assert record_of(Takes(), batch).notes == ("input 'extra' has no effect on the output",)
+def test_an_input_without_effect_is_a_note(batch: Any) -> None:
+    """By position or by keyword, numbers or ids: it has the name that the forward gives it."""
+    record = record_of(Takes(), batch)
+    assert (record.outcome, record.forwards) == (Outcome.JUDGED, 2)
+    assert record.notes == ("input 'extra' has no effect on the output",)
 
 
 def test_inputs_inside_others_have_their_path() -> None:
@@ -63,14 +60,10 @@ def test_inputs_inside_others_have_their_path() -> None:
     assert record.notes == ("input \"extra['kept']\" has no effect on the output",)
 
 
-def test_an_effect_through_a_mean_over_the_batch_is_seen() -> None:
-    """Rows repeat; a change of places would leave the mean as it is."""
+def test_an_effect_is_seen_through_a_mean_and_of_samples_in_equal_pairs() -> None:
+    """A change of places would leave a mean; of equal neighbours another sample is taken."""
     record = record_of(Takes(lambda extra: extra.mean()), (normal(8, 6), normal(8, 3)))
     assert record.notes == ()
-
-
-def test_samples_in_equal_pairs_are_told_apart() -> None:
-    """Where the neighbour is the same, another sample is taken."""
     extra = normal(4, 3).repeat_interleave(2, 0)
     assert record_of(Takes(lambda extra: extra), (normal(8, 6), extra)).notes == ()
     assert record_of(Takes(), (normal(8, 6), extra)).notes

@@ -62,38 +62,22 @@ def test_the_model_is_as_it_was_bit_for_bit(raises: BaseException | None) -> Non
     assert fingerprint(model, batch) == before
 
 
-def test_gradients_hooks_and_modes_stay_too() -> None:
-    """A model in training has gradients of its own, and hooks."""
-    model = Rows()
-    seen: list[str] = []
-    model.first.register_forward_hook(lambda *_: seen.append("forward"))
-    x, y = rows()
+def test_runs_are_counted_in_the_report() -> None:
+    """Each forward that really ran is, and the report says how many; unasked, no more than one.
+
+    A model in training has gradients of its own, and hooks, which stay.
+    """
+    counted: list[int] = []
+    model, (x, y) = Rows(), rows()
+    model.register_forward_hook(lambda *_: counted.append(1))
+    assert Inspector(model).run_inspection(x).observation.probes.records == ()
+    assert len(counted) == 1
     nn.functional.cross_entropy(model(x), y).backward()
-    gradients = [parameter.grad for parameter in model.parameters()]
-    before = fingerprint(model, x)
-    probed(model, x, y)
+    gradients, before = [p.grad for p in model.parameters()], fingerprint(model, x)
+    counted.clear()
+    report = probed(model, x, y, probes=("sample_independence", "repeatability", "causality"))
     assert fingerprint(model, x) == before
     assert all(p.grad is g for p, g in zip(model.parameters(), gradients, strict=True))
-
-
-def test_nothing_runs_unless_it_is_asked_for() -> None:
-    """One forward, and no record of a probe."""
-    model = Eventful()
-    report = Inspector(model).run_inspection(IDS)
-    assert report.observation.probes.records == ()
-    counted: list[int] = []
-    model = Rows()
-    model.register_forward_hook(lambda *_: counted.append(1))
-    Inspector(model).run_inspection(rows()[0])
-    assert len(counted) == 1
-
-
-def test_runs_are_counted_in_the_report() -> None:
-    """Each forward that really ran is, and the report says how many and how long."""
-    counted: list[int] = []
-    model = Rows()
-    model.register_forward_hook(lambda *_: counted.append(1))
-    report = probed(model, *rows(), probes=("sample_independence", "repeatability", "causality"))
     assert len(counted) == 1 + report.observation.probes.forwards
     assert "further forwards" in str(report)
     assert "causality" not in str(report).partition("judged")[0].rpartition("probes:")[2]

@@ -10,10 +10,9 @@ import torch.distributed as dist
 from torch import nn
 
 from pytest_modelhealth import HealthReport, Inspector, compare
-from pytest_modelhealth.snapshot.detection import detect_drift
+from pytest_modelhealth.snapshot.drift import detect_drift
 from pytest_modelhealth.snapshot.file_format import dump, load
-from pytest_modelhealth.snapshot.recording import from_observation
-from pytest_modelhealth.snapshot.snapshot import Snapshot
+from pytest_modelhealth.snapshot.snapshot import Snapshot, from_observation
 from tests.ranks.engines import batch, distributed, inspected, loss, net, share, sharing
 from tests.ranks.launching import on_ranks
 

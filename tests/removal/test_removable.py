@@ -141,6 +141,15 @@ def test_an_interrupted_search_leaves_no_mask():
     assert pickle.dumps(model.state_dict()) == before
 
 
+def test_watched_layers_alone_and_those_of_a_compiled_model():
+    """`watch` limits what is looked at; compiled code runs uncompiled, under the names inside."""
+    case = CASES["dead_before_functional_relu"]()
+    assert set(Inspector(case.model).watch("fc2").removable(case.batches).indices) == {"fc2"}
+    case = CASES["dead_by_bias"]()
+    result = Inspector(torch.compile(case.model)).removable(case.batches)
+    assert result.indices == {"0": (3, 7)}
+
+
 def test_one_batch_in_five_is_held_out():
     """The first among them and eight at most, of a generator too: it is read once."""
     case = CASES["dead_by_bias"]()
@@ -183,8 +192,13 @@ def test_pairs_with_a_loss():
     assert (result.samples, result.held_out_samples) == (128, 64)
 
 
-def test_few_samples_judge_nothing():
-    """Of four samples many a unit is silent by chance: the check says so, and the text."""
+def test_few_samples_and_no_units_judge_nothing():
+    """Of four samples many a unit is silent by chance: the check says so, and the text.
+
+    So it does where no layer but the last makes units.
+    """
+    nothing = Inspector(nn.Sequential(nn.Linear(10, 3), nn.ReLU())).removable(vectors())
+    assert "no units to look at" in repr(nothing)
     case = CASES["dead_by_bias"]()
     result = Inspector(case.model, max_removable_fraction=0.1).removable([x[:4] for x in vectors()])
     (found,) = result.report.inconclusive
@@ -206,19 +220,6 @@ def test_refused_units_have_a_reason(name, layer, reason):
     result = Inspector(case.model).removable(case.batches)
     assert result.indices == {}
     assert reason in result.refused[layer]
-
-
-def test_watched_layers_alone():
-    """`watch` limits the layers that are looked at."""
-    case = CASES["dead_before_functional_relu"]()
-    assert set(Inspector(case.model).watch("fc2").removable(case.batches).indices) == {"fc2"}
-
-
-def test_a_compiled_model():
-    """It runs uncompiled, and its layers have the names they have inside."""
-    case = CASES["dead_by_bias"]()
-    result = Inspector(torch.compile(case.model)).removable(case.batches)
-    assert result.indices == {"0": (3, 7)}
 
 
 @pytest.mark.parametrize(
@@ -283,12 +284,6 @@ def test_the_text_has_the_line_the_layers_and_the_proof(result):
     ) in str(result)
 
 
-def test_nothing_to_look_at_is_said():
-    """Without linear layers and convolutions, and where all of them give outputs."""
-    result = Inspector(nn.Sequential(nn.Linear(10, 3), nn.ReLU())).removable(vectors())
-    assert "no units to look at" in repr(result)
-
-
 def test_a_name_full_of_markup():
     """It is escaped for the terminal and a notebook."""
     name = "<b>\n\x1b[31m$x^2$"
@@ -314,19 +309,11 @@ class Broken(TensorDataset):
         return super().__getitem__(index)[0]
 
 
-def test_a_loader_that_fails_leaves_no_worker():
-    """Its exception, which keeps frames alive, keeps no process."""
-    loader = DataLoader(Broken(vectors()[0]), batch_size=2, num_workers=1)
-    with pytest.raises(ValueError, match="unreadable") as caught:
-        Inspector(mlp(nn.ReLU())).removable(loader)
-    assert caught.value.__traceback__ is not None
-    assert not multiprocessing.active_children()
-
-
-def test_a_model_that_fails_leaves_no_worker():
-    """Nor does one of its layers."""
-    loader = DataLoader(torch.ones(8, 3), batch_size=2, num_workers=1)
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as caught:
+@pytest.mark.parametrize("data", [Broken(vectors()[0]), torch.ones(8, 3)])
+def test_what_fails_leaves_no_worker(data):
+    """An exception of the data or of a layer keeps frames alive, and no process."""
+    loader = DataLoader(data, batch_size=2, num_workers=1)
+    with pytest.raises((ValueError, RuntimeError), match=r"unreadable|cannot be mult") as caught:
         Inspector(mlp(nn.ReLU())).removable(loader)
     assert caught.value.__traceback__ is not None
     assert not multiprocessing.active_children()

@@ -7,14 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from pytest_modelhealth.inspector import Inspector
 from pytest_modelhealth.rendering import renderer
-from pytest_modelhealth.report import (
-    Finding,
-    HealthReport,
-    Judgement,
-    Observation,
-    Status,
-)
+from pytest_modelhealth.report import Finding, HealthReport, Judgement, Observation, Status
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import Waiver
 from pytest_modelhealth.training import default_settings
@@ -45,16 +40,10 @@ class Verdicts:
 
 def violation(name: str, **fields: Any) -> Finding:
     """Return a violation of the layer `name`: by default, dead units."""
-    given: dict[str, Any] = {
-        "check": "dead_units",
-        "role": "activations",
-        "value": 0.75,
-        "limit": 0.5,
-        "origin": "pytest.ini: modelhealth_max_dead_fraction",
-        "message": "3 of 4 units are dead",
-        "cause": "the bias holds them on the flat side",
-    }
-    return Finding(layer=name, **given | fields)
+    dead: dict[str, Any] = {"check": "dead_units", "role": "activations", "value": 0.75}
+    dead |= {"limit": 0.5, "origin": "pytest.ini: modelhealth_max_dead_fraction"}
+    dead |= {"message": "3 of 4 units are dead", "cause": "the bias holds them on the flat side"}
+    return Finding(layer=name, **dead | fields)
 
 
 def healthy() -> HealthReport:
@@ -69,16 +58,10 @@ def dead(**fields: Any) -> HealthReport:
     before = torch.randn(32, 4)
     after = before.relu() * torch.tensor([1.0, 0.0, 0.0, 0.0])
     weights = {"weight": torch.randn(4, 4), "bias": torch.randn(4)}
+    flowing = {"inputs": before, "activations": before, "gradients": before * 1e-3}
     seen = observation(
         layer("", type_name="Net", activations=after),
-        layer(
-            "fc1",
-            inputs=before,
-            activations=before,
-            gradients=before * 1e-3,
-            parameters=weights,
-            parameter_gradients=weights,
-        ),
+        layer("fc1", parameters=weights, parameter_gradients=weights, **flowing),
         layer("relu", type_name="ReLU", activations=after, gradients=after * 1e-2),
         layer("fc2", activations=before, gradients=before, parameter_gradients=weights),
         layer("spare", status=Status.NOT_CALLED, reason="forward never called it"),
@@ -114,8 +97,9 @@ def inconclusive() -> HealthReport:
 
 def hostile() -> HealthReport:
     """Names, reasons, messages and notes that hold markup, escapes and newlines."""
+    ones = torch.ones(4, 4)
     seen = observation(
-        layer(HOSTILE, type_name=HOSTILE, activations=torch.ones(4, 4), gradients=torch.ones(4, 4)),
+        layer(HOSTILE, type_name=HOSTILE, activations=ones, gradients=ones),
         layer("opaque", status=Status.OPAQUE, reason=HOSTILE),
         model_type=HOSTILE,
         notes=(HOSTILE,),
@@ -135,18 +119,16 @@ def large() -> HealthReport:
 
 def odd_statistics() -> HealthReport:
     """Tensors that are empty, scalar, of integers, of a tiny dtype, or at a dtype's limits."""
-    e4m3 = torch.tensor([0.001, 400.0]).to(torch.float8_e4m3fn)
-    return judged(
-        observation(
-            layer("empty", activations=torch.zeros(0, 4)),
-            layer("scalar", activations=torch.tensor(2.0)),
-            layer("integers", activations=torch.arange(4)),
-            layer("float8", activations=e4m3),
-            layer("extremes", activations=torch.tensor([1e-310, 1e308], dtype=torch.float64)),
-            layer("absent", status=Status.UNSUPPORTED, reason="meta tensor"),
-        ),
-        violation("float8"),
-    )
+    tensors = {
+        "empty": torch.zeros(0, 4),
+        "scalar": torch.tensor(2.0),
+        "integers": torch.arange(4),
+        "float8": torch.tensor([0.001, 400.0]).to(torch.float8_e4m3fn),
+        "extremes": torch.tensor([1e-310, 1e308], dtype=torch.float64),
+    }
+    absent = layer("absent", status=Status.UNSUPPORTED, reason="meta tensor")
+    seen = (layer(name, activations=tensor) for name, tensor in tensors.items())
+    return judged(observation(*seen, absent), violation("float8"))
 
 
 def absent_culprit() -> HealthReport:
@@ -177,8 +159,6 @@ def empty() -> HealthReport:
 
 def inspected() -> HealthReport:
     """What the real engine and the real checks say of a model with a dead activation."""
-    from pytest_modelhealth.inspector import Inspector
-
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     with torch.no_grad():
@@ -187,16 +167,6 @@ def inspected() -> HealthReport:
 
 
 CASES = (
-    healthy,
-    dead,
-    nonfinite,
-    bad_loss,
-    inconclusive,
-    hostile,
-    large,
-    odd_statistics,
-    absent_culprit,
-    waived,
-    empty,
-    inspected,
-)
+    healthy, dead, nonfinite, bad_loss, inconclusive, hostile, large, odd_statistics,
+    absent_culprit, waived, empty, inspected,
+)  # fmt: skip

@@ -29,33 +29,25 @@ def predecessor(culprit: str, role: str, *records):
     return found.predecessor and found.predecessor.name
 
 
-def test_activations_are_shown_beside_the_leaf_that_ran_before() -> None:
-    """Containers, later layers and layers without activations are passed over."""
-    records = (
-        layer("", activations=ONES),
-        layer("stem", activations=ONES),
-        layer("block", activations=ONES),
-        layer("block.fc", activations=ONES),
-        layer("block.mask"),
-        layer("block.relu", activations=ONES),
-        layer("head", activations=ONES),
-    )
-    assert predecessor("block.relu", "activations", *records) == "block.fc"
-    assert predecessor("block", "activations", *records) == "stem"
-    assert predecessor("stem", "activations", *records) is None
-
-
-@pytest.mark.parametrize("role", ["gradients", "parameter_gradients"])
-def test_gradients_are_shown_beside_the_leaf_that_ran_after(role: str) -> None:
-    """Backward, the neighbour is the next layer outside the culprit."""
-
-    def record(name):
-        return layer(name, gradients=ONES, parameter_gradients={"weight": ONES})
-
-    records = [record(name) for name in ("", "stem", "block", "block.fc", "head", "out")]
-    assert predecessor("block", role, *records) == "head"
-    assert predecessor("block.fc", role, *records) == "head"
-    assert predecessor("out", role, *records) is None
+@pytest.mark.parametrize(
+    ("culprit", "role", "beside"),
+    [
+        ("block.relu", "activations", "block.fc"),
+        ("block", "activations", "stem"),
+        ("stem", "activations", None),
+        *(("block", role, "head") for role in ("gradients", "parameter_gradients")),
+        ("block.relu", "gradients", "head"),
+        ("head", "gradients", None),
+    ],
+)
+def test_the_leaf_that_ran_before_is_shown_and_of_gradients_that_after(
+    culprit: str, role: str, beside: str | None
+) -> None:
+    """Containers, and layers without such a tensor, are passed over."""
+    seen = {"activations": ONES, "gradients": ONES, "parameter_gradients": {"weight": ONES}}
+    names = ("", "stem", "block", "block.fc", "block.mask", "block.relu", "head")
+    records = [layer(name, **({} if name == "block.mask" else seen)) for name in names]
+    assert predecessor(culprit, role, *records) == beside
 
 
 def test_the_violated_tensor_is_shown() -> None:
@@ -84,19 +76,14 @@ def test_no_finite_value_is_lost_between_the_bins(values: list[float]) -> None:
     assert binned(seen, starts) == [*negative[::-1], zeros, *positive]
 
 
-def test_at_most_fourteen_rows() -> None:
-    """However far the values reach, there are few rows: 10 bins, 2 of small values, zero, NaN."""
+def test_rows_are_few_and_shares_of_all_values() -> None:
+    """10 bins, 2 of small values, zero, NaN: each has its share written beside the bar."""
     wide = torch.cat([torch.logspace(-40, 38, 999), -torch.logspace(-40, 38, 999)])
     wide[0] = torch.nan
     seen = observation(layer("a", activations=wide), layer("b", activations=wide))
     text = reports.judged(seen, reports.violation("b")).render("evidence")
-    histogram = text.split("\n\n")[1].splitlines()
-    assert len(histogram) <= 1 + 14
+    assert len(text.split("\n\n")[1].splitlines()) <= 1 + 14
     assert max(map(len, text.splitlines())) <= 100
-
-
-def test_shares_are_of_all_values() -> None:
-    """Zeros, bins and NaN each have their share, written beside the bar."""
     values = torch.tensor([0.0] * 5 + [1.5] * 3 + [torch.nan] * 2)
     seen = observation(layer("relu", activations=values))
     text = reports.judged(seen, reports.violation("relu")).render("evidence")

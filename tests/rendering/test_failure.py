@@ -1,5 +1,7 @@
+"""The text of a failure."""
+
 import ast
-from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from pytest_modelhealth import Inspector
 from pytest_modelhealth.errors import ModelHealthError
 from pytest_modelhealth.settings import Limit
 from pytest_modelhealth.training import default_settings
+from tests.builders import layer, observation
 from tests.rendering import reports
 
 
@@ -31,15 +34,11 @@ def test_the_whole_message(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_a_consequence_is_named_once() -> None:
-    """Two buffers of one layer that are NaN are one thing that follows."""
+def test_consequences_and_violations_are_counted() -> None:
+    """Two buffers that are NaN are one consequence; the ten gravest stand in execution order."""
     follows = tuple(reports.violation("fc2", tensor=name) for name in ("mean", "var"))
     text = reports.dead(folded=follows, affected=("fc2", "loss")).render("failure")
     assert "  and 1 consequence: fc2 (dead_units); 2 other layers in all" in text.splitlines()
-
-
-def test_many_violations_are_counted() -> None:
-    """The ten gravest are listed in execution order, the others counted."""
     seen = reports.large().observation
     names = list(seen.layers)
     found = [reports.violation(name) for name in (names[500], *names[20:0:-1])]
@@ -47,26 +46,6 @@ def test_many_violations_are_counted() -> None:
     listed = [line.split(".")[2] for line in lines if "activations" in line]
     assert listed == [*map(str, range(12, 21)), "500"]
     assert "  ... and 11 more (print the report to see all)" in lines
-
-
-def test_it_fits_a_screen_and_a_narrow_one() -> None:
-    """Whatever there is to say takes 24 lines; at 60 columns the table gives way."""
-    seen = reports.large().observation
-    names = list(seen.layers)
-    found = [
-        reports.violation(
-            name, cause="because of it", details=("one", "two", "three"),
-            origin="pyproject.toml: modelhealth_max_dead_fraction",
-        )
-        for name in names[:30]
-    ]  # fmt: skip
-    report = reports.judged(replace(seen, notes=["a note"] * 9), *found)
-    for width in (60, 100):
-        lines = report.render("failure", width=width).splitlines()
-        assert len(lines) <= 24
-        start = lines.index("") + 1
-        assert max(map(len, lines[start : lines.index("", start)])) <= width
-        assert "more notes" in lines[-1]
 
 
 @pytest.mark.parametrize(
@@ -91,10 +70,6 @@ def test_the_limit_is_named_where_it_can_be_moved(origin: str, expected: str) ->
 @pytest.mark.parametrize("name", ["", "fc", "it's", 'say "so"', "a\\b", "li[0]*?", "日本\n"])
 def test_the_waiver_can_be_pasted(name: str) -> None:
     """The marker is Python, and its pattern accepts this layer and no other."""
-    from fnmatch import fnmatchcase
-
-    from tests.builders import layer, observation
-
     report = reports.judged(observation(layer(name)), reports.violation(name))
     (line,) = [line for line in report.render("failure").splitlines() if "waive(" in line]
     call = ast.parse(line.partition("@")[2], mode="eval").body
@@ -104,18 +79,14 @@ def test_the_waiver_can_be_pasted(name: str) -> None:
     assert not fnmatchcase(f"{name}0", pattern)
 
 
-def test_a_role_that_was_not_seen_is_not_offered_as_a_plot() -> None:
-    """The next move works: there is no histogram of gradients that never were."""
-    assert "plot_histogram" not in reports.absent_culprit().render("failure")
-
-
-def test_errors_and_doubts_are_one_line_each() -> None:
-    """Whatever else a reader should know is at the end, and cut to the width of a screen."""
+def test_what_else_a_reader_should_know_is_a_line_each() -> None:
+    """At the end, cut to a screen's width; the next move works: no histogram of what never was."""
     lines = reports.hostile().render("failure").splitlines()
     assert lines[-3].startswith("inconclusive: opaque (finite): ")
     assert lines[-2].startswith("1 error inside the hooks, so observations are missing")
     assert lines[-1].startswith("note: ")
     assert max(map(len, lines[-3:])) <= 100
+    assert "plot_histogram" not in reports.absent_culprit().render("failure")
 
 
 class Rooted(nn.Module):

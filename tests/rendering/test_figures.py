@@ -12,7 +12,9 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.patches import Circle, FancyBboxPatch, PathPatch
+from torch import Tensor, nn
 
+from pytest_modelhealth import Inspector
 from pytest_modelhealth.errors import InspectionError, LayerNotFoundError
 from pytest_modelhealth.rendering.charts.svg import STYLE
 from pytest_modelhealth.rendering.figures import figure_of, figures, path_of
@@ -80,8 +82,8 @@ def test_a_path(d: str, ends: list[tuple[int, int]]) -> None:
     assert [tuple(vertex) for vertex in path.vertices.tolist()] == ends
 
 
-def test_a_histogram_says_what_no_bar_can_show() -> None:
-    """NaN and infinity are counted; numbers and the violation in this role stand above."""
+def test_histograms_say_what_no_bar_can_show() -> None:
+    """NaN and infinity are counted, numbers and the violation told, layers left out as well."""
     values = torch.tensor([torch.nan, torch.nan, torch.inf, -torch.inf, 1.0, 3.0])
     report = reports.judged(observation(layer("fc", activations=values)))
     assert "2 NaN, 2 inf" in texts(report.plot_histogram("fc"))
@@ -90,13 +92,8 @@ def test_a_histogram_says_what_no_bar_can_show() -> None:
     assert "dead_units: 3 of 4 units are dead" in said(report.plot_histogram("relu"))
     assert "dead_units" not in said(report.plot_histogram("fc1"))
     assert "dead_units" not in said(report.plot_histogram("relu", "gradients"))
-
-
-def test_a_row_for_each_matching_layer() -> None:
-    """Rows stand in execution order on one axis; those left out are counted."""
-    report = reports.dead()
-    drawn = report.plot_histograms("fc*")
-    assert [text for text in texts(drawn) if text.startswith("fc")] == ["fc1", "fc2"]
+    rows = texts(report.plot_histograms("fc*"))  # in execution order
+    assert [text for text in rows if text.startswith("fc")] == ["fc1", "fc2"]
     assert "1 matching layer without activations left out" in texts(report.plot_histograms())
 
 
@@ -112,8 +109,36 @@ def test_unknown_layers_and_roles_are_refused_with_a_hint() -> None:
     for plot in (report.plot_histogram, report.plot_histograms):
         with pytest.raises(InspectionError, match=r"'spare'.*not_called.*forward never called it"):
             plot("spare")
+    nothing = reports.judged(observation(layer("fc"), backward=False))
     with pytest.raises(InspectionError, match="no backward pass ran"):
-        reports.judged(observation(layer("fc"), backward=False)).plot_gradient_flow()
+        nothing.plot_gradient_flow()
+    with pytest.raises(InspectionError, match="no flow was recorded"):
+        nothing.plot_flow()
+
+
+class Net(nn.Module):
+    """A residual block with dead units, and a detach before a head with a name of markup."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.add_module('h"<b>', nn.Linear(8, 3))
+        nn.init.constant_(self.fc1.bias, -100.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.fc2(self.fc1(x).relu())
+        head: Tensor = self._modules['h"<b>'](x.detach())
+        return head
+
+
+def test_the_figure_of_the_flow_has_every_box_and_marks_violations() -> None:
+    """A layer with a violation stands out; its name is taken literally."""
+    report = Inspector(Net()).run_inspection(torch.randn(64, 8))
+    drawn = {text.get_text(): text for text in report.plot_flow().axes[0].texts}
+    assert {"input 0", "fc1", "relu", 'h"<b>', "+"} <= set(drawn)
+    alarmed = {violation.layer for violation in report.violations}
+    reds = {name for name, text in drawn.items() if text.get_color() == "#c3261f"}
+    assert reds & set(report.layers) == alarmed & set(drawn) != set()
 
 
 def test_the_gradient_flow_names_the_violated_layers() -> None:

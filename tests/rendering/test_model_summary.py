@@ -14,7 +14,7 @@ from pytest_modelhealth import InspectionError, Inspector
 from pytest_modelhealth.rendering.model_summary import itemsize, rows
 from tests.capture.test_costs import bert, gpt, net
 from tests.rendering import reports
-from tests.rendering.test_html import Page
+from tests.rendering.test_formats import Page
 
 
 def by_name(summary) -> dict[str, dict]:
@@ -46,27 +46,26 @@ def named_inside(model: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
     return [(n, m) for n, m in named if n == name or n.startswith(around)]
 
 
-def test_linear_layers_of_sequences_count_each_step() -> None:
-    """Torchinfo counts the weights once a sample, whatever the length of its sequence."""
-    model, batch = bert()
-    theirs = torchinfo.summary(model, input_data=batch, verbose=0)
-    found = by_name(Inspector(model).summary(batch))
-    linear = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
-    for name, module in linear.items():
-        steps = 2 if name.startswith("pooler") else 2 * 9
-        assert found[name]["multiply_adds"] == steps * module.weight.numel()
-    assert theirs.total_params == found[""]["all_parameters"]
-    assert theirs.total_mult_adds < found[""]["all_multiply_adds"] / 5
+def test_multiply_adds_beside_torchinfo() -> None:
+    """Of layers that are nothing but matrix products both count the same.
 
-
-def test_multiply_adds_are_those_of_torchinfo_without_biases() -> None:
-    """Of layers that are nothing but matrix products both count the same."""
+    Of sequences torchinfo counts the weights of a linear layer once a sample, whatever the length.
+    """
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5, bias=False)
     )
     batch = torch.randn(4, 3, 8, 8)
     theirs = torchinfo.summary(model, input_data=batch, verbose=0)
     assert Inspector(model).summary(batch).totals["multiply_adds"] == theirs.total_mult_adds
+    model, batch = bert()
+    theirs = torchinfo.summary(model, input_data=batch, verbose=0)
+    found = by_name(Inspector(model).summary(batch))
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            steps = 2 if name.startswith("pooler") else 2 * 9
+            assert found[name]["multiply_adds"] == steps * module.weight.numel()
+    assert theirs.total_params == found[""]["all_parameters"]
+    assert theirs.total_mult_adds < found[""]["all_multiply_adds"] / 5
 
 
 def test_a_report_without_costs_has_all_that_is_free() -> None:
@@ -106,22 +105,15 @@ def test_activations_are_what_was_returned() -> None:
     assert batches.totals["activation_bytes"] == 8 * 4 * 4
 
 
-DTYPES = [
-    torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8,
-    torch.complex64, torch.complex128, torch.bool, torch.int64, torch.uint8,
-]  # fmt: skip
-
-
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.bfloat16, torch.float64])
 def test_bytes_follow_the_dtype(dtype) -> None:
     """A complex number counts once, although its statistics are of two."""
-    for each in DTYPES:
+    others = (torch.float8_e4m3fn, torch.complex128, torch.bool, torch.int64, torch.uint8)
+    for each in (dtype, *others):
         assert itemsize(str(each).removeprefix("torch.")) == each.itemsize
     model, batch = nn.Linear(4, 3, dtype=dtype), torch.randn(8, 4, dtype=dtype)
-    for found in (
-        Inspector(model).run_inspection(batch).summary(),
-        Inspector(model).summary(batch),
-    ):
+    inspector = Inspector(model)
+    for found in (inspector.run_inspection(batch).summary(), inspector.summary(batch)):
         assert found.totals["parameters"] == 15
         assert found.totals["parameter_bytes"] == 15 * dtype.itemsize
         assert found.totals["activation_bytes"] == 8 * 3 * dtype.itemsize
@@ -157,7 +149,7 @@ def test_the_tree_is_in_execution_order() -> None:
 
 
 def test_depth_and_rows_are_limits() -> None:
-    """What is cut off is said, and the row of a container has the sum of what it holds."""
+    """What is cut off is said, lines fit, and the row of a container sums what it holds."""
     model, batch = bert()
     inspector = Inspector(model)
     full, shallow = inspector.summary(batch), inspector.summary(batch, depth=1)
@@ -166,6 +158,8 @@ def test_depth_and_rows_are_limits() -> None:
     assert any(line.startswith("  encoder") for line in shown)
     assert not any(line.startswith("    ") for line in shown)
     assert shallow.rows == full.rows
+    assert max(map(len, str(full).splitlines())) <= 100
+    assert max(map(len, full.render(width=140).splitlines())) <= 140
     short = str(inspector.summary(batch, max_rows=3))
     assert "more lines: summary(max_rows=None) shows all" in short
     assert "embeddings" in short
@@ -175,15 +169,6 @@ def test_depth_and_rows_are_limits() -> None:
             inspector.summary(batch, depth=wrong)
         with pytest.raises(InspectionError, match="max_rows must be"):
             inspector.summary(batch, max_rows=wrong)
-
-
-@pytest.mark.parametrize("made", [net, gpt])
-def test_lines_fit(made) -> None:
-    """In as many characters as are asked for, where that can be."""
-    model, batch = made()
-    found = Inspector(model).summary(batch)
-    assert max(map(len, str(found).splitlines())) <= 100
-    assert max(map(len, found.render(width=140).splitlines())) <= 140
 
 
 def test_ties_and_frozen_layers_are_told() -> None:
@@ -197,24 +182,16 @@ def test_ties_and_frozen_layers_are_told() -> None:
     assert next(line for line in lines if line.startswith("      1 ")).endswith("frozen")
 
 
-def test_no_name_is_obeyed() -> None:
-    """Markup and commands for terminals in names are shown, in text and in HTML."""
-    report = reports.hostile()
-    text = str(report.summary())
-    assert [letter for letter in text if not letter.isprintable() and letter != "\n"] == []
-    page = Page(report.summary()._repr_html_())
-    assert page.open == []
-    assert {"script", "link", "img", "iframe"}.isdisjoint(page.tags)
-    assert ("id", "x") not in page.attributes
-    assert '<b id="x">&amp;{{ 7*7 }}' in "".join(page.texts)
-
-
 @pytest.mark.parametrize("case", reports.CASES, ids=lambda case: case.__name__)
 def test_every_report_has_a_summary(case) -> None:
     """As text, HTML and JSON, and none of them asks for a verdict."""
     report = case()
     found = report.summary()
-    assert Page(found._repr_html_()).open == []
+    page = Page(found._repr_html_())
+    assert page.open == []
+    assert {"script", "link", "img", "iframe"}.isdisjoint(page.tags)
+    assert ("id", "x") not in page.attributes  # no name is obeyed
+    assert all(letter.isprintable() or letter == "\n" for letter in str(found))
     assert json.loads(json.dumps(found.to_dict())) == found.to_dict()
     assert repr(found).startswith(report.observation.model_type[:3])
     assert str(pickle.loads(pickle.dumps(found))) == str(found)
@@ -224,20 +201,16 @@ def test_every_report_has_a_summary(case) -> None:
 
 
 def test_what_was_left_out_by_watch_is_unknown() -> None:
-    """Parameters that were not looked at are no zero; measured costs have them all the same."""
-    model, batch = net()
-    inspector = Inspector(model).watch("stem")
-    assert inspector.run_inspection(batch).summary().totals["parameters"] is None
-    assert inspector.summary(batch).totals["parameters"] == sum(
-        p.numel() for p in model.parameters()
-    )
+    """Parameters that were not looked at are no zero; measured costs have them all the same.
 
-
-def test_a_summary_is_no_report() -> None:
-    """It is not handed on to be judged."""
+    A summary is not handed on to be judged.
+    """
     made = []
-    inspector = Inspector(nn.Linear(2, 2), on_report=made.append)
-    inspector.summary(torch.full((4, 2), float("nan")))
+    model, batch = net()
+    inspector = Inspector(model, on_report=made.append).watch("stem")
+    total = sum(p.numel() for p in model.parameters())
+    assert inspector.summary(batch).totals["parameters"] == total
     assert made == []
     with pytest.raises(InspectionError, match="nothing was inspected yet"):
         _ = inspector.report
+    assert inspector.run_inspection(batch).summary().totals["parameters"] is None

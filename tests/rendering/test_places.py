@@ -118,37 +118,38 @@ def at(models: ModuleType, mark: str) -> str:
     return f"{models.__file__}:{number}"
 
 
-def test_every_layer_leads_to_the_class_statement(models: ModuleType) -> None:
-    """Nested, local, decorated, replaced, without functions and under a class that torch made."""
+def test_every_layer_leads_to_the_class_statement_and_to_its_call(models: ModuleType) -> None:
+    """Nested, local, decorated, replaced, without functions and under a class that torch made.
+
+    A functional layer, a class that a call of `type` made and a name that is no layer have none.
+    The call is that of the user's code: what never ran, and the model itself, have no such line.
+    """
     report = inspected(models.Net())
     for layer, name in CLASSES.items():
         assert places.defined_at(report, layer) == at(models, f"class: {name}"), layer
     torchs, line = places.defined_at(report, "plain").rsplit(":", 1)
     assert Path(torchs).samefile(inspect.getsourcefile(nn.Linear))
     assert int(line) == inspect.getsourcelines(nn.Linear)[1]
-
-
-def test_what_has_no_class_statement_has_no_place(models: ModuleType) -> None:
-    """A functional layer, a class that a call of `type` made, a name that is no layer."""
-    report = inspected(models.Net())
     for layer in ("scale.inner.relu", "made", "nowhere"):
         assert places.defined_at(report, layer) == ""
+    called_at = report.observation.called_at
+    assert called_at("bare") == at(models, "call: bare")
+    assert called_at("scale.inner") == at(models, "call: inner")
+    assert {called_at(layer) for layer in ("", "unused", "nowhere")} == {""}
+    (first, *_) = report.to_dict()["violations"]  # who reads the JSON need not look them up
+    assert (first["layer"], first["defined_at"]) == ("scale", at(models, "class: Scale"))
+    assert first["called_at"].startswith(f"{models.__file__}:")
 
 
-def test_the_call_is_that_of_the_users_code(models: ModuleType) -> None:
-    """What never ran, and the model itself, which the inspection calls, have no such line."""
-    report = inspected(models.Net())
-    assert places.called_at(report, "bare") == at(models, "call: bare")
-    assert places.called_at(report, "scale.inner") == at(models, "call: inner")
-    for layer in ("", "unused", "nowhere"):
-        assert places.called_at(report, layer) == ""
-
-
-def test_a_script_leads_to_the_class_it_was_made_of(models: ModuleType) -> None:
-    """TorchScript has classes of its own; those of the user are looked up by name."""
+def test_a_script_leads_to_the_class_it_was_made_of_and_generated_code_nowhere(
+    models: ModuleType,
+) -> None:
+    """TorchScript has classes of its own; the file name of a traced graph's code is none."""
     with pytest.warns(DeprecationWarning, match="torch.jit"):
         script = torch.jit.script(models.Bare(4, 4))
     assert places.defined_at(inspected(script), "") == at(models, "class: Bare")
+    graph = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4)))
+    assert "<" not in places.defined_at(inspected(graph), "")
 
 
 def test_without_the_source_it_is_a_line_of_the_class(models: ModuleType) -> None:
@@ -159,16 +160,10 @@ def test_without_the_source_it_is_a_line_of_the_class(models: ModuleType) -> Non
         path.unlink() if text is None else path.write_text(text)
         places._class_line.cache_clear()
         places.linecache.checkcache(str(path))
-        found, line = places.defined_at(report, "scale").rsplit(":", 1)
-        assert found == models.__file__
+        file, line = places.defined_at(report, "scale").rsplit(":", 1)
+        assert file == models.__file__
         assert int(line) == models.Scale.__init__.__code__.co_firstlineno
         assert places.defined_at(report, "bare").startswith(torch.__path__[0])  # all that is known
-
-
-def test_generated_code_has_no_place() -> None:
-    """The file name of a traced graph's code is none."""
-    graph = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4)))
-    assert "<" not in places.defined_at(inspected(graph), "")
 
 
 def test_the_failure_names_the_users_own_class_and_no_others(
@@ -179,9 +174,7 @@ def test_the_failure_names_the_users_own_class_and_no_others(
     line = at(models, "class: Scale").rpartition(":")[2]
     text = inspected(models.Net()).render("failure", width=100)
     assert f", class at models.py:{line})" in text
-    alone = inspected(models.Scale()).render(
-        "failure", width=100
-    )  # no layer feeds the model itself
+    alone = inspected(models.Scale()).render("failure", width=100)  # no layer feeds the model
     assert f"\nclass:        models.py:{line}\n" in alone
     torchs = models.Net()
     torchs.scale = nn.Identity()
@@ -189,18 +182,6 @@ def test_the_failure_names_the_users_own_class_and_no_others(
     text = inspected(torchs).render("failure", width=100)
     assert "called at models.py" in text
     assert "class" not in text
-
-
-def test_the_data_of_a_violation_has_both_places(models: ModuleType) -> None:
-    """Who reads the JSON need not look them up."""
-    (first, *_) = inspected(models.Net()).to_dict()["violations"]
-    assert first["layer"] == "scale"
-    assert first["defined_at"] == at(models, "class: Scale")
-    assert first["called_at"].startswith(f"{models.__file__}:")
-
-
-def test_a_library_is_told_from_the_users_own_code() -> None:
-    """Installed packages and Python's own modules are libraries."""
-    assert places.is_of_a_library(f"{inspect.getsourcefile(nn.Linear)}:1")
-    assert places.is_of_a_library(f"{inspect.getsourcefile(functools)}:1")
+    for of_a_library in (nn.Linear, functools):
+        assert places.is_of_a_library(f"{inspect.getsourcefile(of_a_library)}:1")
     assert not places.is_of_a_library(f"{__file__}:1")

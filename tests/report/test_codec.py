@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import numpy as np
 import pytest
 
-import pytest_modelhealth.rendering.json  # noqa: F401 - what files have of statistics
+import pytest_modelhealth.rendering.data  # noqa: F401 - what files have of statistics
 from pytest_modelhealth import report
 from pytest_modelhealth.report import Flow, ModelSummary
 from pytest_modelhealth.report.codec import encode

@@ -1,9 +1,12 @@
-"""What the charts are given: parts of the file of a run, made up."""
+"""What the charts are given, parts of the file of a run, made up; and what one shows."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import networkx as nx
@@ -93,7 +96,12 @@ RECURRENT: list[Edge] = [
     ("cell.tanh", "cell.tanh", False, "detach"), ("cell.tanh", "head", True, ""),
     ("head", "cell.i2h", False, "argmax"), ("head", "loss", True, ""),
 ]  # fmt: skip
-DENSE: list[Edge] = [(f"d.{i}", f"d.{j}", True, "") for i in range(20) for j in range(i + 1, 20)]
+
+
+SUMS: list[Edge] = [("input 0", "blocks.0.a", True, "")]  # each block ends in one
+for i in range(30):
+    SUMS += [(f"blocks.{i}.a", f"blocks.{i}.b", True, ""), (f"blocks.{i}.a", f"+ #{i}", True, "")]
+    SUMS += [(f"blocks.{i}.b", f"+ #{i}", True, ""), (f"+ #{i}", f"blocks.{i + 1}.a", True, "")]
 
 
 def way_through(edges: Sequence[Edge], culprit: str, end: str = "loss") -> list[str]:
@@ -108,25 +116,6 @@ def flow_of(edges: Sequence[Edge], way: Sequence[str] = ()) -> dict[str, Any]:
     """The flow of an inspection."""
     listed = [[*ends, operations.split()] for *ends, operations in edges]
     return {"edges": listed, "joins": [], "way": list(way), "exact": True}
-
-
-def stack(count: int) -> list[Edge]:
-    """Numbered layers, each fed by the one before and the one three before."""
-    edges = [("input 0", "layers.0", True, "")]
-    for i in range(1, count):
-        edges.append((f"layers.{i - 1}", f"layers.{i}", i != count // 2, "detach"))
-        if i > 2:
-            edges.append((f"layers.{i - 3}", f"layers.{i}", True, "add"))
-    return [*edges, (f"layers.{count - 1}", "loss", True, "")]
-
-
-def experts(count: int) -> list[Edge]:
-    """A router and experts of three layers beside each other."""
-    edges: list[Edge] = [("input 0", "router", True, ""), ("router", "loss", True, "mul")]
-    for i in range(count):
-        names = ["input 0", f"experts.{i}.up", f"experts.{i}.act", f"experts.{i}.down", "loss"]
-        edges += [(a, b, True, "") for a, b in itertools.pairwise(names)]
-    return edges
 
 
 def comparison(count: int, at: int) -> dict[str, Any]:
@@ -166,3 +155,61 @@ def hostile() -> dict[str, list[Any]]:
         "errors": [made.comparison(*rows, culprit=HOSTILE[0])],
         "course": [{"steps": [0, 1], "loss": [1.0, 2.0], "layers": trained}],
     }  # fmt: skip
+
+
+# What a chart shows, read from its SVG
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def of_class(svg: ET.Element, *names: str) -> list[ET.Element]:
+    """All elements that have all these classes."""
+    return [one for one in svg.iter() if set(names) <= set(one.get("class", "").split())]
+
+
+def numbers(element: ET.Element, *names: str) -> list[float]:
+    """Attributes as numbers."""
+    return [float(element.get(name, "nan")) for name in names]
+
+
+def finding(svg: ET.Element) -> str:
+    """The sentence that says what the chart shows."""
+    (image,) = [one for one in svg.iter() if one.get("role") == "img"]
+    return image.get("aria-label", "")
+
+
+def texts(svg: ET.Element) -> list[str]:
+    """All that is written."""
+    return [one.text or "" for one in svg.iter(f"{SVG}text")]
+
+
+def titles(svg: ET.Element) -> list[str]:
+    """What is shown by hovering, of each mark."""
+    return [one.text or "" for one in svg.iter(f"{SVG}title")]
+
+
+def reader(axis: ET.Element, *, log: bool = True) -> Callable[[float], float]:
+    """Reads values off an axis along x by its first and last labelled tick."""
+    ticks = []
+    for text in axis.iter(f"{SVG}text"):
+        written = text.text or ""
+        if re.fullmatch(r"-?[\d.]+(e-?\d+)?", written) and (float(written) > 0 or not log):
+            ticks.append((float(text.get("x", "")), float(written)))
+    (x0, low), (x1, high) = ticks[0], ticks[-1]
+    if log:
+        low, high = math.log10(low), math.log10(high)
+    scale = (high - low) / (x1 - x0)
+    return lambda x: 10 ** (low + (x - x0) * scale) if log else low + (x - x0) * scale
+
+
+def boxes_of(svg: ET.Element) -> dict[str, tuple[float, float, float, float]]:
+    """Left, top, width and height of each box, by name."""
+    return {
+        box.get("data-name", ""): (*numbers(box, "x", "y", "width", "height"),)  # type: ignore[misc]
+        for box in of_class(svg, "box")
+    }
+
+
+def pair(edge: ET.Element) -> tuple[str, str]:
+    """The boxes at both ends of an edge."""
+    return edge.get("data-source", ""), edge.get("data-target", "")

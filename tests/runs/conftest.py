@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NoReturn
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -31,22 +32,13 @@ def browser() -> Iterator[Browser]:
     continuous integration (where ``CI`` is set), so that they are never silently left out there.
     While it is open its event loop counts as running: ``asyncio.run`` fails in the same process.
     """
-    try:
-        from playwright.sync_api import sync_playwright
-    except ModuleNotFoundError:
-        _go_without("playwright is not installed: python -m pip install playwright")
     path = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if path is None:
-        _go_without(
-            f"no browser: none of {', '.join(BROWSERS)} is on PATH; install Debian's chromium"
-        )
+    if path is None or find_spec("playwright") is None:
+        go_without = pytest.fail if os.environ.get("CI") else pytest.skip
+        go_without("no browser: install playwright by pip, and Debian's chromium")
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield chromium
         chromium.close()
-
-
-def _go_without(reason: str) -> NoReturn:
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)

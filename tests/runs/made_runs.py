@@ -54,56 +54,34 @@ def inspection(
     chance = random.Random(seed)
     layers = [_layer(name, chance, is_dead=name == culprit) for name in names]
     leaves = [n for n in names if n and not any(o.startswith(f"{n}.") for o in names)]
-    violations = [_finding(culprit)] if culprit is not None else []
-    message = violations[0]["message"] if violations else ""
-    story = (
-        f"unhealthy: {culprit} (dead_units): {message}\n\n"
-        "  layer  check       tensor       value  limit  set by\n"
-        f"  {culprit}   dead_units  activations      1    0.8  default\n\n"
-        "likely cause: its bias (mean -10) holds them on the flat side\n"
-    )
     way = ["input 0", *leaves, "loss"]
+    at = way.index(culprit) if culprit in way else 0
+    told: dict[str, Any] = {"headline": "healthy: no check objects to Encoder"}
+    message = "64 of 64 units are dead: inactive for all 32 samples"
+    if culprit is not None:
+        line = f"unhealthy: {culprit} (dead_units): {message}"
+        cause = "its bias (mean -10) holds them on the flat side"
+        evidence = [{"label": culprit, **layers[-1]["tensors"][1]}]
+        told = {"headline": line, "text": f"{line}\n\nlikely cause: {cause}\n"}
+        told |= {"evidence": evidence}
+    found = [made.finding(where=culprit, message=message)] if culprit is not None else []
+    sizes = ("parameters", "trainable", "activation_bytes", "multiply_adds", "saved_bytes")
+    totals = {size: sum(layer[size] for layer in layers) for size in sizes}
     return made.inspection(
-        *violations,
-        headline=f"unhealthy: {culprit} (dead_units): {message}"
-        if violations
-        else "healthy: no check objects to Encoder",
-        text=story if violations else "",
+        *found,
         place="tests/test_models.py:15",
         model="Encoder",
-        loss=1.386,
         samples=32,
-        totals={
-            "layers": len(names),
-            "parameters": sum(layer["parameters"] for layer in layers),
-            "trainable": sum(layer["trainable"] for layer in layers),
-            "parameter_bytes": 4 * sum(layer["parameters"] for layer in layers),
-            "activation_bytes": sum(layer["activation_bytes"] for layer in layers),
-            "multiply_adds": sum(layer["multiply_adds"] for layer in layers),
-            "saved_bytes": sum(layer["saved_bytes"] for layer in layers),
-            "peak_bytes": 91_000_000,
-        },
-        evidence=[] if culprit is None else [{"label": culprit, **layers[-1]["tensors"][1]}],
+        totals={**made.TOTALS, **totals, "layers": len(names)},
         layers=layers,
         flow={
             "edges": [[a, b, True, []] for a, b in pairwise(way)],
             "joins": [],
-            "way": way[max(0, way.index(culprit) - 3) : way.index(culprit) + 3]
-            if culprit in way
-            else [],
+            "way": way[max(0, at - 3) : at + 3] if at else [],
             "exact": True,
         },
+        **told,
         **others,
-    )
-
-
-def _finding(layer: str) -> dict[str, Any]:
-    return made.finding(
-        where=layer,
-        message="64 of 64 units are dead: inactive for all 32 samples",
-        cause="its bias (mean -10) holds them on the flat side",
-        defined_at="model.py:8",
-        called_at="model.py:21",
     )
 
 
@@ -116,54 +94,42 @@ def _type(name: str) -> str:
 
 def _layer(name: str, chance: random.Random, *, is_dead: bool) -> dict[str, Any]:
     tensors = [_tensor("inputs", chance), _tensor("activations", chance, is_dead=is_dead)]
-    tensors.append(_tensor("gradients", chance, scale=1e-3))
+    tensors.append(_tensor("gradients", chance))
     owns = _type(name) in ("Linear", "LayerNorm")
     for own in ("weight", "bias") if owns else ():
-        tensors.append(_tensor("parameters", chance, own))
-        tensors.append(_tensor("parameter_gradients", chance, own, scale=1e-3))
+        tensors += [_tensor(role, chance, own) for role in ("parameters", "parameter_gradients")]
+    sizes = {"parameters": 4160, "trainable": 4160, "parameter_bytes": 16640}
     return made.layer(
         name,
         _type(name),
         label=name or "Encoder",
-        input_shape=[32, 16, 64],
-        shape=[32, 16, 64],
-        parameters=4160 if owns else 0,
-        trainable=4160 if owns else 0,
-        parameter_bytes=16640 if owns else 0,
-        activation_bytes=131072,
-        multiply_adds=2_097_152 if owns else 0,
-        saved_bytes=131072,
-        defined_at="model.py:8",
-        called_at="model.py:21",
         tensors=tensors,
+        called_at="model.py:21",
+        **{size: count * owns for size, count in sizes.items()},
     )
 
 
 def _tensor(
-    role: str, chance: random.Random, name: str = "", *, scale: float = 1.0, is_dead: bool = False
+    role: str, chance: random.Random, name: str = "", *, is_dead: bool = False
 ) -> dict[str, Any]:
     count = 32768
-    std = 0.0 if is_dead else scale * chance.lognormvariate(0, 0.3)
-    mean = 0.0 if is_dead else scale * chance.gauss(0, 0.1)
+    std = 0.0 if is_dead else chance.lognormvariate(0, 0.3)
+    mean = 0.0 if is_dead else chance.gauss(0, 0.1)
     bins = [int(count / 2 ** (abs(i - 17) + 2) * chance.uniform(0.6, 1)) for i in range(20)]
+    sides = {"negative": [] if is_dead else bins, "positive": [] if is_dead else [*bins[1:], 3]}
     return made.tensor(
         role,
         name,
         shape=[32, 16, 64],
         count=count,
-        zeros=count if is_dead else chance.randrange(4),
-        dead=(1.0 if is_dead else 0.0) if role == "activations" else None,
         mean=mean,
         std=std,
         min=mean - 4 * std,
-        max=mean + 4 * std * chance.uniform(0.8, 1.2),
+        max=mean + 4 * std,
         norm=std * count**0.5,
-        bins={
-            "lowest": -17,
-            "negative": [] if is_dead else bins,
-            "positive": [] if is_dead else [*bins[1:], 3],
-            "sampled": True,
-        },
+        zeros=count if is_dead else chance.randrange(4),
+        dead=float(is_dead) if role == "activations" else None,
+        bins={"lowest": -17, **sides, "sampled": True},
     )
 
 

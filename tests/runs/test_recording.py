@@ -96,16 +96,7 @@ def test_the_way_through_the_culprit():
     assert all(join.startswith("+ #") for join in flow["joins"])
     assert {name for edge in edges for name in edge} >= set(flow["joins"])
     assert flow["exact"]
-
-
-def test_edges_grow_with_the_layers():
-    """A residual stream gives each block an edge to the next, not one to all that follow."""
-    counts = []
-    for blocks in (10, 20):
-        net = nn.Sequential(*(Residual() for _ in range(blocks)))
-        report = Inspector(net).run_inspection(torch.randn(64, 8))
-        counts.append(len(record(report, "")["flow"]["edges"]))
-    assert counts[1] - counts[0] == counts[0] - 1 == 40
+    assert len(flow["edges"]) == 12  # a residual stream gives a block an edge to the next alone
 
 
 def test_a_verdict_under_the_limits_that_it_was_asked_with():
@@ -143,32 +134,21 @@ def test_a_comparison():
     assert not first["activations"]
 
 
-def test_nothing_to_see():
-    """A model without layers, gradients or numbers is recorded as any other."""
-
-    class Nothing(nn.Module):
-        def forward(self, x):
-            return x
-
-    made = record(Inspector(Nothing()).run_inspection(BATCH), "")
-    json.dumps(made, allow_nan=False)
-    assert [layer["name"] for layer in made["layers"]] == [""]
-    assert made["totals"]["parameters"] == 0
-
-
 def test_a_training():
-    """The steps of a monitor are there, thinned, with the loss that the loop gave."""
+    """The steps of a monitor are there, thinned, with the loss that the loop gave.
+
+    From the step on whose gradients are all NaN, their norm is no number, and not 0.
+    """
     net = _net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     losses = []
-    monitor = Inspector(net).monitor()
-    with monitor:
+    with Inspector(net).monitor() as monitor:
         for step in range(300):
             optimizer.zero_grad()
-            loss = F.cross_entropy(net(BATCH), LABELS)
+            loss = F.cross_entropy(net(BATCH), LABELS) * (1.0 if step < 298 else float("nan"))
             loss.backward()
             optimizer.step()
-            losses.append(loss.item())
+            losses.append(loss.item() if step < 298 else None)
             monitor.step_end(step, loss=loss)
     made = record(monitor.report_of_training(), "")
 
@@ -177,20 +157,6 @@ def test_a_training():
     assert course["steps"] == [*range(0, 300, 2), 299]
     assert course["loss"] == pytest.approx([losses[step] for step in course["steps"]])
     assert set(course["layers"]) == set(dict(net.named_modules()))
-    assert {len(of["gradient_norm"]) for of in course["layers"].values()} == {151}
-
-
-def test_a_training_that_ends_in_nan():
-    """From the step on whose gradients are all NaN, their norm is no number, and not 0."""
-    net = _net()
-    monitor = Inspector(net).monitor()
-    with monitor:
-        for step in range(4):
-            net.zero_grad()
-            loss = F.cross_entropy(net(BATCH), LABELS) * (1.0 if step < 2 else float("nan"))
-            loss.backward()
-            monitor.step_end(step, loss=loss)
-    course = record(monitor.report_of_training(), "")["course"]
     for name, statistics in course["layers"].items():
         known = [norm is not None for norm in statistics["gradient_norm"]]
-        assert known == [True, True, False, False], name
+        assert known == [True] * 149 + [False] * 2, name

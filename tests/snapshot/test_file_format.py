@@ -12,15 +12,18 @@ from hypothesis import strategies as st
 
 from pytest_modelhealth.report import LayerRecord, Observation, Status
 from pytest_modelhealth.snapshot.file_format import SnapshotFormatError, dump, load, statistics
-from pytest_modelhealth.snapshot.recording import from_observation
-from pytest_modelhealth.snapshot.snapshot import Snapshot, of_roles
-from pytest_modelhealth.snapshot.tolerances import REAL, coarse, judges_zeros
+from pytest_modelhealth.snapshot.snapshot import (
+    NAMED,
+    REAL,
+    Snapshot,
+    coarse,
+    from_observation,
+    judges_zeros,
+    of_roles,
+)
 from pytest_modelhealth.statistics import TensorStatistics
 from pytest_modelhealth.tolerance import TensorName
 from tests.builders import layer, observation
-
-OWN_NAMES = ("parameters", "parameter_gradients", "buffers")
-"""The roles of which a layer has several tensors, each with a name of its own."""
 
 
 def spread(rows: int = 8, columns: int = 4) -> torch.Tensor:
@@ -45,39 +48,23 @@ def reread(snapshot: Snapshot) -> Snapshot:
     return load(dump(snapshot))
 
 
-def test_the_numbers_in_the_file_are_those_of_the_tensor() -> None:
-    """Mean, std, extremes and rms agree with torch's own to the digits the file has."""
-    line = reread(from_observation(small_observation())).layers["fc"].activations
+def test_a_snapshot_has_the_numbers_of_the_run() -> None:
+    """To the digits of the file; a model comes after its layers, one never called comes last.
+
+    What goes into a container goes into its first layer: only the batch and inner layers have it.
+    """
+    again = reread(from_observation(small_observation()))
+    assert list(again.layers) == ["fc", "", "head"]
+    line, values = again.layers["fc"].activations, spread().double()
     assert line is not None
-    values = spread().double()
-    expected = {
-        "mean": values.mean(),
-        "std": values.std(correction=0),
-        "min": values.min(),
-        "max": values.max(),
-        "rms": values.square().mean().sqrt(),
-    }
-    for name, value in expected.items():
+    real = (values.mean(), values.std(correction=0), values.min(), values.max())
+    for name, value in zip(REAL, real, strict=True):
         assert getattr(line, name) == pytest.approx(value.item(), rel=1e-8), name
-    assert (line.dtype, line.shape, line.count) == ("float32", (8, 4), 32)
-    assert line.zero_count == 4
-
-
-def test_layers_stand_in_the_order_in_which_they_returned() -> None:
-    """A model comes after the layers inside it, and a layer never called comes last."""
-    assert list(from_observation(small_observation()).layers) == ["fc", "", "head"]
-
-
-def test_containers_have_no_inputs_of_their_own() -> None:
-    """What goes into a container goes into its first layer; the batch and inner layers have it."""
-    seen = observation(
-        layer("", inputs=spread()),
-        layer("block", inputs=spread()),
-        layer("block.fc", inputs=spread()),
-    )
-    tensors = from_observation(seen).tensors
-    with_inputs = [name for name in tensors if (name, "inputs", "") in tensors[name]]
-    assert sorted(with_inputs) == ["", "block.fc"]
+    assert line.rms == pytest.approx(values.square().mean().sqrt().item(), rel=1e-8)
+    assert (line.dtype, line.shape, line.count, line.zero_count) == ("float32", (8, 4), 32, 4)
+    nested = [layer(name, inputs=spread()) for name in ("", "block", "block.fc")]
+    tensors = from_observation(observation(*nested)).tensors
+    assert {name for name in tensors if (name, "inputs", "") in tensors[name]} == {"", "block.fc"}
 
 
 reals = st.floats(width=32) | st.sampled_from([math.nan, math.inf, -math.inf, -0.0])
@@ -110,8 +97,8 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     noise = {}
     for place, name in enumerate(draw(st.sets(names, max_size=3))):
         roles: dict[str, dict[str, TensorStatistics]] = {}
-        for role in ("inputs", "activations", "gradients", *OWN_NAMES):
-            own = draw(st.sets(own_names, max_size=2)) if role in OWN_NAMES else {""}
+        for role in ("inputs", "activations", "gradients", *NAMED):
+            own = draw(st.sets(own_names, max_size=2)) if role in NAMED else {""}
             roles[role] = {o: draw(tensors((name, role, o))) for o in own if draw(st.booleans())}
             multiples = st.dictionaries(st.sampled_from(REAL), st.floats(1, 1e9).map(coarse))
             noise |= {(name, role, o): found for o in roles[role] if (found := draw(multiples))}

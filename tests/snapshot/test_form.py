@@ -20,7 +20,7 @@ from corpus.models.recorded import (
     zero_bias,
 )
 from pytest_modelhealth import Inspector
-from pytest_modelhealth.snapshot.drift import DriftReport, note
+from pytest_modelhealth.snapshot.drift import DriftReport
 from tests.builders import check, record
 
 
@@ -57,7 +57,7 @@ def test_another_form_passes_with_a_note(change: Callable[[Recurrent], None], la
     found = read(reference, candidate, batch())
     assert not found.drifted, str(found)
     assert found.drifts == ()
-    assert layer in note(found)
+    assert layer in found.note
 
 
 @pytest.mark.parametrize("change", [change for change, _ in FORMS])

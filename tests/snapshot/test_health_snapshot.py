@@ -62,17 +62,9 @@ class Project:
     """Runs the tests of a project at one stage of its story after the other."""
 
     def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._pytester = pytester
-        self._monkeypatch = monkeypatch
-        self.path = pytester.path
-
-    def write(self, test: str) -> None:
-        """Write the test file."""
-        self._pytester.makepyfile(test_net=test)
-
-    def stage(self, name: str) -> None:
-        """Have the tests and the model read another stage."""
-        self._monkeypatch.setenv("STAGE", name)
+        self._pytester, self.path = pytester, pytester.path
+        self.write = lambda test: pytester.makepyfile(test_net=test)
+        self.stage = lambda name: monkeypatch.setenv("STAGE", name)
 
     def run(self, *arguments: str, **options: bool) -> pytest.RunResult:
         """Run pytest with the plugin."""
@@ -443,36 +435,27 @@ def assert_kept(result: pytest.RunResult) -> None:
 OBSTACLES = """
 from model import *
 
-@pytest.fixture
-def read_only_folder(monkeypatch):
-    def mkdir(path, *_, **__):
-        raise PermissionError(13, "Permission denied", str(path))
-    monkeypatch.setattr("pathlib.Path.mkdir", mkdir)
+def denied(path, *_, **__):
+    raise PermissionError(13, "Permission denied", str(path))
 
-@pytest.fixture
-def read_only_file_system(monkeypatch):
-    def write_text(path, *_, **__):
-        raise OSError(30, "Read-only file system", str(path))
-    monkeypatch.setattr("pathlib.Path.write_text", write_text)
-    monkeypatch.setattr("pathlib.Path.unlink", write_text)
+def read_only(path, *_, **__):
+    raise OSError(30, "Read-only file system", str(path))
 
-@pytest.fixture
-def full_disk(monkeypatch):
-    def write_text(path, text, **_):
-        path.write_bytes(text[:99].encode())
-        raise OSError(28, "No space left on device", str(path))
-    monkeypatch.setattr("pathlib.Path.write_text", write_text)
+def full(path, text, **_):
+    path.write_bytes(text[:99].encode())
+    raise OSError(28, "No space left on device", str(path))
 
-@pytest.fixture
-def locked_file(monkeypatch):
-    def replace(path, target):
-        raise PermissionError(13, "Permission denied", str(path))
-    monkeypatch.setattr("pathlib.Path.replace", replace)
+KINDS = {
+    "read_only_folder": {"mkdir": denied},
+    "read_only_file_system": {"write_text": read_only, "unlink": read_only},
+    "full_disk": {"write_text": full},
+    "locked_file": {"replace": denied},
+}
 
 @pytest.fixture(autouse=True)
-def obstacle(request):
-    if CHANGED:
-        request.getfixturevalue(request.node.callspec.params["kind"])
+def obstacle(kind, monkeypatch):
+    for name, function in KINDS[kind].items() if CHANGED else ():
+        monkeypatch.setattr(f"pathlib.Path.{name}", function)
 
 @pytest.mark.parametrize("kind", ["read_only_file_system", "full_disk", "locked_file"])
 def test_old(kind, health_snapshot):
@@ -493,13 +476,9 @@ def test_a_failed_write_keeps_what_there_was(project: Project) -> None:
     project.stage("changed")
     result = project.update()
     result.assert_outcomes(failed=5)
-    for test in [
-        "test_old[read_only_file_system]",
-        "test_old[full_disk]",
-        "test_old[locked_file]",
-        "test_new[read_only_folder]",
-        "test_new[full_disk]",
-    ]:
+    failed = re.findall(r"^FAILED test_net.py::(\S+)", "\n".join(result.outlines), re.MULTILINE)
+    assert len(failed) == 5
+    for test in failed:
         named = test.replace("[", "[[]")
         failure(result, test).fnmatch_lines(
             [

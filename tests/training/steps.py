@@ -10,7 +10,7 @@ from torch import nn
 from corpus.checks.steps import X, Y, entropy, net, sgd, usual
 from pytest_modelhealth import HealthReport, Inspector
 
-__all__ = ["X", "Y", "entropy", "net", "ran", "sgd", "usual"]
+__all__ = ["X", "Y", "entropy", "net", "objections", "ran", "sgd", "usual"]
 
 Step = Callable[[Any, Any, Any], Any]
 
@@ -28,3 +28,8 @@ def ran(
     model = net() if model is None else model
     optimizer = sgd(model) if optimizer is None else optimizer
     return Inspector(model, **settings or {}).run_step(step, optimizer, batch, **arguments)
+
+
+def objections(report: HealthReport) -> dict[str, str]:
+    """Return how each check grades what it objects to."""
+    return {v.check: v.grade for v in (*report.warnings, *report.violations)}

@@ -11,8 +11,9 @@ import re
 import signal
 import threading
 import tracemalloc
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -126,30 +127,25 @@ def test_steps_between_are_free_of_us() -> None:
     Between, each dictionary of hooks of model, parameters, optimizer and torch holds what the user
     put into it, and is none where it was none.
     """
-    model = net()
-    seen = []
-    with Inspector(model).monitor(every=3) as monitor:
-        train(model, monitor, 8, after=lambda step: seen.append(bool(traces(model))))
-    assert [step for step, hooked in enumerate(seen) if hooked] == [0, 3, 6]
-    assert monitor.history.steps.tolist() == [0, 3, 6]
-    assert values(model) == trained(steps=8)
-    assert traces(model) == []
-
-    prompted = Prompted()
-    optimizer = adam(prompted)
-    prompted.a.register_forward_hook(lambda *_: None)
-    prompted.a.weight.register_hook(lambda gradient: gradient)
+    torch.manual_seed(0)
+    model = Prompted()
+    bare, optimizer = copy.deepcopy(model), adam(model)
+    model.a.register_forward_hook(lambda *_: None)
+    model.a.weight.register_hook(lambda gradient: gradient)
     optimizer.register_step_post_hook(lambda *_: None)
-    before, changed = hooks_of(prompted, optimizer), []
-    with Inspector(prompted).monitor(every=3) as monitor:
-        for step in range(7):
-            changed.append(hooks_of(prompted, optimizer) != before)
-            loss_of(prompted, step).backward()
-            changed.append(hooks_of(prompted, optimizer) != before)
-            optimizer.step()
-            monitor.step_end()
-    assert [number // 2 for number, differs in enumerate(changed) if differs] == [0, 0, 3, 3, 6, 6]
-    assert hooks_of(prompted, optimizer) == before
+    before, changed = hooks_of(model, optimizer), [0]
+
+    def look(step: int) -> None:
+        changed.extend([step] * (hooks_of(model, optimizer) != before))
+
+    with Inspector(model).monitor(every=3) as monitor:
+        train(model, monitor, 8, optimizer=optimizer, after=look)
+        assert hooks_of(model, optimizer) == before
+    assert changed == [0, 0, 3, 6]
+    assert monitor.history.steps.tolist() == [0, 3, 6]
+    train(bare, steps=8)
+    assert values(model) == values(bare)
+    assert traces(model) == []
 
 
 @pytest.mark.parametrize(
@@ -283,39 +279,28 @@ def test_a_step_that_the_scaler_skips_is_no_step() -> None:
 
 def test_two_optimizers_are_seen_apart() -> None:
     """Each parameter's gradient is the one that its own optimizer took."""
-
-    class Gan(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.make, self.judge = nn.Linear(4, 8), nn.Linear(8, 1)
-
-    def run(model: Gan, monitor: Any = None) -> list[float]:
-        makers = torch.optim.SGD(model.make.parameters(), lr=0.1)
-        judges = torch.optim.SGD(model.judge.parameters(), lr=0.1)
-        noise = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
-        judges.zero_grad()
-        fake = model.make(noise)
-        (model.judge(fake.detach()).mean() - model.judge(torch.ones(16, 8)).mean()).backward()
-        taken = norm(copies(p.grad for p in model.judge.parameters()))
-        judges.step()
-        makers.zero_grad()
-        (-model.judge(fake).mean()).backward()  # adds to the judge's gradients
-        makers.step()
-        if monitor is not None:
-            monitor.step_end()
-        return [taken, norm(copies(p.grad for p in model.make.parameters()))]
-
     torch.manual_seed(0)
-    model = Gan()
+    model = nn.ModuleDict({"make": nn.Linear(4, 8), "judge": nn.Linear(8, 1)})
     bare = copy.deepcopy(model)
+
+    def run(model: nn.ModuleDict) -> list[float]:
+        make, judge = model["make"], model["judge"]
+        makers, judges = (torch.optim.SGD(one.parameters(), lr=0.1) for one in (make, judge))
+        fake = make(torch.randn(16, 4, generator=torch.Generator().manual_seed(1)))
+        (judge(fake.detach()).mean() - judge(torch.ones(16, 8)).mean()).backward()
+        taken = norm(copies(p.grad for p in judge.parameters()))
+        judges.step()
+        (-judge(fake).mean()).backward()  # adds to the judge's gradients
+        makers.step()
+        return [taken, norm(copies(p.grad for p in make.parameters()))]
+
     with Inspector(model).monitor() as monitor:
-        run(model, monitor)
-    taken = run(bare)
-    row = monitor.latest
+        run(model)
+        monitor.step_end()
+    row, taken = monitor.latest, run(bare)
     assert values(model) == values(bare)
-    assert [row["judge", "parameter_gradient_norm"], row["make", "parameter_gradient_norm"]] == (
-        pytest.approx(taken, rel=1e-6)
-    )
+    norms = [row[layer, "parameter_gradient_norm"] for layer in ("judge", "make")]
+    assert norms == pytest.approx(taken, rel=1e-6)
     assert row.optimizer_steps == 2
     assert row["make", "update_ratio"] > 0
     assert row["judge", "update_ratio"] > 0
@@ -326,7 +311,7 @@ def test_two_optimizers_are_seen_apart() -> None:
 def test_closures_run_within_the_step(kind: type[torch.optim.Optimizer]) -> None:
     """The passes of a closure belong to the step, which begins with its weights."""
 
-    def run(model: Net, monitor: Any = None) -> None:
+    def run(model: Net, step_end: Callable[..., object] = lambda **_: None) -> None:
         optimizer = kind(model.parameters(), lr=0.1)
 
         def closure() -> Tensor:
@@ -336,15 +321,13 @@ def test_closures_run_within_the_step(kind: type[torch.optim.Optimizer]) -> None
             return loss
 
         for _ in range(3):
-            loss = optimizer.step(closure)
-            if monitor is not None:
-                monitor.step_end(loss=loss)
+            step_end(loss=optimizer.step(closure))
 
     model, bare = net(), net()
+    rows: list[StepRow] = []
     with Inspector(model).monitor() as monitor:
-        rows: list[StepRow] = []
         monitor.observers.append(rows.append)
-        run(model, monitor)
+        run(model, monitor.step_end)
     run(bare)
     assert values(model) == values(bare)
     assert all(row.optimizer_steps == 1 and row.update_ratio > 0 for row in rows)
@@ -376,36 +359,27 @@ def test_optimizers_that_run_in_the_backward_are_seen() -> None:
     assert row["a", "update_ratio"] > 0
 
 
-def forced(x: Tensor, model: nn.Module) -> None:
-    """Validate a model that turns gradients on inside."""
-    with torch.no_grad():
-        model(x)
+class Force(Net):
+    """A model that turns gradients on inside."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return super().forward(x)
 
 
-def beside(x: Tensor, model: nn.Module) -> None:
-    """Validate in another thread."""
-    thread = threading.Thread(target=model, args=(x,))
-    thread.start()
-    thread.join()
-
-
-@pytest.mark.parametrize("validate", [forced, beside])
-def test_a_validation_in_between_is_not_counted(
-    validate: Callable[[Tensor, nn.Module], None],
-) -> None:
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_a_validation_in_between_is_not_counted(in_thread: bool) -> None:
     """Passes without gradients, and those of other threads, are none of the training."""
-
-    class Force(Net):
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.enable_grad():
-                return super().forward(x)
-
     torch.manual_seed(0)
     model = Force()
 
     def after(step: int) -> None:
         model.eval()
-        validate(torch.full((5, 8), 1e6), model)
+        validate = threading.Thread(target=model, args=(torch.full((5, 8), 1e6),))
+        with torch.no_grad():
+            (validate.start if in_thread else validate.run)()
+        if in_thread:
+            validate.join()
         model.train()
 
     with Inspector(model).monitor() as monitor:
@@ -426,28 +400,23 @@ def test_a_monitor_that_is_forgotten_leaves_nothing() -> None:
 
 def test_an_inspection_in_between_is_kept_apart() -> None:
     """It sees what it sees without the monitor, and the monitor does not see it."""
-    model, reports = net(), []
 
-    def inspect(step: int) -> None:
-        x, y = batch(77)
-        inspector = Inspector(model)
-        reports.append(inspector.run_inspection(x, y, loss=F.cross_entropy, probes=False))
+    def inspected(model: Net, monitor: Any = None) -> list[str]:
+        reports: list[str] = []
 
-    with Inspector(model).monitor(every=2) as monitor:
+        def inspect(step: int) -> None:
+            x, y = batch(77)
+            report = Inspector(model).run_inspection(x, y, loss=F.cross_entropy, probes=False)
+            reports.append(report.render("json"))
+
         train(model, monitor, after=inspect)
+        return reports
+
+    model = net()
+    with Inspector(model).monitor(every=2) as monitor:
+        assert inspected(model, monitor) == inspected(net())
     assert monitor.report["a"].calls == monitor.latest.passes == 1
     assert values(model) == trained()
-    other = net()
-    expected: list[Any] = []
-    train(
-        other,
-        after=lambda step: expected.append(
-            Inspector(other).run_inspection(*batch(77), loss=F.cross_entropy, probes=False)
-        ),
-    )
-    assert [report.render("json") for report in reports] == [
-        report.render("json") for report in expected
-    ]
 
 
 def test_gradients_of_other_things_are_not_the_loss_s() -> None:
@@ -477,9 +446,7 @@ def test_gradients_of_other_things_are_not_the_loss_s() -> None:
 class Stops(nn.Module):
     """Raises when it is told to."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.error: BaseException | None = None
+    error: BaseException | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.error is not None:
@@ -487,15 +454,19 @@ class Stops(nn.Module):
         return F.relu(x)
 
 
+def stopping() -> nn.Sequential:
+    """Return a model that raises in its middle when it is told to."""
+    return nn.Sequential(nn.Linear(8, 8), Stops(), nn.Linear(8, 4))
+
+
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt()])
 def test_an_exception_passes_through_and_leaves_nothing(error: BaseException) -> None:
     """It is the very object, and the model is free of us."""
-    stops = Stops()
-    model = nn.Sequential(nn.Linear(8, 8), stops, nn.Linear(8, 4))
+    model = stopping()
     monitor = Inspector(model).monitor()
 
     def fail(step: int) -> None:
-        stops.error = error if step == 1 else None
+        model[1].error = error if step == 1 else None
 
     with pytest.raises(type(error)) as caught, monitor:
         train(model, monitor, after=fail)
@@ -506,17 +477,13 @@ def test_an_exception_passes_through_and_leaves_nothing(error: BaseException) ->
 
 def test_a_step_that_was_given_up_does_not_disturb_the_next() -> None:
     """A batch that raises in the forward and is skipped costs its own numbers alone."""
-    stops = Stops()
-    model = nn.Sequential(nn.Linear(8, 8), stops, nn.Linear(8, 4))
+    model = stopping()
     with Inspector(model).monitor() as monitor:
         for error in (MemoryError(), KeyboardInterrupt(), None):
-            stops.error = error
-            try:
+            model[1].error = error
+            with suppress(MemoryError, KeyboardInterrupt):
                 loss_of(model).backward()
-            except (MemoryError, KeyboardInterrupt):
-                continue
-            finally:
-                monitor.step_end()
+            monitor.step_end()
     assert len(monitor.history) == 3
     assert monitor.report["1.relu"].calls == 1
     assert monitor.report["2"].gradients is not None
@@ -603,16 +570,12 @@ def test_the_weights_before_are_gone_when_the_step_is() -> None:
 class Nan(nn.Module):
     """Makes what is no number, forward or back, when it is told to."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.kind = ""
+    kind = ""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.kind == "forward":
             return x / (x - x)
-        if self.kind == "backward":
-            return x + (x - x).sqrt()
-        return x * 1.0
+        return x + (x - x).sqrt() if self.kind == "backward" else x * 1.0
 
 
 @pytest.mark.parametrize(
@@ -623,33 +586,28 @@ class Nan(nn.Module):
         ("batch", "block.0", "inputs", "first in the inputs of 'block.0'"),
         ("weight", "block.2", "parameters", "first in the parameter 'weight' of 'block.2'"),
         ("loss", "", "loss", "the loss is not finite, though all activations are"),
-        ("", None, None, None),
+        ("", None, None, "loss"),
     ],
 )
 def test_the_origin_of_what_is_no_number_is_named(
-    what: str, layer: str | None, role: str | None, text: str | None
+    what: str, layer: str | None, role: str | None, text: str
 ) -> None:
     """The first layer that was given numbers, or where they are lost on the way back."""
-    nan = Nan()
-    nan.kind = what
-    model = nn.Sequential()
-    model.add_module("block", nn.Sequential(nn.Linear(8, 8), nan, nn.Linear(8, 4)))
+    block = nn.Sequential(nn.Linear(8, 8), Nan(), nn.Linear(8, 4))
+    model = nn.Sequential(OrderedDict(block=block))
+    block[1].kind = what
     x, y = batch()
     if what == "batch":
         x[3, 2] = math.nan
     if what == "weight":
-        with torch.no_grad():
-            model.block[2].weight[0, 0] = math.inf
+        block[2].weight.data[0, 0] = math.inf
     with Inspector(model).monitor() as monitor:
         loss = F.cross_entropy(model(x), y)
         loss = loss + math.inf if what == "loss" else loss
         loss.backward()
         monitor.step_end(loss=loss)
     origin = monitor.latest.origin
-    if origin is None:
-        assert layer is None
-        return
-    assert (origin.layer, origin.role) == (layer, role)
+    assert (layer, role) == ((None, None) if origin is None else (origin.layer, origin.role))
     assert text in str(monitor.latest)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +24,8 @@ from pytest_modelhealth.training import default_settings
 from pytest_modelhealth.training.monitoring.judging import TrainingJudge
 from pytest_modelhealth.training.monitoring.monitor import TrainingMonitor
 from pytest_modelhealth.training.monitoring.row import STATISTICS, StepRow
-from pytest_modelhealth.training.monitoring.rules import RULES
+from pytest_modelhealth.training.monitoring.rule import RULES
+from tests.training.models import loss_of, net
 
 Prepare = Callable[[int, nn.Sequential, torch.optim.Optimizer], None]
 
@@ -35,6 +37,7 @@ def train(
     prepare: Prepare | None = None,
     settings: Mapping[str, object] | None = None,
     waived: tuple[str, str] | None = None,
+    observe: Callable[[StepRow], object] | None = None,
     **options: object,
 ) -> TrainingMonitor:
     """Train a small network on a task it can learn."""
@@ -48,6 +51,8 @@ def train(
     if waived is not None:
         inspector.waive(waived[0], check=waived[1], reason="a test")
     with inspector.monitor(**options) as monitor:
+        if observe is not None:
+            monitor.observers.append(observe)
         for step in range(steps):
             if prepare is not None:
                 prepare(step, model, optimizer)
@@ -82,6 +87,12 @@ def kill(step: int, model: nn.Sequential, optimizer: torch.optim.Optimizer) -> N
         model[2].bias.data.fill_(-50.0)
 
 
+@pytest.fixture(scope="module")
+def killed() -> TrainingMonitor:
+    """The monitor of a training in which all units of a layer die in one step."""
+    return train(prepare=kill)
+
+
 def test_a_training_that_learns_is_healthy() -> None:
     """No rule objects, and none warns."""
     report = train().report_of_training()
@@ -106,26 +117,20 @@ def test_nan_is_traced_to_step_and_layer() -> None:
     assert data["violations"][0]["layer"] == "2"
 
 
-def test_a_layer_that_dies_is_named() -> None:
-    """All units of a layer die in one step."""
-    found = train(prepare=kill).violations
-    dying = next(v for v in found if v.check == "dying_layers")
+def test_a_layer_that_dies_is_named_in_text_and_picture(killed: TrainingMonitor) -> None:
+    """Each event has the step it began in; the first line names the gravest; `events` overrides."""
+    dying = next(v for v in killed.violations if v.check == "dying_layers")
     assert dying.layer == "3"
     assert "since step 6" in dying.message
-
-
-def test_the_picture_and_the_text_have_what_rules_object_to() -> None:
-    """Each event has the step it began in; the first line names the gravest; `events` overrides."""
-    monitor = train(prepare=kill)
-    found = {(event.layer, event.step) for event in monitor.events}
+    found = {(event.layer, event.step) for event in killed.events}
     assert any(layer == "3" and 60 <= step <= 66 for layer, step in found)
-    first = str(monitor).splitlines()[0]
-    assert f"worst, from step {monitor.events[0].step} on: " in first
-    figure = monitor.plot()
+    first = str(killed).splitlines()[0]
+    assert f"worst, from step {killed.events[0].step} on: " in first
+    figure = killed.plot()
     figure.draw_without_rendering()
     drawn = "\n".join(text.get_text() for text in figure.findobj(lambda a: hasattr(a, "get_text")))
     assert "units of '3' are dead" in drawn
-    bare = monitor.plot(events=())
+    bare = killed.plot(events=())
     assert not any("are dead since" in text.get_text() for text in bare.texts)
     assert "worst" not in str(train(steps=40)).splitlines()[0]
 
@@ -142,36 +147,30 @@ def test_severities_limits_and_waivers_hold_for_rules() -> None:
         assert "dying_layers" not in broken(monitor)
 
 
-def test_thresholds_can_be_given_with_the_question() -> None:
+def test_thresholds_can_be_given_with_the_question(killed: TrainingMonitor) -> None:
     """They override those in force."""
-    monitor = train(prepare=kill)
-    found = sorted(broken(monitor))
     with pytest.raises(ModelHealthError):
-        monitor.assert_healthy()
+        killed.assert_healthy()
     with pytest.warns(ModelHealthWarning, match="the loss rose"):
-        monitor.assert_healthy(skip_checks=found)
+        killed.assert_healthy(skip_checks=sorted(broken(killed)))
 
 
-def test_the_line_of_a_step_says_what_began() -> None:
-    """It does in the step in which it begins, and in no later one."""
-    assert "nonfinite_steps: NaN or infinity first" in str(train(prepare=poison, steps=41).latest)
-    assert "nonfinite_steps" not in str(train(prepare=poison, steps=45).latest)
-
-
-def test_on_violation_raises_after_the_row_is_written(tmp_path: object) -> None:
-    """The error comes in the step in which it begins."""
-    written = f"{tmp_path}/health.csv"
+def test_on_violation_raises_after_the_row_is_written(tmp_path: Path) -> None:
+    """The error comes in the step in which it begins, whose line alone says what began."""
+    written, rows = tmp_path / "health.csv", []
     with pytest.raises(ModelHealthError, match="step 40"):
-        train(prepare=poison, on_violation="raise", csv=written)
-    with open(written, encoding="utf-8") as file:  # noqa: PTH123
-        assert file.readlines()[-1].startswith("40,")
+        train(prepare=poison, on_violation="raise", csv=written, observe=rows.append)
+    assert written.read_text().splitlines()[-1].startswith("40,")
+    assert "nonfinite_steps: NaN or infinity first" in str(rows[-1])
 
 
 def test_on_violation_warns_or_calls_once() -> None:
-    """Once for each rule and layer."""
+    """Once for each rule and layer; no later line says it again."""
+    rows: list[StepRow] = []
     with pytest.warns(ModelHealthWarning, match="nonfinite_steps") as caught:
-        train(prepare=poison, steps=60, on_violation="warn")
+        train(prepare=poison, steps=60, on_violation="warn", observe=rows.append)
     assert len(caught) == 1
+    assert "nonfinite_steps" not in "".join(map(str, rows[41:]))
     called: list[object] = []
     train(prepare=poison, steps=60, on_violation=called.append)
     assert [violation.check for violation in called] == ["nonfinite_steps"]
@@ -187,10 +186,8 @@ def test_on_violation_of_another_kind_is_refused(wrong: object) -> None:
 def test_a_verdict_that_was_asked_for_is_no_longer_open() -> None:
     """The report of the end is the one that was asked."""
     reports: list[object] = []
-    torch.manual_seed(0)
-    model = nn.Linear(2, 1)
-    with Inspector(model, on_report=reports.append).monitor() as monitor:
-        model(torch.randn(4, 2)).sum().backward()
+    with Inspector(net(), on_report=reports.append).monitor() as monitor:
+        loss_of(monitor._model).backward()
         monitor.step_end()
         monitor.assert_healthy()
     assert [report._verdict_asked for report in reports] == [True]
@@ -201,10 +198,10 @@ def test_a_verdict_that_was_asked_for_is_no_longer_open() -> None:
 
 def row(step: int, loss: float | None, **numbers: float | list[float]) -> StepRow:
     """Return a row of two layers; ``total`` and ``ratio`` are those of all parameters."""
-    total = float(numbers.pop("total", 1.0))
-    ratio = float(numbers.pop("ratio", 1e-3))
-    steps = int(numbers.pop("optimizer_steps", 1))
     usual = {
+        "total": 1.0,
+        "ratio": 1e-3,
+        "optimizer_steps": 1,
         "activation_std": 1.0,
         "activation_rms": 1.0,
         "input_std": 1.0,
@@ -227,11 +224,11 @@ def row(step: int, loss: float | None, **numbers: float | list[float]) -> StepRo
     return StepRow(
         step,
         loss,
-        total,
-        ratio,
+        usual["total"],
+        usual["ratio"],
         ("a", "b"),
         values,
-        optimizer_steps=steps,
+        optimizer_steps=int(usual["optimizer_steps"]),
         passes=1,
     )
 

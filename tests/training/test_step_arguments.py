@@ -121,3 +121,18 @@ def test_only_modules_are_stepped(made: Callable[[], Inspector]) -> None:
     """As with a monitor."""
     with pytest.raises(InspectionError, match=r"run_step runs a torch\.nn\.Module as a loop"):
         made().run_step(usual, sgd(net()), (X, Y))
+
+
+def test_a_model_without_values_is_refused() -> None:
+    """Lazy parameters, and those on the meta device."""
+    lazy, meta = nn.Sequential(nn.LazyLinear(3)), nn.Linear(8, 3, device="meta")
+    for model, message in ((lazy, r"0\.weight is lazy"), (meta, "weight lies on the meta device")):
+        with pytest.raises(InspectionError, match=message):
+            ran(usual, model)
+
+
+def test_an_iterator_that_runs_out_is_said_to() -> None:
+    """It cannot be put back, and the cause says what to give in its place."""
+    batches = iter([(X, Y)] * 2)
+    report = ran(lambda model, optimizer, _: usual(model, optimizer, next(batches)), batch=None)
+    assert "runs out" in report.violations[0].cause

@@ -1,9 +1,11 @@
-"""The forms in which people write a step: each runs, and a sound one has no objection."""
+"""The forms in which people write a step: each runs, and what is measured of it is right."""
 
 from __future__ import annotations
 
+import collections
 import copy
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pytest_modelhealth import Inspector
-from tests.training.steps import X, Y, entropy, net, ran, sgd, usual
+from pytest_modelhealth import HealthReport, Inspector
+from pytest_modelhealth.report import SteppedParameter
+from tests.training.steps import X, Y, entropy, net, objections, ran, sgd, usual
+
+
+def parameter(report: HealthReport, name: str = "into.weight") -> SteppedParameter:
+    """Return what was seen of a parameter."""
+    return next(p for p in report.observation.stepped.parameters if p.name == name)
 
 
 def test_several_optimizers_as_tuple_list_and_mapping() -> None:
@@ -33,8 +41,7 @@ def test_several_optimizers_as_tuple_list_and_mapping() -> None:
         report = ran(step, model, form)
         kinds = [(o.type_name, o.steps, o.given) for o in report.observation.stepped.optimizers]
         assert kinds == [("SGD", (1, 1, 1), True), ("Adam", (1, 1, 1), True)]
-        assert report.healthy, str(report)
-        assert not report.warnings, str(report)
+        assert objections(report) == {}
     assert not second.state
 
 
@@ -53,18 +60,15 @@ def test_closures() -> None:
         return float(optimizer.step(closure).detach())
 
     report = ran(step, model, optimizer)
-    assert report.healthy, str(report)
+    assert objections(report) == {}
     (seen,) = report.observation.stepped.optimizers
     assert (seen.traits, seen.steps) == ({"closure"}, (1, 1, 1))
     assert report.observation.stepped.slope is None
-    weight = model.into.weight
-    (expected,) = torch.autograd.grad(entropy(model, (X, Y)), [weight])
-    found = next(p for p in report.observation.stepped.parameters if p.name == "into.weight")
-    assert found.gradients[0] == pytest.approx(float(expected.norm()), rel=1e-4)
+    (expected,) = torch.autograd.grad(entropy(model, (X, Y)), [model.into.weight])
+    assert parameter(report).gradients[0] == pytest.approx(float(expected.norm()), rel=1e-4)
 
 
-@pytest.mark.parametrize("unscales", [True, False])
-def test_a_gradient_scaler_in_order(unscales: bool) -> None:
+def test_a_gradient_scaler_in_order() -> None:
     """Its scale is removed in `scaler.step`, before the optimizer's own step."""
     model = net()
     optimizer = sgd(model)
@@ -75,35 +79,15 @@ def test_a_gradient_scaler_in_order(unscales: bool) -> None:
         with torch.autocast("cpu", torch.bfloat16):
             loss = F.cross_entropy(model(batch[0]).float(), batch[1])
         scaler.scale(loss).backward()
-        if unscales:
-            scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(model.parameters(), 10.0)
         scaler.step(optimizer)
         scaler.update()
         return loss
 
     report = ran(step, model, optimizer, restore=scaler)
-    assert report.healthy, str(report)
-    assert not report.warnings, str(report)
-    found = next(p for p in report.observation.stepped.parameters if p.name == "into.weight")
+    assert objections(report) == {}
+    found = parameter(report)
     assert found.added[0] > 1000 * found.gradients[0] / 48  # scaled when it was left
     assert found.gradients[0] < 10
-
-
-def accumulating(every: int) -> Callable[[Any, Any, Any], Tensor]:
-    """Return a step that lets gradients add up over calls."""
-    count = [0]
-
-    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
-        loss = entropy(model, batch)
-        (loss / every).backward()
-        count[0] += 1
-        if count[0] % every == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-        return loss
-
-    return step
 
 
 @pytest.mark.parametrize("order", ["add_", "add, then set", "step first"])
@@ -130,23 +114,32 @@ def test_the_step_moves_the_weights_itself(order: str) -> None:
         return loss
 
     report = Inspector(model).run_step(step, batch=(X, Y))
-    report.assert_healthy()
-    assert not report.warnings
+    assert objections(report) == {}
     stepped = report.observation.stepped
     assert stepped.losses[-1] < stepped.losses[0]
     assert all(any(p.updates) and p.held for p in stepped.parameters)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_gradients_may_add_up_over_calls() -> None:
+@pytest.mark.parametrize(("every", "calls"), [(4, 4), (2, 3)])
+def test_gradients_may_add_up_over_calls(every: int, calls: int) -> None:
     """More calls are made until the optimizer steps, and a count in the closure starts anew."""
-    step = accumulating(4)
+    count = [0]
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        loss = entropy(model, batch)
+        (loss / every).backward()
+        count[0] += 1
+        if count[0] % every == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss
+
     for _ in range(2):
         report = ran(step)
-        stepped = report.observation.stepped
-        assert stepped.optimizers[0].steps == (0, 0, 0, 1)
         assert report.healthy, str(report)
-    assert len(ran(accumulating(2)).observation.stepped.losses) == 3
+        steps = report.observation.stepped.optimizers[0].steps
+        assert steps == tuple(int((n + 1) % every == 0) for n in range(calls))
 
 
 def test_an_optimizer_may_step_within_the_backward_pass() -> None:
@@ -158,7 +151,8 @@ def test_an_optimizer_may_step_within_the_backward_pass() -> None:
         own[parameter].step()
         own[parameter].zero_grad()
 
-    hooks = [p.register_post_accumulate_grad_hook(take) for p in model.parameters()]
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(take)
 
     def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
         loss = entropy(model, batch)
@@ -171,8 +165,6 @@ def test_an_optimizer_may_step_within_the_backward_pass() -> None:
     assert [o.steps for o in report.observation.stepped.optimizers] == [(1, 1, 1)] * 4
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
     assert all(list(p._post_accumulate_grad_hooks.values()) == [take] for p in own)
-    for hook in hooks:
-        hook.remove()
 
 
 class Trainer:
@@ -197,8 +189,7 @@ def test_methods_partials_and_objects_are_steps() -> None:
         return factor * usual(model, optimizer, batch)
 
     for form in (trainer.step, functools.partial(scaled, factor=1.0), trainer):
-        report = ran(form)
-        assert report.healthy, str(report)
+        assert objections(ran(form)) == {}
     assert trainer.calls == 0
 
 
@@ -209,26 +200,21 @@ class Out:
         self.loss = loss
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        lambda loss: loss.item(),
-        lambda loss: loss.detach().numpy(),
-        lambda loss: {"loss": loss, "accuracy": torch.tensor([1.0, 2.0])},
-        lambda loss: {"a": loss / 2, "b": loss.item() / 2},
-        lambda loss: (loss / 4, 3 * loss / 4),
-        Out,
-        lambda loss: loss.reshape(1),
-    ],
-    ids=["float", "numpy", "mapping", "losses", "tuple", "object", "one-value"],
-)
-def test_losses_of_many_forms(form: Callable[[Tensor], Any]) -> None:
+FORMS: dict[str, Callable[[Tensor], Any]] = {
+    "float": lambda loss: loss.item(),
+    "numpy": lambda loss: loss.detach().numpy(),
+    "mapping": lambda loss: {"loss": loss, "accuracy": torch.tensor([1.0, 2.0])},
+    "losses": lambda loss: {"a": loss / 2, "b": loss.item() / 2},
+    "tuple": lambda loss: (loss / 4, 3 * loss / 4),
+    "object": Out,
+    "one value": lambda loss: loss.reshape(1),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_losses_of_many_forms(form: str) -> None:
     """All say the same number."""
-
-    def step(model: Any, optimizer: Any, batch: Any) -> Any:
-        return form(usual(model, optimizer, batch))
-
-    report = ran(step)
+    report = ran(lambda *given: FORMS[form](usual(*given)))
     assert report.observation.stepped.losses == pytest.approx((1.1119, 1.0955, 1.0806), abs=0.2)
     assert report.observation.stepped.slope.factor == pytest.approx(1.0, abs=0.01)
     assert report.healthy, str(report)
@@ -250,7 +236,7 @@ def test_the_usual_step_inspects_the_batch_too() -> None:
     frozen = net()
     frozen.into.weight.data.zero_()
     found = Inspector(frozen).run_step(optimizer=sgd(frozen), inputs=X, target=Y, loss=loss)
-    assert "initial_weights" in {v.check for v in found.violations}
+    assert "initial_weights" in objections(found)
     optimizers = {"body": sgd(model.into), "head": sgd(model.out)}
     named = inspector.run_step(
         optimizer=optimizers, inputs={"x": X}, target=Y, loss={"a": loss, "b": loss}
@@ -259,7 +245,7 @@ def test_the_usual_step_inspects_the_batch_too() -> None:
 
 
 def test_resuming_a_schedule_needs_it_in_restore() -> None:
-    """What moves the rate and is not saved is found; named in `restore` it is saved."""
+    """What moves the rate is saved where it is named in `restore`."""
     model = net()
     optimizer = sgd(model)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1.0 / (1 + n))
@@ -275,7 +261,7 @@ def test_resuming_a_schedule_needs_it_in_restore() -> None:
 
 def test_overfitting_one_batch() -> None:
     """A step that learns, one that learns too little to tell, one that does not."""
-    found = []
+    verdicts = []
     for rate in (1.0, 0.05, 1e-5):
         model = net()
         report = ran(usual, model, sgd(model, rate), overfit=40)
@@ -283,5 +269,151 @@ def test_overfitting_one_batch() -> None:
         assert first == report.observation.stepped.losses[0]
         assert best < first
         assert call > 30
-        found.append(report.verdict)
-    assert found == ["healthy", "inconclusive", "unhealthy"]
+        verdicts.append(report.verdict)
+    assert verdicts == ["healthy", "inconclusive", "unhealthy"]
+
+
+# ---- the slope of the loss
+
+
+def analytic(model: nn.Module) -> float:
+    """Return the norm of the gradient by autograd."""
+    gradients = torch.autograd.grad(entropy(model, (X, Y)), list(model.parameters()))
+    return math.sqrt(sum(float(g.double().square().sum()) for g in gradients))
+
+
+def stepping(scale: float = 1.0, clip: float = math.inf) -> Callable[[Any, Any, Any], Tensor]:
+    """Return a step that descends so many times its loss, with gradients of so much length."""
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        optimizer.zero_grad()
+        loss = entropy(model, batch)
+        (scale * loss).backward()
+        if clip < math.inf:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def test_the_slope_is_that_of_autograd() -> None:
+    """Gradient norm and slope, each against autograd; the losses against plain steps."""
+    model = net()
+    report = ran(usual, model)
+    slope = report.observation.stepped.slope
+    assert slope.gradient == pytest.approx(analytic(model), rel=1e-5)
+    assert slope.slope == pytest.approx(analytic(model), rel=2e-3)
+    assert slope.added == pytest.approx(slope.gradient)
+    optimizer = sgd(model)
+    losses = [usual(model, optimizer, (X, Y)).item() for _ in range(3)]
+    assert report.observation.stepped.losses == pytest.approx(losses)
+
+
+@pytest.mark.parametrize(
+    ("scale", "settings", "grade"),
+    [
+        (1024.0, {}, "fail"),
+        (64.0, {}, "warn"),
+        (64.0, {"max_gradient_factor": 50.0}, "fail"),
+        (64.0, {"skip_checks": ["gradient_factor"]}, None),
+        (1.2, {}, None),
+        (0.25, {}, "warn"),
+    ],
+)
+def test_a_scale_is_the_factor(scale: float, settings: dict[str, Any], grade: str | None) -> None:
+    """In the limits it only warns, and near 1 nothing is said."""
+    model = net()
+    report = ran(stepping(scale), model, sgd(model, 1e-4), settings=settings)
+    assert report.observation.stepped.slope.factor == pytest.approx(scale, rel=2e-3)
+    assert objections(report).get("gradient_factor") == grade
+    found = [v for v in (*report.violations, *report.warnings) if v.check == "gradient_factor"]
+    assert all(v.value == pytest.approx(scale, rel=2e-3) for v in found)
+
+
+def test_a_clipped_gradient_is_no_fault() -> None:
+    """Its factor is the clip's, and what backward passes left is the slope."""
+    model = net()
+    report = ran(stepping(clip=0.05), model)
+    slope = report.observation.stepped.slope
+    assert slope.factor == pytest.approx(0.05 / analytic(model), rel=2e-3)
+    assert slope.added == pytest.approx(analytic(model), rel=1e-4)
+    assert objections(report) == {}
+
+
+def noise(model: Any, optimizer: Any, batch: Any) -> float:
+    """Return a loss of noise."""
+    usual(model, optimizer, batch)
+    with torch.no_grad():
+        moved = model.into.weight.sum() * 1e6
+    return float(moved.sin() + moved.cos())
+
+
+def two(model: Any, optimizers: Any, batch: Any) -> Tensor:
+    """Descend several losses by several optimizers."""
+    return sum(usual(model, one, batch) for one in optimizers)
+
+
+def test_what_cannot_be_measured_is_not_told() -> None:
+    """A loss of noise, several losses of several optimizers."""
+    model = net()
+    for step, optimizers in ((noise, sgd(model)), (two, (sgd(model.into), sgd(model.out)))):
+        assert ran(step, model, optimizers).observation.stepped.slope is None
+
+
+# ---- what corpus and pairs do not say
+
+
+@pytest.mark.parametrize("kind", [list, dict, collections.deque])
+def test_any_container_that_keeps_graphs_is_named(kind: Any) -> None:
+    """One that is replaced in each call keeps no more."""
+    history, last = kind(), [0.0]
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        last[0] = loss = usual(model, optimizer, batch)
+        if kind is dict:
+            history[len(history)] = loss
+        else:
+            history.append(loss)
+        return loss
+
+    report = ran(step)
+    assert objections(report) == {"later_calls": "fail"}
+    assert "history grows by a tensor with its graph" in report.violations[0].message
+    assert len(history) == 0
+
+
+def remembering() -> Callable[[Any, Any, Any], Tensor]:
+    """Return a step that draws noise in its first call, and takes it in all."""
+    noise: dict[str, Tensor] = {}
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        added = noise["first"] if noise else noise.setdefault("first", torch.randn(X.shape))
+        return usual(model, optimizer, (batch[0] + added, batch[1]))
+
+    return step
+
+
+def cut(model: Any, optimizer: Any, batch: Any) -> Tensor:
+    """Take a half of the outputs for the loss: labels may be missing, or not be trusted yet."""
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(batch[0])[:8], batch[1][:8])
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (remembering(), {}),
+        (cut, {"batch_influence": "warn"}),
+        (stepping(0.0), {"parameter_updates": "fail"}),
+    ],
+    ids=["noise of the first call", "half of the outputs", "all gradients zero"],
+)
+def test_each_fault_is_said_once_and_what_looks_like_one_is_none(
+    step: Any, expected: dict[str, str]
+) -> None:
+    """Random numbers of one call are no seed; where the model ran on all samples, it warns."""
+    assert objections(ran(step)) == expected

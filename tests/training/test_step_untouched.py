@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
-import copy
+import gc
 import itertools
 import random
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +19,13 @@ from torch import Tensor, nn
 from torch.optim import optimizer as optimizers
 from torch.optim.swa_utils import AveragedModel
 
-from pytest_modelhealth import Inspector
-from tests.training.steps import X, Y, net, sgd, usual
+from pytest_modelhealth import HealthReport, Inspector
+from pytest_modelhealth.training.stepping.watching import Call, Watch
+from tests.capture.oracle import changes, fingerprint, frozen
+from tests.training.steps import X, Y, net, objections, ran, sgd, usual
+
+COUNT = 0
+LOG: list[int] = []
 
 
 class Remembering(nn.Module):
@@ -89,64 +96,26 @@ class Scene:
 
         return step
 
+    def run(self, batch: Any = (X, Y), **arguments: Any) -> HealthReport:
+        """Run the step."""
+        rest = self.scaler, self.schedule
+        inspector = Inspector(self.model)
+        return inspector.run_step(self.step, self.optimizer, batch, restore=rest, **arguments)
+
     def look(self) -> dict[str, Any]:
-        """Return copies of all there is, and the identity of what must stay the same object."""
-        model, optimizer = self.model, self.optimizer
-        seen: dict[str, Any] = {}
-        for name, p in (*model.named_parameters(), *self.average.named_parameters(prefix="ema")):
-            seen[name] = p.detach().clone()
-            seen[f"{name} is"] = (id(p), p.data_ptr(), p.requires_grad, id(p.grad))
-            seen[f"{name} grad"] = None if p.grad is None else p.grad.clone()
-            seen[f"{name} hooks"] = _hooks(p._backward_hooks), _hooks(p._post_accumulate_grad_hooks)
-        for name, b in (*model.named_buffers(), *self.average.named_buffers(prefix="ema")):
-            seen[f"buffer {name}"] = (b.clone(), id(b))
-        for name, module in model.named_modules():
-            seen[f"module {name}"] = (
-                module.training,
-                *(list(hooks) for key, hooks in sorted(vars(module).items()) if "hooks" in key),
-            )
-        seen["attributes"] = (model.count, list(model.kept), id(model.kept), id(model.last))
-        seen["named"] = (model.by_name["a"].clone(), id(model.by_name))
-        seen["state"] = copy.deepcopy(optimizer.state_dict())
-        seen["state is"] = [
-            (id(p), [id(v) for v in kept.values()]) for p, kept in optimizer.state.items()
-        ]
-        seen["groups are"] = [(id(g), [id(p) for p in g["params"]]) for g in optimizer.param_groups]
-        seen["optimizer hooks"] = [
-            list(hooks) for key, hooks in sorted(vars(optimizer).items()) if "hooks" in key
-        ]
-        seen["schedule"] = copy.deepcopy(self.schedule.state_dict())
-        seen["scaler"] = self.scaler.state_dict()
-        seen["log"] = (list(self.log), id(self.log), self.calls)
-        seen["draws"] = self.draws.get_state()
-        seen["random"] = (torch.get_rng_state(), random.getstate(), np.random.get_state())
-        seen["global hooks"] = [
-            list(hooks) for key, hooks in sorted(vars(optimizers).items())
-            if key.startswith("_global_optimizer") and isinstance(hooks, dict)
-        ]  # fmt: skip
-        return seen
-
-
-def _hooks(hooks: Any) -> Any:
-    return None if hooks is None else list(hooks.items())
-
-
-def equal(a: Any, b: Any) -> bool:
-    """Whether two looks at a thing show the same, bit for bit."""
-    if isinstance(a, Tensor):
-        return isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, np.ndarray):
-        return bool((a == b).all())
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
-    return bool(a == b)
-
-
-def changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Return what is not as it was."""
-    return [key for key in {**before, **after} if not equal(before.get(key), after.get(key))]
+        """Return all there is in comparable form, and the identity of what must stay the same."""
+        model = self.model
+        held = {
+            "optimizer": vars(self.optimizer),
+            "schedule": self.schedule.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "torch": {k: v for k, v in vars(optimizers).items() if k.startswith("_global_opt")},
+            "log": [*self.log, self.calls, self.draws],
+            "same": [id(one) for one in (self.log, model.kept, model.by_name, model.last)],
+            "memory": [p.data_ptr() for p in (*model.parameters(), *self.average.parameters())],
+        }
+        seen = fingerprint(nn.ModuleDict({"model": model, "average": self.average}), ())
+        return seen | {name: frozen(value) for name, value in held.items()}
 
 
 class OwnError(Exception):
@@ -170,14 +139,12 @@ def test_everything_is_put_back() -> None:
     A second run says the same, as it begins where the first did.
     """
     scene = Scene()
-    inspector, rest = Inspector(scene.model), (scene.scaler, scene.schedule)
     before, batch = scene.look(), (X.clone(), Y.clone())
-    arguments = (scene.step, scene.optimizer, batch)
-    report = inspector.run_step(*arguments, restore=rest, overfit=3, resume=True)
-    assert changed(before, scene.look()) == []
+    report = scene.run(batch, overfit=3, resume=True)
+    assert changes(before, scene.look()) == []
     assert torch.equal(batch[0], X)
-    again = inspector.run_step(*arguments, restore=rest)
-    assert changed(before, scene.look()) == []
+    again = scene.run()
+    assert changes(before, scene.look()) == []
     stepped = report.observation.stepped
     assert stepped.losses == again.observation.stepped.losses
     assert stepped.parameters == again.observation.stepped.parameters
@@ -185,7 +152,8 @@ def test_everything_is_put_back() -> None:
     for hook in scene.hooks:
         hook.remove()
     scene.step(scene.model, scene.optimizer, batch)
-    assert "into.weight" in changed(before, scene.look())  # it would show
+    shown = {"model.into:_parameters", "average.module.into:_parameters", "optimizer", "schedule"}
+    assert {*shown, "scaler", "log"} <= {*changes(before, scene.look())}  # it would show
 
 
 @pytest.mark.parametrize(
@@ -197,24 +165,21 @@ def test_an_exception_passes_and_leaves_everything_as_it_was(
 ) -> None:
     """The user's in the first call; Ctrl-C there, later, and in a call on changed weights."""
     scene = Scene(raising(error, since))
-    rest = (scene.scaler, scene.schedule)
     before = scene.look()
     with pytest.raises(type(error)) as caught:
-        Inspector(scene.model).run_step(scene.step, scene.optimizer, (X, Y), restore=rest)
+        scene.run()
     assert caught.value is error
-    assert changed(before, scene.look()) == []
+    assert changes(before, scene.look()) == []
     scene.fails = lambda: None
-    assert Inspector(scene.model).run_step(scene.step, scene.optimizer, (X, Y), restore=rest)
+    assert scene.run()
 
 
 def test_what_later_calls_raise_is_a_finding() -> None:
     """Nothing is raised then; the report says so, and all is as it was."""
     scene = Scene(raising(OwnError("later"), 2))
     before = scene.look()
-    report = Inspector(scene.model).run_step(
-        scene.step, scene.optimizer, (X, Y), restore=(scene.scaler, scene.schedule)
-    )
-    assert changed(before, scene.look()) == []
+    report = scene.run()
+    assert changes(before, scene.look()) == []
     assert "call 2 of the step raises OwnError: later" in str(report)
     assert len(report.observation.stepped.losses) == 1
 
@@ -262,8 +227,7 @@ def test_precision_that_was_set_for_one_backend_is_put_back() -> None:
 
     before, matmul.fp32_precision = matmul.fp32_precision, "tf32"
     try:
-        model = net()
-        Inspector(model).run_step(step, sgd(model), (X, Y))
+        ran(step)
         assert matmul.fp32_precision == "tf32"
     finally:
         matmul.fp32_precision = before
@@ -296,3 +260,106 @@ def test_what_a_step_freezes_replaces_and_fills_is_put_back() -> None:
     assert all(p.requires_grad and p.grad is None for p in held)
     assert (len(optimizer.param_groups), optimizer.param_groups[0]["lr"]) == (1, 0.1)
     assert not optimizer.state
+
+
+def test_what_a_step_leads_to_is_put_back() -> None:
+    """Variables that it assigns to, containers of every kind, arrays and generators."""
+    number, hidden = 0, torch.zeros(2)
+    first = hidden
+    bank = collections.deque([1, 2], maxlen=3)
+    counter, kept = collections.Counter("aab"), types.SimpleNamespace(n=0)
+    pairs: list[Any] = [{"n": 0}, ({"n": 0},)]
+    array, numbers, own = np.ones(3), np.random.default_rng(0), random.Random(0)
+
+    def change() -> None:
+        nonlocal number, hidden
+        global COUNT
+        number, hidden, COUNT = number + 1, hidden + 1.0, COUNT + 1
+        bank.append(3)
+        counter["a"] += 1
+        kept.n += 1
+        pairs[0]["n"] += 1
+        pairs[1][0]["n"] += 1
+        LOG.append(1)
+        array[:] += numbers.random(3) + own.random()
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        change()
+        return usual(model, optimizer, batch)
+
+    ran(step)
+    assert (number, COUNT) == (0, 0)
+    assert hidden is first
+    assert (list(bank), counter, kept.n) == ([1, 2], {"a": 2, "b": 1}, 0)
+    assert pairs == [{"n": 0}, ({"n": 0},)]
+    assert LOG == []
+    assert array.tolist() == [1.0] * 3
+    assert numbers.random() == np.random.default_rng(0).random()
+    assert own.random() == random.Random(0).random()
+
+
+class Wrapper:
+    """Holds an optimizer, as look-ahead and sharpness-aware ones do."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.inner, self.param_groups = optimizer, optimizer.param_groups
+
+    def zero_grad(self) -> None:
+        self.inner.zero_grad()
+
+    def step(self) -> None:
+        self.inner.step()
+
+
+def test_what_lies_within_others_is_put_back() -> None:
+    """Schedules in a list and within others, the state of a wrapped optimizer, hooks."""
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    schedules, wrapper = torch.optim.lr_scheduler, Wrapper(optimizer)
+    parts = [schedules.LinearLR(optimizer, 0.1), schedules.ExponentialLR(optimizer, 0.9)]
+    several = [schedules.SequentialLR(optimizer, parts, [4])]
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        for parameter in model.parameters():
+            parameter.register_hook(lambda gradient: gradient)
+            parameter.register_post_accumulate_grad_hook(lambda _: None)
+        loss = usual(model, optimizer, batch)
+        for one in several:
+            one.step()
+        return loss
+
+    usual(model, wrapper, (X, Y))
+    epochs = [one.last_epoch for one in (*several, *parts)]
+    before = {p: (kept, kept["exp_avg"].clone()) for p, kept in optimizer.state.items()}
+    ran(step, model, wrapper)
+    assert [one.last_epoch for one in (*several, *parts)] == epochs
+    for parameter, (kept, average) in before.items():
+        assert optimizer.state[parameter] is kept
+        assert torch.equal(kept["exp_avg"], average)
+    for parameter in model.parameters():
+        assert not parameter._backward_hooks
+        assert not parameter._post_accumulate_grad_hooks
+
+
+def test_gradients_that_are_switched_off_for_good_are_found_and_switched_on() -> None:
+    """A later call of such a step raises, which is a finding."""
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Tensor:
+        loss = usual(model, optimizer, batch)
+        torch.set_grad_enabled(False)
+        return loss
+
+    assert "later_calls" in objections(ran(step))
+    assert torch.is_grad_enabled()
+
+
+def test_nothing_of_what_was_seen_is_kept() -> None:
+    """No record of a call outlives the run."""
+
+    def kept() -> set[int]:
+        return {id(one) for one in gc.get_objects() if type(one) in (Call, Watch)}
+
+    others = kept()  # the traceback of an exception that another test let pass may hold some
+    ran()
+    gc.collect()
+    assert kept() <= others

@@ -14,9 +14,9 @@ from torch.nn.parameter import is_lazy
 from pytest_modelhealth.capture.costing.meter import Meter
 from pytest_modelhealth.capture.engine import Engine, Request
 from pytest_modelhealth.capture.observing.function_mode import Call
+from pytest_modelhealth.capture.observing.graphs import containers_shown
 from pytest_modelhealth.capture.observing.hooks import Frame, Hooks, observed
 from pytest_modelhealth.capture.observing.layer import Layer
-from pytest_modelhealth.capture.observing.operators import containers_shown
 from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.bare import Beside
@@ -91,6 +91,13 @@ def _shape(tensor: Tensor) -> Shape:
     return tuple((tensor.values() if tensor.is_nested else tensor).shape)
 
 
+_NOTHING = Selection((Rule("*", frozenset()),))
+_NO_HOOKS = (
+    "what autograd saves was not measured: the model calls torch.func or switches the hooks off "
+    "that would tell"
+)
+
+
 def measured(request: Request, run: Callable[[Request, Watch], Observation]) -> Observation:
     """Return what a run saw, which is no number of a tensor, with what it cost.
 
@@ -107,58 +114,39 @@ def measured(request: Request, run: Callable[[Request, Watch], Observation]) -> 
     )
     arguments = Inputs.of(request.inputs)
     batch = find_tensors((arguments.args, arguments.kwargs, request.target))
-    watch = _Watch(batch)
-    try:
-        seen = run(request, watch)
-    except RuntimeError as error:
-        if "saved tensor hooks" not in str(error):
-            raise
-        watch = _Watch(batch, why_not_saved=_NO_HOOKS)
-        seen = run(request, watch)
-    return replace(seen, costs=replace(watch.costs, backward=seen.backward))
-
-
-_NO_HOOKS = (
-    "what autograd saves was not measured: the model calls torch.func or switches the hooks off "
-    "that would tell"
-)
-
-
-_NOTHING = Selection((Rule("*", frozenset()),))
-
-
-class _Watch:
-    """Measures one run; `why_not_saved` says why what autograd saves cannot be seen."""
-
-    def __init__(self, batch: list[Tensor], why_not_saved: str = "") -> None:
-        self.costs = Costs()
-        self._batch = batch
-        self._why_not_saved = why_not_saved
+    costs, why_not_saved = Costs(), ""
 
     @contextmanager
-    def __call__(self, recorder: Recorder) -> Iterator[MeteringHooks]:
-        """Let `recorder` see the layers that run inside, and measure what they cost."""
+    def watch(recorder: Recorder) -> Iterator[MeteringHooks]:
+        nonlocal costs
         hooks = MeteringHooks(recorder)
-        meter = Meter(hooks.metered_layer, sees_saved=not self._why_not_saved)
-        parameters, buffers = recorder.held()
-        held = [*parameters, *buffers]
+        meter = Meter(hooks.metered_layer, sees_saved=not why_not_saved)
+        held = [tensor for own in recorder.held() for _, _, tensor in own]
         # but those that the first forward makes
-        meter.storages.give(tensor for _, _, tensor in held if not is_lazy(tensor))
-        meter.storages.give(self._batch)
+        meter.storages.give([*(tensor for tensor in held if not is_lazy(tensor)), *batch])
         given, on_cuda = meter.storages.given(""), meter.storages.given("cuda")
         cuda_peak = _watch_cuda()
         with eagerly(), observed(recorder, hooks), containers_shown(hooks), meter.running():
             yield hooks
-        self.costs = Costs(
+        costs = Costs(
             layers=_layers(recorder, hooks.forms, meter),
             multiply_adds=meter.multiply_adds.total(),
             saved_bytes=None if meter.saved_bytes is None else meter.saved_bytes.total(),
             held_bytes=given,
             peak_bytes=meter.storages.peak,
             cuda_peak_bytes=None if cuda_peak is None else cuda_peak() + on_cuda,
-            why_not_saved=self._why_not_saved,
+            why_not_saved=why_not_saved,
         )
         meter.storages.forget()
+
+    try:
+        seen = run(request, watch)
+    except RuntimeError as error:
+        if "saved tensor hooks" not in str(error):
+            raise
+        why_not_saved = _NO_HOOKS
+        seen = run(request, watch)
+    return replace(seen, costs=replace(costs, backward=seen.backward))
 
 
 def _watch_cuda() -> Callable[[], int] | None:

@@ -38,7 +38,20 @@ class ExportedEngine(EagerEngine):
         Raises:
             InspectionError: there are several, or it cannot be loaded.
         """
-        return _loaded(model) if _is_file(model) else model
+        if not _is_file(model):
+            return model
+        import torch.export
+
+        if not Path(model).exists():
+            raise InspectionError(f"there is no file {str(model)!r}")
+        try:
+            return torch.export.load(model)
+        except Exception as error:
+            said = " ".join(str(error).split()) or type(error).__name__
+            raise InspectionError(
+                f"torch {torch.__version__} cannot load the exported program in {str(model)!r}: "
+                f"{said}; it must be one that torch.export.save wrote"
+            ) from error
 
     def module(self, model: Any) -> nn.Module:
         """Return the program's modules, with copies of its parameters and buffers."""
@@ -46,8 +59,13 @@ class ExportedEngine(EagerEngine):
             from torch.export import unflatten
 
             unflattened: Any = unflatten(_without_aliases(model))
-            unflattened._ty = _model_class(model)  # torch 2.8 names those of the layers alone
-            _finish(unflattened)
+            # torch 2.8 names the classes of the layers alone
+            stacks = (node.meta.get("nn_module_stack") or {} for node in model.graph.nodes)
+            classes = (kind for stack in stacks for path, kind in stack.values() if not path)
+            unflattened._ty = next(classes, None)
+            for module in unflattened.modules():  # torch leaves some of several names unfinished
+                if "graph" in vars(module) and "graph_module" not in vars(module):
+                    module.finalize()
             _set_modes(unflattened, model.graph.nodes)
             self._unflattened[model] = unflattened
         return self._unflattened[model]
@@ -58,21 +76,6 @@ class ExportedEngine(EagerEngine):
 
 def _is_file(model: object) -> bool:
     return isinstance(model, str | Path) and Path(model).suffix == ".pt2"
-
-
-def _loaded(path: Any) -> Any:
-    import torch.export
-
-    if not Path(path).exists():
-        raise InspectionError(f"there is no file {str(path)!r}")
-    try:
-        return torch.export.load(path)
-    except Exception as error:
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise InspectionError(
-            f"torch {torch.__version__} cannot load the exported program in {str(path)!r}: {said}; "
-            "it must be one that torch.export.save wrote"
-        ) from error
 
 
 def _without_aliases(program: ExportedProgram) -> ExportedProgram:
@@ -108,19 +111,6 @@ def _is_idle_cast(node: fx.Node) -> bool:
 def _layers(node: fx.Node) -> list[str]:
     """Return the keys of the calls of modules that a node is in, the outermost first."""
     return list(node.meta.get("nn_module_stack") or ())
-
-
-def _model_class(program: ExportedProgram) -> str | None:
-    """Return the qualified name of the class that was exported, where the graph knows it."""
-    stacks = (node.meta.get("nn_module_stack") or {} for node in program.graph.nodes)
-    return next((kind for stack in stacks for path, kind in stack.values() if not path), None)
-
-
-def _finish(model: nn.Module) -> None:
-    """Finish the modules that torch leaves unfinished: some of those that have several names."""
-    for module in model.modules():
-        if "graph" in vars(module) and "graph_module" not in vars(module):
-            module.finalize()  # type: ignore[operator]
 
 
 def _set_modes(model: nn.Module, nodes: Iterable[fx.Node]) -> None:

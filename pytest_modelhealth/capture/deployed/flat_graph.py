@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -11,8 +10,7 @@ from torch import Tensor, fx
 
 from pytest_modelhealth.capture.deployed.model import DeployedEngine
 from pytest_modelhealth.capture.deployed.program import Operation, Program, Ran, Runtime, Scope
-from pytest_modelhealth.capture.deployed.settings import of_node
-from pytest_modelhealth.capture.observing.operators import source_line
+from pytest_modelhealth.capture.observing.graphs import source_line
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.capture.step.guard import Guard
 from pytest_modelhealth.capture.step.state import State
@@ -48,7 +46,11 @@ class GraphRuntime(Runtime):
         self.quantises = _quantises(module)
         self._module = module
         self._nodes = list(module.graph.nodes)
-        self._constant = _constants(self._nodes)
+        self._constant: set[fx.Node] = set()  # those that no batch has a part in
+        for node in self._nodes:
+            given = node.all_input_nodes if node.op == "call_function" else ()
+            if node.op == "get_attr" or (given and self._constant.issuperset(given)):
+                self._constant.add(node)
 
     @cached_property
     def program(self) -> Program:
@@ -60,13 +62,17 @@ class GraphRuntime(Runtime):
             type_name=next(roots, "torch.fx.GraphModule"),
             operations=[
                 Operation(
-                    name=_function(node),
+                    name=getattr(node.target, "__name__", node.name).partition(".")[0].strip("_"),
                     scopes=_scopes(node),
                     inputs=tuple(n.name for n in node.all_input_nodes if n not in self._constant),
                     outputs=(node.name,),
                     rounds=_is_quantising(node),
                     source=source_line(node.meta.get("stack_trace")),
-                    settings=of_node(node),
+                    options={
+                        name: value
+                        for name, value in _arguments(node).items()
+                        if type(value) in (bool, int, float, str)
+                    },
                 )
                 for node in self._nodes
                 if node.op == "call_function" and node not in self._constant
@@ -104,8 +110,9 @@ class GraphRuntime(Runtime):
         for node in self._nodes:
             scopes = _scopes(node)
             path = scopes[-1].path if scopes else ""
-            for argument, given in _arguments(node) if path and node not in self._constant else ():
-                if given not in self._constant:
+            is_looked_at = path and node not in self._constant and not _is_quantising(node)
+            for argument, given in _arguments(node).items() if is_looked_at else ():
+                if not isinstance(given, fx.Node) or given not in self._constant:
                     continue
                 with unseen():
                     watched.evaluate(given)
@@ -115,11 +122,6 @@ class GraphRuntime(Runtime):
                     is_buffer = name.startswith("running_")
                     found[is_buffer].setdefault(f"{path}.{name}", watched.values[given.name])
         return found
-
-
-def _function(node: fx.Node) -> str:
-    name = str(getattr(node.target, "__name__", node.name))
-    return name.partition(".")[0].strip("_")
 
 
 class _Watched(fx.Interpreter):
@@ -160,24 +162,12 @@ class _Watched(fx.Interpreter):
         return quantised(whole, scale, zero_point, axis)
 
 
-def _constants(nodes: list[fx.Node]) -> set[fx.Node]:
-    """Return the nodes that no batch has a part in."""
-    found: set[fx.Node] = set()
-    for node in nodes:
-        is_given = node.op == "call_function" and all(n in found for n in node.all_input_nodes)
-        if node.op == "get_attr" or (is_given and node.all_input_nodes):
-            found.add(node)
-    return found
-
-
-def _arguments(node: fx.Node) -> Iterator[tuple[str, fx.Node]]:
-    """Yield the nodes that an operation is called with, by the names of its arguments."""
-    schema = getattr(node.target, "_schema", None)
-    if node.op != "call_function" or schema is None or _is_quantising(node):
-        return
-    for argument, value in zip(schema.arguments, node.args, strict=False):
-        if isinstance(value, fx.Node):
-            yield argument.name, value
+def _arguments(node: fx.Node) -> dict[str, Any]:
+    """Return what an operation is called with by the names of its arguments, left out or not."""
+    declared = getattr(getattr(node.target, "_schema", None), "arguments", ())
+    values = {one.name: one.default_value for one in declared if one.has_default_value()}
+    values |= {one.name: value for one, value in zip(declared, node.args, strict=False)}
+    return values | node.kwargs
 
 
 def _scopes(node: fx.Node) -> tuple[Scope, ...] | None:

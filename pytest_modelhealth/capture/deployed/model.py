@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from pytest_modelhealth.capture.deployed.program import Call, Ran, Runtime, calls_of
+from pytest_modelhealth.capture.deployed.program import Ran, Runtime, calls_of
 from pytest_modelhealth.capture.engine import Engine, Request
 from pytest_modelhealth.capture.observing.hooks import Hooks
 from pytest_modelhealth.capture.observing.layer import Layer
@@ -26,11 +26,7 @@ _WHY_UNBOUNDED = "the graph names layers in it, and not what it takes and gives 
 
 
 class DeployedLayer(nn.Module):
-    """What a file says of one layer: its name, its class by name and its parameters.
-
-    Args:
-        type_name: qualified name of the layer's class.
-    """
+    """What a file says of one layer: the qualified name of its class and its parameters."""
 
     def __init__(self, type_name: str) -> None:
         super().__init__()
@@ -62,13 +58,14 @@ class DeployedModel(DeployedLayer):
             if one.scopes:
                 path = one.scopes[-1].path
                 self._layers[path]._source = self._layers[path]._source or one.source
-        for name, tensor in program.parameters.items():
+        state: dict[str, Tensor] = {**program.buffers}
+        state |= {n: nn.Parameter(p, requires_grad=False) for n, p in program.parameters.items()}
+        for name, tensor in state.items():
             path, _, own = name.rpartition(".")
-            parameter = nn.Parameter(tensor, requires_grad=False)
-            self._layer(path).register_parameter(own, parameter)
-        for name, tensor in program.buffers.items():
-            path, _, own = name.rpartition(".")
-            self._layer(path).register_buffer(own, tensor)
+            if isinstance(tensor, nn.Parameter):
+                self._layer(path).register_parameter(own, tensor)
+            else:
+                self._layer(path).register_buffer(own, tensor)
 
     def _layer(self, path: str, type_name: str = "") -> DeployedLayer:
         """Return a layer, made with those around it if need be."""
@@ -116,33 +113,26 @@ class DeployedModel(DeployedLayer):
         events.sort(key=lambda event: event[:3])
         begun: dict[int, tuple[Layer, Any]] = {}
         for _, is_end, _, call in events:
+            names = call.outputs if is_end else call.inputs
+            tensors = [ran.values[name] for name in names if name in ran.values]
             if not is_end:
-                layer = self._recorded(recorder, ran, call)
-                given = [ran.values[name] for name in call.inputs if name in ran.values]
-                begun[id(call)] = layer, recorder.enter(layer, given)
+                layer = recorder.by_module[self._layers[call.layer]]
+                if call.function:
+                    operation = ran.operations[call.first]
+                    layer = recorder.functional_layer(
+                        layer, call.function, call.number, dict(operation.options)
+                    )
+                    layer.source = layer.source or operation.source
+                begun[id(call)] = layer, recorder.enter(layer, tensors)
                 continue
             layer, inputs = begun[id(call)]
-            returned = [ran.values[name] for name in call.outputs if name in ran.values]
-            returned = list(filter(holds_numbers, returned))
-            entries = []
+            returned, entries = list(filter(holds_numbers, tensors)), []
             recorder.complete(layer)
             for tensor in returned:
                 recorder.note_returned(layer, False)
                 dimension = recorder.unit_dimension(layer.kind, tensor)
                 entries.append(recorder.add_output(layer, tensor, dimension))
             recorder.compare_samples(layer, inputs, returned, entries)
-
-    def _recorded(self, recorder: Recorder, ran: Ran, call: Call) -> Layer:
-        layer = recorder.by_module[self._layers[call.layer]]
-        if not call.function:
-            return layer
-        operation = ran.operations[call.first]
-        options = {
-            n: v for n, v in operation.settings.items() if type(v) in (bool, int, float, str)
-        }
-        function = recorder.functional_layer(layer, call.function, call.number, options)
-        function.source = function.source or operation.source
-        return function
 
 
 class DeployedEngine(Engine):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pytest_modelhealth.capture.deployed.program import Operation, Program, Scope
-from pytest_modelhealth.capture.observing.operators import source_line
+from pytest_modelhealth.capture.observing.graphs import source_line
 from pytest_modelhealth.statistics.dense import quantised
 
 _SCOPES, _CLASSES, _TRACE = (
@@ -62,13 +62,16 @@ def program_of(model: Any, folder: Path | None) -> Program:
     """Return the program of an ``onnx.ModelProto``, whose external data lies in a folder."""
     graph = model.graph
     outputs = [value.name for value in graph.output]
-    said = [_said(node) for node in graph.node]
+    said = [_Said.of(node) for node in graph.node]
     root = next((one.root for one in said if one.root), "")
     said = list(_with_owners(graph, said)) if root else said
     parts: dict[Any, list[Any]] = defaultdict(list)  # nodes by the operation that they are part of
     for at, (node, one) in enumerate(zip(graph.node, said, strict=True)):
         parts[(one.scopes, one.operation or at, one.target)].append((at, node))
-    whole = _before_rounding(graph)
+    whole: dict[str, str] = {}  # what each rounded value was before: that is no end of an operation
+    for node in graph.node:
+        if node.op_type in _ROUNDING:
+            whole |= dict.fromkeys(node.output, whole.get(node.input[0], node.input[0]))
     readings = Counter(
         whole.get(name, name)
         for node in graph.node
@@ -108,16 +111,6 @@ def program_of(model: Any, folder: Path | None) -> Program:
     )
 
 
-def _before_rounding(graph: Any) -> dict[str, str]:
-    """Return what each rounded value was before: rounding within an operation is no end of it."""
-    whole: dict[str, str] = {}
-    for node in graph.node:
-        if node.op_type in _ROUNDING:
-            source = node.input[0]
-            whole |= dict.fromkeys(node.output, whole.get(source, source))
-    return whole
-
-
 class _Said(NamedTuple):
     """What is known of a node: the layers around it, and the operation that it is a part of."""
 
@@ -126,14 +119,23 @@ class _Said(NamedTuple):
     target: str
     root: str
 
-
-def _said(node: Any) -> _Said:
-    """Return what the exporter wrote down of a node."""
-    names, classes = (_list(_metadata(node).get(key)) for key in (_SCOPES, _CLASSES))
-    if not names or len(names) != len(classes):
-        return _Said(None, "", node.op_type, "")
-    scopes = tuple(map(Scope, names[1:-1], classes[1:-1]))
-    return _Said(scopes, names[-1], classes[-1], classes[0])
+    @classmethod
+    def of(cls, node: Any) -> _Said:
+        """Return what the exporter wrote down of a node: lists of words."""
+        lists = []
+        for key in (_SCOPES, _CLASSES):
+            try:
+                words = ast.literal_eval(_metadata(node).get(key, "[]"))
+            except (ValueError, SyntaxError):
+                words = []
+            is_list = isinstance(words, list) and all(isinstance(word, str) for word in words)
+            lists.append(words if is_list else [])
+        names, classes = lists
+        if not names or len(names) != len(classes):
+            return cls(None, "", node.op_type, "")
+        return cls(
+            tuple(map(Scope, names[1:-1], classes[1:-1])), names[-1], classes[-1], classes[0]
+        )
 
 
 def _with_owners(graph: Any, said: list[_Said]) -> Iterator[_Said]:
@@ -162,16 +164,6 @@ def _with_owners(graph: Any, said: list[_Said]) -> Iterator[_Said]:
 def _metadata(proto: Any) -> dict[str, str]:
     """Return what an exporter wrote down of a part of a file."""
     return {entry.key: entry.value for entry in proto.metadata_props}
-
-
-def _list(text: str | None) -> list[str]:
-    """Return the words of a list that was written down; none where it is something else."""
-    try:
-        words = ast.literal_eval(text or "[]")
-    except (ValueError, SyntaxError):
-        return []
-    is_list = isinstance(words, list) and all(isinstance(word, str) for word in words)
-    return words if is_list else []
 
 
 def _state(

@@ -14,8 +14,6 @@ from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.layers import FUNCTIONAL_LAYERS
 
 _FUNCTIONS = frozenset(FUNCTIONAL_LAYERS.values())
-_GIVEN = -1
-"""The place of an operation that made what the batch gives: there is none."""
 
 
 class Scope(NamedTuple):
@@ -44,7 +42,7 @@ class Operation:
         outputs: names of the values that it makes.
         rounds: whether what it makes is what it takes, rounded.
         source: ``path:line`` of the user's code that it comes from, ``""`` where that is not known.
-        settings: what it is called with besides tensors, by torch's names for it.
+        options: what it is called with besides tensors, by torch's names for it.
     """
 
     name: str
@@ -53,7 +51,7 @@ class Operation:
     outputs: tuple[str, ...]
     rounds: bool = False
     source: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -160,7 +158,9 @@ class _Calls:
 
     def __init__(self, ran: Ran) -> None:
         self._operations = ran.operations
-        self._makers: dict[str, int] = dict.fromkeys(ran.inputs, _GIVEN)
+        self._scopes = [one.scopes or () for one in ran.operations]
+        # the place of what made each value; the batch gives those that nothing made
+        self._makers: dict[str, int | None] = dict.fromkeys(ran.inputs)
         self._before: dict[str, str] = {}  # what each value was before it was rounded
         self._rounded: dict[str, str] = {}  # and what it became
         self._readers: dict[str, list[int]] = defaultdict(list)
@@ -182,35 +182,30 @@ class _Calls:
     def _origin(self, name: str) -> str:
         return self._before.get(name, name)
 
-    def _scopes(self, at: int) -> tuple[Scope, ...]:
-        return self._operations[at].scopes or ()
-
     def inside(self, places: Sequence[int], around: str, depth: int) -> Iterator[Call]:
         """Yield the calls that one call of a layer makes, which has `depth` others around it."""
         of_scope: dict[Scope, list[list[int]]] = {}
         counts = Counter[str]()
         previous = None
         for at in places:
-            scope = self._scopes(at)[depth] if len(self._scopes(at)) > depth else None
-            if scope is None:
-                yield from self._function(at, around, depth, counts)
-            elif scope == previous:
-                of_scope[scope][-1].append(at)
-            else:
-                of_scope.setdefault(scope, []).append([at])
+            one, scopes = self._operations[at], self._scopes[at]
+            scope = scopes[depth] if len(scopes) > depth else None
+            if scope is not None:
+                runs = of_scope.setdefault(scope, [])
+                if scope != previous:
+                    runs.append([])
+                runs[-1].append(at)
+            elif one.name in _FUNCTIONS and not (
+                scopes and scopes[-1].type_name.startswith("torch.")
+            ):
+                number, inputs = counts[one.name], self._taken([at])
+                yield Call(around, depth, at, at, inputs, one.outputs, one.name, number)
+                counts[one.name] += 1
             previous = scope
         for scope, runs in of_scope.items():
             for call in self._told_apart(scope, runs, depth + 1):
                 yield self._call(scope, call, depth)
                 yield from self.inside(call, scope.path, depth + 1)
-
-    def _function(self, at: int, around: str, depth: int, counts: Counter[str]) -> Iterator[Call]:
-        one = self._operations[at]
-        scopes = self._scopes(at)
-        if one.name in _FUNCTIONS and not (scopes and scopes[-1].type_name.startswith("torch.")):
-            inputs = self._taken([at])
-            yield Call(around, depth, at, at, inputs, one.outputs, one.name, counts[one.name])
-            counts[one.name] += 1
 
     def _told_apart(
         self, scope: Scope, runs: Sequence[list[int]], depth: int
@@ -222,10 +217,10 @@ class _Calls:
         of the user's own layer may do one thing twice.
         """
 
-        def written(run: list[int]) -> list[tuple[object, ...]]:
-            return [(self._scopes(at)[depth:], self._operations[at].name) for at in run]
+        def written(run: list[int]) -> list[tuple[tuple[Scope, ...], str]]:
+            return [(self._scopes[at][depth:], self._operations[at].name) for at in run]
 
-        if len({tuple(written(run)) for run in runs}) > 1:
+        if any(written(run) != written(runs[0]) for run in runs):
             runs = [[at for run in runs for at in run]]
         for run in runs:
             whole, size = written(run), len(run)
@@ -235,24 +230,27 @@ class _Calls:
             yield from (run[at : at + size] for at in range(0, len(run), size))
 
     def _call(self, scope: Scope, places: list[int], depth: int) -> Call:
-        inside, inputs = set(places), self._taken(places)
-        operations = [self._operations[at] for at in places]
-        outputs = tuple(
-            name
-            for one in operations
-            for name in one.outputs
-            if self._is_used(self._origin(name), inside)
-        )
-        if any(len(self._scopes(at)) > depth + 1 for at in places):
+        inputs, operations = self._taken(places), [self._operations[at] for at in places]
+        inside = set(places)
+
+        def is_used(name: str) -> bool:
+            return name in self._returned or any(
+                at not in inside and self._operations[at].scopes is not None
+                for at in self._readers[name]
+            )
+
+        made = [name for one in operations for name in one.outputs]
+        outputs = tuple(name for name in made if is_used(self._origin(name)))
+        last = operations[-1].outputs
+        if any(len(self._scopes[at]) > depth + 1 for at in places):
             # rounding may stand for an activation that ended a layer with others in it; where
             # operations of no known layer read what it gives last, it may go on with these
-            last = operations[-1].outputs
             readers = (self._operations[at] for name in last for at in self._readers[name])
             goes_on = any(one.scopes is None and not one.rounds for one in readers)
             is_ended = not goes_on or any(name in outputs for name in last)
             outputs = tuple(self._rounded.get(name, name) for name in outputs if is_ended)
         elif not outputs and (inputs or scope.type_name.startswith("torch.")):
-            outputs = operations[-1].outputs  # what reads it lies in no layer that is known
+            outputs = last  # what reads it lies in no layer that is known
         return Call(scope.path, depth, places[0], places[-1], inputs, outputs)
 
     def _taken(self, places: Sequence[int]) -> tuple[str, ...]:
@@ -261,11 +259,5 @@ class _Calls:
         names = dict.fromkeys(name for at in places for name in self._operations[at].inputs)
         taken = [n for n in names if n in self._makers and self._origin(n) not in made]
         makers = [self._makers[self._origin(name)] for name in taken]
-        is_known = all(at == _GIVEN or self._operations[at].scopes is not None for at in makers)
+        is_known = all(at is None or self._operations[at].scopes is not None for at in makers)
         return tuple(taken) if is_known else ()
-
-    def _is_used(self, name: str, inside: set[int]) -> bool:
-        return name in self._returned or any(
-            at not in inside and self._operations[at].scopes is not None
-            for at in self._readers[name]
-        )

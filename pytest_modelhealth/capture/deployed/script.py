@@ -147,14 +147,20 @@ class _Layers:
             names = name.split(".")
             around = (".".join(names[:end]) for end in range(1, len(names) + 1))
             called = [path for path in around if has_forward(modules[path])]
-            parts = ((path.rpartition(".")[2], _short(self.classes[path])) for path in called)
+            parts = (
+                (path.rpartition(".")[2], self.classes[path].rpartition(".")[2]) for path in called
+            )
             self._paths[tuple(parts)].append(name)
 
     def around(self, node: Any, name: str) -> tuple[Scope, ...] | None:
         """Return the layers around an operation; ``None`` where they are not known."""
         held = [value.node() for value in node.inputs() if value.node().kind() in _HELD]
-        if self.are_gone:
-            return self._by_function(name, any(map(_is_weight, held)))
+        if self.are_gone:  # an operation with weights is the layer; any other is of the model
+            if not any("Tensor" in str(one.output().type()) for one in held):
+                return ()
+            number = self._counts[name]
+            self._counts[name] += 1
+            return (Scope(f"{name}_{number}" if number else name, f"torch.{name}"),)
         said = re.findall(r"([\w.]+)\(([\w.]*)\)", node.getModuleHierarchy())
         parts = [(own.lstrip("."), kind) for own, kind in said]
         parts = [part for part in parts if part[0] not in ("SELF", "UNKNOWN_INSTANCE")]
@@ -169,14 +175,6 @@ class _Layers:
         around = [".".join(names[:end]) for end in range(1, len(names) + 1)]
         known = {path for found in self._paths.values() for path in found}
         return tuple(Scope(path, self.classes[path]) for path in around if path in known)
-
-    def _by_function(self, name: str, has_weights: bool) -> tuple[Scope, ...]:
-        """Return an operation with weights as the layer that it is; of any other, the model."""
-        if not has_weights:
-            return ()
-        number = self._counts[name]
-        self._counts[name] += 1
-        return (Scope(f"{name}_{number}" if number else name, f"torch.{name}"),)
 
 
 class _Run:
@@ -271,11 +269,6 @@ def _is_tensor(value: Any) -> bool:
     return bool(value.type().kind() == "TensorType")
 
 
-def _is_weight(node: Any) -> bool:
-    """Whether a node gives a tensor of the model's own, rather than a setting."""
-    return "Tensor" in str(node.output().type())
-
-
 def _path_of(node: Any) -> str:
     """Return the full name of an attribute that a node reads of the script or its layers."""
     if node.kind() != "prim::GetAttr":
@@ -286,10 +279,6 @@ def _path_of(node: Any) -> str:
 def _class_name(script: Any) -> str:
     """Return the qualified name of the class that a script was made of."""
     return _MANGLED.sub("", script._c._type().qualified_name())
-
-
-def _short(name: str) -> str:
-    return name.rpartition(".")[2]
 
 
 class ScriptEngine(DeployedEngine):

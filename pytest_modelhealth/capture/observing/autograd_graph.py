@@ -18,7 +18,9 @@ _CHOOSES = {"maximum": 1, "minimum": -1}
 """Which sign the larger or the smaller of two values has if one of them has."""
 
 _MOST_NODES = 20_000
+_MOST_VALUES = 1 << 20
 _DEEPEST = 100
+_NEAR = 40
 
 
 class Origin(NamedTuple):
@@ -36,29 +38,25 @@ def origin(tensor: Tensor) -> Origin:
     """Return what made `tensor`: ``softmax``, ``sigmoid``; nothing where it has no graph."""
     node: Any = tensor.grad_fn
     moved, clamped = False, None
-    while node is not None and operation(node) in having("view", "index", "clamp"):
-        clamped = clamped or _bounds(node)
-        moved = moved or operation(node) not in having("copy")
+    while node is not None:
+        name = operation(node)
+        if clamped is None and name in having("clamp"):  # one by numbers, not by tensors
+            low = getattr(node, "_saved_min", getattr(node, "_saved_min_val", None))
+            high = getattr(node, "_saved_max", getattr(node, "_saved_max_val", None))
+            low, high = (end if isinstance(end, int | float) else None for end in (low, high))
+            clamped = None if low is None and high is None else (low, high)
+        if name not in having("view", "index", "clamp"):
+            break
+        moved = moved or name not in having("copy")
         node = node.next_functions[0][0] if node.next_functions else None
     if node is None:
         return Origin(clamped=clamped)
-    clamped = clamped or _bounds(node)
     dimension = getattr(node, "_saved_dim", None)
     if moved or not isinstance(dimension, int):
         return Origin(operation(node), clamped=clamped)
     if dimension >= 1 << 63:  # stored without a sign
         dimension -= 1 << 64
     return Origin(operation(node), dimension % max(tensor.ndim, 1), clamped)
-
-
-def _bounds(node: Any) -> tuple[float | None, float | None] | None:
-    """Return the bounds of a clamp by numbers; ``None`` where a node is no such."""
-    if operation(node) not in having("clamp"):
-        return None
-    low = getattr(node, "_saved_min", getattr(node, "_saved_min_val", None))
-    high = getattr(node, "_saved_max", getattr(node, "_saved_max_val", None))
-    low, high = (end if isinstance(end, int | float) else None for end in (low, high))
-    return None if low is None and high is None else (low, high)
 
 
 def are_cosines(tensor: Tensor) -> bool:
@@ -137,7 +135,7 @@ def loss_path(loss: Tensor, outputs: Iterable[Any]) -> LossPath:
     return LossPath(
         operations=tuple(dict.fromkeys(operation(node) for node in nodes)),
         reaches_output=loss.grad_fn in ends or not ends.isdisjoint(following),
-        sign=_Signs(ends).of(loss.grad_fn),
+        sign=_sign(loss.grad_fn, dict.fromkeys((None, *ends), 0)),
         switched_off=any(_is_switch(node) for node in nodes),
     )
 
@@ -148,40 +146,34 @@ def sign_of(loss: Tensor) -> int:
     The graph may have been gone back through already: it then knows less.
     """
     try:
-        return 0 if loss.grad_fn is None else _Signs(set()).of(loss.grad_fn)
+        return _sign(loss.grad_fn, {None: 0})
     except RuntimeError:  # what a node saved is gone
         return 0
 
 
 def is_made_by_a_loss(loss: Tensor) -> bool:
-    """Whether a number is made by one of torch's loss functions, which are to be made small."""
+    """Whether a number is made by one of torch's loss functions, which are to be made small.
+
+    Between the two lie sums, weights and means.
+    """
     return any(operation(node) in having("loss") for node in walk([loss.grad_fn], most=_NEAR))
 
 
-_NEAR = 40
-"""Nodes between a number and the loss function that made it: sums, weights, means."""
-
-
 def _is_switch(node: Any) -> bool:
-    """Whether this multiplies what has a graph by zeros that have none."""
+    """Whether this multiplies what has a graph by zeros that have none.
+
+    A factor on another device is not waited for.
+    """
     if operation(node) != "mul":
         return False
-    factors = ("_saved_other", "_saved_self")
-    return any(
-        following is not None and _is_zero(getattr(node, other, None))
-        for (following, _), other in zip(node.next_functions, factors, strict=False)
-    )
-
-
-def _is_zero(factor: Any) -> bool:
-    """Whether a number or a mask is zero; one on another device is not waited for."""
-    if not isinstance(factor, Tensor):
-        return isinstance(factor, int | float) and factor == 0
-    is_known = not factor.requires_grad and factor.device.type == "cpu"
-    return is_known and 0 < factor.numel() <= _MOST_VALUES and not bool(factor.any())
-
-
-_MOST_VALUES = 1 << 20
+    for (following, _), other in zip(node.next_functions, ("other", "self"), strict=False):
+        factor: Any = None if following is None else getattr(node, f"_saved_{other}", None)
+        if isinstance(factor, int | float) and factor == 0:
+            return True
+        is_known = isinstance(factor, Tensor) and factor.is_cpu and not factor.requires_grad
+        if is_known and 0 < factor.numel() <= _MOST_VALUES and not factor.any():
+            return True
+    return False
 
 
 def walk(roots: Iterable[Any], ends: Set[Any] = frozenset(), most: int = sys.maxsize) -> list[Any]:
@@ -199,62 +191,56 @@ def walk(roots: Iterable[Any], ends: Set[Any] = frozenset(), most: int = sys.max
     return nodes
 
 
-class _Signs:
-    """The sign that each node must have: 1 never negative, -1 never positive, 0 unknown."""
+# The sign that a node must have: 1 never negative, -1 never positive, 0 unknown.
 
-    def __init__(self, ends: set[Any]) -> None:
-        self._known: dict[Any, int] = dict.fromkeys((None, *ends), 0)
 
-    def of(self, node: Any, depth: int = 0) -> int:
-        """Return the sign of `node`."""
-        if node not in self._known:
-            self._known[node] = 0 if depth > _DEEPEST else self._derived(node, depth)
-        return self._known[node]
+def _sign(node: Any, known: dict[Any, int], depth: int = 0) -> int:
+    if node not in known:
+        known[node] = 0
+        if depth <= _DEEPEST:
+            known[node] = _derived_sign(node, known, depth)
+    return known[node]
 
-    def _derived(self, node: Any, depth: int) -> int:
-        name = operation(node)
-        if name in having("never_negative") or (name == "pow" and _is_even(node)):
-            return 1
-        if name in having("never_positive"):
-            return -1
-        below = [following for following, _ in node.next_functions]
-        if name in _CHOOSES:
-            return self._chosen(name, below, depth)
-        signs = {self.of(following, depth + 1) for following in below}
-        if len(signs) != 1:
-            signs = {self.of(below[0], depth + 1)} if below and _is_scaling(node) else {0}
-        (sign,) = signs
-        if name in having("view", "keeps_sign") or (name == "add" and len(below) == 2):
-            return sign
-        if name in having("turns_sign"):
-            return -sign
-        return sign * _factor_sign(node) if _is_scaling(node) else 0
 
-    def _chosen(self, name: str, below: list[Any], depth: int) -> int:
-        """Return the sign of the larger or the smaller of two values.
+def _derived_sign(node: Any, known: dict[Any, int], depth: int) -> int:
+    name, exponent = operation(node), getattr(node, "_saved_exponent", None)
+    is_even = name == "pow" and isinstance(exponent, int | float) and exponent % 2 == 0
+    if name in having("never_negative") or is_even:
+        return 1
+    if name in having("never_positive"):
+        return -1
+    below = [following for following, _ in node.next_functions]
+    keeps = name in having("view", "keeps_sign") or (name == "add" and len(below) == 2)
+    if not (keeps or name in having("turns_sign") or name in _CHOOSES or _is_scaling(node)):
+        return 0
+    signs = [_sign(following, known, depth + 1) for following in below]
+    if name in _CHOOSES:
+        return _chosen_sign(_CHOOSES[name], below, signs)
+    if _is_scaling(node):
+        return signs[0] * _factor_sign(node)
+    if len(set(signs)) != 1:
+        return 0
+    return signs[0] if keeps else -signs[0]
 
-        One bound from the right side is enough; of two opposite multiples of one value, one is
-        never negative and one never positive.
-        """
-        wanted = _CHOOSES[name]
-        if wanted in [self.of(following, depth + 1) for following in below]:
-            return wanted
-        if not all(following is not None and _is_scaling(following) for following in below):
-            return 0
-        of_one = len({following.next_functions[0][0] for following in below}) == 1
-        opposite = math.prod(_factor_sign(following) for following in below) < 0
-        return wanted if of_one and opposite else 0
+
+def _chosen_sign(wanted: int, below: list[Any], signs: list[int]) -> int:
+    """Return the sign of the larger or the smaller of two values.
+
+    One bound from the right side is enough; of two opposite multiples of one value, one is never
+    negative and one never positive.
+    """
+    if wanted in signs:
+        return wanted
+    if not all(following is not None and _is_scaling(following) for following in below):
+        return 0
+    of_one = len({following.next_functions[0][0] for following in below}) == 1
+    return wanted if of_one and math.prod(map(_factor_sign, below)) < 0 else 0
 
 
 def _is_scaling(node: Any) -> bool:
     """Whether this multiplies or divides one value that has a graph by one that has none."""
     below = [following for following, _ in node.next_functions]
     return operation(node) in ("mul", "div") and bool(below) and not any(below[1:])
-
-
-def _is_even(node: Any) -> bool:
-    exponent = getattr(node, "_saved_exponent", None)
-    return isinstance(exponent, int | float) and exponent % 2 == 0
 
 
 def _factor_sign(node: Any) -> int:

@@ -30,7 +30,6 @@ from pytest_modelhealth.capture.observing.tensors import (
     find_tensors,
     holds_numbers,
     version,
-    version_probe,
 )
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.statistics import Entry
@@ -56,12 +55,9 @@ def observed(recorder: Recorder, hooks: Hooks | None = None) -> Iterator[Hooks]:
 
 
 class Frame:
-    """One call of a layer that has not returned yet.
+    """One call of a layer that has not returned yet; activation checkpointing may make it again.
 
-    Args:
-        layer: the layer.
-        is_recomputation: whether activation checkpointing makes the call again.
-        handling: the exception being handled when the call began.
+    An exception may have been handled when it began.
     """
 
     call: OpenCall | None = None  # in the flow, where that is recorded
@@ -174,16 +170,26 @@ class Hooks:
                 # a hook of the user's might call functional layers
                 if layer.is_torchs_own and len(module._forward_hooks) == 1:
                     frame.resume = self.functions.step_aside()
-                elif isinstance(module, _FUSED_IN_EVALUATION) and _changes_under_a_mode(module):
-                    frame.resume = self.functions.suspend()
-                    if frame.resume is not None:
-                        self.recorder.note(
-                            f"functional layers inside {layer.label!r} were not looked at: without "
-                            "gradients its fused path gives other numbers while it is watched"
-                        )
+                elif isinstance(module, _FUSED_IN_EVALUATION):
+                    self._keep_fused(module, layer, frame)
                 self._see_inputs(layer, frame, arguments)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is ours
             self.recorder.fail(layer, error)
+
+    def _keep_fused(self, module: nn.Module, layer: Layer, frame: Frame) -> None:
+        """Turn the mode off where a module with a fused path would drop it while one is on.
+
+        That changes its output: at padded positions, and elsewhere in the last bits. The path is
+        open only without gradients.
+        """
+        is_trained = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
+        if not (module.training or is_trained):
+            frame.resume = self.functions.suspend()
+            if frame.resume is not None:
+                self.recorder.note(
+                    f"functional layers inside {layer.label!r} were not looked at: without "
+                    "gradients its fused path gives other numbers while it is watched"
+                )
 
     def _is_recomputation(self) -> bool:
         """Whether activation checkpointing is running a forward again, inside our backward."""
@@ -272,7 +278,10 @@ class Hooks:
         tensors = find_tensors(output)
         is_one_vertex = layer.functional or (layer.is_torchs_own and frame.resume is not None)
         self.flow.complete(frame.call, tensors, is_one_vertex)
-        made_by = None if frame.call is None else frame.call.only_output
+        call = frame.call
+        # a call that made the one tensor that it returned
+        is_maker = call is not None and call.outputs == (call.index,)
+        made_by = call.outputs if call is not None and is_maker else None
         recorder, is_new = self.recorder, not frame.is_recomputation
         if not tensors:
             what = "None" if output is None else f"a value of type {type(output).__name__}"
@@ -340,20 +349,6 @@ class Hooks:
             return False
         return self._differentiating
 
-    def see_gradient(
-        self, layers: list[Layer], gradient: Tensor, unit_dimension: int | None
-    ) -> bool:
-        """Take the gradient of a tensor that all of `layers` returned, if it is the loss's."""
-        if not self.takes_gradients(layers):
-            return False
-        try:
-            with _Unseen():
-                self.recorder.add_gradient(layers, gradient, unit_dimension)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is ours
-            for layer in layers:
-                self.recorder.fail(layer, error)
-        return True
-
 
 def _is_among(tensor: Tensor, given: Sequence[Given]) -> bool:
     """Whether `tensor` is one of those given, and was not written to since."""
@@ -369,17 +364,6 @@ def is_traced() -> bool:
 
 
 _FUSED_IN_EVALUATION = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
-
-
-def _changes_under_a_mode(module: nn.Module) -> bool:
-    """Whether a module with a fused path drops it while a function mode is on.
-
-    That changes its output: at padded positions, and elsewhere in the last bits. The path is open
-    only without gradients.
-    """
-    if module.training:
-        return False
-    return not (torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()))
 
 
 class _UnnamedError(InspectionError, AttributeError):
@@ -454,8 +438,16 @@ class _GradientHook:
         return True
 
     def __call__(self, gradient: Tensor | None) -> None:
-        if gradient is not None:
-            self.fired |= self._hooks.see_gradient(self._layers, gradient, self._unit_dimension)
+        hooks, layers = self._hooks, self._layers
+        if gradient is None or not hooks.takes_gradients(layers):
+            return
+        self.fired = True
+        try:
+            with _Unseen():
+                hooks.recorder.add_gradient(layers, gradient, self._unit_dimension)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is ours
+            for layer in layers:
+                hooks.recorder.fail(layer, error)
 
 
 class _BaseGradientHook:
@@ -469,7 +461,10 @@ class _BaseGradientHook:
 
     def __init__(self, hook: _GradientHook, view: Tensor, base: Tensor) -> None:
         self._hook = hook
-        self._probe = version_probe(view)
+        with _Unseen(), torch.no_grad():
+            # it shares the version counter of the view, and no memory
+            self._probe = view.detach()
+            self._probe.data = torch.empty(0, dtype=view.dtype, device=view.device)
         self._version = version(view)
         self._base_shape, self._base_stride = base.shape, base.stride()
         offset = view.storage_offset() - base.storage_offset()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from types import CodeType, MappingProxyType
 from typing import Any, NamedTuple
 
@@ -11,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pytest_modelhealth.layers import ACTIVATION_MODULES, ATTENTION
 from pytest_modelhealth.report import Option, ZeroSlices
-from pytest_modelhealth.report.ranks import Placement
+from pytest_modelhealth.report.parts import Placement
 from pytest_modelhealth.statistics import Entries, Entry, TensorStatistics
 
 
@@ -128,15 +131,10 @@ Given = tuple[Tensor, int | None, Entry | None]
 
 
 class Own(NamedTuple):
-    """What was found in parameters, their gradients or buffers.
+    """What was found in parameters, their gradients or buffers."""
 
-    Args:
-        layers, names: of which layer each is, and its own name there.
-        entries: what was found in each.
-    """
-
-    layers: Sequence[Layer] = ()
-    names: Sequence[str] = ()
+    layers: Sequence[Layer] = ()  # of which each is
+    names: Sequence[str] = ()  # its own there
     entries: Entries = Entries([])
 
     def places(self) -> Iterator[tuple[Layer, str]]:
@@ -150,25 +148,18 @@ Held = tuple[Layer, str, Tensor]
 
 _PLAIN = frozenset({bool, int, float, str})
 
-_POSITIONAL = {
-    "alpha_dropout": ("p", "training", "inplace"),
-    "celu": ("alpha", "inplace"),
-    "dropout": ("p", "training", "inplace"),
-    "elu": ("alpha", "inplace"),
-    "glu": ("dim",),
-    "hardshrink": ("lambd",),
-    "hardtanh": ("min_val", "max_val", "inplace"),
-    "leaky_relu": ("negative_slope", "inplace"),
-    "log_softmax": ("dim",),
-    "rrelu": ("lower", "upper", "training", "inplace"),
-    "scaled_dot_product_attention": ("key", "value", "attn_mask", "dropout_p", "is_causal"),
-    "softmax": ("dim",),
-    "softmin": ("dim",),
-    "softplus": ("beta", "threshold"),
-    "softshrink": ("lambd",),
-    "threshold": ("threshold", "value", "inplace"),
-}
-"""The names of a function's arguments after its input, in order."""
+
+@cache
+def _positional(function: str) -> tuple[str, ...]:
+    """Return the names of a function's arguments after its input, in order."""
+    if function == ATTENTION:
+        return "key", "value", "attn_mask", "dropout_p", "is_causal"
+    try:
+        return tuple(inspect.signature(getattr(F, function)).parameters)[1:]
+    except (AttributeError, ValueError):  # a builtin; its module takes the same
+        kind = next((kind for kind, name in ACTIVATION_MODULES.items() if name == function), object)
+        return tuple(inspect.signature(kind).parameters)
+
 
 FUNCTIONAL_DROPOUT: dict[Callable[..., Any], str] = {
     F.alpha_dropout: "alpha_dropout",
@@ -201,7 +192,7 @@ def call_options(
     function: str, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Option]:
     """Return the plain arguments of a functional call by name, those left out not among them."""
-    named = [*zip(_POSITIONAL.get(function, ()), args[1:], strict=False), *kwargs.items()]
+    named = [*zip(_positional(function), args[1:], strict=False), *kwargs.items()]
     # ``_stacklevel`` is for warnings
     return {name: v for name, v in named if type(v) in _PLAIN and name[0] != "_"}
 
@@ -220,10 +211,10 @@ def with_dropout(
     is_on = function == "dropout"  # by default
     said = {"p": 0.5, "training": is_on} | call_options(function, args, kwargs)
     dropout = {f"dropout_{name}": said[name] for name in ("p", "training")}
-    return {**options, **dropout} if _dropped(dropout) >= _dropped(options) else options
-
-
-def _dropped(options: Mapping[str, Option]) -> float:
-    rate = options.get("dropout_p")
-    is_on = options.get("dropout_training") is True
-    return float(rate) if is_on and isinstance(rate, int | float) else 0.0
+    rates = [
+        one["dropout_p"]
+        if one.get("dropout_training") is True and isinstance(one["dropout_p"], int | float)
+        else 0.0
+        for one in (dropout, options)
+    ]
+    return {**options, **dropout} if rates[0] >= rates[1] else options

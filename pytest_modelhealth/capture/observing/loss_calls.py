@@ -9,9 +9,9 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,37 +37,12 @@ LOSS_FUNCTIONS: dict[Callable[..., Any], str] = {
 _PLAIN = frozenset({bool, int, float, str})
 _MOST_ROWS = 64
 _MOST_VALUES = 1 << 16
+_SHORTEST_SEQUENCE = 4
+_MOST_WAITING = 64
+"""Of calls on another device so many wait, as the samples taken of them need memory."""
 
 Read = Callable[[Any], Entry | None]
 """Returns where the statistics of a tensor are to be had, if there are any."""
-
-
-@dataclass(frozen=True)
-class SeenLoss:
-    """One call of a loss function: samples of what it was given, and what else is known of it."""
-
-    call: LossCall  # what is known at once
-    input: Entry | None
-    target: Entry | None
-    value: Entry | None
-    rows: Tensor | None  # rows of classes in the input, shape (rows, classes)
-    columns: Tensor | None  # its columns over all samples of the batch, shape (columns, samples)
-    eps: float  # of the dtype of the input
-    targets: _Targets | None  # what there is of class indices
-
-    def settled(self) -> LossCall:
-        """Return all of it as plain data; of what is on another device this waits for that."""
-        given = None if self.input is None else self.input.statistics
-        has_nan = given is None or given.nan_count > 0
-        rows = {} if has_nan else _rows(self.rows, self.columns, self.eps)
-        return replace(
-            self.call,
-            input=given,
-            target=None if self.target is None else self.target.statistics,
-            value=None if self.value is None else self.value.statistics.mean_of_all,
-            targets=None if self.targets is None else self.targets.settled(),
-            **rows,
-        )
 
 
 class LossCalls:
@@ -77,7 +52,7 @@ class LossCalls:
         self.settled: list[LossCall] = []  # what is known of them, in order
         self._reader = reader
         self._errors = errors
-        self._waiting: list[SeenLoss] = []
+        self._waiting: list[tuple[str, Callable[[], LossCall]]] = []  # by function
 
     def add(
         self,
@@ -88,25 +63,22 @@ class LossCalls:
         value: Any,
     ) -> None:
         """Take what a loss function was given and gave; it was called by `layer`, if by any."""
-        with noted(self._errors, f"loss {LOSS_FUNCTIONS[call]}: "), torch._C.DisableTorchFunction():
+        function = LOSS_FUNCTIONS[call]
+        with noted(self._errors, f"loss {function}: "), torch._C.DisableTorchFunction():
             name, reader = None if layer is None else layer.name, self._reader
             samples, read = reader.samples, reader.of_loss
             seen = see_loss(call, args, kwargs, value, layer=name, samples=samples, read=read)
-            self._waiting.append(seen)
-            waits = isinstance(value, Tensor) and self._reader.ledger.queues(value)
+            self._waiting.append((function, seen))
+            waits = isinstance(value, Tensor) and reader.ledger.queues(value)
             if not waits or len(self._waiting) > _MOST_WAITING:
                 self.settle()
 
     def settle(self) -> None:
         """Work out what was seen."""
-        seen, self._waiting = self._waiting, []
-        for loss in seen:
-            with noted(self._errors, f"loss {loss.call.function}: "):
-                self.settled.append(loss.settled())
-
-
-_MOST_WAITING = 64
-"""Of calls on another device so many wait, as the samples taken of them need memory."""
+        waiting, self._waiting = self._waiting, []
+        for function, seen in waiting:
+            with noted(self._errors, f"loss {function}: "):
+                self.settled.append(seen())
 
 
 def see_loss(
@@ -118,8 +90,12 @@ def see_loss(
     layer: str | None,
     samples: int,
     read: Read,
-) -> SeenLoss:
-    """Return what one call of a loss function, from the forward of `layer`, was given and gave."""
+) -> Callable[[], LossCall]:
+    """Look at one call of a loss function from the forward of `layer`.
+
+    Returns:
+        What gives all of it as plain data; of what is on another device it waits for that.
+    """
     function = LOSS_FUNCTIONS[call]
     names = _parameter_names(call)
     given = dict(zip(names, args, strict=False)) | dict(kwargs)
@@ -129,38 +105,46 @@ def see_loss(
     options |= {name: True for name in ("weight", "pos_weight") if is_a(given.get(name), Tensor)}
     dimension = _class_dimension(function, values)
     made_by = origin(values) if is_a(values, Tensor) else Origin()
-    entry, target_entry = read(values), read(target)
+    seen = LossCall(
+        function=function,
+        layer=layer,
+        input=None,
+        target=None,
+        options=options,
+        classes=0 if dimension is None else values.shape[dimension],
+        made_by=made_by.function,
+        made_along=made_by.dimension,
+        clamped=made_by.clamped,
+        cosines=isinstance(values, Tensor) and are_cosines(values),
+    )
+    entries = read(values), read(target), read(value)
     rows = columns = targets = None
     with torch.no_grad():
         # of a DTensor this rank may have a part of each row alone
-        is_whole = entry is not None and not hasattr(values, "to_local")
+        is_whole = entries[0] is not None and not hasattr(values, "to_local")
         if dimension is not None and is_whole and values.shape[dimension] > 1:
             rows = _sample(values, dimension)
             if dimension != 0 and values.shape[0] == samples > 1:
                 columns = _sample(values, 0)
-        if target_entry is not None:
-            targets = _targets(function, target, given, samples)
-    return SeenLoss(
-        LossCall(
-            function=function,
-            layer=layer,
-            input=None,
-            target=None,
-            options=options,
-            classes=0 if dimension is None else values.shape[dimension],
-            made_by=made_by.function,
-            made_along=made_by.dimension,
-            clamped=made_by.clamped,
-            cosines=isinstance(values, Tensor) and are_cosines(values),
-        ),
-        entry,
-        target_entry,
-        read(value),
-        rows,
-        columns,
-        torch.finfo(values.dtype).eps if rows is not None else 0.0,
-        targets,
-    )
+        is_class = function in having("classes") and entries[1] is not None
+        if is_class and not target.is_floating_point() and target.numel():
+            targets = _see_targets(target, int(given.get("ignore_index", -100)), samples)
+
+    def settle() -> LossCall:
+        input_, target_, value_ = (None if one is None else one.statistics for one in entries)
+        probabilities: dict[str, Any] = {}
+        if rows is not None and input_ is not None and not input_.nan_count:
+            probabilities = _kinds(rows, columns, torch.finfo(values.dtype).eps)
+        return replace(
+            seen,
+            input=input_,
+            target=target_,
+            value=None if value_ is None else value_.mean_of_all,
+            targets=None if targets is None else targets(),
+            **probabilities,
+        )
+
+    return settle
 
 
 @cache
@@ -174,9 +158,7 @@ def _class_dimension(function: str, values: Any) -> int | None:
         return None
     if function in having("classes"):
         return 1 if values.ndim > 1 else 0
-    if function in having("log_probabilities"):
-        return values.ndim - 1
-    return None
+    return values.ndim - 1 if function in having("log_probabilities") else None
 
 
 def _sample(values: Tensor, dimension: int) -> Tensor | None:
@@ -185,8 +167,7 @@ def _sample(values: Tensor, dimension: int) -> Tensor | None:
     It asks nothing of the device that the tensor is on.
     """
     moved = values.detach().movedim(dimension, -1)
-    length = moved.shape[-1]
-    count = math.prod(moved.shape[:-1])
+    length, count = moved.shape[-1], math.prod(moved.shape[:-1])
     if not count or not length:
         return None
     wanted = min(count, _MOST_ROWS, max(2, _MOST_VALUES // length))
@@ -198,10 +179,8 @@ def _sample(values: Tensor, dimension: int) -> Tensor | None:
     return moved[tuple(reversed(index))] if index else moved[None]
 
 
-def _rows(rows: Tensor | None, columns: Tensor | None, eps: float) -> dict[str, Any]:
+def _kinds(rows: Tensor, columns: Tensor | None, eps: float) -> dict[str, Any]:
     """Tell whether the input holds probabilities, log-probabilities or neither."""
-    if rows is None:
-        return {}
     values = _float64(rows)
     kind = _kind(values, eps)
     return {
@@ -238,44 +217,26 @@ def _kind(rows: npt.NDArray[np.float64], eps: float) -> str:
     return ""
 
 
-class _Targets(NamedTuple):
-    """Class indices that a loss was given."""
-
-    total: int
-    ignored: Tensor  # how many of them are to be ignored
-    ends: Tensor  # the least and the largest of the others
-    sequences: Tensor | None  # those of some samples, shape (sequences, length)
-
-    def settled(self) -> ClassTargets:
-        """Count them."""
-        tail, share = None, 0.0
-        if self.sequences is not None:
-            tail, share = _constant_tail(self.sequences.cpu().numpy())
-        ignored = int(self.ignored.cpu().numpy().item())
-        least, most = self.ends.cpu().numpy().tolist()
-        only = int(least) if least == most and ignored < self.total else None
-        return ClassTargets(self.total, ignored, tail, share, only)
-
-
-def _targets(
-    function: str, target: Tensor, given: Mapping[str, Any], samples: int
-) -> _Targets | None:
-    """Return what there is of class indices; ``None`` where the target is none of them."""
-    if function not in having("classes"):
-        return None
-    if target.is_floating_point() or not target.numel():
-        return None
-    is_ignored = target == int(given.get("ignore_index", -100))
+def _see_targets(target: Tensor, ignored: int, samples: int) -> Callable[[], ClassTargets]:
+    """Look at class indices, some of which are to be ignored; return what counts them."""
+    is_ignored, count = target == ignored, target.numel()
     info = torch.iinfo(target.dtype)  # to find both ends waits for no device
     least = target.masked_fill(is_ignored, info.max).amin()
     ends = torch.stack([least, target.masked_fill(is_ignored, info.min).amax()])
-    count, sequences = target.numel(), None
+    number, sequences = is_ignored.sum(), None
     if samples > 1 and count % samples == 0 and count // samples >= _SHORTEST_SEQUENCE:
         sequences = _sample(target.reshape(samples, -1), 1)
-    return _Targets(count, is_ignored.sum(), ends, sequences)
 
+    def settle() -> ClassTargets:
+        tail, share = None, 0.0
+        if sequences is not None:
+            tail, share = _constant_tail(sequences.cpu().numpy())
+        least, most = ends.cpu().numpy().tolist()
+        left_out = int(number.cpu().numpy().item())
+        only = int(least) if least == most and left_out < count else None
+        return ClassTargets(count, left_out, tail, share, only)
 
-_SHORTEST_SEQUENCE = 4
+    return settle
 
 
 def _constant_tail(sequences: npt.NDArray[Any]) -> tuple[int | None, float]:

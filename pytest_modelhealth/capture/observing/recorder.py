@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,20 +41,13 @@ from pytest_modelhealth.layers import (
     type_name,
 )
 from pytest_modelhealth.report import Option
-from pytest_modelhealth.report.ranks import Placement
+from pytest_modelhealth.report.parts import Placement
 from pytest_modelhealth.settings.setting import dotted
 from pytest_modelhealth.statistics import (
     Entry,
     Ledger,
     UnsupportedTensorError,
 )
-
-
-class Placements(NamedTuple):
-    """Tells how tensors lie on several ranks; of a gradient by what it is the gradient of."""
-
-    of: Callable[[Tensor], Placement | None]
-    of_gradient: Callable[[Tensor, Placement | None], Placement | None]
 
 
 class Recorder:
@@ -85,7 +78,8 @@ class Recorder:
         self.flow = FlowRecorder()
         self.loss_calls = LossCalls(self.reader, self.errors)
         self.unit_dimension = UnitDimensions().of
-        self.placements: Placements | None = None  # where there are several ranks
+        # tells how tensors lie on several ranks, where there are such
+        self.placement_of: Callable[[Tensor], Placement | None] | None = None
         self._selection = selection
         self._visitor = visitor
         self._collectors = collectors
@@ -259,8 +253,8 @@ class Recorder:
                 layer.add(role, entry)
             except UnsupportedTensorError as error:
                 layer.unsupported = str(error)
-            if self.placements is not None:
-                _place(layer, role, self.placements.of(tensor))
+            if self.placement_of is not None:
+                _place(layer, role, self.placement_of(tensor))
                 if role == "activations" and layer.activation is not None:  # element by element
                     _place(layer, role, layer.placements.get("inputs"))
         if self._visitor is not None:
@@ -284,12 +278,11 @@ class Recorder:
         except UnsupportedTensorError as error:
             for layer in layers:
                 layer.unsupported = str(error)
-        if self.placements is not None:
-            for layer in layers:
-                activation = layer.placements.get("activations")
-                _place(layer, "gradients", self.placements.of_gradient(gradient, activation))
-        if self._visitor is not None:
-            for layer in layers:
+        for layer in layers:
+            if self.placement_of is not None:  # that of the activation, where nothing else tells
+                placement = self.placement_of(gradient) or layer.placements.get("activations")
+                _place(layer, "gradients", placement)
+            if self._visitor is not None:
                 self._visitor.see(layer.name, "gradients", "", gradient)
 
     def compare_samples(
@@ -366,9 +359,9 @@ class Recorder:
                     layer.unsupported = f"{name}: {error}"
                 except Exception as error:  # noqa: BLE001 - ours, as in a hook
                     self.fail(layer, error)
-            if self.placements is not None:
+            if self.placement_of is not None:
                 for layer, name, tensor in held:
-                    _place(layer, f"{role}.{name}", self.placements.of(tensor))
+                    _place(layer, f"{role}.{name}", self.placement_of(tensor))
         for layer in layers:
             layer.holds = True
         self.own[role] = Own(layers, names, entries)
@@ -392,11 +385,9 @@ class Recorder:
             at = of_weights.get(place)
             if not zeros or at is None or not weights.zero_count(at):
                 continue  # nearly no weights have any
-            weight, gradient = weights[at], gradients[index]
-            is_table = isinstance(module, nn.Embedding | nn.EmbeddingBag)
-            if is_table or weight is None or gradient is None:
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag):
                 continue  # most batches leave out most rows of a table
-            slices = zero_slices(parameter, weight, gradient)
+            slices = zero_slices(parameter, weights[at], gradients[index])
             if slices is not None:
                 layer.zero_slices = {**layer.zero_slices, name: slices}
                 self.has_zero_gradients = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from types import FunctionType
 from typing import Any
@@ -28,26 +28,21 @@ def definitions(kind: type) -> tuple[Definition, ...]:
     as torch makes those of parametrized and sharded modules; the classes that it derives from
     follow, up to one that was certainly written.
     """
-    found = []
+    places = []
     for base in kind.__mro__:
         if base is nn.Module or not issubclass(base, nn.Module):
             break
-        found.append(_definition(base))
-        if found[-1].line:
+        # not what a decorator put around a function, nor what one or a compiler made
+        codes = (value.__code__ for value in vars(base).values() if type(value) is FunctionType)
+        name = base.__qualname__
+        code = next((c for c in codes if c.co_qualname.rpartition(".")[0] == name), None)
+        if code is not None:
+            line = code.co_firstlineno
+            places.append(Definition(base.__module__, name, code.co_filename, line))
             break
-    return tuple(found)
-
-
-def _definition(kind: type) -> Definition:
-    for value in vars(kind).values():
-        # not a wrapper around it, nor what a decorator or a compiler made
-        if type(value) is FunctionType:
-            code = value.__code__
-            if code.co_qualname.rpartition(".")[0] == kind.__qualname__:
-                line = code.co_firstlineno
-                return Definition(kind.__module__, kind.__qualname__, code.co_filename, line)
-    path = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return Definition(kind.__module__, kind.__qualname__, path or "", 0)
+        path = getattr(sys.modules.get(base.__module__), "__file__", None)
+        places.append(Definition(base.__module__, name, path or "", 0))
+    return tuple(places)
 
 
 def layer_records(
@@ -130,9 +125,7 @@ def _nonfinite_calls(layer: Layer) -> dict[str, int]:
     for role in ("inputs", "activations"):
         entries = layer.entries(role)
         per_call, rest = divmod(len(entries), max(layer.calls, 1))
-        if rest or not per_call:
-            continue
-        for index, entry in enumerate(entries):
+        for index, entry in enumerate(entries if per_call and not rest else ()):
             if entry.statistics.nan_count + entry.statistics.positive_inf_count:
                 first[role] = index // per_call
                 break
@@ -198,8 +191,8 @@ def _reasons_why_not_called(
     if not uncalled:
         return {}
     used: dict[Layer, list[str]] = {}  # parameters with a gradient
-    found = recorder.own.get("parameter_gradients", Own())
-    for (layer, name), entry in zip(found.places(), found.entries, strict=True):
+    own = recorder.own.get("parameter_gradients", Own())
+    for (layer, name), entry in zip(own.places(), own.entries, strict=True):
         if entry is not None:
             used.setdefault(layer, []).append(name)
     owners: dict[int, Layer] = {}  # by the id of a parameter, the first layer with it that ran
@@ -208,10 +201,7 @@ def _reasons_why_not_called(
             owners.setdefault(id(parameter), layer)
     opaque = {layer: layer.opaque or (_TRACED if layer.traced else "") for layer in uncalled}
     if functions is not None:
-        for layer in uncalled:
-            if has_forward(layer.module) and not opaque[layer]:
-                names = used.get(layer, ())
-                opaque[layer] = _why_out_of_sight(layer, names, owners, functions.read)
+        _add_out_of_sight(opaque, used, {*owners, *functions.read})
         _add_containers_out_of_sight(opaque, layers)
     readers = {} if functions is None else functions.readers
     return {
@@ -248,19 +238,18 @@ def _why_not_called(
     return Status.NOT_CALLED, "it was never called in this batch"
 
 
-def _why_out_of_sight(
-    layer: Layer, used: Iterable[str], owners: Mapping[int, Layer], read: Collection[int]
-) -> str:
-    """Return why an uncalled layer ran all the same where nothing shows it, if it did.
+def _add_out_of_sight(
+    opaque: dict[Layer, str], used: Mapping[Layer, list[str]], known: Collection[int]
+) -> None:
+    """Tell layers that ran all the same where nothing shows it.
 
-    Its parameters got gradients, but no function that was called from Python was given them.
+    Their parameters got gradients, but no function that was called from Python was given them.
     """
-    parameters = [layer.parameters.get(name) for name in used]
-    if any(
-        type(p) is nn.Parameter and id(p) not in read and id(p) not in owners for p in parameters
-    ):
-        return f"it was never called; its parameters were used by {_BY_UNSEEN_CODE}"
-    return ""
+    for layer, why in opaque.items():
+        parameters = [layer.parameters.get(name) for name in used.get(layer, ())]
+        hidden = any(type(p) is nn.Parameter and id(p) not in known for p in parameters)
+        if hidden and not why and has_forward(layer.module):
+            opaque[layer] = f"it was never called; its parameters were used by {_BY_UNSEEN_CODE}"
 
 
 def _add_containers_out_of_sight(opaque: dict[Layer, str], layers: list[Layer]) -> None:
@@ -268,17 +257,13 @@ def _add_containers_out_of_sight(opaque: dict[Layer, str], layers: list[Layer]) 
 
     A layer that could have a gradient, and has none, was left out.
     """
-    hidden = {name for layer, why in opaque.items() if why for name in _around(layer.name)}
-    called = {name for layer in layers if layer.calls for name in _around(layer.name)}
+    around = {layer: set(ancestors(layer.name)) - {""} for layer in layers}
+    hidden = {name for layer, why in opaque.items() if why for name in around[layer]}
+    called = {name for layer in layers if layer.calls for name in around[layer]}
     open_ = [lyr for lyr, why in opaque.items() if not why and has_forward(lyr.module)]
-    around = {layer.name for layer in open_ if layer.name in hidden - called}
+    containers = {layer.name for layer in open_} & (hidden - called)
     for layer in open_:
-        if layer.name in around:
+        if layer.name in containers:
             opaque[layer] = f"it was never called; what it holds was run by {_BY_UNSEEN_CODE}"
-        elif around.intersection(_around(layer.name)) and layer.frozen.issuperset(layer.parameters):
+        elif containers & around[layer] and layer.frozen.issuperset(layer.parameters):
             opaque[layer] = f"it was never called; what is around it was run by {_BY_UNSEEN_CODE}"
-
-
-def _around(name: str) -> set[str]:
-    """Return the names of the layers that a layer lies in, but for the model."""
-    return set(ancestors(name)) - {""}

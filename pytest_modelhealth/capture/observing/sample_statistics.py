@@ -19,12 +19,9 @@ class Visitor(Protocol):
     def see(self, layer: str, role: str, tensor: str, value: Tensor) -> None:
         """See one tensor of a layer, which is the model's own: to be read now, never changed.
 
-        Args:
-            layer: name of the layer.
-            role: ``inputs``, ``activations``, ``buffers``, ``gradients`` or
-                ``parameter_gradients``.
-            tensor: own name of the tensor, for buffers and gradients of parameters; else ``""``.
-            value: the tensor. Gradients of parameters are still without a loss scale.
+        `role` is ``inputs``, ``activations``, ``buffers``, ``gradients`` or
+        ``parameter_gradients``, which are still without a loss scale; `tensor` is the own name of
+        a buffer or parameter.
         """
 
     def see_output(self, output: Any) -> None:
@@ -42,12 +39,7 @@ class Collector(Protocol):
     ) -> None:
         """See one tensor, which is the model's own: to be read now, never changed, never kept.
 
-        Args:
-            layer: name of the layer.
-            role: ``activations``, ``gradients``, or ``inputs`` of the model.
-            tensor: the tensor; a gradient is still with the loss scale.
-            entry: what was found in it; of a gradient, without the loss scale.
-            unit_dimension: the dimension of the units; ``None`` for none.
+        A gradient is still with the loss scale, and `entry`, what was found in it, without.
         """
 
 
@@ -74,7 +66,10 @@ def sample_deviations(
     a sample are left out.
     """
     for tensor, whole in zip(tensors, entries, strict=True):
-        if whole is None or not _is_wanted(tensor, samples):
+        is_wanted = type(tensor) is Tensor and tensor.dtype in _FLOATING
+        if whole is None or samples < 2 or not (is_wanted and _has_samples(tensor, samples)):
+            continue
+        if tensor.numel() < 2 * samples or tensor.is_meta or not _is_strided(tensor):
             continue
         with unseen():
             # at evenly spread places, where there are many; their spacing is odd, so that it does
@@ -91,19 +86,6 @@ def sample_deviations(
 
 _MOST = 1 << 15
 """Values of a sample, of which the variance between samples is taken: its mean is known to 1 %."""
-
-
-def _is_wanted(tensor: Tensor, samples: int) -> bool:
-    return (
-        samples > 1
-        and type(tensor) is Tensor
-        and _has_samples(tensor, samples)
-        and tensor.numel() >= 2 * samples
-        and tensor.layout is torch.strided
-        and tensor.dtype in _FLOATING
-        and not tensor.is_meta
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    )
 
 
 _FLOATING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
@@ -128,7 +110,9 @@ def equal_samples(
         if settled is None:
             if not _has_samples(tensor, samples):
                 continue
-            if (entry is not None and entry.waits) or not _is_readable(tensor):
+            if (entry is not None and entry.waits) or not (tensor.is_cpu and _is_strided(tensor)):
+                return None
+            if not tensor.numel() or not torch._C._data_address(tensor):  # type: ignore[attr-defined]  # FSDP frees it
                 return None
             with torch.no_grad():  # the first two nearly always differ
                 settled = torch.equal(tensor[0], tensor[1]) and torch.equal(tensor[1:], tensor[:-1])
@@ -144,22 +128,18 @@ def _has_samples(tensor: Tensor, samples: int) -> bool:
     return not tensor.is_nested and tensor.ndim > 0 and tensor.shape[0] == samples
 
 
-def _is_readable(tensor: Tensor) -> bool:
-    return bool(
-        tensor.is_cpu
-        and tensor.layout is torch.strided
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-        and tensor.numel() > 0
-        and torch._C._data_address(tensor) != 0  # type: ignore[attr-defined]  # FSDP frees it
-    )
+def _is_strided(tensor: Tensor) -> bool:
+    is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return tensor.layout is torch.strided and not is_wrapped
 
 
-_MATRIX = 2
 _FEWEST = 4
 """Of fewer slices nothing is said."""
 
 
-def zero_slices(parameter: Tensor, weights: Entry, gradients: Entry) -> ZeroSlices | None:
+def zero_slices(
+    parameter: Tensor, weights: Entry | None, gradients: Entry | None
+) -> ZeroSlices | None:
     """Return the rows and columns of `parameter` that hold nothing but zeros, as their gradients.
 
     Args:
@@ -168,32 +148,23 @@ def zero_slices(parameter: Tensor, weights: Entry, gradients: Entry) -> ZeroSlic
             count too few zeros for four slices, where all of one is zero, or on another device,
             which a look would wait for.
     """
-    gradient = parameter.grad
-    if gradient is None or gradient.ndim < _MATRIX or not gradient.is_cpu or not parameter.is_cpu:
+    gradient, plain = parameter.grad, (Tensor, torch.nn.Parameter)
+    if gradient is None or weights is None or gradients is None or gradient.ndim < 2:
         return None
-    sizes = [size for size in gradient.shape[:_MATRIX] if size > _FEWEST]
+    for tensor in (parameter, gradient):  # both lie in memory as plain tensors of one shape
+        is_plain = type(tensor) in plain and tensor.layout is torch.strided and tensor.is_cpu
+        if not is_plain or tensor.shape != parameter.shape:
+            return None
+    sizes = [size for size in gradient.shape[:2] if size > _FEWEST]
     count = gradient.numel()
     # so many zeros there are where four rows or columns hold nothing else
     least = _FEWEST * count // max(sizes) if sizes else 0
-    counted = [entry.zero_count or 0 for entry in (gradients, weights)]
-    if not least or not all(least <= zeros < count for zeros in counted):
-        return None
-    if not _are_alike(parameter, gradient):
+    if not least or not all(least <= (e.zero_count or 0) < count for e in (gradients, weights)):
         return None
     with unseen():
         zero = (parameter == 0).logical_and_(gradient == 0)
-        found = ZeroSlices(_whole(zero), _whole(zero.transpose(0, 1)))
-    return found if found.rows or found.columns else None
-
-
-def _are_alike(parameter: Tensor, gradient: Tensor) -> bool:
-    """Whether both lie in memory as plain tensors of one shape."""
-    plain = (torch.Tensor, torch.nn.Parameter)
-    is_plain = type(parameter) in plain and type(gradient) in plain
-    is_strided = parameter.layout is gradient.layout is torch.strided
-    return is_plain and is_strided and parameter.shape == gradient.shape
-
-
-def _whole(zero: Tensor) -> frozenset[int]:
-    """Return the indices along dimension 0 at which everything is true."""
-    return frozenset(zero.flatten(1).all(1).nonzero().flatten().tolist())
+        rows, columns = (
+            frozenset(along.flatten(1).all(1).nonzero().flatten().tolist())
+            for along in (zero, zero.transpose(0, 1))
+        )
+    return ZeroSlices(rows, columns) if rows or columns else None

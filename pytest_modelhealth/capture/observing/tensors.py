@@ -145,14 +145,6 @@ def version(tensor: Tensor) -> int | None:
         return None
 
 
-def version_probe(tensor: Tensor) -> Tensor:
-    """Return an empty tensor that shares the version counter of `tensor`, and no memory."""
-    with torch._C.DisableTorchFunction(), torch.no_grad():
-        probe = tensor.detach()
-        probe.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return probe
-
-
 class KnownTensors(Generic[_T]):
     """What is known of tensors, by the tensor itself, while it lives; it is not held.
 

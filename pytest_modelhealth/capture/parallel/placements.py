@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from pytest_modelhealth.capture.observing.layer import Held
-from pytest_modelhealth.report.ranks import Placement
+from pytest_modelhealth.report.parts import Placement
 
 
 def placement_of(tensor: Tensor) -> Placement | None:
@@ -29,11 +29,6 @@ def placement_of(tensor: Tensor) -> Placement | None:
         offset=tuple(map(int, offset)),
         is_cut=not all(one.is_partial() or one.is_replicate() for one in spec.placements),
     )
-
-
-def of_gradient(gradient: Tensor, activation: Placement | None) -> Placement | None:
-    """Return the placement of a gradient: that of the activation, where nothing else tells."""
-    return placement_of(gradient) or activation
 
 
 def summed(gradient: Tensor) -> Tensor:

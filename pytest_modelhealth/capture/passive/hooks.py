@@ -6,7 +6,6 @@ import gc
 import inspect
 import sys
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from threading import get_ident
 from types import FunctionType
@@ -17,11 +16,6 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.compiler import is_compiling
 from torch.optim import Optimizer
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
-from torch.utils.hooks import RemovableHandle
 
 from pytest_modelhealth.capture.eager import is_compiled
 from pytest_modelhealth.capture.observing.function_mode import Call, FunctionalLayers
@@ -30,7 +24,7 @@ from pytest_modelhealth.capture.observing.layer import Layer
 from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.observing.tensors import WHY_NOT_SEEN, is_capturing
 from pytest_modelhealth.capture.step.guard import is_inspecting
-from pytest_modelhealth.layers import is_wrapper, unwrapped
+from pytest_modelhealth.layers import unwrapped
 
 WHY_OPAQUE = (
     "it runs as compiled code, where no hook is called; its parameters, their gradients and "
@@ -62,7 +56,7 @@ class Compiled:
         own = set(model.modules())
         for thing in compiled_things():
             if type(thing) is FunctionType:
-                self._add_function(vars(thing)["_torchdynamo_orig_callable"], own)
+                self._add_function(vars(thing)[_ORIGINAL], own)
             elif unwrapped(thing) in own:
                 self._wrappers.append(weakref.ref(thing))
 
@@ -92,7 +86,7 @@ class Compiled:
         wrappers = (wrapper for ref in self._wrappers if (wrapper := ref()) is not None)
         for module in (*wrappers, *self._model.modules()):
             if is_compiled(module):
-                if is_wrapper(module) and module not in inside:
+                if unwrapped(module) is not module and module not in inside:
                     around[module] = unwrapped(module)
                 inside.update(unwrapped(module).modules())
         return inside, around
@@ -103,19 +97,15 @@ def compiled_things() -> list[Any]:
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     if dynamo is None:  # nothing was compiled yet
         return []
-    kinds = (FunctionType, dynamo.OptimizedModule)
-    things = [thing for thing in gc.get_objects() if type(thing) in kinds]
+    things = gc.get_objects()
+    functions = [one for one in things if type(one) is FunctionType and hasattr(one, _ORIGINAL)]
     return [
-        thing
-        for thing in things
-        if type(thing) is not FunctionType
-        or (
-            hasattr(thing, "_torchdynamo_orig_callable")
-            and not hasattr(thing, "_torchdynamo_disable")
-        )
+        *(one for one in things if type(one) is dynamo.OptimizedModule),
+        *(one for one in functions if not hasattr(one, "_torchdynamo_disable")),
     ]
 
 
+_ORIGINAL = "_torchdynamo_orig_callable"
 _CALLS = frozenset({"__call__", "_call_impl", "_wrapped_call_impl", "inner"})
 """How a whole module is compiled, which shows at the module or at what is around it."""
 
@@ -131,6 +121,10 @@ def named_values(function: Any) -> dict[str, Any]:
 
 PASSES_A_PAGE = 16
 """After so many forward passes in one step, what was found in them is merged."""
+
+
+def _ignore(*_: Any) -> None:
+    """Take no notice."""
 
 
 class _PassiveFunctions(FunctionalLayers):
@@ -176,8 +170,7 @@ class PassiveHooks(Hooks):
         self.passes = 0
         self.saw_backward = False
         self._is_functional = is_functional
-        self._on_pass: Callable[[Any], None] | None = on_pass
-        self._on_backward: Callable[[], None] | None = on_backward
+        self._on_pass, self._on_backward = on_pass, on_backward
         self._older: list[tuple[weakref.ref[dict[Any, Any]], Any]] = []  # as in _tensor_hooks
         self._mode_is_on = False
         self._thread = get_ident()
@@ -206,7 +199,7 @@ class PassiveHooks(Hooks):
             if hooks is not None:
                 hooks.pop(hook, None)
         self._older.clear()
-        self._on_pass = self._on_backward = None
+        self._on_pass, self._on_backward = _ignore, _ignore  # which lead to what was seen
 
     def enter(self, layer: Layer, arguments: Any) -> None:
         """Begin a call of a layer."""
@@ -262,8 +255,7 @@ class PassiveHooks(Hooks):
                 refs = [(weakref.ref(hooks), hook) for hooks, hook in self._tensor_hooks]
                 self._tensor_hooks.clear()
                 self._older = [one for one in (*self._older, *refs) if one[0]() is not None]
-            if self._on_pass is not None:
-                self._on_pass(arguments)
+            self._on_pass(arguments)
         if self._is_functional:
             self._mode_is_on = True
             self.functions.turn_on()
@@ -275,77 +267,11 @@ class PassiveHooks(Hooks):
             return
         self._backward_pass = task
         self.saw_backward = True
-        if self._on_backward is not None:
-            engine: Any = Variable._execution_engine
-            engine.queue_callback(self._end_backward)
-
-    def _end_backward(self) -> None:
-        if self._on_backward is not None:
-            self._on_backward()
+        engine: Any = Variable._execution_engine
+        engine.queue_callback(lambda: self._on_backward())  # nobody's, once it is removed
 
 
-_Copies = dict[int, Tensor]
 _PLAIN = frozenset({Tensor, nn.Parameter})
-
-
-class OptimizerSteps(ABC):
-    """Sees the steps of every optimizer.
-
-    Weights are copied when a step begins; the copies are gone before the optimizer's `step`
-    returns.
-
-    Args:
-        parameters: those that are looked at, by id.
-    """
-
-    def __init__(self, parameters: Mapping[int, Tensor]) -> None:
-        self._parameters = parameters
-        self._steps_that_run: dict[int, tuple[list[Tensor], _Copies]] = {}  # by optimizer
-        self._handles: list[RemovableHandle] = []
-
-    def hear_of_steps(self) -> None:
-        """Have torch tell of every optimizer's steps."""
-        self._handles.append(register_optimizer_step_pre_hook(self._before))
-        self._handles.append(register_optimizer_step_post_hook(self._after))
-
-    def hear_no_more(self) -> None:
-        """Hear of nothing any longer, and hold nothing."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        self._steps_that_run.clear()
-
-    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        held = [p for p in parameters_of(optimizer) if id(p) in self._parameters]
-        copies = {id(p): p.detach().clone() for p in held if self.is_compared(p)}
-        changed = self.begin_step(optimizer, held, copies, args, kwargs)
-        self._steps_that_run[id(optimizer)] = held, copies
-        return changed
-
-    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if id(optimizer) in self._steps_that_run:
-            self.end_step(optimizer, *self._steps_that_run.pop(id(optimizer)))
-
-    def is_compared(self, parameter: Tensor) -> bool:
-        """Whether a parameter is to be copied when a step begins."""
-        return True
-
-    @abstractmethod
-    def begin_step(
-        self, optimizer: Optimizer, held: list[Tensor], before: _Copies, args: Any, kwargs: Any
-    ) -> Any:
-        """See a step begin; return other arguments for it, or ``None``.
-
-        Args:
-            optimizer: the optimizer.
-            held: which of the parameters it has.
-            before: copies of them by id.
-            args, kwargs: of its `step`.
-        """
-
-    @abstractmethod
-    def end_step(self, optimizer: Optimizer, held: list[Tensor], before: _Copies) -> None:
-        """See that a step is over; the arguments are those from when it began."""
 
 
 def parameters_of(optimizer: Any) -> list[Tensor]:

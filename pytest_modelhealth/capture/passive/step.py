@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import get_ident
@@ -14,6 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.hooks import RemovableHandle
 
 from pytest_modelhealth.capture.observing.layer import Held, Own
 from pytest_modelhealth.capture.observing.recorder import Recorder
@@ -31,16 +36,16 @@ from pytest_modelhealth.capture.passive.hooks import (
     PASSES_A_PAGE,
     WHY_OPAQUE,
     Compiled,
-    OptimizerSteps,
     PassiveHooks,
     can_be_subtracted,
+    parameters_of,
 )
 from pytest_modelhealth.capture.step.batch import batch_size
 from pytest_modelhealth.capture.step.company import notes_on_ranks
 from pytest_modelhealth.capture.step.guard import is_inspecting, uninterrupted
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.layers import Selection, named_modules
-from pytest_modelhealth.report import LayerRecord, Observation
+from pytest_modelhealth.report import Observation
 from pytest_modelhealth.statistics import (
     Entries,
     Entry,
@@ -77,7 +82,7 @@ class WatchedStep:
     hooks: dict[str, int]
 
 
-class PassiveStep(OptimizerSteps):
+class PassiveStep:
     """A step that is being watched.
 
     Args:
@@ -101,7 +106,9 @@ class PassiveStep(OptimizerSteps):
         for module in hidden.intersection(recorder.by_module):
             recorder.by_module[module].opaque = WHY_OPAQUE
         self._held = {id(held[2]): held for held in recorder.held()[0]}
-        super().__init__({number: held[2] for number, held in self._held.items()})
+        self._handles: list[RemovableHandle] = []
+        # of optimizers whose step runs: copies of parameters, gone when it is over
+        self._copies: dict[int, dict[int, Tensor]] = {}
         # a layer may return one, and so have it hooked
         self._unhooked = [p for *_, p in self._held.values() if p._backward_hooks is None]
         self._before_step = KnownTensors[bool]()  # gradients of earlier steps
@@ -126,7 +133,8 @@ class PassiveStep(OptimizerSteps):
         """Put hooks on the model, and have torch tell of optimizers."""
         self._hooks.register_around(self._inside, self._around)
         if not self._compiled.runs_optimizer:
-            self.hear_of_steps()
+            self._handles.append(register_optimizer_step_pre_hook(self._before))
+            self._handles.append(register_optimizer_step_post_hook(self._after))
 
     def remove(self) -> None:
         """Leave nothing on the model."""
@@ -135,7 +143,10 @@ class PassiveStep(OptimizerSteps):
         for parameter in self._unhooked:
             if parameter._backward_hooks is not None and not parameter._backward_hooks:
                 parameter._backward_hooks = None
-        self.hear_no_more()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._copies.clear()
 
     @property
     def passes(self) -> int:
@@ -190,52 +201,51 @@ class PassiveStep(OptimizerSteps):
     # Optimizers.
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Read what a step begins with: parameters, and gradients that no backward pass showed."""
         if is_compiling() or is_inspecting() or is_capturing() or get_ident() != self._thread:
             return
         with noted(self._recorder.errors), torch._C.DisableTorchFunction():
-            super()._before(optimizer, args, kwargs)
+            numbers = self._numbers(optimizer)
+            compared = {n: self._held[n] for n in numbers if can_be_subtracted(self._held[n][2])}
+            self._copies[id(optimizer)] = {
+                number: parameter.detach().clone()
+                for number, (layer, _, parameter) in compared.items()
+                if "parameters" in layer.roles
+            }
+            if not numbers:
+                return
+            self._optimizer_steps += 1
+            for group in optimizer.param_groups:
+                for parameter in group["params"] if group.get("lr") is not None else ():
+                    if id(parameter) in self._held:
+                        name = self._held[id(parameter)][0].name
+                        self._rates[name] = max(float(group["lr"]), self._rates.get(name, 0.0))
+            self._read_missing(optimizer, numbers)
+            self._read_parameters()
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not is_compiling():
-            with noted(self._recorder.errors), torch._C.DisableTorchFunction():
-                super()._after(optimizer, args, kwargs)
-
-    def is_compared(self, parameter: Tensor) -> bool:
-        """Whether a parameter's update is to be seen, and can be."""
-        layer = self._held[id(parameter)][0]
-        return "parameters" in layer.roles and can_be_subtracted(parameter)
-
-    def begin_step(
-        self, optimizer: Optimizer, held: list[Tensor], before: Any, args: Any, kwargs: Any
-    ) -> None:
-        """Read what a step begins with: parameters, and gradients that no backward pass showed."""
-        if not held:
-            return
-        self._optimizer_steps += 1
-        for group in optimizer.param_groups:
-            for parameter in group["params"] if group.get("lr") is not None else ():
-                if id(parameter) in self._held:
-                    name = self._held[id(parameter)][0].name
-                    self._rates[name] = max(float(group["lr"]), self._rates.get(name, 0.0))
-        self._read_missing(optimizer, held)
-        self._read_parameters()
-
-    def end_step(self, optimizer: Optimizer, held: list[Tensor], before: dict[int, Tensor]) -> None:
         """Take what a step used, which a closure makes within it, and what it changed."""
-        self._read_missing(optimizer, held)
-        for number in map(id, held):
-            if number in self._gradients:
-                self._taken[number] = self._gradients[number]
-        if before:
+        if is_compiling() or id(optimizer) not in self._copies:
+            return
+        with noted(self._recorder.errors), torch._C.DisableTorchFunction():
+            before, numbers = self._copies.pop(id(optimizer)), self._numbers(optimizer)
+            self._read_missing(optimizer, numbers)
+            self._taken |= {n: self._gradients[n] for n in numbers if n in self._gradients}
+            if not before:
+                return
             differences = list(before.values())  # the copies are to be gone in the end
-            torch._foreach_sub_(differences, [self._parameters[n].detach() for n in before])
+            torch._foreach_sub_(differences, [self._held[n][2].detach() for n in before])
             ledger = self._recorder.reader.ledger
             entries = ledger.add_many(differences)
             for number, change, entry in zip(before, differences, entries, strict=True):
                 self._updates[number] = entry or ledger.add(change)
 
-    def _read_missing(self, optimizer: Optimizer, held: list[Tensor]) -> None:
-        missing = [self._held[id(p)] for p in held if id(p) not in self._gradients]
+    def _numbers(self, optimizer: Optimizer) -> list[int]:
+        """Return which of the parameters an optimizer holds."""
+        return [id(p) for p in parameters_of(optimizer) if id(p) in self._held]
+
+    def _read_missing(self, optimizer: Optimizer, numbers: list[int]) -> None:
+        missing = [self._held[number] for number in numbers if number not in self._gradients]
         if missing:
             scale = getattr(optimizer, "grad_scale", None)  # where the optimizer itself unscales
             self._read_gradients(missing, NO_SCALE if scale is None else LossScale(float(scale)))
@@ -268,7 +278,18 @@ class PassiveStep(OptimizerSteps):
         records = layer_records(recorder, backward=self._hooks.saw_backward)
         recorder.let_go()
         recorder.loss_calls.settle()
-        observation = self._observation(records, loss)
+        value = recorder.loss if isinstance(loss, Tensor) else loss
+        observation = Observation(
+            # what waits on a device is tensors
+            layers=dict(records) if recorder.reader.ledger.has_queued else records,
+            model_type=recorder.layers[""].type_name,
+            loss=None if value is None else float(value),
+            backward=self._hooks.saw_backward,
+            samples=self._samples,
+            notes=(*recorder.notes, *self._notes()),
+            errors=tuple(recorder.errors),
+            loss_calls=tuple(recorder.loss_calls.settled),
+        )
         updates = [(self._held[number], entry) for number, entry in self._updates.items()]
         return WatchedStep(
             observation,
@@ -279,6 +300,14 @@ class PassiveStep(OptimizerSteps):
             self._modes,
             self._hook_counts,
         )
+
+    def _is_unscaled(self) -> bool:
+        """Whether the scaler has taken its scale off gradients that no optimizer took."""
+        if self._scaler is None or self._scale.factor == 1.0:
+            return True
+        states = getattr(self._scaler, "_per_optimizer_states", {}).values()
+        is_done = any(state["found_inf_per_device"] for state in states)
+        return is_done or LossScale.of(self._scaler).factor != self._scale.factor
 
     def _notes(self) -> list[str]:
         """Return what compiled code kept from being seen, and that there are other ranks."""
@@ -296,30 +325,6 @@ class PassiveStep(OptimizerSteps):
         if self._compiled.runs_optimizer:
             notes.append("updates were not seen: the step of an optimizer is compiled")
         return notes
-
-    def _is_unscaled(self) -> bool:
-        """Whether the scaler has taken its scale off gradients that no optimizer took."""
-        if self._scaler is None or self._scale.factor == 1.0:
-            return True
-        states = getattr(self._scaler, "_per_optimizer_states", {}).values()
-        is_done = any(state["found_inf_per_device"] for state in states)
-        return is_done or LossScale.of(self._scaler).factor != self._scale.factor
-
-    def _observation(self, layers: Mapping[str, LayerRecord], loss: Any) -> Observation:
-        recorder = self._recorder
-        value = recorder.loss if isinstance(loss, Tensor) else loss
-        if recorder.reader.ledger.has_queued:  # what waits on a device is tensors
-            layers = dict(layers)
-        return Observation(
-            layers=layers,
-            model_type=recorder.layers[""].type_name,
-            loss=None if value is None else float(value),
-            backward=self._hooks.saw_backward,
-            samples=self._samples,
-            notes=(*recorder.notes, *self._notes()),
-            errors=tuple(recorder.errors),
-            loss_calls=tuple(recorder.loss_calls.settled),
-        )
 
 
 _lock = threading.Lock()

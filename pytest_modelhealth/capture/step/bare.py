@@ -20,6 +20,7 @@ from pytest_modelhealth.capture.step.run import eagerly
 from pytest_modelhealth.capture.step.state import Memory, State
 from pytest_modelhealth.capture.step.switches import Switch
 from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.layers import type_name
 
 
 def copied(model: nn.Module) -> nn.Module:
@@ -91,8 +92,6 @@ class Beside:
         """Put everything back that happens to the model inside, however it ends.
 
         Args:
-            batch: what it is run on.
-            evaluation: whether it is in evaluation mode inside.
             watched: whether an engine runs it inside, which keeps runs apart by itself.
             fused: whether torch's attention may take its fused path.
         """
@@ -121,3 +120,42 @@ def _unfused() -> Iterator[None]:
 
 _silenced = Switch(partial(warnings.catch_warnings, action="ignore"))
 """Keeps warnings of changed batches to ourselves: a deviation over one sample, say."""
+
+
+@contextmanager
+def in_mode(model: Any, training: bool | None) -> Iterator[None]:
+    """Have `model` be in a mode inside; ``None`` leaves it in its own.
+
+    A `train` of the user's own is called, as it may keep parts frozen; what it changes, values of
+    parameters among them, is put back.
+
+    Raises:
+        InspectionError: the model has no modes.
+    """
+    if training is None:
+        yield
+        return
+    if getattr(model, "training", None) is None:  # exported, or run by another runtime
+        raise InspectionError(_ONE_MODE.format(type_name(model)))
+    state = State(model)
+    guard = Guard(state, values=any(map(_has_own_train, state.modules)), numbers=False)
+    with exited_whole(guard):
+        try:
+            model.train(training)
+        except NotImplementedError:  # the module of an exported program
+            raise InspectionError(_ONE_MODE.format(type_name(model))) from None
+        yield
+
+
+_ONE_MODE = (
+    "{} is in the mode it was made in, for good: leave training out, or inspect the model that it "
+    "was made of"
+)
+
+
+def _has_own_train(module: nn.Module) -> bool:
+    """Whether `train` or `eval` of a module is not that of torch."""
+    return any(
+        not getattr(getattr(type(module), name), "__module__", "").startswith("torch.")
+        for name in ("train", "eval")
+    )

@@ -175,7 +175,11 @@ class _TrainingStep:
         self._with_outputs = with_outputs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what it returns, which must hold a loss."""
+        """Return what it returns.
+
+        Raises:
+            InspectionError: that holds no loss that can be differentiated.
+        """
         module, attributes = self._module, vars(self._module)
         forward = self._forward or partial(type(module).forward, module)
         outputs: list[Any] = []
@@ -189,29 +193,17 @@ class _TrainingStep:
             output = Inputs(*args, **kwargs).call(module.training_step)
         finally:
             attributes["forward"] = self
-        _require_loss(module, output)
+        loss, name = loss_in(output), f"training_step of {type(module).__name__}"
+        if loss is None:
+            what = "a mapping without 'loss'" if output is not None else "None"
+            raise InspectionError(
+                f"{name} returned {what}, so there is no loss to inspect: return the loss or "
+                "{'loss': loss}, or give one, run_inspection(inputs, target=..., loss=...)"
+            )
+        validate_loss(loss, list(module.parameters()), name)
         if not self._with_outputs:
             return output
-        return {"loss": loss_in(output), "returned": output, "outputs": outputs}
-
-
-def _require_loss(module: nn.Module, output: Any) -> None:
-    """Do nothing if a `training_step` returned a loss that can be differentiated.
-
-    Raises:
-        InspectionError: it did not.
-    """
-    loss, name = loss_in(output), f"training_step of {type(module).__name__}"
-    if loss is None:
-        what = "a mapping without 'loss'" if output is not None else "None"
-        raise InspectionError(
-            f"{name} returned {what}, so there is no loss to inspect: return the loss or "
-            "{'loss': loss}, or give one, run_inspection(inputs, target=..., loss=...)"
-        )
-    validate_loss(loss, list(module.parameters()), name)
-
-
-_TOO_MANY = re.compile(r"takes .*positional arguments? but (\d+) ")
+        return {"loss": loss, "returned": output, "outputs": outputs}
 
 
 @contextmanager
@@ -239,9 +231,9 @@ def _hints(request: Request, error: Exception) -> Iterator[str]:
     if not codes.isdisjoint((compute_loss.__code__, torch.autograd.backward.__code__)):
         hints += [_of_another_dtype(tensor, error) for tensor in find_tensors(request.target)]
     yield from dict.fromkeys(hint for hint in hints if hint)
-    too_many = _TOO_MANY.search(str(error)) if isinstance(error, TypeError) else None
+    too_many = re.search(r"takes .*positional arguments? but (\d+) ", str(error))
     is_spread = isinstance(request.inputs, list | tuple) and not is_run_by_training_step(request)
-    if too_many and is_spread and len(passed) > 1:
+    if isinstance(error, TypeError) and too_many and is_spread and len(passed) > 1:
         yield (
             f"The batch is a {type(request.inputs).__name__} of {len(passed)}, which go in as "
             "positional arguments. Of a pair of inputs and target, the target goes in by itself: "
@@ -266,11 +258,10 @@ def _of_another_dtype(target: Tensor, error: Exception) -> str | None:
     dtype = target.type().rpartition(".")[2].removesuffix("Tensor")  # "Float", as torch says it
     if not named & {dtype, dtype.lower()}:
         return None
+    remedy = "" if target.is_floating_point() else "floating numbers: target.float()"
     if dtype != "Long" and ("Long" in named or "_index" in str(error)):
-        return f"The target is of {target.dtype}, and the loss takes class indices: target.long()."
-    if target.is_floating_point():
-        return None
-    return f"The target is of {target.dtype}, and the loss takes floating numbers: target.float()."
+        remedy = "class indices: target.long()"
+    return remedy and f"The target is of {target.dtype}, and the loss takes {remedy}."
 
 
 def _instead(value: Any, role: str) -> str | None:
@@ -282,17 +273,16 @@ def _instead(value: Any, role: str) -> str | None:
         spelled = f"torch.from_numpy({role})" + (".float()" if value.dtype == np.float64 else "")
         kind = f"{value.dtype}, {'x'.join(map(str, value.shape)) or 'a scalar'}"
         return f"The {role} holds a NumPy array ({kind}); {spelled} makes a tensor of it."
-    if isinstance(value, DataLoader):
-        what, batches = "a DataLoader", "loader, loss=..."
-        one = "inputs, target = next(iter(loader))"
-    elif isinstance(value, Dataset):
-        what, one = "a data set of samples", "a batch of samples"
-        batches = "DataLoader(dataset, batch_size=64), loss=..."
-    elif isinstance(value, Iterator):
-        what, batches, one = f"an iterator ({type(value).__name__})", "batches", "next(batches)"
-    else:
-        return None
-    return (
-        f"The {role} is {what}: run_batches({batches}) runs its batches; run_inspection and "
-        f"compare take one: {one}."
+    loader = "DataLoader(dataset, batch_size=64), loss=..."
+    kinds: tuple[tuple[type, str, str, str], ...] = (
+        (DataLoader, "a DataLoader", "loader, loss=...", "inputs, target = next(iter(loader))"),
+        (Dataset, "a data set of samples", loader, "a batch of samples"),
+        (Iterator, f"an iterator ({type(value).__name__})", "batches", "next(batches)"),
     )
+    for class_, what, batches, one in kinds:
+        if isinstance(value, class_):
+            return (
+                f"The {role} is {what}: run_batches({batches}) runs its batches; run_inspection "
+                f"and compare take one: {one}."
+            )
+    return None

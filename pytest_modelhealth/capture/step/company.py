@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -21,19 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Company:
-    """What this rank has of a model.
+    """What this rank has of a model."""
 
-    Args:
-        state: what the model holds while it is inspected.
-        shards: its parameters, where `fully_shard` cut them.
-        on_ranks: whether there are other ranks.
-        notes: what a reader should know.
-    """
-
-    state: State
-    shards: Shards | None = None
-    on_ranks: bool = False
-    notes: tuple[str, ...] = ()
+    state: State  # what the model holds while it is inspected
+    shards: Shards | None = None  # its parameters, where `fully_shard` cut them
+    on_ranks: bool = False  # whether there are other ranks
+    notes: tuple[str, ...] = ()  # what a reader should know
 
     def parameters_shown(self) -> AbstractContextManager[None]:
         """Have the modules hold the parameters that the user knows; nothing may run inside."""
@@ -83,16 +75,39 @@ def in_company(model: nn.Module, state: State | None = None) -> Iterator[Company
         state: what it holds, where the caller has looked already.
 
     Raises:
-        InspectionError: its engine does not allow that, or another thread is at it.
+        InspectionError: its engine does not allow that.
     """
     state = state or State(model)
     wrappers = _wrappers(state.modules)
-    if not wrappers:
+    own = set(map(id, state.modules))
+    if not wrappers or not _inside.isdisjoint(own):
         yield Company(state, on_ranks=wrappers is not None)
         return
     wing("capture.parallel.wrappers:refuse_unknown_ways")(wrappers)
-    with _alone(state) as is_first, ExitStack() as stack:
-        yield _entered(model, state, wrappers, stack) if is_first else Company(state, on_ranks=True)
+    _inside.update(own)
+    with ExitStack() as stack:
+        stack.callback(_inside.difference_update, own)
+        shards: Shards | None = None
+        if wrappers.sharded:
+            shards = wing("capture.parallel.engines:Shards")(wrappers.sharded)
+            stack.enter_context(shards.apart())
+            state = State(model)
+        if wrappers.replicated:
+            stack.callback(state.restore)
+            wing("capture.parallel.engines:stay_local")(wrappers.replicated)
+            state.exchange(wing("capture.parallel.engines:doubles")(wrappers.replicated))
+            state = State(model)
+        notes = (_REDUCED,) if shards is not None and shards.waits else ()
+        yield Company(state, shards, on_ranks=True, notes=notes)
+
+
+_REDUCED = (
+    "gradients were reduced over the ranks, although set_requires_gradient_sync(False) is on: FSDP "
+    "has no others for the parameters it shards"
+)
+_inside: set[int] = set()
+"""Modules whose wrappers are at rest already: an engine may run inside of `Beside`. That a model is
+inspected twice at once is refused by `Inspection`, whatever spreads it."""
 
 
 def notes_on_ranks(model: nn.Module) -> tuple[str, ...]:
@@ -125,52 +140,3 @@ def _wrappers(modules: Iterable[nn.Module]) -> Wrappers | None:
         return None
     wrappers: Wrappers = wing("capture.parallel.wrappers:find_wrappers")(modules)
     return wrappers
-
-
-def _entered(model: nn.Module, state: State, wrappers: Wrappers, stack: ExitStack) -> Company:
-    shards: Shards | None = None
-    notes: tuple[str, ...] = ()
-    if wrappers.sharded:
-        shards = made = wing("capture.parallel.engines:Shards")(wrappers.sharded)
-        if made.waits:
-            notes = (_REDUCED,)
-        stack.enter_context(made.apart())
-        state = State(model)
-    if wrappers.replicated:
-        stack.callback(state.restore)
-        wing("capture.parallel.engines:stay_local")(wrappers.replicated)
-        state.exchange(wing("capture.parallel.engines:doubles")(wrappers.replicated))
-        state = State(model)
-    return Company(state, shards, on_ranks=True, notes=notes)
-
-
-_REDUCED = (
-    "gradients were reduced over the ranks, although set_requires_gradient_sync(False) is on: FSDP "
-    "has no others for the parameters it shards"
-)
-_lock = threading.Lock()
-_inside: dict[int, int] = {}  # the thread that inspects a module
-
-
-@contextmanager
-def _alone(state: State) -> Iterator[bool]:
-    """Yield whether this is the first of nested inspections.
-
-    Raises:
-        InspectionError: another thread inspects a module of it.
-    """
-    own = dict.fromkeys(map(id, state.modules), threading.get_ident())
-    with _lock:
-        threads = {_inside[one] for one in own if one in _inside}
-        if threads - set(own.values()):
-            raise InspectionError(
-                f"cannot inspect {type(state.modules[0]).__name__}: it is being inspected already, "
-                "in another thread; one inspection of a model at a time"
-            )
-        if not threads:
-            _inside.update(own)
-    try:
-        yield not threads
-    finally:
-        for one in () if threads else own:
-            _inside.pop(one, None)

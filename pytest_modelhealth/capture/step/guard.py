@@ -55,12 +55,16 @@ class Guard:
         self.state = state = state or State()
         given = [t for t in find_tensors(batch) if t.is_leaf and t.requires_grad]
         self.leaves = Leaves([*state.leaves, *given])
-        self._modes = [(m, m.training) for m in state.scripts if hasattr(m, "training")]
+        modes = [m for m in state.scripts if hasattr(m, "training")]
         copied = [*state.leaves, *state.tensors] if values is True else state.tensors
         self._memory = [Memory(copied), *([values] if isinstance(values, Memory) else [])]
         self._generators = [(write, read()) for read, write in map(access, state.generators)]
-        self._is_grad_enabled = torch.is_grad_enabled()
-        self._switches = [(pair, pair[0]()) for pair in _SWITCHES if switches]
+        settings: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
+            *((partial(getattr, m, "training"), partial(setattr, m, "training")) for m in modes),
+            (torch.is_grad_enabled, torch.set_grad_enabled),
+            *(_SWITCHES if switches else ()),
+        ]
+        self._settings = [(read, write, read()) for read, write in settings]
         self._stateful = [(one, copy.deepcopy(one.state_dict())) for one in stateful]
         self.numbers = random_state() if numbers is True else numbers or {}
 
@@ -94,10 +98,7 @@ class Guard:
         restore_random_state(self.numbers)
 
     def _restore_settings(self) -> None:
-        for module, mode in self._modes:
-            module.training = mode
-        torch.set_grad_enabled(self._is_grad_enabled)
-        for (read, write), value in self._switches:
+        for read, write, value in self._settings:
             if value is not None and read() != value:
                 write(value)
 
@@ -235,7 +236,7 @@ class Inspection:
         self.hooks: Hooks | None = None  # once there is something to see
         # when the first of those that run now, in whatever threads, began: they all put it back
         self.numbers: dict[str, Any] | None = None
-        self._model = model
+        self._model, self._label = model, type(model).__name__
         self._thread = threading.current_thread()
 
     @contextmanager
@@ -280,18 +281,20 @@ class Inspection:
             guard.leaves.set_aside()
             yield guard
 
-    @property
-    def _label(self) -> str:
-        return type(self._model).__name__
-
     def _refuse_beside(self, other: Inspection) -> None:
-        common = _common(self.state, other.state)
-        if common is None:
+        ours, theirs = self.state, other.state
+        held = {id(one) for one in (*theirs.modules, *theirs.leaves, *theirs.tensors)}
+        things: list[Any] = [*ours.modules, *ours.leaves, *ours.tensors]
+        shared = next((thing for thing in things if id(thing) in held), None)  # a module first
+        if shared is None:
             return
+        what = f"a module ({type(shared).__name__})"
+        if not isinstance(shared, nn.Module):
+            kind = "parameter" if isinstance(shared, nn.Parameter) else "tensor"
+            what = f"a {kind} of shape {tuple(shared.shape)}"
+        whole = f"{other._label}, with which it shares {what}, is being inspected already"
         if self._model is other._model:
             whole = f"{self._label} is being inspected already"
-        else:
-            whole = f"{other._label}, with which it shares {common}, is being inspected already"
         place = f"in the thread {other._thread.name!r}"
         if other._thread is self._thread:
             layer = other.hooks.running_layer if other.hooks is not None else None
@@ -314,19 +317,6 @@ _NEXT_MOVE = (
 )
 
 
-def _common(a: State, b: State) -> str | None:
-    """Return what two models have in common, if anything; a module before tensors."""
-    held = {*map(id, b.modules), *map(id, b.leaves), *map(id, b.tensors)}
-    things: list[Any] = [*a.modules, *a.leaves, *a.tensors]
-    shared = next((thing for thing in things if id(thing) in held), None)
-    if shared is None:
-        return None
-    if isinstance(shared, nn.Module):
-        return f"a module ({type(shared).__name__})"
-    kind = "parameter" if isinstance(shared, nn.Parameter) else "tensor"
-    return f"a {kind} of shape {tuple(shared.shape)}"
-
-
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGALRM") if hasattr(signal, name)]
 
 
@@ -337,44 +327,41 @@ def exited_whole(*managers: AbstractContextManager[Any]) -> Iterator[Any]:
     One that arrives meanwhile is handled, by KeyboardInterrupt as a rule, once all have exited.
     """
     with ExitStack() as stack:
-        signals = stack.enter_context(_Signals())
+        hold = stack.enter_context(_signals_held())
         entered = [stack.enter_context(manager) for manager in managers]
-        stack.callback(signals.hold)
+        stack.callback(hold)
         yield entered[-1]
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Have a signal that arrives inside handled when this is left."""
-    with _Signals() as signals:
-        signals.hold()
+    with _signals_held() as hold:
+        hold()
         yield
 
 
-class _Signals:
-    """Those that arrive between `hold` and the end are delivered in the end.
+@contextmanager
+def _signals_held() -> Iterator[Callable[[], None]]:
+    """Give what begins to hold signals; those that arrive since are delivered in the end.
 
     Only in the main thread does Python call handlers, and allow them to be set.
     """
+    handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
+    arrived: list[tuple[int, FrameType | None]] = []
 
-    def __init__(self) -> None:
-        self._handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
-        self._arrived: list[tuple[int, FrameType | None]] = []
-
-    def hold(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for number in _SIGNALS:
+    def hold() -> None:
+        is_main = threading.current_thread() is threading.main_thread()
+        for number in _SIGNALS if is_main else ():
             handler = signal.getsignal(number)
             if callable(handler):
-                self._handlers[number] = handler
-                signal.signal(number, lambda *call: self._arrived.append(call))
+                handlers[number] = handler
+                signal.signal(number, lambda *call: arrived.append(call))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._handlers.items():
+    try:
+        yield hold
+    finally:
+        for number, handler in handlers.items():
             signal.signal(number, handler)
-        for number, frame in self._arrived:
-            self._handlers[number](number, frame)
+        for number, frame in arrived:
+            handlers[number](number, frame)

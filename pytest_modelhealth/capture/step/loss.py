@@ -103,16 +103,10 @@ def _own_loss(output: Any) -> Tensor | None:
     for candidate in candidates:
         if is_a(candidate, Tensor) and candidate.numel() == 1 and _is_real(candidate):
             return candidate.reshape(()) if candidate.ndim else candidate
-    return _random_projection(output)
-
-
-def _random_projection(output: Any) -> Tensor | None:
-    """Return the floating outputs times fixed random weights, summed.
-
-    A plain sum has no gradient through softmax and LayerNorm, whose outputs sum to a constant. The
-    weights make the gradient with respect to each output tensor about 1 in L2 norm, whatever its
-    size, so that gradient norms mean the same on every model.
-    """
+    # The floating outputs times fixed random weights, summed. A plain sum has no gradient through
+    # softmax and LayerNorm, whose outputs sum to a constant. The weights make the gradient with
+    # respect to each output tensor about 1 in L2 norm, whatever its size, so that gradient norms
+    # mean the same on every model.
     generator = torch.Generator().manual_seed(_PROJECTION_SEED)
     terms = []
     for tensor in find_tensors(output):
@@ -136,8 +130,6 @@ def _is_real(tensor: Tensor) -> bool:
     return tensor.is_floating_point() and not tensor.is_meta
 
 
-Shape = tuple[int, ...]
-
 _ARITHMETIC = frozenset(
     spelling for name in having("sum", "product", "quotient") for spelling in (name, f"__{name}__")
 )
@@ -153,12 +145,15 @@ class LossWatch:
         outputs, targets = list(find_tensors(output)), list(find_tensors(target))
         with torch._C.DisableTorchFunction():
             self._ends = [tensor.grad_fn for tensor in outputs]
-            self._shapes = [_shape(tensor) for tensor in outputs if tensor.requires_grad]
-            self._target_shapes = [_shape(tensor) for tensor in targets]
+            self._shapes = {_shape(tensor) for tensor in outputs if tensor.requires_grad}
+            self._target_shapes = set(map(_shape, targets))
         self._targets = {id(tensor) for tensor in targets}
-        needed = targets and not _leaves_target_out(loss)
-        self.uses_target: bool | None = False if needed else None
-        self.widened: tuple[Shape, Shape] | None = None
+        names: list[str] = []
+        with suppress(TypeError, ValueError):  # of a builtin
+            names = list(inspect.signature(loss).parameters)
+        is_needed = targets and not (len(names) > 1 and names[1].startswith("_"))
+        self._uses_target: bool | None = False if is_needed else None
+        self._widened: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     @contextmanager
     def watching(self, hooks: Hooks) -> Iterator[None]:
@@ -175,50 +170,36 @@ class LossWatch:
         """Take one call of any function of torch."""
         with noted(errors, "loss: "), torch._C.DisableTorchFunction():
             name = getattr(call, "__name__", "")
-            if self.uses_target is False and name not in ASKS_FOR_FORM:
+            if self._uses_target is False and name not in ASKS_FOR_FORM:
                 given = find_tensors((args, kwargs))
-                self.uses_target = any(id(tensor) in self._targets for tensor in given)
-            if name in _ARITHMETIC and len(args) == 2 and self.widened is None:
-                self._see_arithmetic(*args)
+                self._uses_target = any(id(tensor) in self._targets for tensor in given)
+            if name in _ARITHMETIC and self._widened is None:
+                tensors = [value for value in args if is_a(value, Tensor)]
+                if len(tensors) == len(args) == 2:
+                    self._see_arithmetic(*sorted(tensors, key=lambda one: not one.requires_grad))
 
-    def _see_arithmetic(self, a: Any, b: Any) -> None:
+    def _see_arithmetic(self, made: Tensor, given: Tensor) -> None:
         """Note (N, 1) against (N,), one from the output and one from the target."""
-        if not (is_a(a, Tensor) and is_a(b, Tensor)):
-            return
-        made, given = (a, b) if a.requires_grad else (b, a)
-        if given.requires_grad or not made.requires_grad:
-            return
         shapes = _shape(made), _shape(given)
-        known = shapes[0] in self._shapes and shapes[1] in self._target_shapes
-        # a loss that itself added a dimension to the output compares all pairs
-        if known and _widens(*shapes) and "unsqueeze" not in loss_path(made, self._ends).operations:
-            self.widened = shapes
+        if not made.requires_grad or given.requires_grad:
+            return
+        if shapes[0] not in self._shapes or shapes[1] not in self._target_shapes:
+            return
+        with suppress(RuntimeError):  # they do not fit together
+            together = torch.broadcast_shapes(*shapes).numel()
+            widens = together > max(made.numel(), given.numel())
+            # a loss that itself added a dimension to the output compares all pairs
+            if widens and "unsqueeze" not in loss_path(made, self._ends).operations:
+                self._widened = shapes
 
     def path(self, loss: Tensor) -> LossPath:
         """Return how `loss` was computed."""
         with torch._C.DisableTorchFunction():
-            found = loss_path(loss, self._ends)
-        return replace(found, uses_target=self.uses_target, widened=self.widened)
+            way = loss_path(loss, self._ends)
+        return replace(way, uses_target=self._uses_target, widened=self._widened)
 
 
-def _leaves_target_out(loss: Callable[..., Any]) -> bool:
-    try:
-        names = list(inspect.signature(loss).parameters)
-    except (TypeError, ValueError):  # a builtin
-        return False
-    return len(names) > 1 and names[1].startswith("_")
-
-
-def _widens(a: Shape, b: Shape) -> bool:
-    """Whether broadcasting the two gives more elements than either has."""
-    try:
-        together = torch.broadcast_shapes(a, b).numel()
-    except RuntimeError:
-        return False
-    return bool(together > max(torch.Size(a).numel(), torch.Size(b).numel()))
-
-
-def _shape(tensor: Tensor) -> Shape:
+def _shape(tensor: Tensor) -> tuple[int, ...]:
     return () if tensor.is_nested else tuple(tensor.shape)
 
 
@@ -307,20 +288,26 @@ class TaskLosses:
                 if layer.name in reached:
                     g = torch.zeros_like(parameter) if gradient is None else gradient.to_dense()
                     layers.setdefault(layer.name, []).append(scale.unscale(g))
-        return self._compared(by_task), []
-
-    def _compared(self, by_task: dict[str, dict[str, list[Tensor]]]) -> tuple[TaskGradients, ...]:
         tasks = []
         for name, layers in by_task.items():
-            pairs = tuple(
+            angles = tuple(
                 TaskPair(other, {lyr: _cosine(layers[lyr], theirs[lyr]) for lyr in common})
                 for first, other in combinations(by_task, 2)
                 if first == name and (theirs := by_task[other])
                 if (common := [layer for layer in layers if layer in theirs])
             )
             norms = {layer: math.sqrt(_dot(g, g)) for layer, g in layers.items()}
-            tasks.append(TaskGradients(name, float(self.values[name].detach()), norms, pairs))
-        return tuple(tasks)
+            tasks.append(TaskGradients(name, float(self.values[name].detach()), norms, angles))
+        # two tasks that pull a shared layer in opposite directions
+        notes = [
+            f"tasks {task.name!r} and {pair.other!r} pull against each other on {layer!r}: the "
+            f"cosine of their gradients is {cosine:.2f}"
+            for task in tasks
+            for pair in task.pairs
+            for layer, cosine in [min(pair.cosines.items(), key=lambda item: item[1])]
+            if cosine <= _OPPOSED
+        ]
+        return tuple(tasks), notes
 
 
 def _dot(a: list[Tensor], b: list[Tensor]) -> float:
@@ -331,15 +318,3 @@ def _cosine(a: list[Tensor], b: list[Tensor]) -> float:
     """Return the cosine of the angle between two gradients; 0 where one is zero."""
     norms = math.sqrt(_dot(a, a) * _dot(b, b))
     return _dot(a, b) / norms if norms else 0.0
-
-
-def conflicts(tasks: Iterable[TaskGradients]) -> list[str]:
-    """Return a note for each pair of tasks that pull a shared layer in opposite directions."""
-    return [
-        f"tasks {task.name!r} and {pair.other!r} pull against each other on {layer!r}: the cosine "
-        f"of their gradients is {cosine:.2f}"
-        for task in tasks
-        for pair in task.pairs
-        for layer, cosine in [min(pair.cosines.items(), key=lambda item: item[1])]
-        if cosine <= _OPPOSED
-    ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import wraps
 from operator import attrgetter
 from typing import Any
 
@@ -15,10 +16,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from pytest_modelhealth.capture.engine import Request
 from pytest_modelhealth.capture.observing.flow import Source
 from pytest_modelhealth.capture.observing.function_mode import FunctionalLayers
+from pytest_modelhealth.capture.observing.graphs import containers_shown, note_source_lines
 from pytest_modelhealth.capture.observing.hooks import Hooks, observed
 from pytest_modelhealth.capture.observing.layer import Held
-from pytest_modelhealth.capture.observing.operators import containers_shown, note_source_lines
-from pytest_modelhealth.capture.observing.recorder import Placements, Recorder
+from pytest_modelhealth.capture.observing.recorder import Recorder
 from pytest_modelhealth.capture.observing.records import layer_records
 from pytest_modelhealth.capture.observing.tensors import (
     NEVER_LAZY,
@@ -32,7 +33,7 @@ from pytest_modelhealth.capture.observing.tensors import (
 from pytest_modelhealth.capture.step.batch import Inputs, batch_size
 from pytest_modelhealth.capture.step.company import Company, in_company
 from pytest_modelhealth.capture.step.guard import Inspection, Leaves, exited_whole
-from pytest_modelhealth.capture.step.loss import LossWatch, TaskLosses, compute_loss, conflicts
+from pytest_modelhealth.capture.step.loss import LossWatch, TaskLosses, compute_loss
 from pytest_modelhealth.capture.step.state import State, graph_leaves
 from pytest_modelhealth.capture.step.switches import Switch, collected_rarely, deep_graphs_freed
 from pytest_modelhealth.capture.step.unregistered import Registered
@@ -60,18 +61,29 @@ def observed_eagerly(recorder: Recorder) -> Iterator[Hooks]:
         yield hooks
 
 
-def eagerly() -> AbstractContextManager[None]:
-    """Run compiled models eagerly: a warm one ignores hooks that were added later.
-
-    Without torch._dynamo, which takes a second to import, nothing is compiled yet.
-    """
-    return _forced_eager() if "torch._dynamo" in sys.modules else nullcontext()
-
-
 @Switch
 @contextmanager
-def _forced_eager() -> Iterator[None]:
-    with torch.compiler.set_stance("force_eager"):
+def eagerly() -> Iterator[None]:
+    """Run compiled models eagerly: a warm one ignores hooks that were added later.
+
+    Without torch._dynamo, which takes a second to import, nothing is compiled yet: the stance is
+    taken when a forward first compiles something.
+    """
+    compile_ = torch.compile
+    with ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            yield
+            return
+
+        @wraps(compile_)
+        def compile_eagerly(*args: Any, **kwargs: Any) -> Any:
+            torch.compile = compile_
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            return compile_(*args, **kwargs)
+
+        stack.callback(setattr, torch, "compile", compile_)
+        torch.compile = compile_eagerly
         yield
 
 
@@ -82,11 +94,9 @@ def run_step(
     watch: Watch = observed_eagerly,
     state: State | None = None,
 ) -> Observation:
-    """Run the request's batch through `model`, watched.
+    """Run the request's batch through `model`, which stands for the request's, watched.
 
     Args:
-        request: what is asked.
-        model: the module that stands for ``request.model``.
         notes: what a reader should know of this model.
         watch: hooks on every module, unless a kind of model has another way.
         state: what `model` holds, where the caller has looked already.
@@ -128,9 +138,7 @@ class _Step:
         )
         note_source_lines(recorder)
         if company.on_ranks:
-            placements = "capture.parallel.placements"
-            ways = wing(f"{placements}:placement_of"), wing(f"{placements}:of_gradient")
-            recorder.placements = Placements(*ways)
+            recorder.placement_of = wing("capture.parallel.placements:placement_of")
         parameters, buffers = recorder.held()
         held = ((Kind.PARAMETER, parameters), (Kind.BUFFER, buffers))
         recorder.flow.name_sources(_sources(arguments, request.target, held, state))
@@ -139,7 +147,17 @@ class _Step:
         self._versions = _versions(self._tensors)
         self._registered = Registered(model, self._tensors[: len(parameters)], tensors)
         self._tasks = TaskLosses(request.loss) if isinstance(request.loss, Mapping) else None
-        self._notes = [*notes, *company.notes, *self._note_on_unregistered_modules()]
+        self._notes = [*notes, *company.notes]
+        # modules with parameters that torch does not know to be in the model
+        others = [module for module in state.modules if module not in recorder.by_module]
+        unknown = [module for module in others if not self._registered.knows(module)]
+        if unknown:
+            types = ", ".join(sorted({type(module).__name__ for module in unknown}))
+            self._notes.append(
+                f"{len(unknown)} modules ({types}) are kept in plain attributes, lists or "
+                "dictionaries: model.parameters() leaves them out, and they were not looked into; "
+                "nn.ModuleList and nn.ModuleDict register them"
+            )
         self._functions: FunctionalLayers | None = None
         self._is_differentiated = False
         self._no_gradients = ""
@@ -153,45 +171,30 @@ class _Step:
         )
         _refuse_fake(state, tensors)
 
-    def _note_on_unregistered_modules(self) -> list[str]:
-        """Return a note on modules with parameters that torch does not know to be in the model."""
-        others = [m for m in self._company.state.modules if m not in self._recorder.by_module]
-        unknown = [module for module in others if not self._registered.knows(module)]
-        if not unknown:
-            return []
-        types = ", ".join(sorted({type(module).__name__ for module in unknown}))
-        note = (
-            f"{len(unknown)} modules ({types}) are kept in plain attributes, lists or "
-            "dictionaries: model.parameters() leaves them out, and they were not looked into; "
-            "nn.ModuleList and nn.ModuleDict register them"
-        )
-        return [note]
-
     def run(self, watch: Watch, graph: list[Any]) -> Observation:
         """Run all phases; `graph` takes the last nodes of their graph, which nothing else holds."""
-        request, state = self._request, self._company.state
-        inspection = Inspection(state, request.model)
+        request, recorder = self._request, self._recorder
+        inspection = Inspection(self._company.state, request.model)
         with exited_whole(
-            inspection.apart(), inspection.untouched(self._batch), watch(self._recorder)
+            inspection.apart(), inspection.untouched(self._batch), watch(recorder)
         ) as hooks:
             inspection.hooks = hooks
-            output = self._run_forward(hooks)
+            self._functions = hooks.functions if hooks.functions.is_on else None
+            output = self._arguments.call(self._model)
+            if request.visitor is not None:
+                request.visitor.see_output(output)
             inspection.doing = "loss"
             loss, ends = self._run_loss(output, hooks)
             del output
-            parameters = self._read_state()
+            with self._company.parameters_shown():  # as the forward left them
+                recorder.note_modules()
+                parameters, buffers = recorder.held()
+                recorder.add_state("buffers", buffers)
+                recorder.add_state("parameters", parameters)
             graph += [*ends, None if loss is None else loss.grad_fn]
             inspection.doing = "backward pass"
             self._run_backward(loss, ends, parameters, hooks)
         return self._settle()
-
-    def _run_forward(self, hooks: Hooks) -> Any:
-        """Return what the model returns."""
-        self._functions = hooks.functions if hooks.functions.is_on else None
-        output = self._arguments.call(self._model)
-        if self._request.visitor is not None:
-            self._request.visitor.see_output(output)
-        return output
 
     def _run_loss(self, output: Any, hooks: Hooks) -> tuple[Tensor | None, list[Any]]:
         """Return the loss, ``None`` where there is none, and the nodes that the output ends in."""
@@ -211,16 +214,6 @@ class _Step:
             self._recorder.add_loss(loss)
         return loss, [tensor.grad_fn for tensor in returned if tensor.grad_fn is not None]
 
-    def _read_state(self) -> list[Held]:
-        """Read buffers and parameters as the forward left them; return the parameters."""
-        recorder = self._recorder
-        with self._company.parameters_shown():
-            recorder.note_modules()
-            parameters, buffers = recorder.held()
-            recorder.add_state("buffers", buffers)
-            recorder.add_state("parameters", parameters)
-        return parameters
-
     def _run_backward(
         self, loss: Tensor | None, ends: Sequence[Any], parameters: list[Held], hooks: Hooks
     ) -> None:
@@ -236,7 +229,7 @@ class _Step:
         if loss.requires_grad:
             if self._tasks is not None:
                 self._task_gradients, notes = self._tasks.gradients(parameters, self._scale)
-                self._notes += [*notes, *conflicts(self._task_gradients)]
+                self._notes += notes
             self._differentiate(self._scale.apply(loss), parameters, hooks)
         if loss.requires_grad or self._loss_path is not None:
             company = self._company
@@ -256,7 +249,13 @@ class _Step:
             )
         if backward is False:
             return
-        why, remedy = _why_no_backward(loss)
+        why = remedy = ""
+        if not torch.is_grad_enabled():
+            why = "gradients are off here (torch.no_grad() or inference_mode())"
+            remedy = "inspect outside of it"
+        elif loss is None:
+            why = "the output holds no floating-point number to differentiate"
+            remedy = "give a loss, or return what the output is computed from"
         if backward is not None and (loss is None or why or not loss.requires_grad):
             raise InspectionError(
                 f"no backward pass: {why or 'the loss depends on nothing that requires a gradient'}"
@@ -395,30 +394,19 @@ def _refuse_fake(state: State, batch: list[Tensor]) -> None:
     Raises:
         InspectionError: a `FakeTensorMode` is on, or a tensor was made in one.
     """
+    where = ""
     if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
-        fake = "it runs in a FakeTensorMode"
+        where = "it runs"
     elif FakeTensor in set(map(type, (*state.leaves, *state.tensors))):
-        fake = "it was made in a FakeTensorMode"
+        where = "it was made"
     elif FakeTensor in set(map(type, batch)):
-        fake = "its batch was made in a FakeTensorMode"
-    else:
-        return
-    raise InspectionError(
-        f"cannot inspect {type(state.modules[0]).__name__}: {fake}, whose tensors have shapes and "
-        "no values, so there is nothing to observe; make model and batch outside the mode, and "
-        "inspect them there"
-    )
-
-
-def _why_no_backward(loss: Tensor | None) -> tuple[str, str]:
-    """Return why there is nothing to differentiate, and what to do; ``""`` where there is."""
-    if not torch.is_grad_enabled():
-        why = "gradients are off here (torch.no_grad() or inference_mode())"
-        return why, "inspect outside of it"
-    if loss is None:
-        why = "the output holds no floating-point number to differentiate"
-        return why, "give a loss, or return what the output is computed from"
-    return "", ""
+        where = "its batch was made"
+    if where:
+        raise InspectionError(
+            f"cannot inspect {type(state.modules[0]).__name__}: {where} in a FakeTensorMode, whose "
+            "tensors have shapes and no values, so there is nothing to observe; make model and "
+            "batch outside the mode, and inspect them there"
+        )
 
 
 def _why_no_gradients(loss: Tensor | None, has_graph: bool, parameters: list[Held]) -> str:

@@ -7,8 +7,7 @@ import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain, count, pairwise
-from math import prod
+from itertools import chain, count
 from operator import is_
 from types import FunctionType
 from typing import Any
@@ -34,15 +33,6 @@ class State:
     Args:
         roots: the model, or several.
         containers: some that hold the same objects in the end, which are not looked into.
-
-    Attributes:
-        modules: every module, the model first.
-        leaves: every parameter and every other tensor that collects a gradient.
-        tensors: every tensor that is no parameter: buffers and plain attributes.
-        generators: random generators kept in attributes.
-        scripts: the modules whose attributes lie in C++.
-        lazy: parameters and buffers that the first forward creates.
-        moment: when this was looked at, counted by `MOMENTS`.
     """
 
     _closed = frozenset(
@@ -51,13 +41,13 @@ class State:
     """Types of what leads to nothing."""
 
     def __init__(self, *roots: Any, containers: Iterable[Any] = ()) -> None:
-        self.moment = next(MOMENTS)
-        self.modules: list[nn.Module] = []
-        self.leaves: list[Tensor] = []
-        self.tensors: list[Tensor] = []
-        self.generators: list[Any] = []
-        self.scripts: list[nn.Module] = []
-        self.lazy: list[Tensor] = []
+        self.moment = next(MOMENTS)  # when this was looked at
+        self.modules: list[nn.Module] = []  # the model first
+        self.leaves: list[Tensor] = []  # parameters, and what else collects a gradient
+        self.tensors: list[Tensor] = []  # that are no parameters: buffers and plain attributes
+        self.generators: list[Any] = []  # of random numbers
+        self.scripts: list[nn.Module] = []  # whose attributes lie in C++
+        self.lazy: list[Tensor] = []  # parameters and buffers that the first forward creates
         self._empty: list[Any] = []  # containers that hold nothing: a dozen a module, for hooks
         self._others = [(one, _items(one)) for one in containers]  # each with what it holds
         self._seen: dict[int, Any] = {}
@@ -214,7 +204,7 @@ class Memory:
     """What tensors hold, bit for bit, so that two that share memory are copied once.
 
     A view may show one element many times (``expand``, ``unfold``) or a little of a storage that is
-    large: copied are the elements of the storage that are shown, each once.
+    large: copied is what lies between the first and the last element that is shown.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
@@ -226,9 +216,7 @@ class Memory:
             for tensor in chain.from_iterable(map(inner_tensors, tensors)):
                 self._add(tensor)
             for storage, _, parts in self._storages.values():
-                shown = _integers(parts[0]) if len(parts) == 1 else None
-                shown_once = _shown_once(storage, parts) if shown is None else [shown]
-                self._copies += [(integers, integers.clone()) for integers in shown_once]
+                self._copies += [(one, one.clone()) for one in _integer_views(storage, parts)]
 
     def restore(self) -> None:
         """Give the tensors their memory back, and the memory its bytes."""
@@ -263,43 +251,27 @@ class Memory:
                 held[2].append(part)
 
 
-def _integers(part: Tensor) -> Tensor | None:
-    """Return most tensors as integers, in less time; ``None`` for others."""
-    if part.dtype in _PLAIN and not part.is_nested and part.is_contiguous() and not part.is_neg():
-        return part.data.view(_INTEGERS[part.itemsize])  # with a version of its own
-    return None
-
-
-def _shown_once(storage: Any, parts: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield what tensors show of a storage as integers, whose copies and comparisons are exact.
-
-    Each element comes once, and so do those of a view that lies within another without gaps.
-    """
-    views = {}
+def _integer_views(storage: Any, parts: list[Tensor]) -> Iterator[Tensor]:
+    """Yield what tensors show of a storage as integers, whose copies and comparisons are exact."""
+    part = parts[0]
+    is_plain = part.dtype in _PLAIN and not part.is_nested and part.is_contiguous()
+    if is_plain and len(parts) == 1 and not part.is_neg():  # most tensors, in less time
+        yield part.data.view(_INTEGERS[part.itemsize])  # with a version of its own
+        return
+    spans = []
     for part in parts:
-        size, offset, steps = 1, 0, [(1, storage.nbytes())]
+        begin, end = 0, storage.nbytes()
         if not part.is_nested:
-            size, offset = part.itemsize, int(part.storage_offset())
-            dimensions = zip(part.stride(), part.shape, strict=True)
-            steps = sorted((step, n) for step, n in dimensions if n > 1 and step)
-        reach = 1 + sum((n - 1) * step for step, n in steps)
-        if any(outer <= (n - 1) * inner for (inner, n), (outer, _) in pairwise(steps)):
-            steps = [(1, reach)]  # one element may stand in several places
-        has_gaps = prod(n for _, n in steps) < reach
-        key = offset * size, -(offset + reach) * size, has_gaps
-        views[*key, *steps] = size, offset, steps
+            begin = int(part.storage_offset()) * part.itemsize
+            steps = zip(part.stride(), part.shape, strict=True)
+            end = begin + (1 + sum((n - 1) * step for step, n in steps)) * part.itemsize
+        spans.append((begin, end))
     covered = 0
-    for (_, end, has_gaps, *_), (size, offset, steps) in sorted(views.items()):
-        if -end > covered:
-            covered = covered if has_gaps else -end
-            width = min(size, 8)
-            factor = size // width  # of complex numbers
-            yield torch.empty(0, dtype=_INTEGERS[width], device=storage.device).set_(
-                storage,
-                offset * factor,
-                (*(n for _, n in steps), factor),
-                (*(step * factor for step, _ in steps), 1),
-            )
+    for begin, end in sorted(spans):
+        begin = max(begin, covered)
+        if end > begin:
+            covered, empty = end, torch.empty(0, dtype=torch.uint8, device=storage.device)
+            yield empty.set_(storage, begin, (end - begin,), (1,))
 
 
 def inner_tensors(tensor: Any) -> Iterator[Tensor]:

@@ -9,18 +9,14 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from pytest_modelhealth.capture.observing.tensors import (
-    attributes,
-    contents,
-    is_a,
-    pairs,
-)
+from pytest_modelhealth.capture.observing.tensors import attributes, contents, is_a, pairs
 from pytest_modelhealth.capture.step.state import graph_leaves
 from pytest_modelhealth.report import UnregisteredParameter
 from pytest_modelhealth.statistics import UnsupportedTensorError, reduce
 
 _DEEPEST = 6
 _TORCH_KEEPS = frozenset(vars(nn.Module()))
+_RUNNING: tuple[type, ...] = (types.FrameType, types.GeneratorType, type(iter([])))
 
 
 class Place(NamedTuple):
@@ -57,10 +53,10 @@ class Registered:
         """
         strays = [leaf for leaf in leaves if id(leaf) not in self._ids and leaf.grad is not None]
         held = places(self._model, {id(leaf) for leaf in strays}) if strays else {}
-        found = []
+        unregistered = []
         for leaf in strays:
             place = held.get(id(leaf))
-            if place is None and _is_made_by_the_forward(leaf):
+            if place is None and isinstance(leaf, nn.Parameter) and _is_held_by_running_code(leaf):
                 place = Place("", "", "made")
             if place is not None:
                 try:
@@ -68,35 +64,32 @@ class Registered:
                 except UnsupportedTensorError:
                     gradient = None
                 where = "" if place.path else line(leaf)
-                found.append(UnregisteredParameter(*place, leaf.numel(), gradient, where))
-        return tuple(sorted(found, key=lambda one: (one.layer, one.path)))
+                unregistered.append(UnregisteredParameter(*place, leaf.numel(), gradient, where))
+        return tuple(sorted(unregistered, key=lambda one: (one.layer, one.path)))
 
 
-def _is_made_by_the_forward(leaf: Tensor) -> bool:
-    """Whether this is a parameter that only the graph holds.
-
-    Our own lists of leaves hang on nothing but running functions.
-    """
-    running: tuple[type, ...] = (types.FrameType, types.GeneratorType, type(iter([])))
-
-    def is_local(holder: Any) -> bool:
-        return isinstance(holder, running) or (
-            isinstance(holder, list | tuple)
-            and all(isinstance(r, (*running, list, tuple)) for r in gc.get_referrers(holder))
-        )
-
-    return isinstance(leaf, nn.Parameter) and all(map(is_local, gc.get_referrers(leaf)))
+def _is_held_by_running_code(leaf: Tensor) -> bool:
+    """Whether nothing but the graph holds a leaf: our own lists hang on running functions."""
+    for holder in gc.get_referrers(leaf):
+        if isinstance(holder, list | tuple):
+            if not all(
+                isinstance(one, (*_RUNNING, list, tuple)) for one in gc.get_referrers(holder)
+            ):
+                return False
+        elif not isinstance(holder, _RUNNING):
+            return False
+    return True
 
 
 def places(model: nn.Module, wanted: set[int]) -> dict[int, Place]:
     """Return where in the model's attributes each of the tensors is, by id."""
     found: dict[int, Place] = {}
-    seen: set[int] = set()
+    met: set[int] = set()
     for layer, module in model.named_modules():
-        seen.add(id(module))
+        met.add(id(module))
         for name, value in vars(module).items():
             if name not in _TORCH_KEEPS:
-                for path, tensor, kind in _walk(value, name, "attribute", seen, 0):
+                for path, tensor, kind in _walk(value, name, "attribute", met, 0):
                     if id(tensor) in wanted:
                         found.setdefault(id(tensor), Place(path, layer, kind))
         for name, parameter in module._parameters.items():  # it was not there before the forward
@@ -106,32 +99,34 @@ def places(model: nn.Module, wanted: set[int]) -> dict[int, Place]:
 
 
 def _walk(
-    value: Any, path: str, kind: str, seen: set[int], depth: int
+    value: Any, path: str, kind: str, met: set[int], depth: int
 ) -> Iterator[tuple[str, Tensor, str]]:
     """Yield each tensor that attributes and containers lead to, with its path."""
     if is_a(value, Tensor):
         yield path, value, kind
         return
-    if depth > _DEEPEST or id(value) in seen:
+    if depth > _DEEPEST or id(value) in met:
         return
+    inside = "module" if is_a(value, nn.Module) else kind
     for suffix, item in _items(value):
-        seen.add(id(value))
-        inside = "module" if is_a(value, nn.Module) else kind
-        yield from _walk(item, path + suffix, inside, seen, depth + 1)
+        met.add(id(value))
+        yield from _walk(item, path + suffix, inside, met, depth + 1)
 
 
-def _items(value: Any) -> Iterator[tuple[str, Any]]:
+def _items(value: Any) -> Iterable[tuple[str, Any]]:
     kind = type(value)
     if is_a(value, nn.Module):
-        for held in (value._parameters, value._modules, value._buffers):
-            yield from ((f".{name}", item) for name, item in held.items())
-        rest = {n: v for n, v in vars(value).items() if not n.startswith("_")}
-        yield from ((f".{name}", item) for name, item in rest.items())
+        held = {**value._parameters, **value._modules, **value._buffers}
+        held |= {name: item for name, item in vars(value).items() if not name.startswith("_")}
     elif issubclass(kind, Mapping):
-        plain = (str, int, bool, float)
-        for key, item in pairs(value):
-            yield f"[{repr(key) if type(key) in plain else type(key).__name__}]", item
+        return [
+            (f"[{repr(key) if type(key) in (str, int, bool, float) else type(key).__name__}]", item)
+            for key, item in pairs(value)
+        ]
     elif issubclass(kind, list | tuple | set):
-        yield from ((f"[{index}]", item) for index, item in enumerate(contents(value, kind)))
-    elif not (issubclass(kind, type) or callable(value)):
-        yield from ((f".{name}", item) for name, item in attributes(value).items())
+        return [(f"[{index}]", item) for index, item in enumerate(contents(value, kind))]
+    elif issubclass(kind, type) or callable(value):
+        return []
+    else:
+        held = attributes(value)
+    return [(f".{name}", item) for name, item in held.items()]

@@ -13,7 +13,7 @@ from torch import nn
 
 from pytest_modelhealth.capture import Request, find_engine
 from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.capture.step.modes import in_mode
+from pytest_modelhealth.capture.step.bare import in_mode
 from pytest_modelhealth.checks.judging import judge
 from pytest_modelhealth.errors import InspectionError, ModelHealthError, SettingsError
 from pytest_modelhealth.inspector import Inspector

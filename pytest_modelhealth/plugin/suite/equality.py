@@ -17,10 +17,9 @@ from torch import Tensor, nn
 
 from pytest_modelhealth.capture import Request, find_engine
 from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.capture.step.bare import copied
+from pytest_modelhealth.capture.step.bare import copied, in_mode
 from pytest_modelhealth.capture.step.batch import Inputs, is_run_by_training_step
 from pytest_modelhealth.capture.step.loss import TaskLosses, compute_loss
-from pytest_modelhealth.capture.step.modes import in_mode
 from pytest_modelhealth.comparing import compare
 from pytest_modelhealth.plugin.suite.case import FEW_STEPS, Unjudged
 from pytest_modelhealth.plugin.suite.making import Made, seeded

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pytest_modelhealth.capture.step.bare import in_mode
 from pytest_modelhealth.capture.step.batch import Inputs
-from pytest_modelhealth.capture.step.modes import in_mode
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 1000, "hidden_size": 64, "d_model": 64, "n_embd": 64, "dim": 64, "embed_dim": 64,

@@ -33,7 +33,7 @@ LEARNING = frozenset(
 def _general(case: Case) -> frozenset[str]:
     """Return the checks of one run, which are neither a probe that is asked for nor a step's."""
     checks: Any = case.settings.checks
-    own = {c.name for c in checks if c.judges_steps or (c.is_probe and not c.automatic)}
+    own = {c.name for c in checks if c.judges_steps or (c.is_probe and not c.called_for)}
     return frozenset(check.name for check in checks) - own - LEARNING
 
 

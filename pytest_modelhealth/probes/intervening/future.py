@@ -14,8 +14,7 @@ from torch import Tensor
 from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
-from pytest_modelhealth.probes.intervening.changes import Change, along, effects, readings
-from pytest_modelhealth.probes.intervening.locating import parting
+from pytest_modelhealth.probes.intervening.leaks import Change, along, effects, parting, readings
 from pytest_modelhealth.probes.intervening.padding import is_mask, real_side
 from pytest_modelhealth.probes.intervening.running import SEED, Runs
 from pytest_modelhealth.probes.intervening.samples import samples_in
@@ -60,7 +59,7 @@ def what_early_steps_see(runs: Runs) -> Effects:
     if not runs.is_changed(change.batch()):
         raise UntellableError("all steps of the sequence are equal; give some that differ")
     lacking = f"no output that the loss reads has {sequence.length} steps, as the sequence has"
-    worst = max(effects(runs, change, lacking=lacking), key=lambda one: one.apart).apart
+    worst = max(effects(runs, change, lacking=lacking), key=lambda one: one.difference).difference
     if not worst.effect > 0.0:
         return Effects(change.text)
     # Where channels are as many as steps, sizes do not tell which dimension of a layer is time.
@@ -73,16 +72,6 @@ def what_early_steps_see(runs: Runs) -> Effects:
             if place.line or place.layer:
                 return Effects(change.text, [replace(place, before=None, after=None)])
     return Effects(change.text, [parting(runs, change, worst)])
-
-
-def _change(runs: Runs, sequence: Sequence) -> Change:
-    return Change(
-        f"steps {sequence.half} to {sequence.length - 1} permuted ({sequence.why})",
-        partial(_steps, runs, sequence, permuted=True),
-        partial(_before, sequence, _mask_of(runs, sequence)),
-        of_loss=True,
-        before=partial(_steps, runs, sequence),
-    )
 
 
 def _steps(runs: Runs, sequence: Sequence, *, permuted: bool = False) -> Inputs:
@@ -113,28 +102,35 @@ def _steps(runs: Runs, sequence: Sequence, *, permuted: bool = False) -> Inputs:
     return runs.changed(change)
 
 
-def _before(sequence: Sequence, real: Tensor | None, tensor: Tensor) -> Iterator[Tensor]:
-    """Yield which places of a tensor come before the steps that were changed.
+def _change(runs: Runs, sequence: Sequence) -> Change:
+    """Return the change of a sequence's later steps, which leaves what comes before them alone.
 
-    Padded ones are left out, where a mask shows them: rows that see nothing attend everywhere.
+    Padded places are left out, where a mask of the batch shows them: rows that see nothing attend
+    everywhere.
     """
-    masks = readings(torch.arange(sequence.length) < sequence.half, tensor)
-    if real is None or tensor.shape[:1] != real.shape[:1]:
-        yield from masks
-        return
-    axes = [n for n in range(1, tensor.ndim) if tensor.shape[n] == sequence.length]
-    padded = sum(along(~real, tensor, 0, axis).long() for axis in axes)
-    yield from (mask & (padded == 0) if axes else mask for mask in masks)
-
-
-def _mask_of(runs: Runs, sequence: Sequence) -> Tensor | None:
-    """Return which places of a sequence, ``(samples, steps)``, are real by a mask of the batch."""
-    first = runs.tensors[sequence.tensors[0]]
+    first, real = runs.tensors[sequence.tensors[0]], None
     for tensor in runs.tensors if first.ndim > 1 and sequence.axis else ():
         if tensor is not first and tensor.shape == first.shape[:2] and is_mask(tensor):
             real = real_side(runs, tensor)
-            return None if real is None else real[:, : sequence.length]
-    return None
+            real = None if real is None else real[:, : sequence.length]
+            break
+
+    def before(tensor: Tensor) -> Iterator[Tensor]:
+        masks = readings(torch.arange(sequence.length) < sequence.half, tensor)
+        axes = [n for n in range(1, tensor.ndim) if tensor.shape[n] == sequence.length]
+        if real is None or tensor.shape[:1] != real.shape[:1] or not axes:
+            yield from masks
+            return
+        padded = sum(along(~real, tensor, 0, axis).long() for axis in axes)
+        yield from (mask & (padded == 0) for mask in masks)
+
+    return Change(
+        f"steps {sequence.half} to {sequence.length - 1} permuted ({sequence.why})",
+        partial(_steps, runs, sequence, permuted=True),
+        before,
+        of_loss=True,
+        before=partial(_steps, runs, sequence),
+    )
 
 
 def _promised(runs: Runs) -> Sequence:
@@ -180,6 +176,15 @@ def _predicted(runs: Runs) -> Sequence | None:
         if any(word in name.lower() for word in _LABELS):
             targets += [(tensor, True) for tensor in find_tensors(value)]
     asked = runs.conventions.time_dim
+
+    def is_shifted_inside(length: int, axis: int) -> bool:
+        """Whether the loss is flat at the last step of an output, and not at the one before."""
+        return any(
+            not g.select(axis, -1).any() and bool(g.select(axis, -2).any())
+            for g in runs.base.read
+            if g is not None and g.ndim > axis and g.shape[axis] == length
+        )
+
     for target, is_label in targets:
         for number, tensor in enumerate(runs.tensors):
             for axis, length in enumerate(tensor.shape):
@@ -188,7 +193,7 @@ def _predicted(runs: Runs) -> Sequence | None:
                 is_other = is_label or tensor is not target
                 if is_other and _holds(target, tensor, axis, 1):
                     return Sequence((number,), axis, length, "the target is it, one step later")
-                if _holds(target, tensor, axis, 0) and _is_shifted_inside(runs, length, axis):
+                if _holds(target, tensor, axis, 0) and is_shifted_inside(length, axis):
                     why = "the target is it, and the loss looks one step ahead"
                     return Sequence((number,), axis, length, why)
     return None
@@ -210,13 +215,3 @@ def _holds(target: Tensor, tensor: Tensor, axis: int, later: int) -> bool:
     if ahead.shape != here.shape or ahead.is_complex() or not bool(counted.any()):
         return False
     return float((ahead == here)[counted].float().mean()) >= _AGREED
-
-
-def _is_shifted_inside(runs: Runs, length: int, axis: int) -> bool:
-    """Whether the loss is flat at the last step of an output, and not at the one before."""
-    gradients = [g for g in runs.base.read if g is not None and g.ndim > axis]
-    return any(
-        not g.select(axis, -1).any() and bool(g.select(axis, -2).any())
-        for g in gradients
-        if g.shape[axis] == length
-    )

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -59,14 +60,14 @@ class Call(NamedTuple):
 def what_backwards_give(runs: Runs) -> Effects:
     """Record what each custom function is called with, and hold its backward against slopes."""
     calls, error = _recorded_calls(runs)
-    if not calls and error:
-        raise UntellableError(f"run again, the model raises {error}")
-    if not calls and runs.observation.own_functions:
-        raise UntellableError(
-            "its custom functions are classes made anew in each forward, or are called by no "
-            "Function.apply; define them at the top of a module"
-        )
     if not calls:
+        if error:
+            raise UntellableError(f"run again, the model raises {error}")
+        if runs.observation.own_functions:
+            raise UntellableError(
+                "its custom functions are classes made anew in each forward, or are called by no "
+                "Function.apply; define them at the top of a module"
+            )
         raise NotApplicableError("no custom torch.autograd.Function takes part in the run")
     ranks = torch.distributed
     if ranks.is_available() and ranks.is_initialized() and ranks.get_world_size() > 1:
@@ -108,8 +109,11 @@ def _recorded_calls(runs: Runs) -> tuple[list[Call], str]:
     counts: Counter[type[Function]] = Counter()
 
     flow = runs.observation.flow
-    own = [flow.graph.vertices[n] for n in flow.graph.own_functions] if flow is not None else []
-    layers = flow.graph.calls if flow is not None else ()
+    callers: dict[str, list[str]] = {}  # the layers that called a function, in order
+    if flow is not None:
+        for vertex in (flow.graph.vertices[number] for number in flow.graph.own_functions):
+            layer = flow.graph.calls[vertex.call].layer if vertex.call >= 0 else ""
+            callers.setdefault(vertex.function, []).append(layer)
 
     def take(function: type[Function], args: tuple[Any, ...], line: str) -> None:
         live = [n for n, arg in enumerate(args) if isinstance(arg, Tensor) and arg.requires_grad]
@@ -117,13 +121,12 @@ def _recorded_calls(runs: Runs) -> tuple[list[Call], str]:
         wanted = tuple(n for n in live if not is_wrapped(args[n]))
         kind = (function, *map(_kind, args))
         if wanted and kind not in calls and sum(k[0] is function for k in calls) < _MOST_KINDS:
-            same = [v.call for v in own if v.function == snake_case(function.__name__)] or [-1]
-            caller = same[counts[function] if counts[function] < len(same) else 0]
-            layer = layers[caller].layer if caller >= 0 else ""
+            layers = callers.get(snake_case(function.__name__), [""])
+            layer = layers[counts[function] if counts[function] < len(layers) else 0]
             calls[kind] = Call(function, tuple(map(_copied, args)), wanted, layer, line)
         counts[function] += bool(wanted)
 
-    def stand_in(function: type[Function]) -> Any:
+    def recording(function: type[Function]) -> Any:
         forward: Any = function.forward
 
         @functools.wraps(forward)
@@ -133,18 +136,12 @@ def _recorded_calls(runs: Runs) -> tuple[list[Call], str]:
                 take(function, args[_contexts(function) :], line)
             return forward(*args, **kwargs)
 
-        return staticmethod(recorded)
-
-    def put_back(function: type[Function], forward: Any) -> None:
-        if forward is not None:
-            setattr(function, "forward", forward)  # noqa: B010 - mypy knows a method
-        elif "forward" in vars(function):
-            delattr(function, "forward")
+        return patch.object(function, "forward", staticmethod(recorded))
 
     with _exchanging, exited_whole(ExitStack()) as exchanged:
-        for function in filter(is_own, _subclasses(Function)):
-            exchanged.callback(put_back, function, vars(function).get("forward"))
-            setattr(function, "forward", stand_in(function))  # noqa: B010
+        # all are made before one is on: a class may have the forward of another
+        for one in [recording(function) for function in filter(is_own, _subclasses(Function))]:
+            exchanged.enter_context(one)
         ran = runs.forward(runs.batch(), with_loss=True, evaluation=False)
     return [*calls.values()], ran.error
 

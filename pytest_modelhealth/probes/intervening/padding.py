@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +14,13 @@ from torch.overrides import TorchFunctionMode
 
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
-from pytest_modelhealth.probes.intervening.changes import Change, Effect, along, effects
-from pytest_modelhealth.probes.intervening.locating import Place, parting
+from pytest_modelhealth.probes.intervening.leaks import (
+    Change,
+    Place,
+    along,
+    effects,
+    parting,
+)
 from pytest_modelhealth.probes.intervening.running import SEED, Ran, Runs
 from pytest_modelhealth.probes.intervening.samples import names_of
 from pytest_modelhealth.report import Parting
@@ -30,15 +35,6 @@ _SEGMENTS = 2
 """Sentences are of two kinds, and may be of one in padding that holds anything."""
 
 
-class Padding(NamedTuple):
-    """Where a batch is padded."""
-
-    real: Tensor  # which of ``(samples, steps)`` are real, a boolean
-    values: tuple[int, ...]  # which of `Runs.tensors` have padded places
-    why: str  # what shows it, for people
-    is_sure: bool  # a mask that nobody calls one may tell first sentences from second ones
-
-
 def what_padding_does(runs: Runs) -> Effects:
     """Put real values into padded places, and return what follows.
 
@@ -49,9 +45,28 @@ def what_padding_does(runs: Runs) -> Effects:
     steps = padding.real.shape[1]
     share = float((~padding.real).float().mean())
     text = f"real values in the padding ({share:.0%} of the places, by {padding.why})"
-    refill = _Refill(runs, padding)
-    if not runs.is_changed(refill.batch(with_ids=True)):
+    if not runs.is_changed(padding.refilled(with_ids=True)):
         raise UntellableError("padding holds what real places hold; give a batch that differs")
+    same, rows = partial(_real_places, padding.real), padding.other_rows()
+    lacking = "no output has a row for each sample" if runs.base.loss is None else ""
+    change = Change(text, padding.refilled, same, True, within=lambda: rows or nullcontext())
+    seen = effects(runs, change, lacking=lacking, must_move=False)
+    if rows is not None and not rows.count:  # nothing looks the ids up: they are changed themselves
+        change = Change(text, partial(padding.refilled, with_ids=True), same, True)
+        seen = effects(runs, change, lacking=lacking, must_move=False)
+    if runs.base.loss is None:  # what stands beside the steps, as a last state, may not be used
+        shapes = [runs.base.outputs[one.output].shape for one in seen]
+        has = [(steps in s[1:], len(s) > 2) for s in shapes]
+        seen = [one for one, has_steps in zip(seen, has, strict=True) if has_steps == max(has)]
+    worst = max(one.difference for one in seen)
+    if not worst.effect > 0.0:
+        return Effects(text, _of_loss(runs, padding.real, seen[0].ran))
+    if not padding.is_sure:
+        raise UntellableError(
+            f"{padding.why} may show padding or something else, and values there have an effect; "
+            "if it is padding, say padding=",
+            text,
+        )
 
     def kind(place: Place | None) -> str:
         taker = place.parting.taker if place is not None else ""
@@ -61,45 +76,20 @@ def what_padding_does(runs: Runs) -> Effects:
         merged = {n for of in _MERGED for n in (steps // of, -(-steps // of))}
         return "merged" if len(shape) > 1 and merged & set(shape) else "values"
 
-    change, seen = _run(refill, text)
-    if runs.base.loss is None:  # what stands beside the steps, as a last state, may not be used
-        shapes = [runs.base.outputs[one.output].shape for one in seen]
-        has = [(steps in s[1:], len(s) > 2) for s in shapes]
-        seen = [one for one, has_steps in zip(seen, has, strict=True) if has_steps == max(has)]
-    worst = max(one.apart for one in seen)
-    if not worst.effect > 0.0:
-        return Effects(text, _of_loss(runs, padding, seen[0].ran))
-    if not padding.is_sure:
-        raise UntellableError(
-            f"{padding.why} may show padding or something else, and values there have an effect; "
-            "if it is padding, say padding=",
-            text,
-        )
     return Effects(text, [parting(runs, change, worst, kind)])
 
 
-def _run(refill: _Refill, text: str) -> tuple[Change, list[Effect]]:
-    """Run a batch with other padding: with other rows for its ids, if these are looked up."""
-    runs, same, rows = refill.runs, partial(_real_places, refill.padding.real), refill.rows()
-    lacking = "no output has a row for each sample" if runs.base.loss is None else ""
-    change = Change(text, refill.batch, same, True, within=lambda: rows or nullcontext())
-    seen = effects(runs, change, lacking=lacking, must_move=False)
-    if rows is not None and not rows.count:
-        change = Change(text, partial(refill.batch, with_ids=True), same, True)
-        seen = effects(runs, change, lacking=lacking, must_move=False)
-    return change, seen
-
-
-def _of_loss(runs: Runs, padding: Padding, after: Ran) -> list[Parting]:
+def _of_loss(runs: Runs, real: Tensor, after: Ran) -> list[Parting]:
     """Return that the loss counts padded places; the one before a real step may be asked for it."""
-    base, real = runs.base, padding.real
+    base = runs.base
     if not base.loss or after.loss is None:
         return []
     effect = abs(after.loss - base.loss) / abs(base.loss)
-    reads = [g for g in base.read if g is not None and g.shape[:2] == real.shape]
     padded = ~(real | F.pad(real[:, 1:], (0, 1)))
     counts = [
-        bool((g != 0).reshape(*real.shape, -1).any(-1)[padded.to(g.device)].any()) for g in reads
+        bool((g != 0).reshape(*real.shape, -1).any(-1)[padded.to(g.device)].any())
+        for g in base.read
+        if g is not None and g.shape[:2] == real.shape
     ]
     if effect <= _LEAST or (counts and not any(counts)):
         return []
@@ -109,7 +99,7 @@ def _of_loss(runs: Runs, padding: Padding, after: Ran) -> list[Parting]:
 # ---- where it is ---------------------------------------------------------------------------------
 
 
-def _padding_in(runs: Runs) -> Padding:
+def _padding_in(runs: Runs) -> _Padding:
     """Return the padding that a mask or lengths in the batch show."""
     names = [name.rpartition("['")[2].removesuffix("']") for name in names_of(runs)]
     asked = runs.conventions.padding
@@ -146,7 +136,7 @@ def _padding_in(runs: Runs) -> Padding:
     if any(n == 1 and len(runs.tensors[t][real].unique()) > _SEGMENTS for t, n in values.items()):
         values = {number: kinds for number, kinds in values.items() if kinds == 1}
     is_sure = asked is not None or any(word in why.lower() for word in _MASKS)
-    return Padding(real, tuple(values), why, is_sure or 1 in values.values())
+    return _Padding(runs, real, tuple(values), why, is_sure or 1 in values.values())
 
 
 def is_mask(tensor: Tensor) -> bool:
@@ -224,14 +214,24 @@ def _real_places(real: Tensor, tensor: Tensor) -> Iterator[Tensor]:
 # ---- what is put there ---------------------------------------------------------------------------
 
 
-class _Refill:
-    """Values of real places for padded ones."""
+class _Padding:
+    """Where a batch is padded, and the batch with values of real places there.
 
-    def __init__(self, runs: Runs, padding: Padding) -> None:
-        self.runs, self.padding = runs, padding
-        real = padding.real.cpu()
-        self._places = ~real
-        sources, count = real.flatten().nonzero().flatten(), int(self._places.sum())
+    Args:
+        runs: has the batch.
+        real: which of ``(samples, steps)`` are real, a boolean.
+        values: which of `Runs.tensors` have padded places.
+        why: what shows it, for people.
+        is_sure: a mask that nobody calls one may tell first sentences from second ones.
+    """
+
+    def __init__(
+        self, runs: Runs, real: Tensor, values: tuple[int, ...], why: str, is_sure: bool
+    ) -> None:
+        self._runs, self.real, self._values = runs, real, values
+        self.why, self.is_sure = why, is_sure
+        self._places = ~real.cpu()
+        sources, count = real.cpu().flatten().nonzero().flatten(), int(self._places.sum())
         generator = torch.Generator().manual_seed(SEED)
         self._sources = sources[torch.randint(len(sources), (count,), generator=generator)]
 
@@ -239,18 +239,18 @@ class _Refill:
         rows = tensor.flatten(0, 1)[self._sources.to(tensor.device)]
         return tensor.index_put((self._places.to(tensor.device),), rows)
 
-    def batch(self, *, with_ids: bool = False) -> Inputs:
+    def refilled(self, *, with_ids: bool = False) -> Inputs:
         """Return the batch with real values in padded places; ids stay unless asked for."""
 
         def change(number: int, tensor: Tensor) -> Tensor | None:
-            is_kept = number not in self.padding.values or (_is_id(tensor) and not with_ids)
+            is_kept = number not in self._values or (_is_id(tensor) and not with_ids)
             return None if is_kept else self._fill(tensor)
 
-        return self.runs.changed(change)
+        return self._runs.changed(change)
 
-    def rows(self) -> _OtherRows | None:
+    def other_rows(self) -> _OtherRows | None:
         """Return what exchanges the rows of padded ids; ``None`` where there are no ids."""
-        ids = [t for n in self.padding.values if _is_id(t := self.runs.tensors[n])]
+        ids = [t for n in self._values if _is_id(t := self._runs.tensors[n])]
         return _OtherRows(ids, self._fill) if ids else None
 
 

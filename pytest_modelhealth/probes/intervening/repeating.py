@@ -15,10 +15,14 @@ from pytest_modelhealth.capture.step.guard import restore_random_state
 from pytest_modelhealth.layers import named_modules
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.probes.conventions import Effects, UntellableError
-from pytest_modelhealth.probes.intervening.changes import Change
-from pytest_modelhealth.probes.intervening.differences import are_apart, largest
-from pytest_modelhealth.probes.intervening.locating import Place, parting
-from pytest_modelhealth.probes.intervening.running import SEED, Ran, Runs
+from pytest_modelhealth.probes.intervening.leaks import Change, Place, parting
+from pytest_modelhealth.probes.intervening.running import (
+    SEED,
+    Ran,
+    Runs,
+    are_apart,
+    largest_difference,
+)
 from pytest_modelhealth.probes.intervening.samples import Samples, names_of, selected
 from pytest_modelhealth.report import Parting
 
@@ -52,7 +56,7 @@ def what_calls_change(runs: Runs) -> Effects:
     if error := again.error or other.error:
         raise UntellableError(f"called again, the model raises {error}", _AGAIN)
     states = [one for one in left if one.kind == "state"][:1]
-    difference = largest(base.outputs, again.outputs)
+    difference = largest_difference(base.outputs, again.outputs)
     if difference is not None and difference.effect > 0.0:
         effect, place, before, after = difference
         one = states[0] if states else Parting("again", 0.0)
@@ -60,7 +64,7 @@ def what_calls_change(runs: Runs) -> Effects:
             one, kind="again", effect=effect, place=str(place), before=before, after=after
         )
         states = [one]
-    by_seed = largest(base.outputs, other.outputs)
+    by_seed = largest_difference(base.outputs, other.outputs)
     partings = [*states, *[p for p in left if p.kind == "parameters" and p.effect > _MOVED][:1]]
     if by_seed is not None and by_seed.effect > 0.0 and runs.is_steady:
         anywhere = torch.ones((), dtype=torch.bool)
@@ -129,7 +133,7 @@ def _changes(before: State, after: State) -> list[Parting]:
     changes = []
     for (layer, kind, own), value in after.items():
         old = before.get((layer, kind, own), value)
-        difference = largest([old], [value])
+        difference = largest_difference([old], [value])
         effect = 1.0 if difference is None else difference.effect
         if old.shape == value.shape and (difference is None or not effect > 0.0):
             continue

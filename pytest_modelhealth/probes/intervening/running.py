@@ -1,15 +1,17 @@
-"""Runs the model for probes: each run counted, and from the state of the first."""
+"""Runs the model for probes, each from the state of the first, and how far two runs are apart."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,7 +23,6 @@ from pytest_modelhealth.capture.step.guard import Guard
 from pytest_modelhealth.capture.step.loss import TaskLosses, compute_loss, no_loss
 from pytest_modelhealth.errors import InspectionError, in_one_line
 from pytest_modelhealth.probes.conventions import Conventions, UntellableError
-from pytest_modelhealth.probes.intervening.differences import largest
 from pytest_modelhealth.report import Observation
 from pytest_modelhealth.settings import Settings
 
@@ -30,6 +31,8 @@ SEED = 20_240_229
 
 _STEADY = 1e-5
 """Kernels that add up in any order make less of a difference."""
+_ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""Differences, by the root mean square, that another order of the same additions may make."""
 
 
 @dataclass
@@ -65,6 +68,7 @@ class Runs:
         self.base_forwards, self.base_seconds = 0, 0.0
         self.count: Counter[str] = Counter()
         self._arguments = Inputs.of(request.inputs)
+        self._base: Ran | None = None
 
     @cached_property
     def why_not(self) -> str:
@@ -138,24 +142,21 @@ class Runs:
     @property
     def base(self) -> Ran:
         """The unchanged batch in evaluation mode, which all probes share."""
+        if self._base is None:
+            start = time.perf_counter()
+            self._base = self.forward(self.batch(), with_loss=True)
+            self.count["forwards"] -= 1
+            self.base_forwards += 1
+            self.base_seconds += time.perf_counter() - start
         if self._base.error:
             raise UntellableError(f"in evaluation mode the model raises {self._base.error}")
         return self._base
 
     @cached_property
-    def _base(self) -> Ran:
-        start = time.perf_counter()
-        ran = self.forward(self.batch(), with_loss=True)
-        self.count["forwards"] -= 1
-        self.base_forwards += 1
-        self.base_seconds += time.perf_counter() - start
-        return ran
-
-    @cached_property
     def is_steady(self) -> bool:
         """Whether the batch repeats itself, as with a forward that keeps nothing elsewhere."""
         again = self.forward(self.batch())
-        difference = largest(self.base.outputs, again.outputs)
+        difference = largest_difference(self.base.outputs, again.outputs)
         return not again.error and (difference is None or difference.effect <= _STEADY)
 
     def forward(self, batch: Inputs, **options: Any) -> Ran:
@@ -234,3 +235,75 @@ def changeable(batch: Inputs) -> list[Tensor]:
         for tensor in find_tensors((batch.args, batch.kwargs))
         if tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
     ]
+
+
+# ---- how far tensors are apart -------------------------------------------------------------------
+
+
+class Difference(NamedTuple):
+    """How far two tensors are apart where they should be equal, at most.
+
+    The effect is by the root mean square of the finite numbers of the first tensor, and infinite
+    where a number is finite in one of them alone.
+    """
+
+    effect: float
+    place: tuple[int, ...]
+    before: float
+    after: float
+
+
+def difference_of(before: Tensor, after: Tensor, same: Tensor | None = None) -> Difference | None:
+    """Return how far two tensors are apart; ``None`` where they hold no numbers to hold together.
+
+    The mask of where they should be equal broadcasts to their shape; ``None`` is everywhere.
+    """
+    is_plain = before.layout is after.layout is torch.strided and not before.is_quantized
+    if before.is_nested or not is_plain or before.shape != after.shape or not before.numel():
+        return None
+    a, b = before.detach(), after.detach()
+    if a.is_complex():
+        a, b = torch.view_as_real(a), torch.view_as_real(b)
+        same = None if same is None else same.unsqueeze(-1)
+    with torch.no_grad():
+        a, b = a.double(), b.double()
+        scale = _rms(a) or _rms(b)
+        if not math.isfinite(scale):
+            return None
+        distance = (a - b).abs().nan_to_num(nan=math.inf, posinf=math.inf)
+        distance = distance.masked_fill((a == b) | (a.isnan() & b.isnan()), 0.0)
+        if same is not None:
+            distance = distance.masked_fill(~same, 0.0)
+        index = int(distance.argmax())
+        most, *values = (float(one.reshape(-1)[index]) for one in (distance, a, b))
+        place = tuple(int(n) for n in np.unravel_index(index, a.shape))
+        return Difference(most / scale if scale else 0.0, place[: before.ndim], *values)
+
+
+def _rms(values: Tensor) -> float:
+    """Return the root mean square of the finite numbers, NaN where there are none."""
+    return float(values[values.isfinite()].square().mean().sqrt())
+
+
+def least_difference(before: Tensor, after: Tensor, masks: Iterable[Tensor]) -> Difference | None:
+    """Return how far two tensors are apart, in that way to read their dimensions which is least.
+
+    What another order of the same additions explains is an effect of 0.
+    """
+    ways = (difference_of(before, after, mask) for mask in masks)
+    least = min((way for way in ways if way is not None), default=None)
+    is_noise = least is not None and least.effect <= _ROUNDING.get(before.dtype, 1e-5)
+    return least._replace(effect=0.0) if least and is_noise else least
+
+
+def largest_difference(before: Sequence[Tensor], after: Sequence[Tensor]) -> Difference | None:
+    """Return how far the two are apart that differ most, of tensors in the same places."""
+    differences = (difference_of(a, b) for a, b in zip(before, after, strict=False))
+    return max((one for one in differences if one is not None), default=None)
+
+
+def are_apart(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
+    """Whether two runs return other tensors, or other numbers in them; a NaN is as another."""
+    difference = largest_difference(before, after)
+    has_moved = difference is not None and difference.effect > 0.0
+    return has_moved or [t.shape for t in before] != [t.shape for t in after]

@@ -15,10 +15,16 @@ from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.probes.conventions import Effects, NotApplicableError, UntellableError
-from pytest_modelhealth.probes.intervening.changes import Change, Effect, along, effects, readings
-from pytest_modelhealth.probes.intervening.differences import are_apart
-from pytest_modelhealth.probes.intervening.locating import Place, parting
-from pytest_modelhealth.probes.intervening.running import Runs, changeable
+from pytest_modelhealth.probes.intervening.leaks import (
+    Change,
+    Effect,
+    Place,
+    along,
+    effects,
+    parting,
+    readings,
+)
+from pytest_modelhealth.probes.intervening.running import Runs, are_apart, changeable
 from pytest_modelhealth.report import Parting
 
 _FEWEST = 4
@@ -30,9 +36,7 @@ class Samples(NamedTuple):
     """Where the samples of a batch lie."""
 
     number: int
-    axes: tuple[
-        int | None, ...
-    ]  # in each of `Runs.tensors`; ``None`` where one has no row for each
+    axes: tuple[int | None, ...]  # in each of `Runs.tensors`; ``None``: no row for each
 
     @classmethod
     def along(cls, runs: Runs, axis: int) -> Samples:
@@ -91,44 +95,41 @@ def what_samples_see(runs: Runs) -> Effects:
     Where rows are no samples, or see each other, and a vector in the batch puts them into groups,
     as nodes into graphs, the groups are the samples.
     """
-    groups, of_rows = _groups_in(runs), None
+    groups = _groups_in(runs)
     try:
         of_rows = _what_rows_see(runs)
     except UntellableError:
         if groups is None:
-            _check_for_edges(runs)
             raise
-    if of_rows is not None and (groups is None or not of_rows.partings):
+        return _what_groups_see(runs, groups)
+    if groups is None or not of_rows.partings:
         return of_rows
-    assert groups is not None
     of_groups = _what_groups_see(runs, groups)
-    return of_rows if of_rows is not None and of_groups.partings else of_groups
+    return of_rows if of_groups.partings else of_groups
 
 
 def _what_rows_see(runs: Runs) -> Effects:
     samples = samples_in(runs)
-    count = samples.number
-    seen = effects(
-        runs,
-        *_overwritten(runs, samples),
-        lacking=f"no output has a row for each of the {count} samples: return what is "
-        "computed for each, not only a loss; if they are along another dimension, say "
-        "batch_dim=",
+    count, partings, notes = samples.number, list[Parting](), tuple[str, ...]()
+    lacking = (
+        f"no output has a row for each of the {count} samples: return what is computed for each, "
+        "not only a loss; if they are along another dimension, say batch_dim="
     )
-    text, partings, notes = seen[0].change.text, list[Parting](), tuple[str, ...]()
-    seen = _of_samples(runs, samples, [one for one in seen if one.apart.effect > 0.0])
-    if seen:
-        worst = max(seen, key=lambda one: one.apart)
-        partings = [parting(runs, worst.change, worst.apart, partial(_kind, count))]
+    seen = effects(runs, *_overwritten(runs, samples), lacking=lacking)
+    text = seen[0].change.text
+    moved = [one for one in seen if one.difference.effect > 0.0]
+    if moved and (moved := _of_samples(runs, samples, moved)):
+        worst = max(moved, key=lambda one: one.difference)
+        partings = [parting(runs, worst.change, worst.difference, partial(_kind, count))]
     alone = runs.forward(selected(runs, samples, torch.arange(1)))
     if alone.error:
-        notes = (*notes, f"of one sample alone the model raises {alone.error}")
+        notes = (f"of one sample alone the model raises {alone.error}",)
     for whole, one in zip(runs.base.outputs, alone.outputs, strict=False):
         if one.ndim < whole.ndim and count in whole.shape:
-            detail = (
-                f"returns the shape {tuple(one.shape)}, of {count} samples {tuple(whole.shape)}"
-            )
-            return Effects(text, [*partings, Parting("lost dimension", 0.0, detail=detail)], notes)
+            shapes = tuple(one.shape), tuple(whole.shape)
+            detail = f"returns the shape {shapes[0]}, of {count} samples {shapes[1]}"
+            partings.append(Parting("lost dimension", 0.0, detail=detail))
+            break
     return Effects(text, partings, notes)
 
 
@@ -147,42 +148,31 @@ def _overwritten(runs: Runs, samples: Samples) -> list[Change]:
 
 def _of_samples(runs: Runs, samples: Samples, seen: list[Effect]) -> list[Effect]:
     """Return those of the effects on outputs that are of samples; a pair of samples is none."""
-    if not seen:
-        return []
     text, count, why = seen[0].change.text, samples.number, ""
     fewer = runs.forward(selected(runs, samples, torch.arange(count - 1)))
-
-    def changes(number: int) -> int:
-        shapes = [t.shape for t in fewer.outputs[number : number + 1]]
-        sizes = zip(runs.base.outputs[number].shape, *shapes, strict=False)
-        return sum(len(set(of)) > 1 for of in sizes)
-
-    moved = [changes(one.output) for one in seen]
+    shapes = [(a.shape, b.shape) for a, b in zip(runs.base.outputs, fewer.outputs, strict=False)]
+    differs = [sum(a != b for a, b in zip(*pair, strict=False)) for pair in shapes]
+    differs += [0] * (len(runs.base.outputs) - len(differs))
     if fewer.error:
         why = (
             f"with one sample less the model raises {fewer.error}: it is bound to the size of "
             "this batch, whose rows are no samples"
         )
-    elif not any(moved):
+    elif not any(differs[one.output] for one in seen):
         why = (
             f"of one sample less its output still has {count} rows, which are no samples; give a "
             "batch of another size"
         )
     elif runs.conventions.batch_dim is None:
         second = Samples.along(runs, 1)
-        if second.is_common(runs) and second.number > 1 and _are_independent(runs, second):
-            why = f"outputs are independent instead along {_SECOND}"
+        if second.is_common(runs) and second.number > 1:
+            with suppress(UntellableError):
+                others = effects(runs, *_overwritten(runs, second), lacking=_SECOND)
+                if not any(one.difference.effect for one in others):
+                    why = f"outputs are independent instead along {_SECOND}"
     if why:
         raise UntellableError(why, text)
-    return [one for one, dimensions in zip(seen, moved, strict=True) if dimensions == 1]
-
-
-def _are_independent(runs: Runs, samples: Samples) -> bool:
-    try:
-        seen = effects(runs, *_overwritten(runs, samples), lacking=_SECOND)
-        return not any(one.apart.effect for one in seen)
-    except UntellableError:
-        return False
+    return [one for one in seen if differs[one.output] == 1]
 
 
 def _kind(samples: int, place: Place | None) -> str:
@@ -258,29 +248,11 @@ def _what_groups_see(runs: Runs, numbers: Tensor) -> Effects:
 
     lacking = f"no output has a row for each of the {len(rows)} rows or {len(groups)} groups"
     seen = effects(runs, overwritten(0), overwritten(1), lacking=lacking)
-    worst, partings = max(seen, key=lambda one: one.apart), list[Parting]()
-    if worst.apart.effect > 0.0:
-        partings = [parting(runs, worst.change, worst.apart, lambda _: "groups")]
+    worst, partings = max(seen, key=lambda one: one.difference), list[Parting]()
+    if worst.difference.effect > 0.0:
+        partings = [parting(runs, worst.change, worst.difference, lambda _: "groups")]
     note = f"the samples are the {len(groups)} groups that a vector in the batch puts its rows into"
     return Effects(worst.change.text, partings, (note,))
-
-
-def _check_for_edges(runs: Runs) -> None:
-    """Raise `NotApplicableError` where the rows of a batch are nodes of one graph.
-
-    Whole numbers in pairs, shape (2, edges) or (edges, 2), are rows of what has floating numbers.
-    """
-    tensors = [t for t in runs.tensors if t.numel() and runs.conventions.batch_dim is None]
-    for pairs in tensors:
-        if pairs.ndim != 2 or 2 not in pairs.shape or not _is_whole(pairs):
-            continue
-        for nodes in tensors:
-            is_table = nodes.is_floating_point() and nodes.ndim and len(nodes) > 2
-            if is_table and pairs.min() >= 0 and len(nodes) // 2 <= pairs.max() < len(nodes):
-                raise NotApplicableError(
-                    f"the batch pairs its {len(nodes)} rows, as edges do, by a tensor of the shape "
-                    f"{tuple(pairs.shape)}: they are nodes, which see each other, and no samples"
-                )
 
 
 # ---- one input after the other -------------------------------------------------------------------

@@ -20,7 +20,6 @@ from pytest_modelhealth.rendering.charts.rows import NAMES, Row, mark_of, name_o
 from pytest_modelhealth.rendering.notation import plural
 
 Reals = npt.NDArray[np.float64]
-Values = Sequence["float | None"]
 
 MOST_DEAD = 0.5  # a layer with a larger part of its units dead is named in red
 
@@ -32,7 +31,6 @@ BAD, ZERO, MISSING = "bad-cell", "zero-cell", "no-cell"
 _KEY = {BAD: "not finite", ZERO: "zero", MISSING: "no number"}
 
 _ROW, _LOSS, _GAP = 14, 110, 62  # Pixels: a row, the loss, between two panels
-
 _LEFT, _RIGHT = NAMES, svg.WIDTH - 8
 
 _LOG_FROM = 30  # times the least: positive losses that differ by more have a log axis
@@ -65,25 +63,29 @@ def course(data: Mapping[str, Any], anchor: str, events: Sequence[tuple[int, str
     top = bottom = float(_GAP - 12)
     body, marks = _loss(steps, data["loss"], across, top), ""
     bottom += _LOSS
-    statistics = dict.fromkeys(chain(*data["layers"].values()))
     red = frozenset(layer for _, layer in events)
-    for cells in filter(None, (_cells(data["layers"], name, red) for name in statistics)):
-        y, rows = bottom + _GAP, cells.rows
-        bottom = y + _ROW * len(rows)
+    for statistic in dict.fromkeys(chain(*data["layers"].values())):
+        cells = _cells(
+            {name: own[statistic] for name, own in data["layers"].items()}, statistic, red
+        )
+        if cells is None:
+            continue
+        y = bottom + _GAP
+        bottom = y + _ROW * len(cells.rows)
         xs = [across.at(edge) for edge in [*edges[:-1][:: cells.every], edges[-1]]]
-        parts = [*_map(cells, xs, y), *_ticks(across, bottom)] if rows else [" "]
+        parts = [*_map(cells, xs, y), *_ticks(across, bottom)] if cells.rows else [" "]
         body += svg.write(0, y - 28, cells.title, "strong")
         body += svg.tag("g", *parts, class_="panel cells")
-        for at, row in enumerate(rows):
+        for at, row in enumerate(cells.rows):
             marks += mark_of(row, 0, y + at * _ROW, _RIGHT, _ROW, anchor)
     body += "".join(_events([step for step, _ in events], across, top, bottom))
-    size = svg.WIDTH, bottom + 26
     finding = f"loss and layers of {plural(len(steps), 'step')}"
-    return svg.chart("course", size, finding, body, marks)
+    return svg.chart("course", (svg.WIDTH, bottom + 26), finding, body, marks)
 
 
 def _events(steps: Sequence[int], across: svg.Scale, top: float, bottom: float) -> Iterator[str]:
-    groups: list[list[int]] = []  # those nearer to each other than a number is wide share one
+    """Yield a line for each, and their numbers; those nearer than a number is wide share one."""
+    groups: list[list[int]] = []
     for number, step in enumerate(steps, start=1):
         x = across.at(step)
         yield svg.path(f"M{svg.plain(x)} {top}V{svg.plain(bottom)}", "event")
@@ -108,7 +110,7 @@ def _ticks(across: svg.Scale, bottom: float) -> Iterator[str]:
 # The loss
 
 
-def _loss(steps: Sequence[int], loss: Values, across: svg.Scale, top: float) -> str:
+def _loss(steps: Sequence[int], loss: Sequence[float | None], across: svg.Scale, top: float) -> str:
     """Return the line of the loss, which breaks where there is no number, and its axes."""
     bottom = top + _LOSS
     known = [value for value in loss if value is not None]
@@ -131,10 +133,9 @@ def _loss(steps: Sequence[int], loss: Values, across: svg.Scale, top: float) -> 
         parts.append(svg.write(_LEFT + 8, top + 40, why, "quiet"))
     elif bad is not None:
         x = across.at(bad)
-        is_late = x > svg.WIDTH - 160
-        class_, x_text = ("alarm end", x - 8) if is_late else ("alarm", x + 8)
+        class_, aside = ("alarm end", -8) if x > svg.WIDTH - 160 else ("alarm", 8)
         parts.append(svg.cross(x, top + 5))
-        parts.append(svg.write(x_text, top + 9, f"NaN or inf from step {bad}", class_))
+        parts.append(svg.write(x + aside, top + 9, f"NaN or inf from step {bad}", class_))
     title = svg.write(0, top - 12, "loss", "strong")
     return title + svg.tag("g", *parts, class_="panel loss")
 
@@ -154,12 +155,9 @@ class Cells(NamedTuple):
 
     def kinds(self, values: Reals) -> npt.NDArray[np.str_]:
         """Return the classes of cells with these values."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            scaled, ends = values, np.array(self.limits)
-            if self.is_log:
-                scaled, ends = np.log10(values), np.log10(ends)
-            depth = (scaled - ends[0]) / (ends[1] - ends[0]) * LEVELS
-        levels = np.clip(np.nan_to_num(depth), 0, LEVELS - 1).astype(int)
+        low, high = _scaled(np.array(self.limits), is_log=self.is_log)
+        levels = (_scaled(values, is_log=self.is_log) - low) / (high - low) * LEVELS
+        levels = np.clip(np.nan_to_num(levels), 0, LEVELS - 1).astype(int)
         kinds = np.char.add("first level-", levels.astype(str))
         kinds[(values == 0) & self.is_log] = ZERO
         kinds[np.isinf(values)] = BAD
@@ -167,14 +165,23 @@ class Cells(NamedTuple):
         return kinds
 
 
+def _scaled(values: Reals, *, is_log: bool) -> Reals:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.log10(values) if is_log else values
+
+
 def _cells(
-    layers: Mapping[str, Mapping[str, Any]], statistic: str, red: frozenset[str]
+    layers: Mapping[str, Sequence[float | None]], statistic: str, red: frozenset[str]
 ) -> Cells | None:
-    """Return the map of the layers that have something to show, if there are any."""
-    every = {name: np.array(own[statistic], float) for name, own in layers.items()}
+    """Return the map of the layers that have something to show, if there are any.
+
+    Of steps that share a column the worst is shown: what is not finite first, then what is farthest
+    from the rest.
+    """
+    every = {name: np.array(own, float) for name, own in layers.items()}
     known = {name: own for name, own in every.items() if not np.isnan(own).all()}
     title, is_log = _TITLES.get(statistic, svg.words(statistic)), statistic != "dead_fraction"
-    limits = (0.0, 1.0)
+    limits, middle = (0.0, 1.0), 0.0
     if not is_log:
         seen, known = len(known), {name: own for name, own in known.items() if own.any()}
         if none := seen - len(known):
@@ -182,9 +189,8 @@ def _cells(
     elif not known:
         return None
     else:
-        values = np.concatenate([*known.values()])
-        powers = np.log10(values[np.isfinite(values) & (values > 0)])
-        powers = powers if len(powers) else np.zeros(1)
+        powers = _scaled(np.concatenate([*known.values()]), is_log=True)
+        powers = powers[np.isfinite(powers)] if np.isfinite(powers).any() else np.zeros(1)
         middle = np.median(powers)  # at most six powers of ten to both sides of it have a colour
         low, high = np.clip([powers.min(), powers.max()], middle - 6, middle + 6).tolist()
         spare = max(0.0, 1 - (high - low)) / 2
@@ -196,30 +202,16 @@ def _cells(
     shown = selection([row.is_found for row in rows], MOST_ROWS)
     if shown and len(shown) < len(rows):
         title += f" ({len(shown)} of {len(rows):,} layers, those that went wrong first)"
-    values, every_ = _folded(np.array([known[rows[at].name] for at in shown]), is_log=is_log)
-    return Cells(title, [rows[at] for at in shown], values, limits, is_log, every_)
-
-
-def _folded(values: Reals, *, is_log: bool) -> tuple[Reals, int]:
-    """Return so few columns that each can be seen, and how many steps are in one.
-
-    Of steps that are put together the worst is shown: what is not finite first, then what is
-    farthest from the rest.
-    """
-    if not len(values):
-        return values, 1
-    with np.errstate(divide="ignore"):
-        scaled = np.log10(values) if is_log else values
-    finite = scaled[np.isfinite(scaled)]
-    middle = np.median(finite) if len(finite) and is_log else 0.0
-    far = np.minimum(np.abs(scaled - middle), 1e9)  # a zero, too
-    far = np.where(np.isnan(values), -1.0, np.where(np.isinf(values), np.inf, far))
-    every = math.ceil(values.shape[1] / MOST_COLUMNS)
-    columns = []
-    for start in range(0, values.shape[1], every):
-        worst = far[:, start : start + every].argmax(axis=1)
-        columns.append(values[np.arange(len(values)), start + worst])
-    return np.array(columns).T, every
+    values, steps = np.array([known[rows[at].name] for at in shown]), 1
+    if shown:
+        steps = math.ceil(values.shape[1] / MOST_COLUMNS)
+        far = np.minimum(np.abs(_scaled(values, is_log=is_log) - middle), 1e9)  # a zero, too
+        far = np.where(np.isnan(values), -1.0, np.where(np.isinf(values), np.inf, far))
+        at = np.arange(len(values))
+        starts = range(0, values.shape[1], steps)
+        worst = [start + far[:, start : start + steps].argmax(axis=1) for start in starts]
+        values = np.array([values[at, column] for column in worst]).T
+    return Cells(title, [rows[at] for at in shown], values, limits, is_log, steps)
 
 
 def _map(cells: Cells, xs: Sequence[float], y: float) -> Iterator[str]:
@@ -234,8 +226,8 @@ def _map(cells: Cells, xs: Sequence[float], y: float) -> Iterator[str]:
             drawn[kind] += f"M{left} {top}h{wide}v{_ROW}h-{wide}z"
             at = end
     yield from (svg.path(d, f"cell {kind}") for kind, d in sorted(drawn.items()))
-    for at, row_ in enumerate(cells.rows):
-        yield from name_of(row_, y + (at + 0.5) * _ROW)
+    for at, named in enumerate(cells.rows):
+        yield from name_of(named, y + (at + 0.5) * _ROW)
     scale = (np.geomspace if cells.is_log else np.linspace)(*cells.limits, LEVELS)
     least, most = (svg.brief(end) if cells.is_log else f"{end:.0%}" for end in cells.limits)
     key = [(name, [kind]) for kind, name in _KEY.items() if (kinds == kind).any()]

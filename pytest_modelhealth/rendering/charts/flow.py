@@ -14,14 +14,7 @@ from typing import Any
 from markupsafe import Markup
 
 from pytest_modelhealth.rendering.charts import svg
-from pytest_modelhealth.rendering.diagram import (
-    ELLIPSIS,
-    Arrow,
-    Box,
-    arrows,
-    folded,
-    is_join,
-)
+from pytest_modelhealth.rendering.diagram import ELLIPSIS, Arrow, Box, arrows, folded, is_join
 from pytest_modelhealth.rendering.notation import plural, shorten
 
 MOST_BOXES, FOLDED_TO = 80, 40  # all are shown; of more, at most about half as many after folding

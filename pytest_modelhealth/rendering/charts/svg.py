@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
-from pytest_modelhealth.rendering.notation import abbreviate, number, printable
+from pytest_modelhealth.rendering.notation import abbreviate, number, printable, readable
 
 STYLE = Path(__file__).with_name("charts.css")
 WIDTH = 720
@@ -25,10 +25,7 @@ def plain(value: object) -> str:
     """Return text and numbers as markup that shows them, and nothing else."""
     if isinstance(value, float):
         return f"{value:.1f}".removesuffix(".0")
-    text = str(value)
-    if not text.isprintable():
-        text = "\n".join(map(printable, text.split("\n")))
-    return str(escape(text))
+    return str(escape(readable(str(value))))
 
 
 def tag(name: str, *inside: str, **attributes: object) -> str:

@@ -1,1 +1,1 @@
-"""What two runs differ in: `comparing.compare` makes a `result.Difference`, `writers` show it."""
+"""What two runs differ in: `comparing.compare` makes a `Difference`, `writers` show it."""

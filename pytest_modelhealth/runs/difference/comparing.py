@@ -4,26 +4,51 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.rendering.notation import printable
-from pytest_modelhealth.runs.difference.result import (
+from pytest_modelhealth.runs.difference.inspections import (
     Change,
-    Difference,
     Grade,
     Place,
-    TestDifference,
+    moved,
+    snapshot_of,
+    structural_changes,
 )
-from pytest_modelhealth.runs.difference.statistics import moved, snapshot_of
-from pytest_modelhealth.runs.difference.structure import structural_changes
 from pytest_modelhealth.runs.run import FAILED, GRAVITY, Run
-from pytest_modelhealth.snapshot.detection import detect_drift
+from pytest_modelhealth.snapshot.drift import detect_drift
 
 Data = Mapping[str, Any]
 
 _ORDER = [Grade.WORSE, Grade.CHANGED, Grade.BETTER, Grade.SAME]
+
+
+@dataclass(frozen=True)
+class TestDifference:
+    """What changed in a test and in its results."""
+
+    __test__ = False
+
+    id: str  # pytest's node id in the head, or in the base where it is gone
+    changes: tuple[Change, ...] = ()  # those of the test, then of each result the gravest first
+    causes: tuple[str, ...] = ()  # what began the drift of statistics, a sentence each
+    remarks: tuple[str, ...] = ()  # what was not compared and why, a sentence each
+
+    @property
+    def grade(self) -> Grade:
+        """The gravest of all its changes."""
+        return min((one.grade for one in self.changes), key=[*Grade].index, default=Grade.SAME)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What changed between two runs."""
+
+    tests: tuple[TestDifference, ...]  # of which something is to be said, the worst first
+    unchanged: int  # how many tests of both runs are as they were
+    remarks: tuple[str, ...] = ()  # on the runs as a whole, a sentence each
 
 
 def compare(base: Run, head: Run) -> Difference:

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 from pytest_modelhealth.alignment.result import listed
 from pytest_modelhealth.rendering.document import Document, Row, fitting
 from pytest_modelhealth.rendering.notation import Column, plural, printable, shorten
-from pytest_modelhealth.runs.difference.result import Change, Difference, Grade, TestDifference
+from pytest_modelhealth.runs.difference.comparing import Difference, TestDifference
+from pytest_modelhealth.runs.difference.inspections import Change, Grade
 
 MARK = "<!-- pytest-modelhealth diff -->"
 """Shows nowhere; by it a script finds its comment in Markdown again."""

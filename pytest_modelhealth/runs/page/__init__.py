@@ -10,14 +10,14 @@ from __future__ import annotations
 import base64
 import hashlib
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from markupsafe import Markup
 
 from pytest_modelhealth.rendering.charts.svg import STYLE as CHARTS
 from pytest_modelhealth.rendering.document import templates
 from pytest_modelhealth.runs.page.blocks import blocks
-from pytest_modelhealth.runs.page.contents import Contents, contents
+from pytest_modelhealth.runs.page.contents import contents
 from pytest_modelhealth.runs.run import Run
 
 LIMIT = 10_000_000
@@ -47,17 +47,16 @@ def write(run: Run, file: TextIO, limit: int = LIMIT) -> None:
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
         "base-uri 'none'; form-action 'none'"
     )
-    sheets = (CHARTS, _FOLDER / "page.css")
-    style = "".join(sheet.read_text(encoding="ascii") for sheet in sheets)
-    before = _html("before.html", shown, style=style, policy=policy)
-    after = _html("after.html", shown, script=script)
+    style = "".join(sheet.read_text(encoding="ascii") for sheet in (CHARTS, _FOLDER / "page.css"))
+    before = _html("before.html", shown=shown, style=Markup(style), policy=Markup(policy))
+    after = _html("after.html", script=Markup(script))
+    drawn = {one["anchor"] for entry in shown["entries"] for one in entry["results"] if one["more"]}
     file.write(before)
-    file.writelines(blocks(run, shown, limit - len(before) - len(after)))
+    file.writelines(blocks(run, drawn, limit - len(before) - len(after)))
     file.write(after)
 
 
-def _html(template: str, shown: Contents, **ours: str) -> str:
-    """Return HTML in ASCII, with everything in `shown` escaped and nothing of `ours`."""
-    parts = {name: Markup(text) for name, text in ours.items()}
-    html: str = templates(_FOLDER / "templates").get_template(template).render(shown=shown, **parts)
+def _html(template: str, **values: Any) -> str:
+    """Return HTML in ASCII, in which everything is escaped that is no markup of ours."""
+    html: str = templates(_FOLDER / "templates").get_template(template).render(values)
     return html.encode("ascii", "xmlcharrefreplace").decode("ascii")

@@ -416,7 +416,10 @@ def load(path: Path) -> Any:
     except OSError:
         return None
     loaded.modelhealth_source.restype = ctypes.c_char_p
-    if loaded.modelhealth_source().decode() != _checksum():
+    here = Path(__file__).parent
+    text = b"".join((here / name).read_bytes() for name in _SOURCES)
+    # as `hatch_build.py` compiles it in
+    if loaded.modelhealth_source().decode() != hashlib.sha256(text).hexdigest()[:16]:
         return None
     # what asks torch of tensors keeps the GIL. Numbers are given as pointers, which ctypes makes of
     # an int at a third of the time
@@ -446,10 +449,3 @@ def _described(tensor: Tensor) -> npt.NDArray[np.int64] | None:
     parts = (dims, *format_, 1, form, form + 8 * dims, offset * tensor.itemsize)
     memory[:6] = np.frombuffer(_DESCRIPTION.pack(start, 1, 0, *parts), dtype=np.int64)
     return memory
-
-
-def _checksum() -> str:
-    """Return the checksum of the sources, as ``hatch_build.py`` compiles it in."""
-    here = Path(__file__).parent
-    text = b"".join((here / name).read_bytes() for name in _SOURCES)
-    return hashlib.sha256(text).hexdigest()[:16]

@@ -18,36 +18,36 @@ _LIBRARIES = {
 """By library: our file, and where the class is from which its callbacks derive."""
 
 
-class Follower:
-    """Tells a monitor of a training, in its main process.
+class TrainerHooks:
+    """What tells a monitor of a training, in its main process.
 
     Args:
         monitor: a `TrainingMonitor`; one that runs already is not started, nor closed.
     """
 
     def __init__(self, monitor: Any) -> None:
-        self.monitor = monitor
+        self._monitor = monitor
         self._is_ours = False
         self._last = -1
 
-    def begin(self, scaler: Any) -> None:
+    def _begin(self, scaler: Any) -> None:
         """Start the monitor, once more where a trainer begins again after it failed."""
-        if not self.monitor._is_started:
-            self.monitor.start()
+        if not self._monitor._is_started:
+            self._monitor.start()
             self._is_ours = True
         if scaler is not None:
-            self.monitor._watch.use_scaler(scaler)
+            self._monitor._watch.use_scaler(scaler)
 
-    def step_end(self, number: int, loss: Any = None) -> None:
+    def _end_step(self, number: int, loss: Any = None) -> None:
         """Say that an optimizer's step is over; numbers that do not rise are replaced."""
-        if self.monitor._is_started:
+        if self._monitor._is_started:
             self._last = max(number, self._last + 1)
-            self.monitor.step_end(self._last, loss)
+            self._monitor.step_end(self._last, loss)
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """Close the monitor, if it was started here."""
         if self._is_ours:
-            self.monitor.close()
+            self._monitor.close()
 
 
 def callback_of(monitor: Any, library: str) -> Any:
@@ -69,9 +69,9 @@ def callback_of(monitor: Any, library: str) -> Any:
     hooks = importlib.import_module(f"{__name__}.{file}").Hooks
     try:
         bases = hooks, getattr(importlib.import_module(module), base)
-        derived = type("ModelHealthCallback", bases, {})
+        derived: Any = type("ModelHealthCallback", bases, {})
     except ImportError as error:
         raise InspectionError(
             f"callback({library!r}) needs {library}, which cannot be imported: {error}"
         ) from error
-    return derived(Follower(monitor))
+    return derived(monitor)

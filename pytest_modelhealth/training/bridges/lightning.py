@@ -6,18 +6,18 @@ from typing import Any
 
 from torch import Tensor
 
-from pytest_modelhealth.training.bridges import Follower
+from pytest_modelhealth.training.bridges import TrainerHooks
 
 
-class Hooks:
+class Hooks(TrainerHooks):
     """The hooks of a callback.
 
     A step is over when the batch is that the optimizer stepped at, so that batches whose gradients
     are accumulated are one step. Steps are counted from 0, as Lightning's own loggers do.
     """
 
-    def __init__(self, follower: Follower) -> None:
-        self._follower = follower
+    def __init__(self, monitor: Any) -> None:
+        super().__init__(monitor)
         self._number = self._global_step = 0
         self._loss: Any = None
 
@@ -25,7 +25,7 @@ class Hooks:
         """Begin."""
         self._number = self._global_step = trainer.global_step
         if trainer.is_global_zero:
-            self._follower.begin(getattr(trainer.precision_plugin, "scaler", None))
+            self._begin(getattr(trainer.precision_plugin, "scaler", None))
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -40,13 +40,13 @@ class Hooks:
             self._global_step = trainer.global_step
             self._loss = None
             if trainer.is_global_zero:
-                self._follower.step_end(self._number, loss)
+                self._end_step(self._number, loss)
             self._number += 1
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """End."""
-        self._follower.end()
+        self._end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """End early."""
-        self._follower.end()
+        self._end()

@@ -6,18 +6,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pytest_modelhealth.training.bridges import Follower
+from pytest_modelhealth.training.bridges import TrainerHooks
 
 
-class Hooks:
+class Hooks(TrainerHooks):
     """The hooks of a callback.
 
     Steps bear the numbers of ``state.global_step``. The trainer tells no callback the loss: it is
     taken from what the model returns.
     """
 
-    def __init__(self, follower: Follower) -> None:
-        self._follower = follower
+    def __init__(self, monitor: Any) -> None:
+        super().__init__(monitor)
         self._hook: Any = None
         self._losses: list[Tensor] = []  # between two steps of the optimizer
         self._is_summed = False
@@ -26,8 +26,8 @@ class Hooks:
         """Begin."""
         if not state.is_world_process_zero:
             return
-        self._follower.begin(getattr(given.get("optimizer"), "scaler", None))
-        self._follower.monitor._on_close.append(self._remove)
+        self._begin(getattr(given.get("optimizer"), "scaler", None))
+        self._monitor._on_close.append(self._remove)
         self._begin_step(args, given["model"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -37,18 +37,18 @@ class Hooks:
         if loss is not None and not self._is_summed:
             loss = loss / len(losses)
         if state.is_world_process_zero:
-            self._follower.step_end(state.global_step, loss)
+            self._end_step(state.global_step, loss)
             self._begin_step(args, given["model"])
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """End."""
         self._remove()
-        self._follower.end()
+        self._end()
 
     def _begin_step(self, args: Any, model: nn.Module) -> None:
         """Look for the loss in steps that are watched, and leave the model alone in others."""
         self._remove()
-        if self._follower.monitor._watch.is_on and not args.torch_compile:
+        if self._monitor._watch.is_on and not args.torch_compile:
             self._hook = model.register_forward_hook(self._look, with_kwargs=True)
 
     def _remove(self) -> None:

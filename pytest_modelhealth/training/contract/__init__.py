@@ -19,8 +19,7 @@ from pytest_modelhealth.training.contract.fault import SOURCES
 
 def findings(check: Listed, observation: Observation, settings: Settings) -> Iterator[Finding]:
     """Yield what the step breaks, if one was run, in the layers that were seen or the model."""
-    if observation.stepped is None:
-        return
+    assert observation.stepped is not None  # by the catalogue
     for source, is_last in SOURCES[check.name]:
         found = list(source(check, observation.stepped, settings))
         for one in found:

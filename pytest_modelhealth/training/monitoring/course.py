@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from pytest_modelhealth.report import Course, CourseEvent, LossSummary
+from pytest_modelhealth.report import CourseEvent, LossSummary
 from pytest_modelhealth.training.monitoring.levels import LATELY, Levels, Mask
-from pytest_modelhealth.training.monitoring.row import Reals, StepRow
+from pytest_modelhealth.training.monitoring.row import STATISTICS, Reals, StepRow
 
 _WINDOW = 9
 _OPENING = 5
@@ -54,14 +54,22 @@ class LossCourse:
         self.summary = LossSummary(count + 1, first, best, best_step, level, noise, is_positive)
 
 
+_SPARE = 64
+
+
 class Table:
     """The latest step, and what of the earlier ones every rule asks for.
+
+    ``table["gradient_norm"]`` has a column for each layer, NaN where the step tells nothing. There
+    are columns to spare for functional layers that show late, so that a rule may keep arrays of
+    one size for good; of models that double the number of their layers, some are not followed.
 
     Attributes:
         row: the latest step.
         layers: every layer that was seen so far, by column.
         loss: how the loss went.
-        steps: how many steps were seen.
+        steps, passes: how many steps were seen, and forward passes in them.
+        most_optimizer_steps: the most that one of them had.
     """
 
     row: StepRow
@@ -69,54 +77,42 @@ class Table:
     def __init__(self) -> None:
         self.layers: list[str] = []
         self.loss = LossCourse()
-        self.steps = 0
-        self._passes = self._most = 0
+        self.steps = self.passes = self.most_optimizer_steps = 0
         self._latest: deque[int] = deque(maxlen=LATELY)
-        self._columns: dict[str, int] = {}
+        self._width = 0
         self._row_layers: tuple[str, ...] = ()
-        self._where: np.ndarray[tuple[int], np.dtype[np.intp]] | None = None
+        self._columns: Any = []
+        self._values: dict[str, Reals] = {}
 
     def take(self, row: StepRow) -> None:
         """Take the next step."""
         self.row = row
         self.steps += 1
-        self._passes += row.passes
-        self._most = max(self._most, row.optimizer_steps)
+        self.passes += row.passes
+        self.most_optimizer_steps = max(self.most_optimizer_steps, row.optimizer_steps)
         self._latest.append(row.step)
         self.loss.add(row.step, row.loss)
-        if row.layers == self._row_layers:
-            return
-        self._row_layers = row.layers
-        for layer in row.layers:
-            self._columns.setdefault(layer, len(self._columns))
-        self.layers = list(self._columns)
-        where = np.array([self._columns[layer] for layer in row.layers], dtype=np.intp)
-        is_same = np.array_equal(where, np.arange(len(self.layers)))
-        self._where = None if is_same else where
-
-    def course(self, events: Iterable[CourseEvent] = ()) -> Course:
-        """Return how the training went so far, with what rules say of it."""
-        return Course(
-            steps=self.steps,
-            passes=self._passes,
-            most_optimizer_steps=self._most,
-            loss=self.loss.summary,
-            events=tuple(sorted(events, key=lambda event: event.step)),
-        )
+        if row.layers != self._row_layers:
+            self._row_layers = row.layers
+            self._width = self._width or 2 * len(row.layers) + _SPARE
+            self.layers = list(dict.fromkeys((*self.layers, *row.layers)))[: self._width]
+            # what has no column goes into one more, which nobody reads
+            known = {layer: column for column, layer in enumerate(self.layers)}
+            columns = [known.get(layer, self._width) for layer in row.layers]
+            is_whole = columns == list(range(len(columns)))
+            self._columns = slice(len(columns)) if is_whole else columns
+        table = np.full((len(STATISTICS), self._width + 1), np.nan)
+        table[:, self._columns] = [row.values[name] for name in STATISTICS]
+        self._values = dict(zip(STATISTICS, table[:, :-1], strict=True))
 
     @property
     def lately(self) -> int:
         """The first of the steps that count as lately."""
         return self._latest[0]
 
-    def values(self, statistic: str) -> Reals:
+    def __getitem__(self, statistic: str) -> Reals:
         """Return a statistic of every layer, NaN where the latest step has none."""
-        values = self.row.values[statistic]
-        if self._where is None:
-            return values
-        every = np.full(len(self.layers), np.nan)
-        every[self._where] = values
-        return every
+        return self._values[statistic]
 
 
 class Follower:
@@ -131,12 +127,13 @@ class Follower:
     Attributes:
         open: kind and layer of what goes on.
         changed: what went on in the latest step.
+        events: of each kind and layer the latest episode.
     """
 
     def __init__(self, rule: str, role: str, table: Table, see: See) -> None:
         self.open: set[tuple[str, str]] = set()
         self.changed: list[CourseEvent] = []
-        self.events: dict[tuple[str, str], CourseEvent] = {}  # of each the latest episode
+        self.events: dict[tuple[str, str], CourseEvent] = {}
         self._rule, self._role, self._table = rule, role, table
         self._steps = see(table, self)
 
@@ -172,62 +169,55 @@ class Follower:
             rows: how many watched steps showed it, if not those in which it was said.
         """
         open_keys = [key for key in self.open if key[0] == kind]
-        if not open_keys and not np.any(active):
+        if not open_keys and not np.count_nonzero(active):
             return  # nearly always
-        layers = self._table.layers if isinstance(active, np.ndarray) else [layer]
-        active, valid = np.broadcast_to(active, len(layers)), np.broadcast_to(valid, len(layers))
-        step = self._table.row.step
-        for at in active.nonzero()[0].tolist():
-            key = kind, layers[at]
+        is_of_each, step = np.ndim(active) == 1, self._table.row.step
+        for at in np.atleast_1d(active).nonzero()[0].tolist():
+            key = kind, self._table.layers[at] if is_of_each else layer
             before = self.events[key] if key in self.open else None
             start, count = _at(since, at), _at(rows, at)
+            measured = {name: float(_at(fact, at)) for name, fact in (facts or {}).items()}
             self.events[key] = event = CourseEvent(
                 rule=self._rule,
                 kind=kind,
                 step=before.step if before else step if start is None else int(start),
-                layer=layers[at],
+                layer=key[1],
                 value=float(_at(value, at)),
                 reference=float(_at(reference, at)),
                 last=step,
                 rows=int(count) if count is not None else before.rows + 1 if before else 1,
                 role=before.role if before else role or self._role,
                 tensor=before.tensor if before else tensor,
-                facts={name: float(_at(fact, at)) for name, fact in (facts or {}).items()}
-                or (before.facts if before else {}),
+                facts=measured or (before.facts if before else {}),
             )
             self.open.add(key)
             self.changed.append(event)
         for key in open_keys:
-            at = layers.index(key[1])
-            if valid[at] and not active[at]:
+            at = self._table.layers.index(key[1]) if is_of_each else 0
+            if _at(valid, at) and not _at(active, at):
                 self.open.discard(key)
                 self.events[key] = replace(self.events[key], recovered=True)
 
     def mark_levels(
-        self,
-        kind: str,
-        active: Mask,
-        levels: Levels,
-        reference: Reals,
-        *,
-        role: str = "",
-        fell: bool = False,
+        self, kind: str, active: Mask, levels: Levels, *, role: str = "", fell: bool = False
     ) -> None:
-        """Say where all of the latest values left a reference, so that it began before.
+        """Say where all of the latest values left what was usual, so that it began before.
 
         Args:
             kind, active, role: as in `mark`.
             levels: logarithms of what is measured.
-            reference: that of what it is held against.
-            fell: whether the largest of the latest values counts, and not the least.
+            fell: whether the values fell, so that the largest of them counts, and not the least.
         """
+        if not self.open and not np.count_nonzero(active):
+            return  # as in `mark`, before anything is computed
         value = np.exp(levels.high if fell else levels.low)
+        reference = np.exp(levels.usual if fell else levels.reference)
         since, valid = self._table.lately, levels.valid
-        self.mark(kind, active, value, np.exp(reference), valid=valid, role=role, since=since)
+        self.mark(kind, active, value, reference, valid=valid, role=role, since=since)
 
 
 See = Callable[[Table, Follower], Iterator[None]]
 
 
 def _at(column: Any, at: int) -> Any:
-    return column[at] if isinstance(column, np.ndarray) and column.ndim else column
+    return column[at] if np.ndim(column) else column

@@ -164,7 +164,7 @@ class History:
             k: how many layers.
             worst: the gravest thing that went wrong, which the first line names.
         """
-        text: str = self._shown("progress", "document", k, worst).text()
+        text: str = self._shown("training", "document", k, worst).text()
         return text
 
     def _shown(self, form: str, function: str, *args: Any, **options: Any) -> Any:

@@ -366,7 +366,7 @@ class TrainingMonitor(NamesItsAttributes):
         return self.summary()
 
     def _repr_html_(self) -> str:
-        html: str = self.history._shown("progress", "document", worst=self._worst).html()
+        html: str = self.history._shown("training", "document", worst=self._worst).html()
         return html
 
 

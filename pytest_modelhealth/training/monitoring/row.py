@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -211,33 +211,21 @@ def row_of(step: int, seen: WatchedStep) -> StepRow:
         seen: what was seen of it.
     """
     layers = [layer for layer in seen.observation.layers.values() if layer.watched]
-    rows = []
-    weights: dict[tuple[str, str], TensorStatistics] = {}  # that an optimizer changed
-    for layer in layers:
-        changed = {
-            (layer.name, name): held
+    updates = {
+        layer.name: [
+            (seen.updates[layer.name, name], held)
             for name, held in layer.parameters.items()
             if (layer.name, name) in seen.updates
-        }
-        weights |= changed
-        change = _joined([seen.updates[key] for key in changed])
-        rows.append(
-            (
-                *_activations(layer.activations),
-                *_gradients(layer.gradients),
-                *_together(layer.parameters.values()),
-                *_together(layer.parameter_gradients.values()),
-                change,
-                _ratio(change, changed.values()),
-                *_evidence(layer, seen),
-            )
-        )
+        ]
+        for layer in layers
+    }
+    rows = [_numbers(layer, updates[layer.name], seen) for layer in layers]
     table = np.array(rows, dtype=np.float64).reshape(len(rows), len(STATISTICS)).T
     return StepRow(
         step=step,
         loss=seen.observation.loss,
         gradient_norm=_joined([g for lyr in layers for g in lyr.parameter_gradients.values()]),
-        update_ratio=_ratio(_joined([seen.updates[key] for key in weights]), weights.values()),
+        update_ratio=_ratio([update for own in updates.values() for update in own]),
         layers=tuple(layer.name for layer in layers),
         values=dict(zip(STATISTICS, table, strict=True)),
         origin=_origin_of(layers, seen.observation.loss),
@@ -246,16 +234,48 @@ def row_of(step: int, seen: WatchedStep) -> StepRow:
     )
 
 
-def _activations(seen: TensorStatistics | None) -> tuple[float, ...]:
-    if seen is None:
-        return (math.nan,) * 7
-    dead = math.nan if seen.dead_fraction is None else seen.dead_fraction
-    bad = seen.nan_count + seen.positive_inf_count
-    return seen.mean, seen.std, seen.rms, seen.abs_max, seen.zero_fraction, dead, bad
+Updates = Sequence[tuple[TensorStatistics, TensorStatistics]]
+"""What an optimizer changed, each beside the parameter as it was before."""
 
 
-def _gradients(seen: TensorStatistics | None) -> tuple[float, ...]:
-    return (math.nan,) * 3 if seen is None else (seen.rms, seen.norm, seen.nonfinite_count)
+def _numbers(layer: LayerRecord, updates: Updates, seen: WatchedStep) -> tuple[float, ...]:
+    """Return the statistics of a layer, in the order of `STATISTICS`."""
+    made, back, given, own = layer.activations, layer.gradients, layer.inputs, layer.parameters
+    activations: tuple[float, ...] = (math.nan,) * 7
+    gradients: tuple[float, ...] = (math.nan,) * 3
+    if made is not None:
+        dead = math.nan if made.dead_fraction is None else made.dead_fraction
+        bad = made.nan_count + made.positive_inf_count
+        activations = made.mean, made.std, made.rms, made.abs_max, made.zero_fraction, dead, bad
+    if back is not None:
+        gradients = back.rms, back.norm, back.nonfinite_count
+    units = None if made is None else made.units
+    running = layer.buffers.get("running_var")
+    variance = running.mean if running and running.finite_count else math.nan
+    size, others = _together(own.values())
+    count = sum(held.finite_count for held in own.values())
+    wide = [(change, held) for change, held in updates if len(held.shape) > 1]
+    before = math.hypot(*(held.norm for _, held in wide))
+    frozen = sum(name in layer.frozen for name in own)
+    return (
+        *activations,
+        *gradients,
+        size,
+        others,
+        *_together(layer.parameter_gradients.values()),
+        _joined([change for change, _ in updates]),
+        _ratio(updates),
+        math.nan if given is None else given.std,
+        math.nan if units is None else units.observations,
+        size / math.sqrt(count) if count else math.nan,
+        math.hypot(*(change.norm for change, _ in wide)) / before if before else math.nan,
+        1.0 - frozen / len(own) if own else math.nan,
+        seen.rates.get(layer.name, math.nan),
+        math.sqrt(max(variance, 0.0)),  # NaN stays NaN
+        _saturation(layer, made),
+        float(seen.modes.get(layer.name, math.nan)),
+        float(seen.hooks.get(layer.name, math.nan)),
+    )
 
 
 def _together(held: Collection[TensorStatistics]) -> tuple[float, float]:
@@ -272,35 +292,10 @@ def _joined(held: Collection[TensorStatistics]) -> float:
     return math.nan if any(one.nan_count for one in held) else math.inf
 
 
-def _ratio(change: float, before: Iterable[TensorStatistics]) -> float:
-    size = math.hypot(*(one.norm for one in before))
-    return change / size if size else math.nan
-
-
-def _evidence(layer: LayerRecord, seen: WatchedStep) -> tuple[float, ...]:
-    given, made, parameters = layer.inputs, layer.activations, layer.parameters
-    units = None if made is None else made.units
-    running = layer.buffers.get("running_var")
-    variance = running.mean if running and running.finite_count else math.nan
-    matrices = {name: held for name, held in parameters.items() if len(held.shape) > 1}
-    changed = [name for name in matrices if (layer.name, name) in seen.updates]
-    change = math.hypot(*(seen.updates[layer.name, name].norm for name in changed))
-    before = math.hypot(*(matrices[name].norm for name in changed))
-    size = math.hypot(*(held.norm for held in parameters.values()))
-    count = sum(held.finite_count for held in parameters.values())
-    frozen = sum(name in layer.frozen for name in parameters)
-    return (
-        math.nan if given is None else given.std,
-        math.nan if units is None else units.observations,
-        size / math.sqrt(count) if count else math.nan,
-        change / before if before else math.nan,
-        1.0 - frozen / len(parameters) if parameters else math.nan,
-        seen.rates.get(layer.name, math.nan),
-        math.sqrt(max(variance, 0.0)),  # NaN stays NaN
-        _saturation(layer, made),
-        float(seen.modes.get(layer.name, math.nan)),
-        float(seen.hooks.get(layer.name, math.nan)),
-    )
+def _ratio(updates: Updates) -> float:
+    """Return the norm of updates together by that of the parameters that they are of."""
+    size = math.hypot(*(held.norm for _, held in updates))
+    return _joined([change for change, _ in updates]) / size if size else math.nan
 
 
 def _saturation(layer: LayerRecord, made: TensorStatistics | None) -> float:

@@ -1,10 +1,10 @@
-"""`Rule`: what must hold over a whole training. A new one is a row of a file of `rules/`."""
+"""What must hold over a whole training. A new rule is a generator in a file of `rules/`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_modelhealth.report import Course, CourseEvent, Finding
 from pytest_modelhealth.settings import Settings, Severity
@@ -14,11 +14,25 @@ from pytest_modelhealth.training.monitoring.course import See
 PATIENCE = 10
 """How many watched steps something must go on for: what is shorter is a spike."""
 
+Assess = Callable[[CourseEvent, Course, Settings], Finding | None]
 
-def breach(event: CourseEvent, message: str, value: float, **more: Any) -> Finding:
-    """Return what is wrong with an event; the rest as of `Check.violation`."""
-    more |= {"role": event.role, "tensor": event.tensor, "step": event.step, "independent": True}
-    return TRAINING[event.rule].violation(event.layer, message, value=value, **more)
+
+class Rule(NamedTuple):
+    """What must hold over a whole training.
+
+    Args:
+        see: sees each step, remembers little, and says what began.
+        assess: says whether that breaks a limit, as it stands now; it is stateless.
+        unseen: what to say where no forward pass was seen, by the number of steps.
+    """
+
+    see: See
+    assess: Assess
+    unseen: str = ""
+
+
+RULES: dict[str, Rule] = {}
+"""What follows a training for a check, and what that check objects to."""
 
 
 @dataclass(frozen=True)
@@ -73,37 +87,35 @@ class Kind:
         return breach(event, message, value, limit=limit, severity=severity, cause=self.cause)
 
 
-@dataclass(frozen=True)
-class Rule:
-    """What must hold over a whole training.
+def rule(
+    *kinds: Kind, assess: Assess | None = None, unless: str = "", unseen: str = ""
+) -> Callable[[See], See]:
+    """Return a decorator of what sees the steps for the rule of its name.
 
     Args:
-        see: sees each step, remembers little, and says what began.
-        assess: says whether that breaks a limit, as it stands now; it is stateless.
-        unseen: what to say where no forward pass was seen, by the number of steps.
-    """
-
-    see: See
-    assess: Callable[[CourseEvent, Course, Settings], Finding | None]
-    unseen: str = ""
-
-
-def rule(see: See, *kinds: Kind, unless: str = "", unseen: str = "") -> Rule:
-    """Return a rule that is a table of the kinds of events that it objects to.
-
-    Args:
-        see, unseen: as of `Rule`.
-        kinds: its table.
+        kinds: the kinds of events that the rule objects to.
+        assess: what says so in place of them.
         unless: what of the loss leaves nothing to object to.
+        unseen: as of `Rule`.
     """
     table = {kind.kind: kind for kind in kinds}
 
-    def assess(event: CourseEvent, course: Course, settings: Settings) -> Finding | None:
+    def by_kind(event: CourseEvent, course: Course, settings: Settings) -> Finding | None:
         if unless and getattr(course.loss, unless):
             return None
         return table[event.kind].assess(event, course, settings)
 
-    return Rule(see, assess, unseen)
+    def register(see: See) -> See:
+        RULES[see.__name__] = Rule(see, assess or by_kind, unseen)
+        return see
+
+    return register
+
+
+def breach(event: CourseEvent, message: str, value: float, **more: Any) -> Finding:
+    """Return what is wrong with an event; the rest as of `Check.violation`."""
+    more |= {"role": event.role, "tensor": event.tensor, "step": event.step, "independent": True}
+    return TRAINING[event.rule].violation(event.layer, message, value=value, **more)
 
 
 def label(event: CourseEvent) -> str:

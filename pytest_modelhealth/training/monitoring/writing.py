@@ -8,10 +8,8 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from mmap import mmap
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from pytest_modelhealth.errors import InspectionError, ModelHealthWarning
 from pytest_modelhealth.training.monitoring.row import STATISTICS, StepRow, require_statistic
@@ -52,27 +50,20 @@ class CsvLines:
             InspectionError: it cannot be written, or is the table of another model.
         """
         try:
-            self._file = self.path.open("r+b" if self.path.exists() else "x+b")
-            header = next(csv.reader([self._file.readline().decode(errors="replace")]), [])
-            missing = [name for name in self._names(self._layers) if name not in set(header)]
-            if header and missing:
+            data = self.path.read_bytes() if self.path.exists() else b""
+            data = data[: data.rfind(b"\n") + 1]
+            header = data.partition(b"\n")[0].decode(errors="replace")
+            self._columns = next(csv.reader([header]), [])
+            missing = [name for name in _names(self._layers) if name not in set(self._columns)]
+            if self._columns and missing:
                 raise InspectionError(
                     f"{str(self.path)!r} is a table of something else: its header lacks "
                     f"{missing[0]!r}. Give another path, or move it away"
                 )
-            self._columns = header
-            with suppress(ValueError), mmap(self._file.fileno(), 0) as lines:  # empty: no map
-                self._file.truncate(lines.rfind(b"\n") + 1)
-            self._file.seek(0, os.SEEK_END)
-        except BaseException as error:
-            self.close()
-            if isinstance(error, OSError):
-                raise InspectionError(f"cannot write {str(self.path)!r}: {error}") from error
-            raise
-
-    @staticmethod
-    def _names(layers: Iterable[str]) -> list[str]:
-        return [*COLUMNS, *(f"{layer}:{name}" for layer in layers for name in STATISTICS)]
+            self._file = self.path.open("ab", buffering=0)
+            self._file.truncate(len(data))
+        except OSError as error:
+            raise InspectionError(f"cannot write {str(self.path)!r}: {error}") from error
 
     def close(self) -> None:
         """Close the file."""
@@ -84,15 +75,20 @@ class CsvLines:
         """Add a row. A file that cannot be written any longer is left alone, with a warning."""
         if self._file is None:
             return
+        is_new = not self._columns
+        if is_new:
+            self._columns = _names(dict.fromkeys((*self._layers, *row.layers)))
         text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        if not self._columns:
-            self._columns = self._names(dict.fromkeys((*self._layers, *row.layers)))
-            writer.writerow(self._columns)
+        writer = csv.DictWriter(
+            text, self._columns, restval="", extrasaction="ignore", lineterminator="\n"
+        )
+        if is_new:
+            writer.writeheader()
         cells: dict[str, Any] = {name: getattr(row, name) for name in COLUMNS}
         for statistic in STATISTICS:
             for layer, number in zip(row.layers, row.values[statistic].tolist(), strict=True):
                 cells[f"{layer}:{statistic}"] = "" if math.isnan(number) else number
+        writer.writerow(cells)
         late = sorted({name.rpartition(":")[0] for name in cells.keys() - set(self._columns)})
         if late and not self._is_warned:
             self._is_warned = True
@@ -102,19 +98,20 @@ class CsvLines:
                 ModelHealthWarning,
                 stacklevel=4,
             )
-        writer.writerow([cells.get(column, "") for column in self._columns])
         try:
             self._file.write(text.getvalue().encode())
-            self._file.flush()
         except OSError as error:
-            with suppress(OSError):  # closing writes what is left
-                self.close()
+            self.close()
             warnings.warn(
                 f"cannot write {str(self.path)!r} any longer, after step {row.step}: {error}; the "
                 "training goes on, and the monitor keeps its history",
                 ModelHealthWarning,
                 stacklevel=4,
             )
+
+
+def _names(layers: Iterable[str]) -> list[str]:
+    return [*COLUMNS, *(f"{layer}:{name}" for layer in layers for name in STATISTICS)]
 
 
 WRITTEN = (
@@ -194,17 +191,11 @@ class Scalars:
 
 def _write_to(destination: Any) -> Callable[[int, dict[str, float]], object]:
     """Return what takes the number of a step, and its numbers by their names."""
-    if not isinstance(destination, type):
-        if hasattr(destination, "add_scalar"):  # TensorBoard's
-
-            def write(step: int, numbers: dict[str, float]) -> None:
-                for name, value in numbers.items():
-                    destination.add_scalar(name, value, step)
-
-            return write
-        if callable(destination):
-            function: Callable[[int, dict[str, float]], object] = destination
-            return function
+    add = getattr(destination, "add_scalar", None)  # of TensorBoard's
+    if add is not None and not isinstance(destination, type):
+        return lambda step, numbers: [add(name, value, step) for name, value in numbers.items()]
+    if callable(destination) and not isinstance(destination, type):
+        return cast("Callable[[int, dict[str, float]], object]", destination)
     raise InspectionError(
         f"to={destination!r} ({type(destination).__name__}) is nothing that numbers can be "
         "written to. Give a SummaryWriter of TensorBoard, a function of the step and a dictionary "

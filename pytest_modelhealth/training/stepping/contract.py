@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
-from pytest_modelhealth.capture.passive.hooks import parameters_of
-from pytest_modelhealth.errors import InspectionError
+from pytest_modelhealth.capture.observing.autograd_graph import is_made_by_a_loss, sign_of
+from pytest_modelhealth.capture.passive.hooks import named_values, parameters_of
+from pytest_modelhealth.errors import InspectionError, in_one_line
 from pytest_modelhealth.layers import Selection
-from pytest_modelhealth.report import Observation, Stepped, SteppedOptimizer, SteppedParameter
-from pytest_modelhealth.training.stepping.calls import Calls, call_step, layer_modes
+from pytest_modelhealth.report import (
+    LayerMode,
+    Observation,
+    Stepped,
+    SteppedOptimizer,
+    SteppedParameter,
+)
+from pytest_modelhealth.settings.setting import dotted
 from pytest_modelhealth.training.stepping.interventions import (
     half_influence,
     loss_slope,
@@ -22,8 +31,17 @@ from pytest_modelhealth.training.stepping.interventions import (
     sets_a_seed,
     slope_without_gradient,
 )
+from pytest_modelhealth.training.stepping.reached import opened
 from pytest_modelhealth.training.stepping.session import Session, TrainingStep, loss_in
-from pytest_modelhealth.training.stepping.watching import Steps, cosine, norm
+from pytest_modelhealth.training.stepping.watching import (
+    Call,
+    Steps,
+    cosine,
+    distance,
+    inner,
+    norm,
+    widened,
+)
 
 
 def run_contract(
@@ -56,138 +74,314 @@ def run_contract(
     model, session = given.model, Session(given, selection)
     with session.open():
         untied = untied_weights(model)
-        made = call_step(session, calls)
-        first = made.seen[0]
+        series = Series(session, calls)
+        first = series.calls[0]
         stepped = Stepped(
-            losses=tuple(loss_in(seen.result) for seen in made.seen),
-            parameters=tuple(stepped_parameters(session, made)),
-            optimizers=tuple(stepped_optimizers(session, made)),
-            modes=tuple(layer_modes(session, made)),
+            losses=tuple(loss_in(call.result) for call in series.calls),
+            parameters=tuple(series.parameters()),
+            optimizers=tuple(series.stepped_optimizers()),
+            modes=tuple(series.modes()),
             samples=session.samples,
             runs_whole=session.samples in first.sizes,
             passes=len(first.passes),
             # the step itself brings the model to evaluation mode, and not for a validation
             switched=first.began and first.modes.get(model) == {(False, True)},
-            strays=tuple(strays(session, made)),
+            strays=tuple(series.strays()),
             switches=tuple(frozen_in_vain(model)),
             untied=untied,
             slope=loss_slope(session, first),
-            unlearned=slope_without_gradient(session, made.seen),
-            halves=half_influence(session, first, len(made.seen)),
-            seeds=made.ends_at is not None and sets_a_seed(session, made.ends_at),
+            unlearned=slope_without_gradient(session, series.calls),
+            halves=half_influence(session, first, len(series.calls)),
+            seeds=series.ends_at is not None and sets_a_seed(session, series.ends_at),
             overfit=None if overfit is None else overfitted(session, overfit),
             resumed=resumed(session) if resume else "",
-            **made.facts,
+            **series.facts,
         )
-    assert made.observation is not None
     notes = (
         f"the step reads an iterator from around it ({kind}), which cannot be put back: it has "
         f"moved on by what {session.called} calls take; give the batch as an argument"
         for kind in dict.fromkeys(session.reached.iterators)
     )
-    return replace(made.observation, stepped=stepped, notes=(*made.observation.notes, *notes))
+    observation = series.observation
+    return replace(observation, stepped=stepped, notes=(*observation.notes, *notes))
 
 
-def all_optimizers(session: Session, made: Calls) -> list[Any]:
-    """Return the optimizers that were given, then others that stepped."""
-    every = [*session.given.optimizers]
-    every += [steps.optimizer for seen in made.seen for steps in seen.steps.values()]
-    return list({id(optimizer): optimizer for optimizer in every}.values())
+_MOST_CALLS = 32
+"""A step that seems to wait for its turn is called so often to see whether it comes."""
 
 
-def _held(session: Session, made: Calls) -> set[int]:
-    return {id(p) for optimizer in all_optimizers(session, made) for p in parameters_of(optimizer)}
+class Series:
+    """Calls of a step from the beginning, and what they show together.
 
+    Args:
+        session: the step, and what it works on.
+        count: how many calls.
 
-def stepped_parameters(session: Session, made: Calls) -> Iterator[SteppedParameter]:
-    """Yield what was done to each parameter of the model."""
-    held, calls = _held(session, made), made.seen
-    if not all_optimizers(session, made):  # the step moves them itself, or means to
-        held = made.moved or {key for _, key, _ in session.named}
-    stepping = {key: steps.optimizer for seen in calls for key, steps in seen.steps.items()}
-    owners = [{id(p) for p in parameters_of(optimizer)} for optimizer in stepping.values()]
-    for name, key, parameter in session.named:
-        yield SteppedParameter(
-            name=name,
-            dimensions=parameter.ndim,
-            dtype=str(parameter.dtype).removeprefix("torch."),
-            trainable=parameter.requires_grad,
-            held=key in held,
-            added=tuple(seen.added.get(key) for seen in calls),
-            gradients=tuple(
-                norm(seen.gradients[key]) if key in seen.at_step else None for seen in calls
-            ),
-            updates=tuple(seen.updated.get(key, 0.0) for seen in calls),
-            changes=tuple(seen.changes.get(key, 0.0) for seen in calls),
-            swallowed=made.swallowed.get(key, 0.0),
-            used_again=any(key in seen.used_again for seen in calls),
-            erased=all(key in seen.erased for seen in calls),
-            is_zero=key in session.zeros,
-            shared=len({len(one) for one in owners if key in one}) > 1,
-        )
-
-
-def strays(session: Session, made: Calls) -> Iterator[str]:
-    """Yield parameters outside of the model's registry, or newer than it, that nobody moves.
-
-    They have a gradient, and no optimizer holds them.
+    Attributes:
+        calls: a record of each.
+        observation: the layers of the first.
+        ends_at: where every call leaves the random numbers, if it draws any and all end there.
+        facts: fields of `Stepped` that are known by then.
     """
-    held = _held(session, made)
-    reached = {key for seen in made.seen for key, size in seen.added.items() if size}
-    for key, name in session.strays.items():
-        if key in reached - held - made.moved:
-            yield name
-    for name, key, trainable in made.names:
-        if trainable and key not in session.parameters and key not in held:
-            yield name
 
+    observation: Observation
 
-def stepped_optimizers(session: Session, made: Calls) -> Iterator[SteppedOptimizer]:
-    """Yield what each optimizer did."""
-    known = {id(p) for p in session.model.parameters()}
-    given = {id(optimizer) for optimizer in session.given.optimizers}
-    for optimizer in session.given.optimizers:  # those of accelerate step one that they hold
-        inside = getattr(optimizer, "__dict__", {}).values()
-        given |= {id(one) for one in inside if isinstance(one, torch.optim.Optimizer)}
-    names = {key: name for name, key, _ in session.named}
-    reached = {key for seen in made.seen for key in (*seen.added, *seen.gradients)}
-    for optimizer in all_optimizers(session, made):
-        key, groups = id(optimizer), optimizer.param_groups
-        held = {id(p) for p in parameters_of(optimizer)}
-        steps = [seen.steps.get(key) or Steps(optimizer) for seen in made.seen]
-        ran = [one for one in steps if one.count]
-        losses = [one.evaluations for one in ran]
-        traits = {
-            "maximizes": any(group.get("maximize") for group in groups),
-            "anew": key not in given and len(ran) == 1,
-            "closure": any(losses),
-            "unreached": key in given and ran and held and not held & reached,
-            "constant": ran and all(len(one) > 1 and len({*one, 0.0}) == 2 for one in losses),
+    def __init__(self, session: Session, count: int) -> None:
+        self.session, self.watch = session, session.watch()
+        self.calls: list[Call] = []
+        self.ends_at: Tensor | None = None
+        self.facts: dict[str, Any] = {"raised": ""}
+        start = session.values()
+        self._elements: dict[int, Tensor] = {}  # of which there ever was a gradient
+        containers = session.reached.containers
+        graphs, ends = [_graphs_in(containers)], [torch.get_rng_state()]
+        schedules = [one for one in session.reached.objects if isinstance(one, LRScheduler)]
+        begun = [repr(one.state_dict()) for one in schedules]  # a count of epochs may stand still
+        while len(self.calls) < count or (len(self.calls) < _MOST_CALLS and self._waits()):
+            try:
+                self._call()
+            except Exception as error:
+                if not self.calls:
+                    raise
+                self.facts["raised"] = in_one_line(error)
+                break
+            ends.append(torch.get_rng_state())
+            graphs.append(_graphs_in(containers))
+        self._swallowed = {
+            key: float((asked & (session.parameters[key].detach() == start[key])).sum())
+            / max(int(asked.sum()), 1)
+            for key, asked in self._elements.items()
         }
-        initial = [float(group["initial_lr"]) for group in groups if "initial_lr" in group]
-        rates = [rate for group in groups if (rate := _number(group, "lr")) > 0.0]
-        frozen = [all(not p.requires_grad for p in g["params"]) for g in groups if g["params"]]
-        decays = [_number(group, "lr") * _number(group, "weight_decay") for group in groups]
-        yield SteppedOptimizer(
-            type_name=type(optimizer).__name__,
-            given=key in given,
-            holds=len(held),
-            foreign=len(held - known),
-            first=next((names[id(p)] for p in parameters_of(optimizer) if id(p) in names), ""),
-            steps=tuple(one.count for one in steps),
-            rates=tuple(one.rate for one in ran),
-            initial_rate=max(initial, default=None),
-            decay=max(decays, default=0.0),
-            betas=next((tuple(map(float, g["betas"])) for g in groups if "betas" in g), ()),
-            spread=max(rates) / min(rates) if rates else 1.0,
-            frozen_groups=0 if all(frozen) else sum(frozen),
-            direction=cosine(*ran[0].along) if ran else None,
-            traits=frozenset(name for name, applies in traits.items() if applies),
-        )
+        growing = [
+            one
+            for one, *counts in zip(containers, *graphs, strict=True)
+            if len(counts) > 2 and counts == sorted(set(counts))
+        ]
+        self.facts["growing"] = _named(session, growing)
+        self.facts["advances"] = begun != [repr(one.state_dict()) for one in schedules]
+        begin, end, *later = ends
+        if later and not torch.equal(begin, end) and all(torch.equal(end, one) for one in later):
+            self.ends_at = end
+
+    def _call(self) -> None:
+        """Make the next call."""
+        session, before = self.session, self.session.values()
+        if self.calls:
+            call = session.watched(self.watch)
+        else:
+            call, self.observation = session.observed(self.watch)
+            self._take_first(call, before)
+        self.calls.append(call)
+        sizes = {key: norm(value) or 1.0 for key, value in before.items()}
+        call.changes = {
+            key: distance(session.parameters[key].detach(), value) / sizes[key]
+            for key, value in before.items()
+        }
+        call.updated = {key: size / sizes[key] for key, size in call.updated.items()}
+        for key in call.at_step:
+            asked = self._elements.get(key, False)
+            self._elements[key] = (call.gradients[key] != 0) | asked
+        # keep no graph of a call, and of gradients that nothing is held against the norm alone
+        call.result, call.at_first = loss_in(call.result), {}
+        if len(self.calls) > 1:
+            call.gradients = {k: torch.tensor(norm(g)) for k, g in call.gradients.items()}
+
+    def _take_first(self, call: Call, before: dict[int, Tensor]) -> None:
+        """Take down what only the first call shows."""
+        result, session = call.result, self.session
+        if loss_in(result) is None:
+            shape = f" of shape {tuple(result.shape)}" if isinstance(result, Tensor) else ""
+            kind = "nothing" if result is None else type(result).__name__
+            raise InspectionError(
+                f"{session.given.name} returned {kind}{shape}, not the loss: return "
+                "it as a scalar tensor, a number, or under the key 'loss' of a mapping"
+            )
+        if isinstance(result, Tensor):
+            self.facts |= {"sign": sign_of(result), "is_loss": is_made_by_a_loss(result)}
+        product, moves, gradients = 0.0, 0.0, 0.0  # what moved before an optimizer stepped
+        for key, now in call.at_first.items():
+            gradient, start = call.gradients.get(key), before[key]
+            if gradient is not None and now.shape == start.shape and not torch.equal(now, start):
+                moved, wide = widened(now) - widened(start), widened(gradient)
+                product += inner(moved, wide)
+                moves += norm(moved) ** 2
+                gradients += norm(wide) ** 2
+        self.facts["climbs"] = cosine(product, moves, gradients)
+        parameters = session.model.named_parameters()
+        self._names = [(name, id(p), p.requires_grad) for name, p in parameters]
+
+    def _waits(self) -> bool:
+        """Whether nothing has moved so far, and more calls may tell: gradients add up, say."""
+        if self.moved or len(self.calls) < 2:  # it may step first, on the gradient before
+            return not self.moved
+        sizes = [size for call in self.calls for size in call.added.values()]
+        first, last = self.calls[0].added, self.calls[-1].added
+        adds_up = any(last.get(key, 0.0) > size for key, size in first.items() if size)
+        is_unstepped = not any(call.steps for call in self.calls)
+        return not all(map(math.isfinite, sizes)) or (adds_up and is_unstepped)
+
+    @property
+    def moved(self) -> set[int]:
+        """The parameters that any call changed."""
+        return {key for call in self.calls for key, size in call.changes.items() if size}
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """The optimizers that were given, then others that stepped."""
+        every = [*self.session.given.optimizers]
+        every += [steps.optimizer for call in self.calls for steps in call.steps.values()]
+        return list({id(optimizer): optimizer for optimizer in every}.values())
+
+    @property
+    def held(self) -> set[int]:
+        """What these hold."""
+        return {id(p) for optimizer in self.optimizers for p in parameters_of(optimizer)}
+
+    def parameters(self) -> Iterator[SteppedParameter]:
+        """Yield what was done to each parameter of the model."""
+        session, calls, held = self.session, self.calls, self.held
+        if not self.optimizers:  # the step moves them itself, or means to
+            held = self.moved or {key for _, key, _ in session.named}
+        stepping = {key: steps.optimizer for call in calls for key, steps in call.steps.items()}
+        owners = [{id(p) for p in parameters_of(optimizer)} for optimizer in stepping.values()]
+        for name, key, parameter in session.named:
+            yield SteppedParameter(
+                name=name,
+                dimensions=parameter.ndim,
+                dtype=str(parameter.dtype).removeprefix("torch."),
+                trainable=parameter.requires_grad,
+                held=key in held,
+                added=tuple(call.added.get(key) for call in calls),
+                gradients=tuple(
+                    norm(call.gradients[key]) if key in call.at_step else None for call in calls
+                ),
+                updates=tuple(call.updated.get(key, 0.0) for call in calls),
+                changes=tuple(call.changes.get(key, 0.0) for call in calls),
+                swallowed=self._swallowed.get(key, 0.0),
+                used_again=any(key in call.used_again for call in calls),
+                erased=all(key in call.erased for call in calls),
+                is_zero=key in session.zeros,
+                shared=len({len(one) for one in owners if key in one}) > 1,
+            )
+
+    def strays(self) -> Iterator[str]:
+        """Yield parameters outside of the model's registry, or newer than it, that nobody moves.
+
+        They have a gradient, and no optimizer holds them.
+        """
+        reached = {key for call in self.calls for key, size in call.added.items() if size}
+        for key, name in self.session.strays.items():
+            if key in reached - self.held - self.moved:
+                yield name
+        for name, key, trainable in self._names:
+            if trainable and key not in self.session.parameters and key not in self.held:
+                yield name
+
+    def stepped_optimizers(self) -> Iterator[SteppedOptimizer]:
+        """Yield what each optimizer did."""
+        session = self.session
+        known = {id(p) for p in session.model.parameters()}
+        given = {id(optimizer) for optimizer in session.given.optimizers}
+        for optimizer in session.given.optimizers:  # those of accelerate step one that they hold
+            inside = getattr(optimizer, "__dict__", {}).values()
+            given |= {id(one) for one in inside if isinstance(one, torch.optim.Optimizer)}
+        names = {key: name for name, key, _ in session.named}
+        reached = {key for call in self.calls for key in (*call.added, *call.gradients)}
+        for optimizer in self.optimizers:
+            key, groups = id(optimizer), optimizer.param_groups
+            held = [id(p) for p in parameters_of(optimizer)]
+            steps = [call.steps.get(key) or Steps(optimizer) for call in self.calls]
+            ran = [one for one in steps if one.count]
+            losses = [one.evaluations for one in ran]
+            traits = {
+                "maximizes": any(group.get("maximize") for group in groups),
+                "anew": key not in given and len(ran) == 1,
+                "closure": any(losses),
+                "unreached": key in given and ran and held and reached.isdisjoint(held),
+                "constant": ran and all(len(one) > 1 and len({*one, 0.0}) == 2 for one in losses),
+            }
+            initial = [float(group["initial_lr"]) for group in groups if "initial_lr" in group]
+            rates = [rate for group in groups if (rate := _number(group, "lr")) > 0.0]
+            frozen = [all(not p.requires_grad for p in g["params"]) for g in groups if g["params"]]
+            decays = [_number(group, "lr") * _number(group, "weight_decay") for group in groups]
+            yield SteppedOptimizer(
+                type_name=type(optimizer).__name__,
+                given=key in given,
+                holds=len(held),
+                foreign=len(set(held) - known),
+                first=next((names[number] for number in held if number in names), ""),
+                steps=tuple(one.count for one in steps),
+                rates=tuple(one.rate for one in ran),
+                initial_rate=max(initial, default=None),
+                decay=max(decays, default=0.0),
+                betas=next((tuple(map(float, g["betas"])) for g in groups if "betas" in g), ()),
+                spread=max(rates) / min(rates) if rates else 1.0,
+                frozen_groups=0 if all(frozen) else sum(frozen),
+                direction=cosine(*ran[0].along) if ran else None,
+                traits=_true(traits),
+            )
+
+    def modes(self) -> Iterator[LayerMode]:
+        """Yield the modes of each layer that ran."""
+        for name, module in self.session.model.named_modules():
+            ran = [call.modes.get(module, set()) for call in self.calls]
+            if not any(ran):
+                continue
+            own, kind = list(module.parameters(recurse=False)), _kind(module)
+            is_trainable, traits = any(p.requires_grad for p in own), dict[str, Any]()
+            if (before := self.session.first_statistics.get(module)) is not None:
+                moves = not torch.equal(before, module.running_mean)
+                is_frozen = own and not is_trainable and self.moved.isdisjoint(map(id, own))
+                traits["still"] = not moves and any((True, True) in modes for modes in ran)
+                traits["drifts"] = moves and is_frozen
+            if kind == "batch_norm":
+                traits["unseen"] = any({(True, False), (True, True)} <= modes for modes in ran)
+                traits["hasty"] = (getattr(module, "momentum", 0) or 0) > 0.5
+            with_gradient = [{training for training, enabled in modes if enabled} for modes in ran]
+            yield LayerMode(
+                layer=name,
+                training=tuple(any(modes) if modes else None for modes in with_gradient),
+                trainable=is_trainable,
+                kind=kind,
+                traits=_true(traits),
+            )
+
+
+def _true(traits: dict[str, Any]) -> frozenset[str]:
+    return frozenset(name for name, applies in traits.items() if applies)
 
 
 def _number(group: dict[str, Any], name: str) -> float:
     return float(group.get(name) or 0.0)
+
+
+def _kind(module: nn.Module) -> str:
+    if (
+        (isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0.0)
+        or (isinstance(module, nn.RNNBase) and module.dropout and module.num_layers > 1)
+        or (isinstance(module, nn.MultiheadAttention) and module.dropout)
+    ):
+        return "dropout"
+    is_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+    return "batch_norm" if is_norm and module.running_mean is not None else ""
+
+
+def _graphs_in(containers: list[Any]) -> list[int]:
+    """Return how many tensors with a graph each container has."""
+    contents = (one.values() if isinstance(one, dict) else one for one in containers)
+    return [
+        sum(isinstance(value, Tensor) and value.grad_fn is not None for value in values)
+        for values in contents
+    ]
+
+
+def _named(session: Session, containers: list[Any]) -> tuple[str, ...]:
+    """Return what containers are called where a step names them, or a module of the model."""
+    names = {id(value): name for name, value in named_values(opened(session.given.step)[0]).items()}
+    for layer, module in session.model.named_modules() if containers else ():
+        for attribute, value in vars(module).items():
+            names[id(value)] = dotted(layer, attribute)
+    return tuple(names.get(id(one), f"a {type(one).__name__}") for one in containers)
 
 
 def untied_weights(model: nn.Module) -> tuple[str, ...]:
@@ -195,20 +389,16 @@ def untied_weights(model: nn.Module) -> tuple[str, ...]:
     names = {id(p): name for name, p in model.named_parameters(remove_duplicate=False)}
     for module in model.modules():
         if getattr(getattr(module, "config", None), "tie_word_embeddings", False):
-            source, output = _embedding(module, "input"), _embedding(module, "output")
-            if source is None or output is None or source.shape != output.shape:
+            try:
+                holder: Any = module
+                source = holder.get_input_embeddings().weight
+                output = holder.get_output_embeddings().weight
+                is_one = source.shape != output.shape or source.data_ptr() == output.data_ptr()
+            except Exception:  # noqa: BLE001 - methods of the user's, or none
                 continue
-            if source.data_ptr() != output.data_ptr():
+            if not is_one:
                 return names.get(id(output), ""), names.get(id(source), "")
     return ()
-
-
-def _embedding(module: nn.Module, which: str) -> Tensor | None:
-    try:
-        weight = getattr(module, f"get_{which}_embeddings")().weight
-    except Exception:  # noqa: BLE001 - a method of the user's, or none
-        return None
-    return weight if isinstance(weight, Tensor) else None
 
 
 def frozen_in_vain(model: nn.Module) -> Iterator[str]:

@@ -223,6 +223,10 @@ class Session:
                 raise InspectionError(f"{NEEDS_OPTIMIZER} ({error})") from error
             raise
 
+    def values(self) -> dict[int, Tensor]:
+        """Return copies of the parameters."""
+        return {key: p.detach().clone() for key, p in self.parameters.items()}
+
     def after(self, calls: int, order: list[int] | None = None) -> dict[int, Tensor]:
         """Return the parameters after some calls from the beginning.
 
@@ -233,7 +237,7 @@ class Session:
         self.guard.rewind()
         for _ in range(calls):
             self.call(None if order is None else self.changed_batch(order))
-        return {key: p.detach().clone() for key, p in self.parameters.items()}
+        return self.values()
 
     def changed_batch(self, order: list[int]) -> Any:
         """Return a copy of the batch whose samples are others of it, by their numbers."""

@@ -12,11 +12,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from pytest_modelhealth.capture.eager import is_compiled
 from pytest_modelhealth.capture.observing.hooks import OurHook
 from pytest_modelhealth.capture.observing.tensors import find_tensors
-from pytest_modelhealth.capture.passive.hooks import OptimizerSteps, parameters_of
+from pytest_modelhealth.capture.passive.hooks import parameters_of
 
 
 @dataclass
@@ -79,7 +83,7 @@ class Call:
     modes: dict[nn.Module, set[tuple[bool, bool]]] = field(default_factory=dict)
 
 
-class Watch(OptimizerSteps):
+class Watch:
     """Watches calls of a step one after the other; nothing of it stays on the model.
 
     Args:
@@ -91,8 +95,8 @@ class Watch(OptimizerSteps):
     def __init__(
         self, model: nn.Module, parameters: Mapping[int, Tensor], *, by_hand: bool = False
     ) -> None:
-        super().__init__(parameters)
-        self.model, self._by_hand = model, by_hand
+        self.model, self._parameters, self._by_hand = model, parameters, by_hand
+        self._before: dict[int, dict[int, Tensor]] = {}  # copies, of optimizers whose step runs
         self._within: dict[int, set[int]] = {}  # the backward passes that a gradient is the sum of
         self._used: dict[tuple[int, int], set[int]] = {}  # those that an optimizer has stepped on
         self._left: dict[int, Tensor] = {}  # gradients of this call as backward passes left them
@@ -105,8 +109,7 @@ class Watch(OptimizerSteps):
         self._left.clear()
         start = {k: p.detach().clone() for k, p in self._parameters.items() if self._by_hand}
         with ExitStack() as stack:
-            stack.callback(self.hear_no_more)
-            self.hear_of_steps()
+            stack.callback(self._before.clear)
             for hook in self._hooks():
                 stack.callback(hook.remove)
             yield seen
@@ -120,6 +123,8 @@ class Watch(OptimizerSteps):
             self._take_by_hand(start)
 
     def _hooks(self) -> Iterator[Any]:
+        yield register_optimizer_step_pre_hook(self._begin_step)
+        yield register_optimizer_step_post_hook(self._end_step)
         leaves = [p for p in self._parameters.values() if p.requires_grad and p.is_leaf]
         for parameter in leaves:  # the dictionaries of hooks that this leaves go by the guard
             reach, add = partial(self._reach, id(parameter)), partial(self._add, id(parameter))
@@ -148,21 +153,20 @@ class Watch(OptimizerSteps):
 
     # ---- the optimizer
 
-    def begin_step(
-        self, optimizer: Any, held: list[Tensor], before: dict[int, Tensor], args: Any, kwargs: Any
-    ) -> Any:
+    def _begin_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """Take down the step, and the gradients that it is made of."""
-        seen = self.seen
-        steps = seen.steps.setdefault(id(optimizer), Steps(optimizer))
+        seen, key = self.seen, id(optimizer)
+        held = [p for p in parameters_of(optimizer) if id(p) in self._parameters]
+        before = {id(p): p.detach().clone() for p in held}
+        steps = seen.steps.setdefault(key, Steps(optimizer))
         steps.count += 1
         if steps.count == 1:
             rates = [float(group.get("lr") or 0.0) for group in optimizer.param_groups]
             steps.rate = max(rates, default=0.0)
-        within = bool(self._steps_that_run)  # another one's, which may have taken back a look ahead
-        for key, value in before.items():
-            if within and steps.count == 1:
-                seen.at_first[key] = value
-            seen.at_first.setdefault(key, value)
+        # one inside of another's may follow a look ahead that was taken back
+        is_inner = bool(self._before) and steps.count == 1
+        seen.at_first = {**seen.at_first, **before} if is_inner else {**before, **seen.at_first}
+        self._before[key] = before
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
             self._take(steps, held)
@@ -203,15 +207,15 @@ class Watch(OptimizerSteps):
             self.seen.used_again.add(key)
         used |= within
 
-    def end_step(self, optimizer: Any, held: list[Tensor], before: dict[int, Tensor]) -> None:
+    def _end_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Take what the step changed."""
+        before = self._before.pop(id(optimizer), None)
+        if before is None:
+            return
         seen, steps = self.seen, self.seen.steps[id(optimizer)]
         along, updates, gradients = 0.0, 0.0, 0.0
-        for parameter in parameters_of(optimizer):
-            key = id(parameter)
-            if key not in before:
-                continue
-            update = widened(parameter.detach()) - widened(before[key])
+        for key, value in before.items():
+            update = widened(self._parameters[key].detach()) - widened(value)
             size = norm(update)
             seen.updated[key] = seen.updated.get(key, 0.0) + size
             if steps.count == 1 and key in seen.gradients:
@@ -250,11 +254,11 @@ class _ModeHook(OurHook):
         self._watch, self._inside = watch, inside
 
     def __call__(self, root: nn.Module, *batch: Any) -> None:
-        enabled = torch.is_grad_enabled()
+        seen, enabled = self._watch.seen, torch.is_grad_enabled()
         for module in self._inside:
-            self._watch.seen.modes.setdefault(module, set()).add((module.training, enabled))
+            seen.modes.setdefault(module, set()).add((module.training, enabled))
         if enabled and root is self._watch.model:
-            self._watch.seen.sizes |= {len(t) for t in find_tensors(batch) if t.ndim}
+            seen.sizes |= {len(t) for t in find_tensors(batch) if t.ndim}
 
 
 def _uncompiled(hook: Callable[[Tensor], None]) -> Callable[[Tensor], None]:

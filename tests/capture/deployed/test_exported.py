@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from corpus.models.hooked import Nested, x
 from pytest_modelhealth import InspectionError, Inspector, ModelHealthError, compare
 from pytest_modelhealth.rendering.places import called_at
-from pytest_modelhealth.report import HealthReport, Status, Verdict
+from pytest_modelhealth.report import Status, Verdict
 from tests.capture.oracle import projection
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -34,40 +34,17 @@ def program(model: nn.Module) -> torch.export.ExportedProgram:
 
 
 def test_layers_of_a_program_are_those_of_its_model(model: nn.Module, program) -> None:
-    """Every layer is observed under its name and type, with the model's own numbers."""
-    batch = x()
-    exported = Inspector(program).run_inspection(batch, loss=projection).observation
-    eager = Inspector(model).run_inspection(batch, loss=projection).observation
-    assert exported.errors == ()
-    assert exported.model_type == eager.model_type == "Nested"
-    assert exported.notes == ()
-    assert exported.layers.keys() == eager.layers.keys()
-    for name, expected in eager.layers.items():
-        layer = exported.layers[name]
-        assert layer.status is Status.OBSERVED, name
-        for role in ("activations", "gradients"):
-            seen, wanted = getattr(layer, role), getattr(expected, role)
-            assert seen.mean == pytest.approx(wanted.mean, abs=1e-6), (name, role)
-            assert seen.abs_max == pytest.approx(wanted.abs_max, abs=1e-6), (name, role)
-        assert layer.parameter_gradients.keys() == expected.parameter_gradients.keys()
-    assert exported.layers["stem"].type_name == "Linear"
-    assert exported.layers["block.1"].type_name == "BatchNorm1d"
+    """Every layer is observed under its name and type, with the model's own numbers.
 
-
-def test_a_program_is_left_as_it_was(program) -> None:
-    """Parameters and buffers of the program keep their values, and get no gradient."""
+    Parameters and buffers of the program keep their values, and get no gradient.
+    """
     before = {name: tensor.clone() for name, tensor in program.state_dict.items()}
-    Inspector(program).run_inspection(x())
+    report = assert_same_layers(program, model)
+    assert (report.observation.model_type, report.observation.notes) == ("Nested", ())
+    assert all(layer.status is Status.OBSERVED for layer in report)
     for name, tensor in program.state_dict.items():
         assert torch.equal(tensor, before[name]), name
         assert tensor.grad is None
-
-
-def test_layers_of_a_program_can_be_watched(program) -> None:
-    """Patterns match the layers inside the program."""
-    report = Inspector(program).watch("block.*", what="activations").run_inspection(x())
-    assert report["block.0"].activations is not None
-    assert report["stem"].activations is None
 
 
 def test_the_flat_module_of_a_program_shows_its_layers(program) -> None:
@@ -86,19 +63,19 @@ def test_the_flat_module_of_a_program_shows_its_layers(program) -> None:
 
 def test_weights_that_changed_since_are_shown_as_they_are(program) -> None:
     """An inspector of a flat module is used again after a step of training."""
-    flat, batch = program.module(), x()
+    flat = program.module()
     inspector = Inspector(flat)
-    names = [name for name, _ in flat.named_parameters()]
-    norms = _norms(inspector.run_inspection(batch))
-    assert len(norms) == len(names)
+
+    def norms() -> list[float]:
+        report = inspector.run_inspection(x())
+        return [one.norm for layer in report for one in layer.parameters.values()]
+
+    before = norms()
+    assert len(before) == len(list(flat.parameters()))
     with torch.no_grad():
         for parameter in flat.parameters():
             parameter.mul_(2)
-    assert _norms(inspector.run_inspection(batch)) == pytest.approx([2 * norm for norm in norms])
-
-
-def _norms(report: HealthReport) -> list[float]:
-    return [one.norm for layer in report for one in layer.parameters.values()]
+    assert norms() == pytest.approx([2 * norm for norm in before])
 
 
 def test_a_flat_module_in_training_mode_is_left_as_it_was() -> None:
@@ -119,13 +96,6 @@ def test_several_batches_unflatten_once(program, monkeypatch: pytest.MonkeyPatch
     assert len(calls) == 1
 
 
-def test_a_program_from_a_file_shows_the_same(model: nn.Module, program, tmp_path: Path) -> None:
-    """Layers, names, types and numbers survive `torch.export.save` and `load`."""
-    torch.export.save(program, tmp_path / "model.pt2")
-    loaded = torch.export.load(tmp_path / "model.pt2")
-    assert_same_layers(loaded, model)
-
-
 def test_activations_and_units_of_a_program_are_told_by_the_original_classes() -> None:
     """Units lie in dimension 1 behind a convolution, and an activation module is one layer."""
     model = nn.Sequential(nn.Conv1d(3, 5, 2), nn.Hardswish(), nn.Softmax(dim=1), Functions())
@@ -134,13 +104,9 @@ def test_activations_and_units_of_a_program_are_told_by_the_original_classes() -
     assert len(report["0"].activations.units.alive) == 5
     assert (report["1"].activation, report["2"].activation) == ("hardswish", "softmax")
     assert [layer.name for layer in report if layer.functional] == ["3.gelu", "3.softmax"]
-    seen = (
-        Inspector(program)
-        .watch(types=nn.Conv1d, what="activations")
-        .run_inspection(torch.randn(4, 3, 8))
-    )
-    assert seen["0"].activations is not None
-    assert seen["1"].activations is None
+    watching = Inspector(program).watch(types=nn.Conv1d, what="activations")
+    seen = watching.run_inspection(torch.randn(4, 3, 8))
+    assert [layer.name for layer in seen if layer.activations is not None] == ["0"]
 
 
 class Functions(nn.Module):
@@ -159,6 +125,7 @@ def assert_same_layers(candidate: Any, model: nn.Module, batch: Tensor | None = 
         seen = report[layer.name]
         assert (seen.type_name, seen.activation) == (layer.type_name, layer.activation)
         assert (seen.status, seen.calls) == (layer.status, layer.calls), layer.name
+        assert seen.parameter_gradients.keys() == layer.parameter_gradients.keys()
         for role in ("inputs", "activations", "gradients"):
             ours, theirs = seen.statistics(role), layer.statistics(role)
             assert (ours.count, ours.shape) == (theirs.count, theirs.shape)
@@ -240,18 +207,13 @@ CALLED_AT = {
 }
 
 
-def saved(program: torch.export.ExportedProgram, path: Path) -> str:
-    """Return the path to a program's file."""
-    torch.export.save(program, path)
-    return str(path)
-
-
 def variants(model: nn.Module, folder: Path) -> dict[str, Any]:
     """Return what becomes of an exported model."""
     program = torch.export.export(model, (), ids())
     core = program.run_decompositions()
-    file = io.BytesIO()
+    file, path = io.BytesIO(), folder / "program.pt2"
     torch.export.save(core, file)
+    torch.export.save(program, path)
     file.seek(0)
     sizes = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     dynamic = torch.export.export(
@@ -263,7 +225,7 @@ def variants(model: nn.Module, folder: Path) -> dict[str, Any]:
         "dynamic": dynamic,
         "draft": torch.export.draft_export(model, (), ids()),
         "core": core,
-        "file": saved(program, folder / "program.pt2"),
+        "file": str(path),
         "core in bytes": torch.export.load(file),
     }
 

@@ -88,25 +88,12 @@ def _give_statistics(norm: nn.Module) -> None:
         norm.bias.normal_()
 
 
-def frozen(model: nn.Module, batch: Tensor) -> nn.Module:
-    """Freeze a script."""
-    return torch.jit.freeze(torch.jit.script(model))
-
-
-def optimised(model: nn.Module, batch: Tensor) -> nn.Module:
-    """Optimise a script for inference."""
-    return torch.jit.optimize_for_inference(torch.jit.script(model))
-
-
-def traced(model: nn.Module, batch: Tensor) -> nn.Module:
-    """Freeze a trace."""
-    return torch.jit.freeze(torch.jit.trace(model, batch, check_trace=False, strict=False))
-
-
-def optimised_trace(model: nn.Module, batch: Tensor) -> nn.Module:
-    """Optimise a trace for inference."""
-    trace = torch.jit.trace(model, batch, check_trace=False, strict=False)
-    return torch.jit.optimize_for_inference(trace)
+def loaded(script: nn.Module) -> nn.Module:
+    """Return what a file has of a script."""
+    file = io.BytesIO()
+    torch.jit.save(script, file)
+    file.seek(0)
+    return torch.jit.load(file)
 
 
 def inlined(model: nn.Module, batch: Tensor) -> nn.Module:
@@ -119,12 +106,23 @@ def inlined(model: nn.Module, batch: Tensor) -> nn.Module:
     return script
 
 
-def loaded(script: nn.Module) -> nn.Module:
-    """Return what a file has of a script."""
-    file = io.BytesIO()
-    torch.jit.save(script, file)
-    file.seek(0)
-    return torch.jit.load(file)
+def trace(model: nn.Module, batch: Tensor) -> nn.Module:
+    """Trace a model."""
+    return torch.jit.trace(model, batch, check_trace=False, strict=False)
+
+
+MAKERS: dict[str, Callable[[nn.Module, Tensor], nn.Module]] = {
+    "scripted": lambda model, _: torch.jit.script(model),
+    "traced": trace,
+    "in a file": lambda model, _: loaded(torch.jit.script(model)),
+    "inlined": inlined,
+    "frozen": lambda model, _: torch.jit.freeze(torch.jit.script(model)),
+    "frozen, traced": lambda model, batch: torch.jit.freeze(trace(model, batch)),
+    "optimised": lambda model, _: torch.jit.optimize_for_inference(torch.jit.script(model)),
+    "optimised, traced": lambda model, batch: torch.jit.optimize_for_inference(trace(model, batch)),
+    "frozen, in a file": lambda model, _: loaded(torch.jit.freeze(torch.jit.script(model))),
+}
+"""What becomes of a model."""
 
 
 @pytest.fixture
@@ -156,29 +154,6 @@ def assert_alike(ours: Any, theirs: Any, what: object) -> None:
     numbers = [theirs.mean, theirs.std, theirs.min, theirs.max]
     found = [ours.mean, ours.std, ours.min, ours.max]
     assert found == pytest.approx(numbers, rel=1e-4, abs=1e-5), what
-
-
-Maker = Callable[[nn.Module, Tensor], nn.Module]
-
-
-def scripted(model: nn.Module, batch: Tensor) -> nn.Module:
-    """Script a model."""
-    return torch.jit.script(model)
-
-
-def trace(model: nn.Module, batch: Tensor) -> nn.Module:
-    """Trace a model."""
-    return torch.jit.trace(model, batch, check_trace=False)
-
-
-def in_file(model: nn.Module, batch: Tensor) -> nn.Module:
-    """Return what a file has of a script."""
-    return loaded(torch.jit.script(model))
-
-
-def in_frozen_file(model: nn.Module, batch: Tensor) -> nn.Module:
-    """Return what a file has of a frozen script."""
-    return loaded(frozen(model, batch))
 
 
 class TwoOutputs(nn.Module):
@@ -213,15 +188,15 @@ class Blocks(nn.Module):
         return y + z
 
 
-@pytest.mark.parametrize("make", [scripted, trace, in_file, inlined])
+@pytest.mark.parametrize("make", ["scripted", "traced", "in a file", "inlined"])
 @pytest.mark.parametrize("build", [Nested, Blocks, Net])
-def test_a_script_shows_its_layers(build: Any, make: Maker) -> None:
+def test_a_script_shows_its_layers(build: Any, make: str) -> None:
     """Names, classes, calls, numbers and parameters are the model's."""
     torch.manual_seed(0)
     model, batch = build().eval(), torch.randn(4, 3, 6, 6) if build is Net else x()
-    if make is trace and build is Nested:
+    if make == "traced" and build is Nested:
         pytest.skip("its trace is a branch of it")
-    expected, report = inspect(model, batch), inspect(make(model, batch), batch)
+    expected, report = inspect(model, batch), inspect(MAKERS[make](model, batch), batch)
     assert report.layers.keys() == expected.layers.keys()
     for layer in expected:
         seen = report[layer.name]
@@ -233,17 +208,17 @@ def test_a_script_shows_its_layers(build: Any, make: Maker) -> None:
     assert any("without gradients" in note for note in report.observation.notes)
 
 
-@pytest.mark.parametrize("make", [frozen, traced, optimised, optimised_trace, in_frozen_file])
+@pytest.mark.parametrize("make", [name for name in MAKERS if name[0] in "fo"])
 def test_an_operation_of_a_frozen_script_shows_what_its_layer_computes(
-    make: Maker, net: nn.Module, images: Tensor
+    make: str, net: nn.Module, images: Tensor
 ) -> None:
     """It is named after what it computes, in the order of the graph, and that is said."""
-    expected, report = inspect(net, images), inspect(make(net, images), images)
+    expected, report = inspect(net, images), inspect(MAKERS[make](net, images), images)
     names = {
         "layer_norm_1": "others.2", "relu": "first.relu", "relu_2": "act", "tanh": "rest.1",
         "softmax": "softmax",
     }  # fmt: skip
-    if make is frozen:
+    if make == "frozen":
         names |= {"conv2d": "first.bn", "linear_1": "others.0", "linear_4": "head"}
     for ours, theirs in names.items():
         assert_alike(report[ours].activations, expected[theirs].activations, ours)
@@ -251,18 +226,18 @@ def test_an_operation_of_a_frozen_script_shows_what_its_layer_computes(
 
 
 @pytest.mark.parametrize("batch", [torch.arange(8).reshape(2, 4), torch.zeros(3, 2).long()])
-@pytest.mark.parametrize("make", [frozen, optimised, scripted])
-def test_branches_and_loops_show_what_ran(make: Maker, batch: Tensor) -> None:
+@pytest.mark.parametrize("make", ["frozen", "optimised", "scripted"])
+def test_branches_and_loops_show_what_ran(make: str, batch: Tensor) -> None:
     """Each round of a loop is a call, and a branch that was not taken calls nothing."""
     torch.manual_seed(0)
     model = Flow().eval()
-    expected, report = inspect(model, batch), inspect(make(model, batch), batch)
+    expected, report = inspect(model, batch), inspect(MAKERS[make](model, batch), batch)
     names = {
         "embedding": "embedding", "linear": "cell", "linear_1": "step", "linear_2": "yes",
         "linear_3": "no", "tanh": "tanh",
     }  # fmt: skip
     for ours, theirs in (
-        names.items() if make is frozen else {(name, name) for name in ("", "tanh")}
+        names.items() if make == "frozen" else {(name, name) for name in ("", "tanh")}
     ):
         layer, seen = expected[theirs], report[ours]
         assert (seen.status, seen.calls) == (layer.status, layer.calls), ours
@@ -271,16 +246,28 @@ def test_branches_and_loops_show_what_ran(make: Maker, batch: Tensor) -> None:
 
 
 def test_the_script_is_untouched(net: nn.Module, images: Tensor) -> None:
-    """Its graph, its outputs and its file are what they were; a second look sees the same."""
-    for make in (frozen, optimised):
-        script, copy_of_batch = make(net, images), images.clone()
+    """Its graph, its outputs and its file are what they were; a second look sees the same.
+
+    So are parameters, buffers, gradients and code; a later run does not see us.
+    """
+    script, batch = torch.jit.script(Nested()), x()
+    for parameter in script.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    code, before = str(script.inlined_graph), fingerprint(script, batch)
+    inspect(script, batch)
+    assert changes(before, fingerprint(script, batch)) == []
+    assert str(script.inlined_graph) == code
+    assert "modelhealth" not in code
+    for make in ("frozen", "optimised"):
+        script, copy_of_batch = MAKERS[make](net, images), images.clone()
         graph, output = str(script.graph), script(images)
         first, second = inspect(script, images), inspect(script, images)
         assert str(script.graph) == graph
         assert torch.equal(script(images), output)
         assert torch.equal(images, copy_of_batch)
         assert first.to_dict()["layers"] == second.to_dict()["layers"]
-    assert torch.equal(loaded(frozen(net, images))(images), frozen(net, images)(images))
+    frozen, again = (MAKERS[make](net, images) for make in ("frozen", "frozen, in a file"))
+    assert torch.equal(again(images), frozen(images))
 
 
 def test_a_script_that_writes_to_its_batch_is_shown_what_it_was_given() -> None:
@@ -296,54 +283,40 @@ def test_a_script_that_writes_to_its_batch_is_shown_what_it_was_given() -> None:
             return self.fc(x) + self.fc(x)
 
     batch = torch.zeros(2, 4)
-    report = inspect(frozen(Writes().eval(), batch), batch)
+    report = inspect(MAKERS["frozen"](Writes().eval(), batch), batch)
     assert report[""].statistics("inputs").max == 0
     assert report["linear"].statistics("inputs").min == 1
 
 
-def test_a_backward_pass_is_refused(net: nn.Module, images: Tensor) -> None:
-    """Parameters are constants; left to itself, none runs."""
-    script = frozen(net, images)
+def test_what_a_frozen_script_does_not_take_is_refused(net: nn.Module, images: Tensor) -> None:
+    """A backward pass, as parameters are constants, and a batch that does not fill its inputs.
+
+    What the script raises comes through; left to itself, no backward pass runs.
+    """
+    inspector = Inspector(MAKERS["frozen"](net, images))
     with pytest.raises(InspectionError, match="there is no backward pass"):
-        Inspector(script).run_inspection(images, backward=True)
-    report = Inspector(script).run_inspection(images)
+        inspector.run_inspection(images, backward=True)
+    with pytest.raises(InspectionError, match="it takes: x"):
+        inspector.run_inspection((images, images))
+    with pytest.raises(InspectionError, match="missing a required argument: 'x'"):
+        inspector.run_inspection({"y": images})
+    with pytest.raises(RuntimeError, match="channels"):
+        inspector.run_inspection(images[:, :2])
+    report = inspector.run_inspection(images)
     assert report["linear"].gradients is None
     assert any("without gradients" in note for note in report.observation.notes)
-
-
-def test_a_batch_that_does_not_fit_is_refused(net: nn.Module, images: Tensor) -> None:
-    """The message says what the script takes; what the script raises comes through."""
-    script = frozen(net, images)
-    with pytest.raises(InspectionError, match="it takes: x"):
-        Inspector(script).run_inspection((images, images))
-    with pytest.raises(InspectionError, match="missing a required argument: 'x'"):
-        Inspector(script).run_inspection({"y": images})
-    with pytest.raises(RuntimeError, match="channels"):
-        Inspector(script).run_inspection(images[:, :2])
 
 
 def test_keywords_and_defaults_are_bound() -> None:
     """A float has a default, which a keyword replaces."""
     batch = torch.arange(8).reshape(2, 4)
     model = Flow().eval()
-    script = frozen(model, batch)
+    script = MAKERS["frozen"](model, batch)
     for keywords in ({}, {"scale": 0.0}):
         expected = model(batch, **keywords)[0]
         seen = Inspector(script).run_inspection({"x": batch} | keywords)["linear_2"].activations
         assert seen is not None
         assert seen.max == pytest.approx(float(expected.max()), abs=1e-6)
-
-
-def test_a_script_is_left_as_it_was() -> None:
-    """Parameters, buffers, gradients and code are untouched; a later run does not see us."""
-    script, batch = torch.jit.script(Nested()), x()
-    for parameter in script.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    code, before = str(script.inlined_graph), fingerprint(script, batch)
-    inspect(script, batch)
-    assert changes(before, fingerprint(script, batch)) == []
-    assert str(script.inlined_graph) == code
-    assert "modelhealth" not in code
 
 
 def test_an_exception_ends_an_inspection_whole() -> None:

@@ -199,22 +199,6 @@ def comparison(*layers: dict[str, Any], culprit: str = "", **other: Any) -> dict
     }
 
 
-def drifted(where: str, statistic: str, before: str, now: str, **other: Any) -> dict[str, Any]:
-    """Return a statistic of a layer's output that is another than in its snapshot."""
-    return {
-        "layer": where,
-        "label": where,
-        "role": "activations",
-        "statistic": statistic,
-        "before": before,
-        "now": now,
-        "distance": 125000.0,
-        "allowed": 32.0,
-        "moved": "0.15 of its scale",
-        **other,
-    }
-
-
 def test(*results: dict[str, Any], **other: Any) -> dict[str, Any]:
     """Return a test with these results."""
     good = ("healthy", "equivalent", "unchanged", "recorded")

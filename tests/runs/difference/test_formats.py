@@ -8,14 +8,8 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from pytest_modelhealth.runs.difference.comparing import compare
-from pytest_modelhealth.runs.difference.result import (
-    Change,
-    Difference,
-    Grade,
-    Place,
-    TestDifference,
-)
+from pytest_modelhealth.runs.difference.comparing import Difference, TestDifference, compare
+from pytest_modelhealth.runs.difference.inspections import Change, Grade, Place
 from pytest_modelhealth.runs.difference.writers import render
 from tests.runs.difference import made
 
@@ -85,31 +79,29 @@ def tokens(text: str) -> list[Token]:
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_nothing_in_markdown_becomes_markup(text: str) -> None:
-    """All of it is code; no HTML is there but our mark, and each row has its six cells."""
-    found = tokens(render(hostile(text), "markdown"))
-    kinds = {token.type for token in found}
-    assert not kinds & {"link_open", "image", "em_open", "heading_open", "s_open", "html_inline"}
-    html = [token.content.strip() for token in found if token.type == "html_block"]
+def test_a_name_is_shown_and_obeyed_nowhere(text: str) -> None:
+    """In Markdown all of it is code, and what a reader sees is the name, but for a bar.
+
+    No HTML is there but our mark, and each row has its six cells. No escape reaches a terminal, and
+    no name breaks a line.
+    """
+    markdown = tokens(render(hostile(text), "markdown"))
+    kinds = [token.type for token in markdown]
+    assert not {*kinds} & {"link_open", "image", "em_open", "heading_open", "s_open", "html_inline"}
+    html = [token.content.strip() for token in markdown if token.type == "html_block"]
     assert html == ["<!-- pytest-modelhealth diff -->"]
-    ours = "".join(token.content for token in found if token.type == "text")
+    ours = "".join(token.content for token in markdown if token.type == "text")
     assert not re.search(r"[@#<>`$:|\[]", ours)
-    cells = sum(token.type in ("th_open", "td_open") for token in found)
-    assert cells == 6 * sum(token.type == "tr_open" for token in found)
-    rows = sum(token.type == "tr_open" for token in found)
+    cells, rows = kinds.count("th_open") + kinds.count("td_open"), kinds.count("tr_open")
+    assert cells == 6 * rows
     assert rows == 1 + 2  # titles; both tests are alike; the second place stands for the third
-
-
-@pytest.mark.parametrize("text", [one for one in HOSTILE if one.strip() and one.isprintable()])
-def test_names_are_shown_as_they_are(text: str) -> None:
-    """What a reader sees is the name, but for a bar behind a backslash."""
-    listed, shown = 0, []
-    for token in tokens(render(hostile(text), "markdown")):
-        listed += token.nesting if token.type.startswith("list_item") else 0
-        if token.type == "code_inline":
-            shown.append((bool(listed), token.content))
-    assert (True, text) in shown
-    assert (False, text.replace("\\|", "\\¦")) in shown
+    if text.strip() and text.isprintable():
+        shown = [token.content for token in markdown if token.type == "code_inline"]
+        assert {text, text.replace("\\|", "\\¦")} <= {*shown}
+    plain = render(hostile(text), "terminal")
+    assert all(letter.isprintable() or letter == "\n" for letter in plain)
+    lines = len(render(hostile("x"), "terminal").splitlines())
+    assert len(plain.splitlines()) == lines - (not text)
 
 
 @pytest.mark.parametrize(("tests", "layers"), [(1, 10_000), (1000, 3), (40, 40)])
@@ -138,13 +130,3 @@ def test_the_verdict_is_the_first_line() -> None:
     nothing = compare(made.run(sides[0]), made.run(sides[0]))
     assert render(nothing, "terminal") == "modelhealth: nothing changed in 1 test\n"
     assert render(nothing, "markdown").startswith("**`modelhealth: nothing changed in 1 test`**\n")
-
-
-@pytest.mark.parametrize("text", HOSTILE)
-def test_a_terminal_obeys_no_name(text: str) -> None:
-    """No escape reaches it, and no name breaks a line."""
-    plain = render(hostile(text), "terminal")
-    assert all(letter.isprintable() or letter == "\n" for letter in plain)
-    assert len(plain.splitlines()) == len(render(hostile("x"), "terminal").splitlines()) - (
-        not text
-    )

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from corpus.runs import FAULTS, LOOK_ALIKES, Expected, Pair
-from pytest_modelhealth.runs.difference.comparing import compare
-from pytest_modelhealth.runs.difference.result import Grade, TestDifference
+from pytest_modelhealth.runs.difference.comparing import TestDifference, compare
+from pytest_modelhealth.runs.difference.inspections import Grade
 from tests.runs.difference import made
 from tests.runs.difference.recorded import inspected
 

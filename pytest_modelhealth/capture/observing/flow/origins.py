@@ -1,37 +1,42 @@
-"""Where the values of a tensor came from: a vertex, found or made."""
+"""Where the values of a tensor came from: a vertex, known already or made of its graph."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from pytest_modelhealth.capture.observing.autograd_graph import operation
-from pytest_modelhealth.capture.observing.flow.exports import Exports
 from pytest_modelhealth.capture.observing.flow.rows import (
     OpenCall,
     Place,
     Rows,
     counter,
     ensure_room,
+    line_of,
 )
 from pytest_modelhealth.capture.observing.layer import Given
 from pytest_modelhealth.capture.observing.tensors import KnownTensors, version
 from pytest_modelhealth.report.flow import Kind
 
-_TORCH = frozenset({"torch", "functorch"})
-
 
 def is_own(function: type | None) -> bool:
     """Whether a class of `torch.autograd.Function` is none of torch's own; ``None`` is no class."""
-    return function is not None and function.__module__.partition(".")[0] not in _TORCH
+    return function is not None and function.__module__.partition(".")[0] not in (
+        "torch",
+        "functorch",
+    )
 
 
 _ACCUMULATES = (1 << 64) - 1
 """The number of every node that stands for a leaf."""
+
+_MOST_NUMBERS = 1_000
+"""A longer list of numbers is not gone through."""
 
 Source = tuple[Kind, tuple[str, ...], Tensor]
 """A tensor that a run starts from: what it is, and the parts of its name."""
@@ -48,11 +53,15 @@ class Function(NamedTuple):
 
 
 class Origins:
-    """Knows of each tensor which vertex it is; makes the vertices of nodes between layers."""
+    """Knows of each tensor which vertex it is; makes the vertices of nodes between layers.
+
+    Of what leaves for Python or NumPy and may come back it knows numbers by identity, as they are
+    held, and memory by its address, while it is alive. What is computed there is another object: it
+    is guessed where a tensor is made of numbers within the same call, and that is noted.
+    """
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        self.exports = Exports(rows)
         self._spans = [rows.running[0]]  # calls that are one vertex and made nodes, in order
         self._begins = [-1]  # their first numbers
         self._by_number: dict[int | tuple[int, int], int] = {}
@@ -67,6 +76,10 @@ class Origins:
         self._marks: object | None = None  # the key of marks in the metadata of nodes
         self._unseen: dict[int, tuple[tuple[int, ...], int]] = {}  # by call; calls until then
         self._first = counter()
+        self._readings: list[int] = []  # vertices that gave values to Python
+        self._read_integers = False
+        self._numbers: dict[int, tuple[float | complex, int]] = {}  # by id, with their vertices
+        self._memory: dict[int, tuple[StorageWeakRef, int]] = {}  # by address
 
     def name_sources(self, sources: Iterable[Source]) -> None:
         """Say what the tensors are that a run starts from.
@@ -126,7 +139,10 @@ class Origins:
 
     def add_call(self, call: OpenCall, tensors: list[Tensor]) -> None:
         """Take a call that is one vertex, and what it returned."""
-        self._rows.add_call(call)
+        rows = self._rows
+        ensure_room(rows)
+        call.index = len(rows)
+        rows.append(call)
         makes_nodes = call.end > call.begin
         if makes_nodes:
             while self._begins[-1] > call.begin:  # those of a call inside
@@ -162,10 +178,9 @@ class Origins:
         """Hold nothing any longer."""
         self._unnamed = iter(())
         self._plain = KnownTensors()
-        self._sources.clear()
-        self._by_number.clear()
-        self._functions.clear()
-        self.exports.forget()
+        held: tuple[Any, ...] = (self._sources, self._by_number, self._functions)
+        for things in (*held, self._readings, self._numbers, self._memory):
+            things.clear()
 
     # By its node.
 
@@ -185,19 +200,17 @@ class Origins:
         while stack:
             node, place = stack[-1]
             number = node._sequence_nr()
-            if self._known(node, number, place) is not None:
-                stack.pop()
-                continue
-            todo = [
-                (following, index)
-                for following, index in node.next_functions
-                if following is not None and self._of_following(following, index) is None
-            ]
-            if todo:
-                stack.extend(todo)
-                continue
+            if self._known(node, number, place) is None:
+                todo = [
+                    (following, index)
+                    for following, index in node.next_functions
+                    if following is not None and self._of_following(following, index) is None
+                ]
+                if todo:
+                    stack += todo
+                    continue
+                self._add_node(node, number, place)
             stack.pop()
-            self._add_node(node, number, place)
         vertex = self._known(root, root._sequence_nr(), output)
         assert vertex is not None
         return vertex
@@ -215,10 +228,12 @@ class Origins:
         following = node.next_functions
         operands = [self._of_following(f, index) for f, index in following if f is not None]
         known = [operand for operand in operands if operand is not None]
-        first_cut = len(known)
-        function = self._function_of(number)
-        if function is not None and (len(operands) < len(following) or number == function.end - 1):
-            known += function.unknown
+        first_cut, call, place = len(known), None, None
+        at = bisect_right(self._functions, number, key=lambda function: function.end)
+        if at < len(self._functions) and self._functions[at].begin <= number:
+            _, end, call, place, unknown = self._functions[at]
+            if len(operands) < len(following) or number == end - 1:
+                known += unknown
         name = operation(node)
         vertex = self._rows.add(
             Kind.OPERATION,
@@ -226,18 +241,12 @@ class Origins:
             tuple(known),
             first_cut=first_cut,
             live=True,
-            call=self._rows.call_of(number) if function is None else function.call,
-            place=None if function is None else function.place,
+            call=self._rows.call_of(number) if call is None else call,
+            place=place,
         )
         self._by_number[(number, output) if output else number] = vertex
         if is_own(getattr(type(node), "_forward_cls", None)):
             self._rows.own_functions.setdefault(number, vertex)
-
-    def _function_of(self, number: int) -> Function | None:
-        at = bisect_right(self._functions, number, key=lambda function: function.end)
-        if at < len(self._functions) and self._functions[at].begin <= number:
-            return self._functions[at]
-        return None
 
     # By its identity.
 
@@ -254,14 +263,12 @@ class Origins:
 
     def _of_leaf(self, tensor: Tensor) -> int:
         key = id(tensor)
-        vertex = self._source_vertices.get(key)
-        if vertex is not None:
-            return vertex
+        if key in self._source_vertices:
+            return self._source_vertices[key]
         if not self._is_named(key):
             return self._of_stranger(tensor)
         kind, parts, _ = self._sources[key]
-        name = ".".join(part for part in parts if part)
-        vertex = self._rows.add(kind, name, live=tensor.requires_grad)
+        vertex = self._rows.add(kind, ".".join(filter(None, parts)), live=tensor.requires_grad)
         self._source_vertices[key] = vertex
         return vertex
 
@@ -284,10 +291,10 @@ class Origins:
             vertex = self._rows.add(Kind.OPERATION, "requires_grad", (seen,), live=True)
         elif torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             return self.of(torch._C._functorch.get_unwrapped(tensor))
-        elif (shared := self.exports.of_memory(tensor)) is not None:
+        elif (shared := self.of_memory(tensor)) is not None:
             # such as a parameter made of what was detached
             vertex = self._rows.add(Kind.OPERATION, "alias", (shared,), live=live)
-        elif guessed := self.exports.guessed(None):
+        elif guessed := self._guessed(None):
             vertex = self._rows.add(Kind.OPERATION, "tensor", guessed, live=live)
         else:
             vertex = self._of_unseen(live)
@@ -314,3 +321,78 @@ class Origins:
         )
         rows.notes[note] = None
         return vertex
+
+    # By way of Python or NumPy.
+
+    def add_reading(self, vertex: int, result: Any) -> None:
+        """Take what a function gave to Python."""
+        if type(result) is bool:
+            return  # it is for a branch, and no value
+        self._readings.append(vertex)
+        for number in _numbers([result]):
+            if type(number) is int:
+                self._read_integers = True
+            elif len(self._numbers) < _MOST_NUMBERS:
+                self._numbers[id(number)] = (number, vertex)
+
+    def add_memory(self, tensor: Tensor, vertex: int) -> None:
+        """Take a tensor whose memory something without a tie to it may share."""
+        storage = tensor.untyped_storage()
+        if storage.data_ptr():
+            self._memory[storage.data_ptr()] = (StorageWeakRef(storage), vertex)
+
+    def of_memory(self, tensor: Tensor) -> int | None:
+        """Return the vertex whose memory a tensor shares, if that is known."""
+        known = self._memory and self._memory.get(tensor.untyped_storage().data_ptr())
+        return known[1] if known and not known[0].expired() else None
+
+    def of_arguments(
+        self, arguments: list[Any], place: Place | None, *, takes: bool
+    ) -> tuple[int, ...]:
+        """Return the vertices of what was read out and comes back in arguments of a function.
+
+        A fraction that no function gave, and is not written in the user's code at `place`, may be
+        computed of what was read; so may what makes a tensor of numbers or of an array: it `takes`.
+        """
+        if not self._readings:
+            return ()
+        known = self._numbers
+        exact = dict.fromkeys(known[id(n)][1] for n in _numbers(arguments) if id(n) in known)
+        if exact or place is None or not (takes or known):
+            return tuple(exact)
+        if not (takes and any(hasattr(value, "__array_interface__") for value in arguments)):
+            # small integers are one object wherever they come from
+            written = {id(n) for n in _numbers(place[0].co_consts) if type(n) is not int}
+            numbers = _numbers(arguments, besides=written)
+            if not any(type(n) is not int or (takes and self._read_integers) for n in numbers):
+                return ()
+        return self._guessed(place)
+
+    def _guessed(self, place: Place | None) -> tuple[int, ...]:
+        """Return what may have been made a tensor of: what was read out within the same call."""
+        rows, call = self._rows, self._rows.running[-1].call
+        guessed = tuple([vertex for vertex in self._readings if rows[vertex].call == call])
+        if guessed:
+            reading = rows[self._readings[-1]]
+            read, line = line_of(reading.place), line_of(place)
+            note = (
+                f"`{reading.name}`{f' at {read}' if read else ''} read values out, and what comes "
+                f"in {f'at {line}' if line else 'later'} may be computed from them: arithmetic "
+                "outside of torch is not followed"
+            )
+            rows.notes[note] = None
+        return guessed
+
+
+def _numbers(values: Iterable[Any], besides: Collection[int] = ()) -> Iterator[float | complex]:
+    """Yield the numbers among arguments and in lists among them, up to some; not those of an id."""
+    todo = list(values)[::-1]
+    for _ in range(_MOST_NUMBERS):
+        if not todo:
+            return
+        value = todo.pop()
+        kind = type(value)
+        if (kind is float or kind is int or kind is complex) and id(value) not in besides:
+            yield value
+        elif kind is list or kind is tuple:
+            todo.extend(value[::-1])

@@ -21,7 +21,7 @@ from pytest_modelhealth.capture.observing.flow.rows import (
 )
 from pytest_modelhealth.capture.observing.layer import Given, Layer
 from pytest_modelhealth.operations import having
-from pytest_modelhealth.report.flow import Flow, Graph, Kind
+from pytest_modelhealth.report.flow import Flow, Kind
 
 SKIP, MAKE, FORM, FIRST, WRITE, OVERWRITE, PRODUCT, READ, TAKE, DIFFERENTIATE = range(10)
 """A function gives no values on, makes new ones, takes a form or the first tensor alone, writes,
@@ -52,13 +52,6 @@ _NAMES = {
     WRITE: "__setitem__ " + " ".join(f"__i{name}__" for name in _OPERATORS),
 }
 _TREATMENTS = {name: does for does, names in _NAMES.items() for name in names.split()}
-
-
-def _treatment(function: Any) -> int:
-    """Return what a function does."""
-    name = getattr(function, "__name__", "")
-    is_in_place = name.endswith("_") and not name.endswith("__")
-    return _TREATMENTS.get(name, WRITE if is_in_place else MAKE)
 
 
 def function_name(function: Any) -> str:
@@ -165,22 +158,20 @@ class FlowRecorder:
         if not self.is_on:
             return
         try:
-            self._outputs = self._origins.of_all(outputs)
-            if loss is not None:
-                self._loss = self._origins.of(loss) if is_given else self._projection(loss)
+            self._outputs = made = self._origins.of_all(outputs)
+            if loss is not None and is_given:
+                self._loss = self._origins.of(loss)
+            elif loss is not None:
+                taken, live = [v for v in made if self._rows[v].live] or made, loss.requires_grad
+                first_cut, name = len(taken) if live else 0, "random projection"
+                self._loss = self._rows.add(
+                    Kind.OPERATION, name, tuple(taken), first_cut=first_cut, live=live
+                )
             self._origins.add_what_was_read()
         except Exception as error:  # noqa: BLE001 - ours
             self._fail(error)
         self.is_on = False
         self._origins.forget()
-
-    def _projection(self, loss: Tensor) -> int:
-        outputs, live = self._outputs, loss.requires_grad
-        taken = tuple(v for v in outputs if self._rows[v].live) or outputs
-        first_cut = len(taken) if live else 0
-        return self._rows.add(
-            Kind.OPERATION, "random projection", taken, first_cut=first_cut, live=live
-        )
 
     # Calls of functions, as the function mode shows them.
 
@@ -190,7 +181,10 @@ class FlowRecorder:
         """Make a call of a function of torch, and return what it returns."""
         does = self._treatments.get(function)
         if does is None:
-            does = self._treatments[function] = _treatment(function)
+            name = getattr(function, "__name__", "")
+            is_in_place = name.endswith("_") and not name.endswith("__")
+            does = _TREATMENTS.get(name, WRITE if is_in_place else MAKE)
+            self._treatments[function] = does
         if does == SKIP or not self.is_on:
             return function(*args, **kwargs)
         written = self._written(args) if does == WRITE else ()
@@ -216,8 +210,13 @@ class FlowRecorder:
             return ()
 
     def _see(self, call: FunctionCall) -> None:
-        if call.does == READ:
-            self._see_reading(call)
+        if call.does == READ:  # what leaves for Python or NumPy may come back
+            read, name = [*_tensors(call.given)], function_name(call.function)
+            operands, place = self._origins.of_all(read), self._caller()
+            vertex = self._rows.add(Kind.OPERATION, name, operands, at=counter(), place=place)
+            self._origins.add_reading(vertex, call.result)
+            if name == "numpy":
+                self._origins.add_memory(read[0], vertex)
             return
         if call.does == DIFFERENTIATE:
             self._mark(call)
@@ -229,15 +228,6 @@ class FlowRecorder:
             self._see_live(call)
         if plain:
             self._see_plain(call, plain)
-
-    def _see_reading(self, call: FunctionCall) -> None:
-        """Note what leaves for Python or NumPy: it may come back."""
-        read, exports = [*_tensors(call.given)], self._origins.exports
-        name, operands = function_name(call.function), self._origins.of_all(read)
-        vertex = self._rows.add(Kind.OPERATION, name, operands, at=counter(), place=self._caller())
-        exports.add_reading(vertex, call.result)
-        if name == "numpy":
-            exports.add_memory(read[0], vertex)
 
     def _mark(self, call: FunctionCall) -> None:
         """Mark gradients that a thread with a counter of its own made: pytorch#52180."""
@@ -260,32 +250,30 @@ class FlowRecorder:
             zeros = [a for a in call.args if type(a) in (int, float) and a == 0]
             unknown += [self._rows.add(Kind.CONSTANT, "0") for _ in zeros]
         place = self._caller()
-        unknown += origins.exports.among(list(call.given), place, takes=call.does == TAKE)
+        unknown += origins.of_arguments(list(call.given), place, takes=call.does == TAKE)
         around = self._rows.running[-1].call
         origins.add_function(Function(call.begin, counter(), around, place, tuple(unknown)))
 
     def _see_plain(self, call: FunctionCall, made: list[Tensor]) -> None:
         """Make a vertex of a call that returned tensors without gradients."""
         origins, does = self._origins, call.does
-        exports = origins.exports
         operands = self._operands(call)
         name, place = function_name(call.function), self._caller()
         if name == "getitem" and _keeps_all(call.args[0], made[0]):
             name = "view"
         if not operands and does == TAKE:
-            shared = [exports.of_memory(tensor) for tensor in made]
+            shared = map(origins.of_memory, made)
             operands = tuple([vertex for vertex in shared if vertex is not None])
         if not operands or does in (MAKE, PRODUCT, WRITE, OVERWRITE):
-            operands += exports.among(list(call.given), place, takes=does == TAKE)
+            operands += origins.of_arguments(list(call.given), place, takes=does == TAKE)
         kind = Kind.OPERATION if operands or does == OVERWRITE else Kind.CONSTANT
         vertex = self._rows.add(kind, name, operands, at=counter(), place=place)
         for tensor in made:
             origins.put(tensor, vertex)
             if name in having("detach"):
-                exports.add_memory(tensor, vertex)
-            base = tensor._base
-            if does in (WRITE, OVERWRITE) and base is not None:
-                origins.put(base, vertex)
+                origins.add_memory(tensor, vertex)
+            if does in (WRITE, OVERWRITE) and tensor._base is not None:
+                origins.put(tensor._base, vertex)
 
     def _operands(self, call: FunctionCall) -> tuple[int, ...]:
         """Return where the values come from that a function takes."""
@@ -316,10 +304,7 @@ class FlowRecorder:
 
     def flow(self) -> Flow:
         """Return what was recorded, as a graph that is made when somebody asks."""
-        return Flow(self._graph)
-
-    def _graph(self) -> Graph:
-        return self._rows.graph(self._outputs, self._loss)
+        return Flow(lambda: self._rows.graph(self._outputs, self._loss))
 
     def _is_here(self) -> bool:
         if get_ident() != self._thread:
@@ -332,10 +317,11 @@ class FlowRecorder:
         self._give_up(str(error) if is_full else why)
 
     def _give_up(self, why: str) -> None:
-        """Record no flow: one with a gap would deny ways that there are."""
         self.is_on = False
-        self._rows.notes[f"not recorded: {why}"] = None
-        self._rows.clear()
+        rows = self._rows
+        rows.notes[f"not recorded: {why}"] = None
+        for recorded in (rows, rows.calls, rows.own_functions):  # a gap would deny ways there are
+            recorded.clear()
 
 
 def _is_elsewhere(tensor: Tensor) -> bool:

@@ -19,11 +19,7 @@ Place = tuple[CodeType, int]
 _TORCH = str(Path(torch.__file__).parent)
 _OBSERVING = str(Path(__file__).parents[1])
 _OURS = str(Path(__file__).parents[3])
-_MODULE_CALL = str(Path(_TORCH, "nn", "modules", "module.py"))
-_OVERRIDES = str(Path(_TORCH, "overrides.py"))
-
-_GENERATED = "<eval_with_key>"
-"""What torch.fx calls the code that it writes."""
+_PASSED_THROUGH = (str(Path(_TORCH, "nn/modules/module.py")), str(Path(_TORCH, "overrides.py")))
 
 _THROUGH, _TORCHS, _USERS, _ENGINES = range(4)
 
@@ -49,15 +45,14 @@ def place_of(frame: FrameType | None, container: Place | None) -> Place | None:
 @cache
 def _whose(path: str) -> int:
     """Tell the user's code from torch's, and both from what every call passes through."""
-    if path in (_MODULE_CALL, _OVERRIDES) or path.startswith(_OBSERVING):
+    if path in _PASSED_THROUGH or path.startswith(_OBSERVING):
         return _THROUGH
     if path.startswith(_OURS):
         return _ENGINES
-    if path.startswith(_GENERATED):
+    # the second is what torch.fx calls the code that it writes
+    if path.startswith((f"{_TORCH}/nn/modules", "<eval_with_key>")):
         return _TORCHS
-    if path.startswith(_TORCH):
-        return _TORCHS if f"{_TORCH}/nn/modules" in path else _THROUGH
-    return _USERS
+    return _THROUGH if path.startswith(_TORCH) else _USERS
 
 
 @cache
@@ -70,9 +65,8 @@ def line_of(place: Place | None) -> str:
     if place is None:
         return ""
     code, instruction = place
-    lines = _lines(code)
-    at = instruction // 2
-    line = lines[at] if 0 <= at < len(lines) else code.co_firstlineno
+    lines, at = _lines(code), instruction // 2
+    line = lines[at] if 0 <= at < len(lines) else None
     return f"{code.co_filename}:{line or code.co_firstlineno}"
 
 
@@ -107,25 +101,12 @@ class Row:
     first_cut: int = 0
     live: bool = False
     call: int = -1
-    made_at: int = -1
+    made_at: int = -1  # the number of the next node then
     place: Place | None = None
-
-    def vertex(self) -> Vertex:
-        """Return the vertex that this is."""
-        cuts = frozenset(range(self.first_cut, len(self.operands)))
-        line = line_of(self.place)
-        return Vertex(self.kind, self.name, self.operands, cuts, self.call, self.live, line)
 
 
 class OpenCall(Row):
-    """One call of a layer, while it runs and after; its own number is `call`.
-
-    Args:
-        name: of the layer.
-        type_name: the class of the layer, or its function.
-        call: its number.
-        parent: the number of the call around it.
-    """
+    """One call of a layer, while it runs and after: its own number is `call`."""
 
     begin = -1  # the first number of its nodes
     end = -1  # the first after them
@@ -135,17 +116,12 @@ class OpenCall(Row):
     def __init__(self, name: str, type_name: str = "", call: int = -1, parent: int = -1) -> None:
         self.name, self.type_name, self.call, self.parent = name, type_name, call, parent
 
-    @property
-    def only_output(self) -> tuple[int, ...] | None:
-        """The outputs, where these are its own vertex: it made the one tensor that it returned."""
-        return self.outputs if self.outputs == (self.index,) else None
 
-
-class Rows:
-    """What one run is made of."""
+class Rows(list[Row]):
+    """What one run is made of: rows by vertex, and the calls of layers."""
 
     def __init__(self) -> None:
-        self._rows: list[Row] = []  # by vertex
+        super().__init__()
         self.calls: list[OpenCall] = []  # of layers, by number
         # those that have not returned, the innermost last; the first is none
         self.running = [OpenCall("")]
@@ -165,30 +141,18 @@ class Rows:
         place: Place | None = None,
     ) -> int:
         """Add an operation or a source and return its vertex."""
+        ensure_room(self)
         call = self.running[-1].call if call is None else call
-        ensure_room(self._rows)
-        self._rows.append(Row(kind, name, operands, first_cut, live, call, at, place))
-        return len(self._rows) - 1
-
-    def add_call(self, call: OpenCall) -> None:
-        """Add a call that is one vertex."""
-        rows = self._rows
-        call.index = index = len(rows)
-        if index >= MOST_VERTICES:
-            ensure_room(rows)
-        rows.append(call)
-
-    def __getitem__(self, vertex: int) -> Row:
-        return self._rows[vertex]
+        self.append(Row(kind, name, operands, first_cut, live, call, at, place))
+        return len(self) - 1
 
     def line_after(self, vertex: int) -> str:
         """Return the first line at which something takes what a vertex made; ``""`` if unknown."""
         met = {vertex}
-        for number in range(vertex + 1, len(self._rows)):
-            row = self._rows[number]
-            if not met.isdisjoint(row.operands):
-                if row.place is not None:
-                    return line_of(row.place)
+        for number in range(vertex + 1, len(self)):
+            if not met.isdisjoint(self[number].operands):
+                if self[number].place is not None:
+                    return line_of(self[number].place)
                 met.add(number)
         return ""
 
@@ -204,20 +168,19 @@ class Rows:
 
     def revive(self, number: int) -> None:
         """Let gradients through what a reentrant checkpoint ran: no node was made inside."""
-        for row in self._rows:
+        for row in self:
             at = row.begin if isinstance(row, OpenCall) and row.begin == row.end else row.made_at
             if at == number:
                 row.first_cut, row.live = len(row.operands), True
 
-    def clear(self) -> None:
-        """Record no flow: one with a gap would deny ways that there are."""
-        self.calls.clear()
-        self._rows.clear()
-        self.own_functions.clear()
-
     def graph(self, outputs: tuple[int, ...], loss: int | None) -> Graph:
         """Return all of it."""
-        vertices = tuple(row.vertex() for row in self._rows)
+        vertices = []
+        for row in self:
+            cuts, line = range(row.first_cut, len(row.operands)), line_of(row.place)
+            vertices.append(
+                Vertex(row.kind, row.name, row.operands, frozenset(cuts), row.call, row.live, line)
+            )
         last = list(range(len(self.calls)))
         for call in reversed(self.calls):
             if call.parent >= 0:
@@ -235,4 +198,4 @@ class Rows:
             for call in self.calls
         ]
         own = tuple(vertex for _, vertex in sorted(self.own_functions.items()))
-        return Graph(vertices, tuple(calls), outputs, loss, tuple(self.notes), own)
+        return Graph(tuple(vertices), tuple(calls), outputs, loss, tuple(self.notes), own)

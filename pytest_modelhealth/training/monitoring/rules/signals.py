@@ -1,7 +1,6 @@
 """Rules for activations and gradients of layers: what grows, dies, fades or saturates.
 
-A rule is a generator that looks at each step and marks what goes on, and a table of what is wrong
-with that.
+A rule is a table of what is wrong, over a generator that looks at each step and marks what goes on.
 """
 
 from __future__ import annotations
@@ -9,75 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from pytest_modelhealth.report import Course, CourseEvent
 from pytest_modelhealth.settings import Severity
 from pytest_modelhealth.training.monitoring.course import Follower, Table
-from pytest_modelhealth.training.monitoring.levels import (
-    OPENING,
-    Level,
-    Levels,
-    Mask,
-    Runs,
-    grown,
-)
-from pytest_modelhealth.training.monitoring.row import Reals
-from pytest_modelhealth.training.monitoring.rule import Kind, Rule, by_loss, rule
-
-RULES: dict[str, Rule] = {}
-
-_LEAST = 15  # values before anything is usual
-_TEN, _THIRTY, _HUNDRED = math.log(10.0), math.log(30.0), math.log(100.0)
-_TOTAL = math.log(5.0)
-
-
-def exploding_signals(table: Table, follower: Follower) -> Iterator[None]:
-    """An episode lasts while the least of the latest values is far above what is usual."""
-    gradients, activations, total = Levels(), Levels(), Level()
-    is_total_big = False
-    is_big = is_wide = np.zeros(0, dtype=bool)
-    kept: list[tuple[int, Reals]] = []
-    while True:
-        total.add(table.row.gradient_norm, going_on=is_total_big)
-        is_total_big = total.low - total.reference > _TOTAL and total.count > _LEAST
-        gradients.add(table.values("parameter_gradient_norm"), is_big)
-        usual = gradients.reference
-        is_big = (gradients.low - usual > _TEN) & (gradients.count > _LEAST)
-        role = "parameter_gradients"
-        follower.mark_levels("gradients", is_big & is_total_big, gradients, usual, role=role)
-        activations.add(table.values("activation_rms"), is_wide)
-        _mark_growth(kept, table, activations, follower)
-        usual = activations.reference
-        is_wide = (activations.low - usual > _THIRTY) & (activations.count > _LEAST)
-        follower.mark_levels("activations", is_wide, activations, usual)
-        yield
-
-
-_MATURE = 60
-_LATE = math.log(3.0)
-
-
-def _mark_growth(
-    kept: list[tuple[int, Reals]], table: Table, levels: Levels, follower: Follower
-) -> None:
-    """Compare the growth of late with that since the beginning; `kept` are levels of before."""
-    count, low = table.steps, levels.low
-    if not kept or count >= 1.05 * kept[-1][0]:
-        kept.append((count, low))
-    latest = next((level for step, level in reversed(kept) if step <= 0.8 * count), None)
-    while len(kept) > 1 and kept[1][0] <= 0.6 * count:
-        kept.pop(0)
-    step, before = kept[0]
-    if count < _MATURE or step > 0.6 * count or latest is None:
-        return
-    late, whole = low - grown(before, len(low)), low - levels.opening
-    goes_on = low - grown(latest, len(low)) > 0.2 * late
-    active = goes_on & (late > _LATE) & (late > 0.3 * whole) & (whole > _THIRTY) & levels.valid
-    value, start, facts = np.exp(low), np.exp(levels.opening), {"lately": np.exp(late)}
-    follower.mark("growth", active, value, start, valid=levels.valid, facts=facts)
-
+from pytest_modelhealth.training.monitoring.levels import OPENING, Levels, Runs
+from pytest_modelhealth.training.monitoring.rule import Kind, by_loss, rule
 
 _HUGE = 1e4  # activations below are in range, whatever they began at
 _CERTAIN = 1e6
@@ -108,9 +47,8 @@ _rising = partial(
     grade=_exploded,
 )
 
-# A spike that passes is none; a branch that begins at zero may grow.
-RULES["exploding_signals"] = rule(
-    exploding_signals,
+
+@rule(
     _rising("gradients", "the gradient norm" + _ROSE, limit="max_gradient_rise"),
     _rising("activations", "the activations (rms)" + _ROSE, limit="max_activation_rise"),
     Kind(
@@ -123,28 +61,50 @@ RULES["exploding_signals"] = rule(
         grade=_exponential,
     ),
 )
-
-
-def dying_layers(table: Table, follower: Follower) -> Iterator[None]:
-    """Dead units count where 16 values of each were seen, in a layer that once was alive."""
-    units, spread, inputs = Levels(), Levels(zeros=True), Levels(zeros=True)
-    healthiest = np.zeros(0)
-    is_flat: Mask = np.zeros(0, dtype=bool)
+def exploding_signals(table: Table, follower: Follower) -> Iterator[None]:
+    """A spike that passes is none; a branch that begins at zero may grow."""
+    gradients, activations, total = Levels(), Levels(), Levels()
+    is_big: Any = False
+    is_wide: Any = False
+    is_total_big: Any = False
+    lows: list[tuple[int, Any]] = []
     while True:
-        dead = table.values("dead_fraction")
-        units.add(np.where(table.values("unit_observations") >= 16, 1.0 + dead, np.nan))
-        least, most = np.exp(units.low) - 1.0, np.exp(units.high) - 1.0
-        healthiest = np.fmin(grown(healthiest, len(dead), np.inf), most)
-        active = (least > 0.7) & (healthiest < 0.5) & (units.count > 5)
-        since = table.lately
-        follower.mark("units", active, least, healthiest, valid=units.valid, since=since)
-        is_finite = ~(table.values("activation_nonfinite") > 0.0)
-        spread.add(np.where(is_finite, table.values("activation_std"), np.nan), is_flat)
-        inputs.add(table.values("input_std"), is_flat)
-        has_input = ~(inputs.usual - inputs.low > _TEN)
-        is_flat = (spread.usual - spread.high > _HUNDRED) & has_input & (spread.count > _LEAST)
-        follower.mark_levels("spread", is_flat, spread, spread.usual, fell=True)
+        total.add(table.row.gradient_norm, is_total_big)
+        is_total_big = total.rose(5.0)
+        gradients.add(table["parameter_gradient_norm"], is_big)
+        is_big = gradients.rose(10.0)
+        role = "parameter_gradients"
+        follower.mark_levels("gradients", is_big & is_total_big, gradients, role=role)
+        activations.add(table["activation_rms"], is_wide)
+        _mark_growth(lows, table, activations, follower)
+        is_wide = activations.rose(30.0)
+        follower.mark_levels("activations", is_wide, activations)
         yield
+
+
+_MATURE = 60
+
+
+def _mark_growth(
+    lows: list[tuple[int, Any]], table: Table, levels: Levels, follower: Follower
+) -> None:
+    """Compare the growth of late with that since the beginning; `lows` are levels of before."""
+    count, low = table.steps, levels.low
+    if not lows or count >= 1.05 * lows[-1][0]:
+        lows.append((count, low))
+    latest = next((level for step, level in reversed(lows) if step <= 0.8 * count), None)
+    while len(lows) > 1 and lows[1][0] <= 0.6 * count:
+        lows.pop(0)
+    step, before = lows[0]
+    if count < _MATURE or step > 0.6 * count or latest is None:
+        return
+    late, whole = low - before, low - levels.opening
+    goes_on = low - latest > 0.2 * late
+    is_steep = (late > math.log(3.0)) & (late > 0.3 * whole) & (whole > math.log(30.0))
+    active, start = goes_on & is_steep & levels.valid, np.exp(levels.opening)
+    follower.mark(
+        "growth", active, np.exp(low), start, valid=levels.valid, facts={"lately": np.exp(late)}
+    )
 
 
 def _is_flat_alone(event: CourseEvent, course: Course) -> Severity | None:
@@ -153,9 +113,7 @@ def _is_flat_alone(event: CourseEvent, course: Course) -> Severity | None:
     return None if is_dead else by_loss(event, course)
 
 
-# A third of dead units is no fault; nearly all are.
-RULES["dying_layers"] = rule(
-    dying_layers,
+@rule(
     Kind(
         "units",
         "{value:.0%} of the units of {layer} are dead since step {step}; they were {reference:.0%}",
@@ -173,42 +131,25 @@ RULES["dying_layers"] = rule(
         grade=_is_flat_alone,
     ),
 )
-
-
-def fading_gradients(table: Table, follower: Follower) -> Iterator[None]:
-    """Compares a layer's gradients with those of the whole model, and all with what was usual."""
-    total, shares, own, without = Level(), Levels(), Levels(), Runs()
-    has_faded: Mask = np.zeros(0, dtype=bool)
-    is_total_faded, zeros, role = False, 0, "parameter_gradients"
+def dying_layers(table: Table, follower: Follower) -> Iterator[None]:
+    """A third of dead units is no fault; nearly all are, in a layer that once was alive."""
+    units, spread, inputs = Levels(), Levels(zeros=True), Levels(zeros=True)
+    healthiest: Any = np.inf
+    is_flat: Any = False
     while True:
-        norm, values = table.row.gradient_norm, table.values("parameter_gradient_norm")
-        total.add(norm, going_on=is_total_faded)
-        zeros = zeros + 1 if norm == 0.0 else 0
-        is_total_faded = total.usual - total.high > _HUNDRED and total.count > _LEAST
-        high, usual = np.exp([total.high, total.usual]).tolist()
-        valid = not math.isnan(norm)
-        follower.mark("all_zero", zeros > 1, 0.0, usual, valid=valid, role="gradients")
-        follower.mark("all", is_total_faded, high, usual, valid=valid, role="gradients")
-        if not (math.isfinite(norm) and norm > 0.0):
-            yield
-            continue
-        shares.add(values / norm, has_faded)
-        own.add(values, has_faded)
-        has_faded = (shares.usual - shares.high > _HUNDRED) & (own.usual - own.high > _THIRTY)
-        has_faded &= shares.count > _LEAST
-        follower.mark_levels("share", has_faded, shares, shares.usual, fell=True, role=role)
-        lacks = ~(values > 0.0) & (table.values("trainable_fraction") > 0.0) & (own.count >= 5)
-        lacks &= ~(table.values("parameter_gradient_nonfinite") > 0.0)
-        without.add(lacks, np.ones(len(values), dtype=bool), table.row.step)
-        is_cut = without.count >= 5
-        if is_cut.any() or follower.open:
-            facts = {"is_called": ~np.isnan(table.values("activation_rms"))}
-            usual, since, rows = np.exp(own.usual), without.since, without.count
-            for kind, active in (("zero", values == 0.0), ("missing", values != 0.0)):
-                active &= is_cut
-                follower.mark(
-                    kind, active, 0.0, usual, role=role, since=since, rows=rows, facts=facts
-                )
+        is_clear = table["unit_observations"] >= 16
+        units.add(np.where(is_clear, 1.0 + table["dead_fraction"], np.nan))
+        least, most = np.exp(units.low) - 1.0, np.exp(units.high) - 1.0
+        healthiest = np.fmin(healthiest, most)
+        active = (least > 0.7) & (healthiest < 0.5) & (units.count > 5)
+        since = table.lately
+        follower.mark("units", active, least, healthiest, valid=units.valid, since=since)
+        is_finite = ~(table["activation_nonfinite"] > 0.0)
+        spread.add(np.where(is_finite, table["activation_std"], np.nan), is_flat)
+        inputs.add(table["input_std"], is_flat)
+        has_input = ~(inputs.usual - inputs.low > math.log(10.0))
+        is_flat = spread.fell(100.0) & has_input
+        follower.mark_levels("spread", is_flat, spread, fell=True)
         yield
 
 
@@ -233,9 +174,8 @@ _cut = partial(
 )
 _NO_GRADIENT = " since step {step}, over {rows} watched steps, while others have theirs"
 
-# Gradients that fade with the loss are those of a model that has learnt.
-RULES["fading_gradients"] = rule(
-    fading_gradients,
+
+@rule(
     _faded(
         "share",
         "the gradients of {layer} fell to {change:.3g} of their usual share of all since step "
@@ -259,20 +199,42 @@ RULES["fading_gradients"] = rule(
     _cut("zero", "the gradients of {layer} are exactly zero" + _NO_GRADIENT, grade=by_loss),
     _cut("missing", "the gradients of {layer} are missing" + _NO_GRADIENT, grade=_cut_for_long),
 )
-
-
-def saturating_layers(table: Table, follower: Follower) -> Iterator[None]:
-    """An episode lasts while the least of the latest is near 1, where it began well below."""
-    levels = Levels(zeros=True)
+def fading_gradients(table: Table, follower: Follower) -> Iterator[None]:
+    """Gradients that fade with the loss are those of a model that has learnt."""
+    total, shares, own, without = Levels(), Levels(), Levels(), Runs()
+    has_faded: Any = False
+    is_total_faded: Any = False
+    zeros, role = 0, "parameter_gradients"
     while True:
-        values = table.values("saturation")
-        valid = ~np.isnan(values)
-        if valid.any() or follower.open:
-            levels.add(values)
-            low, opening = np.exp(levels.low), np.exp(levels.opening)
-            valid &= levels.count > OPENING
-            active = valid & (low > 0.98) & (opening < 0.7)
-            follower.mark("ends", active, low, opening, valid=valid)
+        norm, values = table.row.gradient_norm, table["parameter_gradient_norm"]
+        total.add(norm, is_total_faded)
+        is_total_faded = total.fell(100.0)
+        zeros = zeros + 1 if norm == 0.0 else 0
+        high, usual, valid = np.exp(total.high), np.exp(total.usual), not math.isnan(norm)
+        follower.mark("all_zero", zeros > 1, 0.0, usual, valid=valid, role="gradients")
+        follower.mark("all", is_total_faded, high, usual, valid=valid, role="gradients")
+        if not (math.isfinite(norm) and norm > 0.0):
+            yield
+            continue
+        shares.add(values / norm, has_faded)
+        own.add(values, has_faded)
+        has_faded = shares.fell(100.0) & (own.usual - own.high > math.log(30.0))
+        follower.mark_levels("share", has_faded, shares, fell=True, role=role)
+        lacks = ~(values > 0.0) & (table["trainable_fraction"] > 0.0) & (own.count >= 5)
+        lacks &= ~(table["parameter_gradient_nonfinite"] > 0.0)
+        without.add(lacks, np.ones_like(lacks), table.row.step)
+        usual, facts = np.exp(own.usual), {"is_called": ~np.isnan(table["activation_rms"])}
+        for kind, is_kind in (("zero", values == 0.0), ("missing", values != 0.0)):
+            follower.mark(
+                kind,
+                is_kind & (without.count >= 5),
+                0.0,
+                usual,
+                role=role,
+                since=without.since,
+                rows=without.count,
+                facts=facts,
+            )
         yield
 
 
@@ -285,9 +247,7 @@ def _saturated(event: CourseEvent, course: Course) -> Severity | None:
     return "fail" if is_stuck else "warn"
 
 
-# An output that is certain of data it knows by heart is none; nor is a gate that closes.
-RULES["saturating_layers"] = rule(
-    saturating_layers,
+@rule(
     Kind(
         "ends",
         "{layer} saturates since step {step}: its values are at the ends of their range to "
@@ -295,5 +255,19 @@ RULES["saturating_layers"] = rule(
         "its inputs grow without a bound: a softmax is one-hot, and gradients vanish",
         limit="max_saturating",
         grade=_saturated,
-    ),
+    )
 )
+def saturating_layers(table: Table, follower: Follower) -> Iterator[None]:
+    """An output that is certain of data it knows by heart is none; nor is a gate that closes."""
+    levels = Levels(zeros=True)
+    while True:
+        values = table["saturation"]
+        if np.isnan(values).all():
+            yield
+            continue
+        levels.add(values)
+        low, opening = np.exp(levels.low), np.exp(levels.opening)
+        valid = levels.valid & (levels.count > OPENING)
+        active = valid & (low > 0.98) & (opening < 0.7)
+        follower.mark("ends", active, low, opening, valid=valid)
+        yield

@@ -4,63 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from pytest_modelhealth.report import Course, CourseEvent, Finding
 from pytest_modelhealth.settings import Settings, Severity
 from pytest_modelhealth.training.monitoring.course import Follower, Table
-from pytest_modelhealth.training.monitoring.levels import Level, Levels, grown
+from pytest_modelhealth.training.monitoring.levels import Levels
 from pytest_modelhealth.training.monitoring.row import WORDS, StepRow
-from pytest_modelhealth.training.monitoring.rule import PATIENCE, Kind, Rule, breach, label, rule
-
-RULES: dict[str, Rule] = {}
-
-
-def nonfinite_steps(table: Table, follower: Follower) -> Iterator[None]:
-    """Tells steps that are skipped from those that reach the weights."""
-    loss_before, step_before = math.nan, -1
-    while True:
-        row = table.row
-        kind, origin, loss = _kind(row), row.origin, row.loss
-        for other, layer in list(follower.open):
-            if other != kind and (other, kind) != ("poisoned", "skipped"):
-                follower.mark(other, False, math.nan, math.nan, layer=layer)
-        layers = [layer for own, layer in follower.open if own == kind]
-        if layers:
-            follower.mark(kind, True, math.nan, loss_before, layer=layers[0])
-        elif kind:
-            follower.mark(
-                kind,
-                True,
-                math.nan if loss is None else loss,
-                loss_before,
-                layer="" if origin is None else origin.layer,
-                role="loss" if origin is None else origin.role,
-                tensor="" if origin is None else origin.tensor,
-                facts={"loss_before": loss_before, "step_before": step_before},
-            )
-        if loss is not None and math.isfinite(loss):
-            loss_before = loss
-        step_before = row.step
-        yield
-
-
-def _kind(row: StepRow) -> str:
-    """Return what kind of step it is; ``""`` if all are numbers."""
-    bad_loss = row.loss is not None and not math.isfinite(row.loss)
-    if row.origin is None and not bad_loss and not math.isinf(row.gradient_norm):
-        return ""
-    if bool((row.values["parameter_nonfinite"] > 0).any()):
-        return "poisoned"
-    bad_gradients = not math.isfinite(row.gradient_norm) and bool(
-        (row.values["parameter_gradient_nonfinite"] > 0).any()
-    )
-    if not bad_loss and not bad_gradients and row.origin is not None:
-        is_forward = row.origin.role in ("inputs", "activations")
-        return "masked" if is_forward else "skipped"
-    return "poisoned" if row.optimizer_steps else "skipped"
-
+from pytest_modelhealth.training.monitoring.rule import PATIENCE, Kind, breach, label, rule
 
 _CAUSES = {
     "inputs": "the batch of this step holds values that are no numbers",
@@ -105,48 +58,54 @@ def _nonfinite(event: CourseEvent, course: Course, settings: Settings) -> Findin
     return breach(event, text, float(event.rows), severity=severity, cause=cause)
 
 
-# NaN and infinity reach no weight, and stay in no step.
-RULES["nonfinite_steps"] = Rule(nonfinite_steps, _nonfinite)
+@rule(assess=_nonfinite)
+def nonfinite_steps(table: Table, follower: Follower) -> Iterator[None]:
+    """NaN and infinity reach no weight, and stay in no step."""
+    loss_before, step_before = math.nan, -1
+    while True:
+        row = table.row
+        kind, origin, loss = _kind(row), row.origin, row.loss
+        for other, layer in list(follower.open):
+            if other != kind and (other, kind) != ("poisoned", "skipped"):
+                follower.mark(other, False, math.nan, math.nan, layer=layer)
+        layers = [layer for own, layer in follower.open if own == kind]
+        if layers:
+            follower.mark(kind, True, math.nan, loss_before, layer=layers[0])
+        elif kind:
+            follower.mark(
+                kind,
+                True,
+                math.nan if loss is None else loss,
+                loss_before,
+                layer="" if origin is None else origin.layer,
+                role="loss" if origin is None else origin.role,
+                tensor="" if origin is None else origin.tensor,
+                facts={"loss_before": loss_before, "step_before": step_before},
+            )
+        if loss is not None and math.isfinite(loss):
+            loss_before = loss
+        step_before = row.step
+        yield
+
+
+def _kind(row: StepRow) -> str:
+    """Return what kind of step it is; ``""`` if all are numbers."""
+    bad_loss = row.loss is not None and not math.isfinite(row.loss)
+    if row.origin is None and not bad_loss and not math.isinf(row.gradient_norm):
+        return ""
+    if bool((row.values["parameter_nonfinite"] > 0).any()):
+        return "poisoned"
+    bad_gradients = not math.isfinite(row.gradient_norm) and bool(
+        (row.values["parameter_gradient_nonfinite"] > 0).any()
+    )
+    if not bad_loss and not bad_gradients and row.origin is not None:
+        is_forward = row.origin.role in ("inputs", "activations")
+        return "masked" if is_forward else "skipped"
+    return "poisoned" if row.optimizer_steps else "skipped"
+
 
 _STEEP = 30.0
 _WIDE = 10.0
-
-
-def loss_divergence(table: Table, follower: Follower) -> Iterator[None]:
-    """An episode lasts while the loss is above its best by more than its own noise."""
-    updates, gradients = Level(), Level()
-    noise, best_step, above_since = math.inf, -1, -1
-    nothing = {"update_ratio": 0.0, "update_growth": 0.0, "gradient_growth": 0.0}
-    most = nothing
-    while True:
-        row, loss, is_on = table.row, table.loss.summary, bool(follower.open)
-        updates.add(row.update_ratio, going_on=is_on)
-        gradients.add(row.gradient_norm, going_on=is_on)
-        if not loss.is_known or row.loss is None:
-            yield
-            continue
-        if not is_on and (loss.best_step != best_step or noise > loss.noise):
-            best_step, noise = loss.best_step, loss.noise
-        floor = max(6.0 * noise, 0.5 * loss.progress, 0.05 * abs(loss.first))
-        if row.loss - loss.best <= floor:
-            above_since = -1
-        elif above_since < 0:
-            above_since = row.step
-        is_above = not loss.lost <= floor
-        if is_above:
-            latest = {
-                "update_ratio": math.exp(updates.low),
-                "update_growth": math.exp(updates.low - updates.usual),
-                "gradient_growth": math.exp(gradients.low - gradients.reference),
-            }
-            # the largest of each; NaN, of few values, is none
-            most = {name: max(most[name], latest[name]) for name in most}
-        else:
-            most = nothing
-        since = above_since if above_since >= 0 else None
-        facts = {**most, "first": loss.first, "noise": noise, "best_step": loss.best_step}
-        follower.mark("loss", is_above, loss.recent, loss.best, since=since, facts=facts)
-        yield
 
 
 def _diverged(event: CourseEvent, course: Course, settings: Settings) -> Finding | None:
@@ -188,33 +147,49 @@ def _diverged(event: CourseEvent, course: Course, settings: Settings) -> Finding
     return breach(event, text, lost, limit=limit, severity="warn", cause=cause)
 
 
-# What was learnt is not lost again.
-RULES["loss_divergence"] = Rule(loss_divergence, _diverged)
-
-
-def input_shift(table: Table, follower: Follower) -> Iterator[None]:
-    """Compares the standard deviation of the model's inputs with what was usual."""
-    spread = Level()
-    is_shifted = False
+@rule(assess=_diverged)
+def loss_divergence(table: Table, follower: Follower) -> Iterator[None]:
+    """What was learnt is not lost again; a loss above its best by no more than its noise is not."""
+    levels = Levels()  # of updates, and of gradients
+    noise, best_step, above_since = math.inf, -1, -1
+    nothing = {"update_ratio": 0.0, "update_growth": 0.0, "gradient_growth": 0.0}
+    most = nothing
     while True:
-        std = table.row["", "input_std"] if "" in table.row.layers else math.nan
-        if not math.isnan(std):
-            spread.add(std, going_on=is_shifted)
-            usual = math.exp(spread.usual)
-            is_constant = spread.count >= 15 and std < 1e-6 * usual
-            follower.mark("constant", is_constant, std, usual)
-            if not is_constant:
-                is_up = spread.low - spread.usual > math.log(10.0)
-                is_down = spread.usual - spread.high > math.log(10.0)
-                is_shifted = spread.count > 15 and (is_up or is_down)
-                value = math.exp(spread.low if is_up else spread.high)
-                follower.mark("scale", is_shifted, value, usual)
+        row, loss, is_on = table.row, table.loss.summary, bool(follower.open)
+        levels.add(np.array([row.update_ratio, row.gradient_norm]), is_on)
+        if not loss.is_known or row.loss is None:
+            yield
+            continue
+        if not is_on and (loss.best_step != best_step or noise > loss.noise):
+            best_step, noise = loss.best_step, loss.noise
+        floor = max(6.0 * noise, 0.5 * loss.progress, 0.05 * abs(loss.first))
+        if row.loss - loss.best <= floor:
+            above_since = -1
+        elif above_since < 0:
+            above_since = row.step
+        is_above = not loss.lost <= floor
+        if is_above:
+            latest = {
+                "update_ratio": np.exp(levels.low[0]),
+                "update_growth": np.exp(levels.low - levels.usual)[0],
+                "gradient_growth": np.exp(levels.low - levels.reference)[1],
+            }
+            # the largest of each; NaN, of few values, is none
+            most = {name: max(most[name], latest[name]) for name in most}
+        else:
+            most = nothing
+        follower.mark(
+            "loss",
+            is_above,
+            loss.recent,
+            loss.best,
+            since=above_since if above_since >= 0 else None,
+            facts={**most, "first": loss.first, "noise": noise, "best_step": loss.best_step},
+        )
         yield
 
 
-# A batch that stands out is none; a curriculum may change the scale a little.
-RULES["input_shift"] = rule(
-    input_shift,
+@rule(
     Kind(
         "constant",
         "all inputs of the model are the same number since step {step}: their standard "
@@ -230,16 +205,22 @@ RULES["input_shift"] = rule(
         "max_input_shift",
     ),
 )
-
-
-def mode_switch(table: Table, follower: Follower) -> Iterator[None]:
-    """An episode lasts while a layer that was in training mode is in evaluation mode."""
-    trained = np.zeros(0)
+def input_shift(table: Table, follower: Follower) -> Iterator[None]:
+    """A batch that stands out is none; a curriculum may change the scale a little."""
+    spread = Levels()
+    is_shifted: Any = False
     while True:
-        modes = table.values("training_mode")
-        trained = grown(trained, len(modes), 0.0) + (modes == 1.0)
-        active = (modes == 0.0) & (trained >= 5)
-        follower.mark("switched", active, modes, trained, valid=~np.isnan(modes))
+        std = table.row["", "input_std"] if "" in table.row.layers else math.nan
+        if not math.isnan(std):
+            spread.add(std, is_shifted)
+            usual = np.exp(spread.usual)
+            is_constant = spread.count >= 15 and std < 1e-6 * usual
+            follower.mark("constant", is_constant, std, usual)
+            if not is_constant:
+                is_up = spread.low - spread.usual > math.log(10.0)
+                is_shifted = (is_up and spread.count > 15) or spread.fell(10.0)
+                value = np.exp(spread.low if is_up else spread.high)
+                follower.mark("scale", is_shifted, value, usual)
         yield
 
 
@@ -249,9 +230,7 @@ def _switched(event: CourseEvent, course: Course) -> Severity | None:
     return "fail" if not event.layer else None if is_whole else "warn"
 
 
-# Layers that are in evaluation mode from the start may be held there on purpose.
-RULES["mode_switch"] = rule(
-    mode_switch,
+@rule(
     Kind(
         "switched",
         "{layer} trains in evaluation mode since step {step}, over {rows} watched steps; it "
@@ -262,24 +241,18 @@ RULES["mode_switch"] = rule(
         grade=_switched,
     ),
 )
-
-
-def growing_hooks(table: Table, follower: Follower) -> Iterator[None]:
-    """An episode lasts while a layer has more hooks in every step than in the one before."""
-    before = rises = np.zeros(0)
+def mode_switch(table: Table, follower: Follower) -> Iterator[None]:
+    """Layers that are in evaluation mode from the start may be held there on purpose."""
+    trained: Any = 0.0
     while True:
-        hooks = table.values("hooks")
-        before, rises = grown(before, len(hooks)), grown(rises, len(hooks), 0.0)
-        valid = ~np.isnan(hooks)
-        rises = np.where(hooks > before, rises + 1.0, rises * ~valid)
-        follower.mark("rising", rises >= 10, hooks, before, valid=valid)
-        before = np.where(valid, hooks, before)
+        modes = table["training_mode"]
+        trained = trained + (modes == 1.0)
+        active = (modes == 0.0) & (trained >= 5)
+        follower.mark("switched", active, modes, trained, valid=~np.isnan(modes))
         yield
 
 
-# Hooks that are removed again may be registered in each step.
-RULES["growing_hooks"] = rule(
-    growing_hooks,
+@rule(
     Kind(
         "rising",
         "{layer} gets more forward hooks in every step since step {step}: it has {value:.0f} now",
@@ -288,26 +261,20 @@ RULES["growing_hooks"] = rule(
         "max_rising_steps",
     ),
 )
-
-
-def statistics_drift(table: Table, follower: Follower) -> Iterator[None]:
-    """Compares the running deviation with the usual deviation of what the layer is given."""
-    running, inputs = Levels(), Levels()
+def growing_hooks(table: Table, follower: Follower) -> Iterator[None]:
+    """Hooks that are removed again may be registered in each step."""
+    before: Any = np.nan
+    rises: Any = 0.0
     while True:
-        in_training = table.values("training_mode") == 1.0
-        values = np.where(in_training, table.values("running_std"), np.nan)
-        if follower.open or not np.isnan(values).all():
-            running.add(values)
-            inputs.add(table.values("input_std"))
-            value, usual = np.exp(running.low), np.exp(inputs.usual)
-            valid = running.valid & (running.count > 20)
-            follower.mark("far", valid & (value > 10.0 * usual), value, usual, valid=valid)
+        hooks = table["hooks"]
+        valid = ~np.isnan(hooks)
+        rises = np.where(hooks > before, rises + 1.0, rises * ~valid)
+        follower.mark("rising", rises >= 10, hooks, before, valid=valid)
+        before = np.where(valid, hooks, before)
         yield
 
 
-# A single batch that stands out is forgotten within some steps.
-RULES["statistics_drift"] = rule(
-    statistics_drift,
+@rule(
     Kind(
         "far",
         "the running statistics of {layer} are far from its usual batches since step {step}: "
@@ -317,3 +284,17 @@ RULES["statistics_drift"] = rule(
         "max_running_drift",
     ),
 )
+def statistics_drift(table: Table, follower: Follower) -> Iterator[None]:
+    """A single batch that stands out is forgotten within some steps."""
+    running, inputs = Levels(), Levels()
+    while True:
+        in_training, values = table["training_mode"] == 1.0, table["running_std"]
+        if np.isnan(values).all():
+            yield
+            continue
+        running.add(np.where(in_training, values, np.nan))
+        inputs.add(table["input_std"])
+        value, usual = np.exp(running.low), np.exp(inputs.usual)
+        valid = running.valid & (running.count > 20)
+        follower.mark("far", valid & (value > 10.0 * usual), value, usual, valid=valid)
+        yield

@@ -5,67 +5,40 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from pytest_modelhealth.report import Course, CourseEvent
 from pytest_modelhealth.settings import Severity
 from pytest_modelhealth.training.monitoring.course import Follower, Table
-from pytest_modelhealth.training.monitoring.levels import LATELY, Levels, Mask, Runs, grown
-from pytest_modelhealth.training.monitoring.rule import Kind, Rule, by_loss, rule
-
-RULES: dict[str, Rule] = {}
-
-
-def update_ratio(table: Table, follower: Follower) -> Iterator[None]:
-    """An episode lasts while the least of the latest ratios is large."""
-    ratios = Levels()
-    while True:
-        ratios.add(table.values("weight_update_ratio"))
-        active = (np.exp(ratios.low) > 0.01) & (ratios.count > 10)
-        for kind in ("large", "useless"):
-            follower.mark_levels(kind, active, ratios, ratios.usual)
-        yield
-
-
-def _useless(event: CourseEvent, course: Course) -> Severity | None:
-    return "warn" if course.loss.is_flat else None
-
+from pytest_modelhealth.training.monitoring.levels import LATELY, Levels, Runs
+from pytest_modelhealth.training.monitoring.rule import Kind, by_loss, rule
 
 _CHANGES = (
     "each step changes the weights of {layer} by {value:.3g} of their norm, since step {step}"
 )
 _RATE = "the learning rate is too large for these weights"
 
-# Weights that begin at zero may grow at first.
-RULES["update_ratio"] = rule(
-    update_ratio,
+
+@rule(
     Kind("large", _CHANGES, _RATE, limit="max_update_ratio", patience=20, grade=by_loss),
     Kind(
         "useless",
         _CHANGES + ", and the loss is where it began",
         _RATE,
         patience=100,
-        grade=_useless,
+        grade=lambda event, course: "warn" if course.loss.is_flat else None,
     ),
 )
-
-
-def weight_drift(table: Table, follower: Follower) -> Iterator[None]:
-    """Compares the size of weights with that at the beginning, and with the largest so far."""
-    levels, first, largest = Levels(zeros=True), np.zeros(0), np.zeros(0)
+def update_ratio(table: Table, follower: Follower) -> Iterator[None]:
+    """Weights that begin at zero may grow at first."""
+    ratios = Levels()
     while True:
-        sizes = table.values("parameter_rms")
-        levels.add(sizes)
-        first = grown(first, len(sizes))
-        first = np.where(np.isnan(first), sizes, first)
-        low, high = np.exp(levels.low), np.exp(levels.high)
-        largest = np.fmax(grown(largest, len(sizes), 0.0), low)
-        valid = levels.valid & (levels.count >= LATELY)
-        start = np.maximum(first, 0.01)
-        active = valid & (low / start > 10.0) & (low > 1.0)
-        follower.mark("growth", active, low, start, valid=valid)
-        follower.mark("shrinking", valid & (high / largest < 0.1), high, largest, valid=valid)
+        ratios.add(table["weight_update_ratio"])
+        active = (np.exp(ratios.low) > 0.01) & (ratios.count > 10)
+        for kind in ("large", "useless"):
+            follower.mark_levels(kind, active, ratios)
         yield
 
 
@@ -77,9 +50,8 @@ def _drifted(event: CourseEvent, course: Course) -> Severity | None:
 
 _SIZES = "from {reference:.3g} to {value:.3g} (rms); it passed a tenth of that in step {step}"
 
-# What begins at zero may grow to the size of others.
-RULES["weight_drift"] = rule(
-    weight_drift,
+
+@rule(
     Kind(
         "growth",
         "the parameters of {layer} grew {change:.3g}-fold, " + _SIZES,
@@ -98,37 +70,22 @@ RULES["weight_drift"] = rule(
         grade=_drifted,
     ),
 )
-
-
-def stopped_updates(table: Table, follower: Follower) -> Iterator[None]:
-    """An episode lasts while a layer that moved stands still, though it has gradients."""
-    has_matrix: Mask = np.zeros(0, dtype=bool)
-    moved, still = np.zeros(0), Runs()
+def weight_drift(table: Table, follower: Follower) -> Iterator[None]:
+    """What begins at zero may grow to the size of others."""
+    levels = Levels(zeros=True)
+    first: Any = np.nan
+    largest: Any = 0.0
     while True:
-        if not table.row.update_ratio > 0.0:
-            yield
-            continue
-        updates, weights = table.values("update_norm"), table.values("weight_update_ratio")
-        has_matrix = grown(has_matrix, len(updates), False) | (weights > 0.0)
-        updates = np.where(has_matrix, weights, updates)
-        moved = grown(moved, len(updates), 0.0) + (updates > 0.0)
-        has_moved, rates = moved >= 5, table.values("learning_rate")
-        has_gradients = table.values("parameter_gradient_norm") > 0.0
-        trainable = table.values("trainable_fraction")
-        rests = has_moved & ~(updates > 0.0)  # on purpose, it seems
-        valid = ~np.isnan(trainable)
-        follower.mark("frozen", rests & (trainable == 0.0), 0.0, moved, valid=valid)
-        active = rests & (rates == 0.0) & (trainable > 0.0)
-        follower.mark("rate_zero", active, 0.0, moved, valid=~np.isnan(rates))
-        stands = (updates == 0.0) & has_gradients & has_moved & ~(rates == 0.0)
-        left_out = np.isnan(updates) & has_gradients & has_moved & (trainable > 0.0)
-        lacks = stands | left_out
-        valid = lacks | (updates > 0.0) | (rates == 0.0)
-        still.add(lacks, valid, table.row.step)
-        if lacks.any() or follower.open:
-            noted, since, rows = still.count >= 5, still.since, still.count
-            for kind, active in (("zero", stands & noted), ("left_out", left_out & noted)):
-                follower.mark(kind, active, 0.0, moved, valid=valid, since=since, rows=rows)
+        sizes = table["parameter_rms"]
+        levels.add(sizes)
+        first = np.where(np.isnan(first), sizes, first)
+        low, high = np.exp(levels.low), np.exp(levels.high)
+        largest = np.fmax(largest, low)
+        valid = levels.valid & (levels.count >= LATELY)
+        start = np.maximum(first, 0.01)
+        active = valid & (low / start > 10.0) & (low > 1.0)
+        follower.mark("growth", active, low, start, valid=valid)
+        follower.mark("shrinking", valid & (high / largest < 0.1), high, largest, valid=valid)
         yield
 
 
@@ -139,9 +96,8 @@ def _left_out_for_long(event: CourseEvent, course: Course) -> Severity | None:
 _RESTS = "{layer} is no longer updated since step {step}, over {rows} watched steps, while others "
 _still = partial(Kind, measure="rows", limit="max_still_steps")
 
-# Frozen layers, and those whose rate a schedule brings to zero, may stand still.
-RULES["stopped_updates"] = rule(
-    stopped_updates,
+
+@rule(
     _still(
         "frozen",
         _RESTS + "are: its parameters no longer have requires_grad",
@@ -169,12 +125,89 @@ RULES["stopped_updates"] = rule(
         "updates are too small for its dtype, or the optimizer holds other tensors",
     ),
 )
+def stopped_updates(table: Table, follower: Follower) -> Iterator[None]:
+    """Frozen layers, and those whose rate a schedule brings to zero, may stand still."""
+    has_matrix: Any = False
+    moved: Any = 0.0
+    still = Runs()
+    while True:
+        if not table.row.update_ratio > 0.0:
+            yield
+            continue
+        weights, rates = table["weight_update_ratio"], table["learning_rate"]
+        has_matrix = has_matrix | (weights > 0.0)
+        updates = np.where(has_matrix, weights, table["update_norm"])
+        moved = moved + (updates > 0.0)
+        trainable = table["trainable_fraction"]
+        rests = (moved >= 5) & ~(updates > 0.0)  # on purpose, it seems
+        valid = ~np.isnan(trainable)
+        follower.mark("frozen", rests & (trainable == 0.0), 0.0, moved, valid=valid)
+        active = rests & (rates == 0.0) & (trainable > 0.0)
+        follower.mark("rate_zero", active, 0.0, moved, valid=~np.isnan(rates))
+        pushed = (moved >= 5) & (table["parameter_gradient_norm"] > 0.0)
+        stands = pushed & (updates == 0.0) & ~(rates == 0.0)
+        left_out = pushed & np.isnan(updates) & (trainable > 0.0)
+        lacks = stands | left_out
+        valid = lacks | (updates > 0.0) | (rates == 0.0)
+        still.add(lacks, valid, table.row.step)
+        since, rows = still.since, still.count
+        for kind, active in (("zero", stands), ("left_out", left_out)):
+            active = active & (rows >= 5)
+            follower.mark(kind, active, 0.0, moved, valid=valid, since=since, rows=rows)
+        yield
+
 
 _ULP = 1e-8  # less than half of the last digit of float32, by the value itself
 
 
+def _stops(event: CourseEvent, course: Course) -> Severity | None:
+    """It is most of the training, and longer than the pauses that a loop makes."""
+    is_long = event.rows >= 0.4 * course.steps and event.rows > 4 * event.reference
+    return "fail" if is_long else None
+
+
+def _learns_nothing(event: CourseEvent, course: Course) -> Severity | None:
+    """Adversarial losses stand still in healthy trainings, and noise hides what is learnt."""
+    loss = course.loss
+    is_clear = loss.never_negative and loss.noise < 0.3 * abs(loss.first)
+    return "warn" if is_clear and course.most_optimizer_steps <= 1 else None
+
+
+_standing = partial(Kind, measure="rows", limit="max_steps_standing")
+
+
+@rule(
+    _standing(
+        "weights",
+        "no parameter changed in {rows} watched steps, though gradients came",
+        "the optimizer holds other tensors, never steps, or its learning rate is 0",
+    ),
+    _standing(
+        "gradients",
+        "no gradient came to any parameter in {rows} watched steps",
+        "the loss is not computed from the output, or backward() is missing",
+    ),
+    _standing(
+        "stopped",
+        "no parameter changed any longer since step {step}, over {rows} watched steps, though "
+        "gradients came; the loss is {loss.recent:.3g}",
+        "the learning rate is next to 0 or too small for the weights' dtype, or no step is taken",
+        grade=_stops,
+    ),
+    _standing(
+        "loss",
+        "the loss is where it began after {rows} watched steps: {loss.recent:.3g}",
+        "updates are too small or too large, the targets do not belong to the inputs, or the "
+        "output does not depend on them",
+        scale=5,
+        grade=_learns_nothing,
+    ),
+    unless="is_at_floor",
+    unseen="no forward pass was seen in {} watched steps: the loop must train this very object, "
+    "with gradients on, before step_end()",
+)
 def standstill(table: Table, follower: Follower) -> Iterator[None]:
-    """Nothing moves from the start, or no longer; each ends with the first change."""
+    """Something is learnt, or there is nothing to learn; each ends with the first change."""
     before, is_still, is_without = math.nan, True, True
     count, longest, since = 0, 0, 0  # of steps in a row that change nothing
     while True:
@@ -205,77 +238,7 @@ def standstill(table: Table, follower: Follower) -> Iterator[None]:
         yield
 
 
-def _stops(event: CourseEvent, course: Course) -> Severity | None:
-    """It is most of the training, and longer than the pauses that a loop makes."""
-    is_long = event.rows >= 0.4 * course.steps and event.rows > 4 * event.reference
-    return "fail" if is_long else None
-
-
-def _learns_nothing(event: CourseEvent, course: Course) -> Severity | None:
-    """Adversarial losses stand still in healthy trainings, and noise hides what is learnt."""
-    loss = course.loss
-    is_clear = loss.never_negative and loss.noise < 0.3 * abs(loss.first)
-    return "warn" if is_clear and course.most_optimizer_steps <= 1 else None
-
-
-_standing = partial(Kind, measure="rows", limit="max_steps_standing")
-
-# Something is learnt, or there is nothing to learn.
-RULES["standstill"] = rule(
-    standstill,
-    _standing(
-        "weights",
-        "no parameter changed in {rows} watched steps, though gradients came",
-        "the optimizer holds other tensors, never steps, or its learning rate is 0",
-    ),
-    _standing(
-        "gradients",
-        "no gradient came to any parameter in {rows} watched steps",
-        "the loss is not computed from the output, or backward() is missing",
-    ),
-    _standing(
-        "stopped",
-        "no parameter changed any longer since step {step}, over {rows} watched steps, though "
-        "gradients came; the loss is {loss.recent:.3g}",
-        "the learning rate is next to 0 or too small for the weights' dtype, or no step is taken",
-        grade=_stops,
-    ),
-    _standing(
-        "loss",
-        "the loss is where it began after {rows} watched steps: {loss.recent:.3g}",
-        "updates are too small or too large, the targets do not belong to the inputs, or the "
-        "output does not depend on them",
-        scale=5,
-        grade=_learns_nothing,
-    ),
-    unless="is_at_floor",
-    unseen="no forward pass was seen in {} watched steps: the loop must train this very object, "
-    "with gradients on, before step_end()",
-)
-
-
-def outside_changes(table: Table, follower: Follower) -> Iterator[None]:
-    """A norm changes by no more than the norm of the update, unless something else writes."""
-    before = updates = quiet = np.zeros(0)
-    step = -1
-    while True:
-        norms = table.values("parameter_norm")
-        before, updates = grown(before, len(norms)), grown(updates, len(norms))
-        quiet = grown(quiet, len(norms), 0.0)
-        if table.row.step == step + 1:
-            jump = np.abs(norms - before)
-            is_other = (updates > 0.0) & (jump > 3.0 * updates) & (jump > 0.03 * before)
-            active, facts = is_other & (quiet >= 20), {"update": updates}
-            follower.mark("outside", active, norms, before, valid=False, facts=facts)
-            quiet = np.where(is_other, 0.0, quiet + (updates > 0.0))
-        before, step = norms, table.row.step
-        updates = table.values("update_norm")
-        yield
-
-
-# Bounds that are put on weights in each step belong to a training, and are none.
-RULES["outside_changes"] = rule(
-    outside_changes,
+@rule(
     Kind(
         "outside",
         "the weights of {layer} were replaced or overwritten before step {last}: their norm "
@@ -283,5 +246,24 @@ RULES["outside_changes"] = rule(
         "they were initialised anew, loaded, averaged or scaled by something else",
         patience=1,
         grade="warn",
-    ),
+    )
 )
+def outside_changes(table: Table, follower: Follower) -> Iterator[None]:
+    """A norm changes by no more than the norm of the update, unless something else writes.
+
+    Bounds that are put on weights in each step belong to a training, and are none.
+    """
+    before: Any = np.nan
+    updates: Any = np.nan
+    quiet: Any = 0.0
+    step = -1
+    while True:
+        norms = table["parameter_norm"]
+        if table.row.step == step + 1:
+            jump = np.abs(norms - before)
+            is_other = (updates > 0.0) & (jump > 3.0 * updates) & (jump > 0.03 * before)
+            active = is_other & (quiet >= 20)
+            follower.mark("outside", active, norms, before, valid=False, facts={"update": updates})
+            quiet = np.where(is_other, 0.0, quiet + (updates > 0.0))
+        before, step, updates = norms, table.row.step, table["update_norm"]
+        yield
