@@ -133,7 +133,7 @@ def test_one_guard_puts_back() -> None:
     # gradients: of FSDP's whole parameters, which nobody else knows
     assert holders(r"\.grad = ") == {guard, "capture/parallel/engines.py"}
     # modes: those of a bundle that is unpacked, and of models that are made of a program
-    assert holders(r"\.training = ") == {
+    assert holders(r"\.training = |setattr, \w+, .training") == {
         guard,
         "bundles/data.py",
         "capture/deployed/exported.py",
@@ -142,7 +142,7 @@ def test_one_guard_puts_back() -> None:
     # what is held against a loaded state: a candidate, a step that is resumed, a suite's new model
     assert holders(r"\w\.load_state_dict[(,]") == {
         guard,
-        "comparison/sides.py",
+        "comparison/runs.py",
         "plugin/suite/equality.py",
         "training/stepping/interventions.py",
     }
