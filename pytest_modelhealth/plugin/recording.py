@@ -116,18 +116,14 @@ def _recorded(result: Any, path: Path, line: int, root: Path) -> dict[str, Any]:
     return made
 
 
-_Ended = tuple[str, float, Path]
-"""Outcome and seconds of a test that has ended, and the file with its results."""
-
-
 class _Tests:
-    """The tests of a run, read from disk one by one."""
+    """The tests of a run, read from disk one by one: outcome, seconds and file of each."""
 
-    def __init__(self, ended: dict[str, _Ended]) -> None:
+    def __init__(self, ended: list[tuple[str, float, Path]]) -> None:
         self._ended = ended
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for outcome, seconds, file in self._ended.values():
+        for outcome, seconds, file in self._ended:
             test = json.loads(file.read_text(encoding="ascii"))
             results = test.pop("results")
             yield {**test, "outcome": outcome, "seconds": seconds, "results": results}
@@ -139,7 +135,7 @@ class _Collector:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._outcomes: dict[str, tuple[str, float]] = {}
-        self._ended: dict[str, _Ended] = {}
+        self._files: dict[str, Path] = {}
         self._notes: list[str] = []
 
     @pytest.hookimpl(optionalhook=True)
@@ -160,14 +156,12 @@ class _Collector:
         if new != "passed" and outcome != "failed":  # a failing call outweighs its teardown
             outcome = new
         self._outcomes[report.nodeid] = (outcome, seconds)
-        written = getattr(report, "modelhealth_results", None)
-        if written is None:
-            return
+        written = getattr(report, "modelhealth_results", {})
         if "problem" in written:
             self._notes.append(f"{report.nodeid} could not be recorded: {written['problem']}")
-        else:
-            self._ended.pop(report.nodeid, None)  # a test that ran again stands where it ended
-            self._ended[report.nodeid] = outcome, seconds, self._folder / written["file"]
+        elif written:
+            self._files.pop(report.nodeid, None)  # a test that ran again stands where it ended
+            self._files[report.nodeid] = self._folder / written["file"]
 
     def pytest_terminal_summary(
         self,
@@ -192,10 +186,13 @@ class _Collector:
     def _run(self, status: int) -> Run:
         from pytest_modelhealth import __version__
 
-        for name in [name for name, ended in self._ended.items() if not ended[2].is_file()]:
-            del self._ended[name]
-            lost = f"during the run {self._folder} was deleted, where its results were"
-            self._notes.append(f"{name} is missing: {lost}")
+        ended = []
+        for name, file in self._files.items():
+            if file.is_file():
+                ended.append((*self._outcomes[name], file))
+            else:
+                lost = f"during the run {self._folder} was deleted, where its results were"
+                self._notes.append(f"{name} is missing: {lost}")
         head = {
             "format": wing("runs.run:FORMAT"),
             "format_version": wing("runs.run:FORMAT_VERSION"),
@@ -209,7 +206,7 @@ class _Collector:
             "exit_status": status,
             "notes": self._notes,
         }
-        run: Run = wing("runs.run:Run")(head, _Tests(self._ended))
+        run: Run = wing("runs.run:Run")(head, _Tests(ended))
         return run
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import html
 import re
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from hypothesis import given
@@ -147,12 +146,3 @@ def test_a_summary_is_never_longer_than_github_takes() -> None:
             left_out = 300 - len(page.bodies)
             assert f"The texts of {left_out} failing tests are left out" in text
             assert page.strange == set()
-
-
-def test_a_few_annotations_stand_for_many() -> None:
-    """GitHub shows ten of a step; the summary has all."""
-    tests = [a_test(f"test_{n}") for n in range(12)]
-    lines = list(github.commands(tests, Path(), Path()))
-    assert len(commands("\n".join(lines))) == len(lines) == 10
-    assert "file" not in commands(lines[0])[0].properties  # no such file in the checkout
-    assert list(github.commands([], Path(), Path())) == []

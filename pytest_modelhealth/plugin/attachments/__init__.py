@@ -41,7 +41,7 @@ class Evidence:
         """That of the report; of a comparison ``"different"`` or ``"equivalent"``."""
         if self._is_report:
             return str(self.report._judgement.verdict.value)
-        return "equivalent" if self.report.first_divergence is None else "different"
+        return "equivalent" if self._worst is None else "different"
 
     @cached_property
     def _worst(self) -> Any:
@@ -53,20 +53,20 @@ class Evidence:
     @cached_property
     def culprit(self) -> str:
         """The layer that is worst, or where two models part; empty where none is at fault."""
-        if self._worst is None:
-            return ""
-        if self._is_report:
-            return str(self._rendered("summary", "label", self._worst.layer))
         from pytest_modelhealth.rendering.notation import printable
 
-        return printable(self._worst.label)
+        if self._worst is None:
+            return ""
+        if not self._is_report:
+            return printable(self._worst.label)
+        return str(self._rendered("summary", "label", self._worst.layer))
 
-    @cached_property
+    @property
     def check(self) -> str:
         """The check that found it, or ``"comparison"``; empty where nothing is wrong."""
-        if self._is_report:
-            return "" if self._worst is None else str(self._worst.check)
-        return "comparison" if self.verdict == "different" else ""
+        if self._worst is None:
+            return ""
+        return str(self._worst.check) if self._is_report else "comparison"
 
     @cached_property
     def failure_text(self) -> str:

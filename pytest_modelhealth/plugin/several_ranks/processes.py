@@ -9,6 +9,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,11 @@ from types import ModuleType
 from typing import Any
 
 from pytest_modelhealth.plugin.several_ranks import rank_process
+
+_BELOW_THE_TEST = re.compile(
+    r"/_pytest/|/pluggy/|several_ranks|<string>|multiprocessing|_call_impl"
+)
+"""Lines of a stack that nobody looks for."""
 
 
 def _context() -> Any:
@@ -102,6 +108,15 @@ class Rank:
         with contextlib.suppress(OSError):
             return self._log.read_bytes()[-20_000:].decode("utf-8", "replace").strip("\n\0")
         return ""
+
+    def said(self) -> str:
+        """Return what it printed, and its stack from the test on."""
+        lines = [f"rank {self.number}:"]
+        for line in self.log().splitlines():
+            is_below = line.startswith('  File "') and _BELOW_THE_TEST.search(line)
+            if not is_below and not line.startswith("Extension modules:"):
+                lines.append(line)
+        return "\n".join(lines)
 
     def write_stack(self) -> None:
         """Have it write to its log where it is."""

@@ -29,10 +29,6 @@ _LIBRARIES = ("/site-packages/", "/dist-packages/", "<", f"{Path(os.__file__).pa
 _OURS = f"{Path(__file__).parents[2]}/"
 _COLLECTIVES = ("/distributed_c10d.py", "/_functional_collectives.py")
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (\S+)', re.MULTILINE)
-_BELOW_THE_TEST = re.compile(
-    r"/_pytest/|/pluggy/|several_ranks|<string>|multiprocessing|_call_impl"
-)
-"""Lines of a stack that nobody looks for."""
 
 
 def reports(item: pytest.Item, ranks: list[Rank], limit: float) -> list[pytest.TestReport]:
@@ -43,7 +39,11 @@ def reports(item: pytest.Item, ranks: list[Rank], limit: float) -> list[pytest.T
         ranks: in order, with what each said.
         limit: the seconds that the test may take.
     """
-    lead = _lead(ranks)
+    worst = max(map(_gravity, ranks))
+    like = [rank for rank in ranks if _gravity(rank) == worst]
+    # it failed first, or is the first rank that says the same: files of rank 0 have no suffix
+    first = min(like, key=lambda rank: rank.failure.get("stop", 0.0))
+    lead = next(r for r in like if _headline(r.failure) == _headline(first.failure))
     shown = [_shown(item, ranks, lead, data) for data in lead.reports]
     is_stuck = lead.code is None and not lead.failure
     if not (lead.problems or lead.crashed or is_stuck):
@@ -55,21 +55,9 @@ def reports(item: pytest.Item, ranks: list[Rank], limit: float) -> list[pytest.T
         why += f"{len(ranks)}, seconds=...), or that of pytest-timeout."
     done = {report["when"] for report in lead.reports}
     phase = next((phase for phase in ("setup", "call") if phase not in done), "teardown")
-    text = "\n\n".join([why, *(_log(rank) for rank in ranks if rank.crashed or rank.code is None)])
+    text = "\n\n".join([why, *(rank.said() for rank in ranks if rank.crashed or rank.code is None)])
     shown.append(failed(item, phase, text))
     return shown if phase == "teardown" else [*shown, *made_here(item, "teardown")]
-
-
-def _lead(ranks: list[Rank]) -> Rank:
-    """Return the rank that stands for all.
-
-    Of those that failed it is the one that failed first, or the first rank that says the same: the
-    files of rank 0 are the ones without a suffix.
-    """
-    worst = max(map(_gravity, ranks))
-    like = [rank for rank in ranks if _gravity(rank) == worst]
-    first = min(like, key=lambda rank: rank.failure.get("stop", 0.0))
-    return next(r for r in like if _headline(r.failure) == _headline(first.failure))
 
 
 def _gravity(rank: Rank) -> int:
@@ -164,13 +152,6 @@ def _where(rank: Rank) -> str:
     waits = f"waiting in {collective} " if collective else ""
     places = (f"at {Path(path).name}:{line}" for path, line, _ in frames if _is_users(path))
     return f"{waits}{next(places, 'outside of the test')}"
-
-
-def _log(rank: Rank) -> str:
-    """Return what a rank printed, and its stack from the test on."""
-    lines = [line for line in rank.log().splitlines() if not line.startswith("Extension modules:")]
-    kept = (n for n in lines if not (n.startswith('  File "') and _BELOW_THE_TEST.search(n)))
-    return "\n".join([f"rank {rank.number}:", *kept])
 
 
 def failed(item: pytest.Item, phase: Any, text: str) -> pytest.TestReport:
