@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from pytest_modelhealth.checks import default_settings
 from pytest_modelhealth.checks.judging import judge
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import HealthReport, LayerRecord, Observation, Status
@@ -14,7 +15,6 @@ from pytest_modelhealth.snapshot.drift import DriftReport, detect_drift
 from pytest_modelhealth.snapshot.file_format import dump, load
 from pytest_modelhealth.snapshot.snapshot import of_report
 from pytest_modelhealth.statistics import TensorStatistics, reduce
-from pytest_modelhealth.training import default_settings
 
 
 def layer(

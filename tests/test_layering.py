@@ -46,7 +46,7 @@ def test_the_catalogues_load_no_implementation() -> None:
     own = {name.split(".", 1)[1] for name in loaded if name.startswith(f"{PACKAGE.name}.")}
     others = {name for name in own if name.partition(".")[0] not in ("errors", "settings")}
     assert others == {"checks", "checks.check", "checks.catalogue", "wings"}
-    every = loaded_by("from pytest_modelhealth.training import every_check; every_check()")
+    every = loaded_by("from pytest_modelhealth.checks import every_check; every_check()")
     inside = {"training.contract", "training.monitoring", "checks.finite"}
     assert not {f"{PACKAGE.name}.{name}" for name in inside} & every
     assert not (loaded | every) & HEAVY

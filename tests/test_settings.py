@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_modelhealth.checks import default_settings, every_check
 from pytest_modelhealth.errors import SettingsError
 from pytest_modelhealth.settings import LAYERS, Limit, Setting, Settings, SettingValue
 from pytest_modelhealth.settings.setting import Waiver, parse_waivers
-from pytest_modelhealth.training import default_settings, every_check
 
 RATE = Setting("rate", float, default=0.5, help="a rate", minimum=0.0, maximum=1.0)
 NORM = Setting("norm", float, default=None, help="a norm", minimum=0.0)

@@ -3,7 +3,3 @@
 `contract` has what is wrong with a training step, `stepping` runs the step for them, `monitoring`
 watches the steps of the user's own loop.
 """
-
-from pytest_modelhealth.checks import default_settings, every_check
-
-__all__ = ["default_settings", "every_check"]

@@ -25,10 +25,10 @@ from corpus.models.out_of_sight import (
 )
 from pytest_modelhealth import HealthReport, Inspector
 from pytest_modelhealth.capture.observing.flow import recorder, rows
+from pytest_modelhealth.checks import default_settings
 from pytest_modelhealth.checks.judging import judge
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import Flow
-from pytest_modelhealth.training import default_settings
 
 
 def report_of(model: nn.Module) -> HealthReport:

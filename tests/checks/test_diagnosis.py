@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from pytest_modelhealth import Inspector
+from pytest_modelhealth.checks import default_settings
 from pytest_modelhealth.checks.judging.diagnosis import diagnose
 from pytest_modelhealth.report import Finding, Reference
 from pytest_modelhealth.settings.setting import Waiver
-from pytest_modelhealth.training import default_settings
 
 
 def violation(check, layer, role="activations", **fields):

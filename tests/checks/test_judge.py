@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from pytest_modelhealth import Inspector, LayerNotFoundError, ModelHealthError, SettingsError
+from pytest_modelhealth.checks import default_settings
 from pytest_modelhealth.settings.setting import Waiver
-from pytest_modelhealth.training import default_settings
 
 
 @pytest.fixture

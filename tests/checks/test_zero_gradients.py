@@ -16,10 +16,10 @@ from corpus.checks.zero_gradients import (
     Weighted,
     zero_linear,
 )
+from pytest_modelhealth.checks import default_settings
 from pytest_modelhealth.checks.judging.judge import judge
 from pytest_modelhealth.checks.zero_gradients import zero_gradients
 from pytest_modelhealth.report import Flow
-from pytest_modelhealth.training import default_settings
 
 
 def told(report):

@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-from pytest_modelhealth.training import every_check
+from pytest_modelhealth.checks import every_check
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference" / "checks.md"

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from pytest_modelhealth.checks import default_settings, every_check
 from pytest_modelhealth.settings.setting import WAIVE
-from pytest_modelhealth.training import default_settings, every_check
 
 PRINT_LIMIT = """
 def test_limit(inspector):

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_modelhealth import Inspector
+from pytest_modelhealth.checks import default_settings
 from pytest_modelhealth.probes.intervening.alike import alike_outputs
 from pytest_modelhealth.report import Outcome
-from pytest_modelhealth.training import default_settings
 from tests.capture.oracle import fingerprint
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from pytest_modelhealth.checks import default_settings
 from pytest_modelhealth.inspector import Inspector
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.report import Finding, HealthReport, Judgement, Observation, Status
 from pytest_modelhealth.settings import Settings
 from pytest_modelhealth.settings.setting import Waiver
-from pytest_modelhealth.training import default_settings
 from tests.builders import layer, observation
 
 HOSTILE = '<b id="x">&amp;{{ 7*7 }}\n\t\x1b[31m,"quoted"; \u202e\u65e5\u672c$x_{$'

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from pytest_modelhealth import Inspector
+from pytest_modelhealth.checks import default_settings
 from pytest_modelhealth.errors import ModelHealthError
 from pytest_modelhealth.settings import Limit
-from pytest_modelhealth.training import default_settings
 from tests.builders import layer, observation
 from tests.rendering import reports
 

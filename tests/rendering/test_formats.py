@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from pytest_modelhealth import Inspector
+from pytest_modelhealth.checks import default_settings
 from pytest_modelhealth.rendering import renderer
 from pytest_modelhealth.rendering.notation import number
 from pytest_modelhealth.report import ROLES, HealthReport
-from pytest_modelhealth.training import default_settings
 from tests.builders import layer, observation
 from tests.rendering import reports
 

@@ -19,8 +19,8 @@ from pytest_modelhealth import (
     ModelHealthError,
     ModelHealthWarning,
 )
+from pytest_modelhealth.checks import default_settings
 from pytest_modelhealth.report import HealthReport, Observation
-from pytest_modelhealth.training import default_settings
 from pytest_modelhealth.training.monitoring.judging import TrainingJudge
 from pytest_modelhealth.training.monitoring.monitor import TrainingMonitor
 from pytest_modelhealth.training.monitoring.row import STATISTICS, StepRow
