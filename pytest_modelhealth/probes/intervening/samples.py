@@ -100,6 +100,7 @@ def what_samples_see(runs: Runs) -> Effects:
         of_rows = _what_rows_see(runs)
     except UntellableError:
         if groups is None:
+            _check_for_edges(runs)
             raise
         return _what_groups_see(runs, groups)
     if groups is None or not of_rows.partings:
@@ -253,6 +254,24 @@ def _what_groups_see(runs: Runs, numbers: Tensor) -> Effects:
         partings = [parting(runs, worst.change, worst.difference, lambda _: "groups")]
     note = f"the samples are the {len(groups)} groups that a vector in the batch puts its rows into"
     return Effects(worst.change.text, partings, (note,))
+
+
+def _check_for_edges(runs: Runs) -> None:
+    """Raise `NotApplicableError` where the rows of a batch are nodes of one graph.
+
+    Whole numbers in pairs, shape (2, edges) or (edges, 2), are rows of what has floating numbers.
+    """
+    tensors = [t for t in runs.tensors if t.numel() and runs.conventions.batch_dim is None]
+    for pairs in tensors:
+        if pairs.ndim != 2 or 2 not in pairs.shape or not _is_whole(pairs):
+            continue
+        for nodes in tensors:
+            is_table = nodes.is_floating_point() and nodes.ndim and len(nodes) > 2
+            if is_table and pairs.min() >= 0 and len(nodes) // 2 <= pairs.max() < len(nodes):
+                raise NotApplicableError(
+                    f"the batch pairs its {len(nodes)} rows, as edges do, by a tensor of the shape "
+                    f"{tuple(pairs.shape)}: they are nodes, which see each other, and no samples"
+                )
 
 
 # ---- one input after the other -------------------------------------------------------------------
