@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-import pytest_modelhealth
-
-PACKAGE = Path(pytest_modelhealth.__file__).parent
+PACKAGE = Path(__file__).parents[1] / "pytest_modelhealth"
 
 INSPECTION = """
 import pytest
@@ -79,6 +77,24 @@ OPTIONS = {
 """A wing, and an option that asks for it when pytest starts."""
 
 
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["torch"])  # once for all
+
+
+def run_tests(site: Path, folder: Path, output: Path, runs: list[list[str]]) -> None:
+    """Run pytest with these arguments, one after the other, on the package in another folder."""
+    file = os.open(output, os.O_WRONLY | os.O_CREAT)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.chdir(folder)
+    os.environ["PYTEST_ADDOPTS"] = "-p no:cacheprovider"
+    for name in [name for name in sys.modules if name.startswith(("pytest_modelhealth", "tests"))]:
+        del sys.modules[name]
+    sys.path.insert(0, str(site))
+    for arguments in runs:
+        pytest.main(["-q", *arguments])
+
+
 @pytest.mark.parametrize("wing", WINGS)
 def test_without_the_folder_of_a_wing_the_rest_works(wing: str, tmp_path: Path) -> None:
     """What a wing is for names it; inspecting, comparing, snapshots and pages go on."""
@@ -96,17 +112,11 @@ def test_without_the_folder_of_a_wing_the_rest_works(wing: str, tmp_path: Path) 
     test.write_text(text)
     runs = [["--snapshot-update", *(f"{test.name}::{name}" for name in names)]]
     runs += [[option, test.name] for option in OPTIONS.get(wing, ())]
-    # one process, which imports torch once
-    script = f"import pytest\nfor given in {runs}: pytest.main(['-q', *given])"
-    ended = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(copy.parent), "PYTEST_ADDOPTS": "-p no:cacheprovider"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    said = ended.stdout + ended.stderr
+    output = tmp_path / "output.txt"
+    started = PROCESSES.Process(target=run_tests, args=(copy.parent, tmp_path, output, runs))
+    started.start()
+    started.join()
+    said = output.read_text()
     if wing == "plugin/several_ranks":
         assert "2 passed, 1 error" in said, said
         assert word in said

@@ -234,13 +234,11 @@ model = net()
     return [f"--modelhealth-model=models.nets:{name}" for name in ("fine", "leaky")]
 
 
-@pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
-def test_no_line_at_all(pytester: pytest.Pytester, workers: str) -> None:
-    """Factories are tested without a file, by their names, in workers and as data too."""
+def test_no_line_at_all(pytester: pytest.Pytester) -> None:
+    """Factories are tested without a file, by their names, and as data too."""
     pytester.makepyfile("def test_of_a_file(): pass")
-    options = [*_module(pytester), *QUICK, "-n", workers, "--modelhealth-json=run.json"]
-    run_in = pytester.runpytest if workers == "0" else pytester.runpytest_subprocess
-    result = run_in("-v", *options)
+    options = [*_module(pytester), *QUICK, "-n", "0", "--modelhealth-json=run.json"]
+    result = pytester.runpytest("-v", *options)
     result.assert_outcomes(failed=1, passed=17, skipped=6)
     result.stdout.fnmatch_lines(
         [

@@ -2,85 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
-FILES = {
-    ".gitignore": """
-        health
-        diff
-        *.json
-        *.md
-        .pytest_cache
-        __pycache__
-    """,
-    "pyproject.toml": """
-        [build-system]
-        requires = ["setuptools"]
-        build-backend = "setuptools.build_meta"
-
-        [project]
-        name = "digits"
-        version = "1.0"
-
-        [tool.pytest.ini_options]
-        pythonpath = ["."]
-    """,
-    "digits.py": """
-        import torch
-        from torch import nn
+from .project import FILES, git
 
 
-        class Block(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.norm = nn.LayerNorm(32)
-                self.linear = nn.Linear(32, 32)
-
-            def forward(self, x):
-                return x + torch.relu(self.linear(self.norm(x)))
-
-
-        class Digits(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.stem = nn.Linear(20, 32)
-                self.blocks = nn.Sequential(*(Block() for _ in range(3)))
-                self.head = nn.Linear(32, 10)
-
-            def forward(self, x):
-                return self.head(self.blocks(self.stem(x)))
-    """,
-    "tests/test_model_health.py": """
-        import pytest
-        import torch
-        from digits import Digits
-
-
-        @pytest.fixture
-        def batch():
-            torch.manual_seed(0)
-            return torch.randn(64, 20), torch.randint(10, (64,))
-
-
-        def test_digits(inspector, batch):
-            inspector(Digits()).run_inspection(*batch, loss=torch.nn.functional.cross_entropy)
-    """,
-}
-RESIDUAL = ("return x + torch.relu(", "return torch.relu(")
-"""A change that loses the residuals: other numbers, and nothing wrong."""
-NAN = ("return self.head(", "return self.head(float('nan') * ")
-"""A change that makes the model unhealthy."""
-
-
-def environment() -> dict[str, str]:
-    """Return that of the tests, without what tells of the server that they run on."""
+def apart() -> dict[str, str]:
+    """Return the environment, without what tells of the server that the tests run on."""
     theirs = ("GITHUB_", "CI", "PYTEST_", "RUNNER_")
     return {name: value for name, value in os.environ.items() if not name.startswith(theirs)}
 
@@ -90,52 +30,49 @@ class Project:
 
     Args:
         folder: where it is made.
+        warm: the command that has Python run a module.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.root, self.installed = folder, folder / "digits", folder / "installed.txt"
-        self._commands = folder / "bin"
-        self.variables = environment()
-        self.variables["PATH"] = os.pathsep.join([str(self._commands), os.environ["PATH"]])
-        for path in (self.root / "tests", self._commands):
-            path.mkdir(parents=True)
-        self.git("init", "--quiet")
+    def __init__(self, folder: Path, warm: Sequence[str]) -> None:
+        self.folder = folder
+        self.root = folder / "digits"
+        self.root.mkdir()
+        self.commands = folder / "bin"
+        self.commands.mkdir()
+        git(self.root, "init", "--quiet")
         for name, text in FILES.items():
-            (self.root / name).write_text(dedent(text).lstrip(), encoding="utf-8")
+            path = self.root / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(dedent(text).lstrip(), encoding="utf-8")
         self.commit("Begin")
-        python, installed = shlex.quote(sys.executable), shlex.quote(str(self.installed))
-        pip = f'if [[ "$*" == "-m pip "* ]]; then echo "${{@:3}}" >> {installed}'  # all is there
-        self.command("python", f'{pip}; else exec {python} "$@"; fi')
+        self.installed = folder / "installed.txt"
+        self.warm = warm
+        self.use_python(warm)
+        self._state = folder / "state.json"
+        self.state = {"calls": [], "comments": [], "pulls": []}
+        stub = Path(__file__).with_name("stub_gh.py")
+        self.command("gh", f'exec {shlex.quote(sys.executable)} {shlex.quote(str(stub))} "$@"')
 
-    def git(self, *arguments: str) -> str:
-        """Run git, apart from the settings of whoever runs the tests."""
-        settings = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
-        who = [
-            "-c",
-            "user.name=A",
-            "-c",
-            "user.email=a@example.org",
-            "-c",
-            "init.defaultBranch=main",
-        ]
-        return subprocess.run(
-            ["git", *who, *arguments],
-            cwd=self.root,
-            env=os.environ | settings,
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout.strip()
+    def use_python(self, runs_modules: Sequence[str]) -> None:
+        """Have ``python -m pytest`` and ``-m pytest_modelhealth`` done by `runs_modules`."""
+        self.command(
+            "python",
+            'case "$*" in',
+            f'"-m pip "*) echo "${{@:3}}" >> {shlex.quote(str(self.installed))} ;;  # all is there',
+            f'"-m pytest"*|"-I -m pytest"*) exec {shlex.join(runs_modules)} "$@" ;;',
+            f'*) exec {shlex.quote(sys.executable)} "$@" ;;',
+            "esac",
+        )
 
-    def command(self, name: str, line: str) -> None:
-        """Put a command on ``PATH``, a line of bash."""
-        path = self._commands / name
-        path.write_text(f"#!/bin/bash\n{line}\n", encoding="utf-8")
+    def command(self, name: str, *lines: str) -> None:
+        """Put a command on ``PATH``, of lines of bash."""
+        path = self.commands / name
+        path.write_text("\n".join(["#!/bin/bash", *lines, ""]), encoding="utf-8")
         path.chmod(0o755)
 
-    def change(self, before: str, after: str) -> None:
-        """Exchange a text of the model, and commit."""
-        path = self.root / "digits.py"
+    def change(self, file: str, before: str, after: str) -> None:
+        """Exchange a text in a file, and commit."""
+        path = self.root / file
         text = path.read_text(encoding="utf-8")
         assert before in text
         path.write_text(text.replace(before, after), encoding="utf-8")
@@ -143,11 +80,40 @@ class Project:
 
     def commit(self, message: str) -> None:
         """Commit all files."""
-        self.git("add", "--all")
-        self.git("commit", "--quiet", "--message", message)
+        git(self.root, "add", "--all")
+        git(self.root, "commit", "--quiet", "--message", message)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment of its shell: that of the tests, without the server that these run on."""
+        path = os.pathsep.join([str(self.commands), os.environ["PATH"]])
+        return apart() | {"PATH": path, "GH_STATE": str(self._state)}
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What the server holds: calls that were made, comments, pull requests."""
+        return dict(json.loads(self._state.read_text(encoding="utf-8")))
+
+    @state.setter
+    def state(self, state: dict[str, Any]) -> None:
+        self._state.write_text(json.dumps(state), encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """The command that runs a module where torch is imported already."""
+    script = str(Path(__file__).with_name("warm_python.py"))
+    with tempfile.TemporaryDirectory() as folder:  # the path of a socket must be short
+        path = str(Path(folder, "socket"))
+        command = [sys.executable, script, "serve", path]
+        with subprocess.Popen(command, env=apart(), stdin=subprocess.PIPE) as server:
+            while not Path(path).exists():
+                assert server.poll() is None
+                time.sleep(0.05)
+            yield [sys.executable, "-I", "-S", script, "run", path]
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
+def project(tmp_path: Path, warm_python: list[str]) -> Project:
     """A repository with one commit on main."""
-    return Project(tmp_path)
+    return Project(tmp_path, warm_python)
