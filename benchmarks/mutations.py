@@ -306,13 +306,13 @@ MUTATIONS = [
         "only the even samples are overwritten",
         "(rows | 1).clamp(max=samples.number - 1)",
         "rows - rows % 2",
-        "tests/probes/test_verdicts.py",
+        "tests/probes/test_corpus.py",
     ),
     Mutation(
         "later steps are changed from an even one on",
         "return min(self.length // 2 | 1, self.length - 1)",
         "return self.length // 2 // 2 * 2",
-        "tests/probes/test_verdicts.py",
+        "tests/probes/test_corpus.py",
     ),
     Mutation(
         "a mask is read with padding for real",
