@@ -5,7 +5,6 @@ A wing is a folder: without it the rest works, and says what is missing where it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from pkgutil import resolve_name
 from typing import Any
 
@@ -20,6 +19,8 @@ class MissingWingError(InspectionError, ImportError):
 
 def wing(name: str) -> Any:
     """Return what a wing has, ``"removal.search:search"``, or a module of it, ``"runs.page"``.
+
+    Rows of catalogues name what judges in the same way, in a wing or not.
 
     Raises:
         InspectionError: this installation lacks the wing; the message names it.
@@ -36,7 +37,7 @@ def wing(name: str) -> Any:
 
 
 def has_wing(name: str) -> bool:
-    """Whether a wing, such as ``"runs"``, is there."""
+    """Whether a wing, such as ``"runs"``, or what it has is there."""
     return not why_missing(name)
 
 
@@ -47,15 +48,3 @@ def why_missing(name: str) -> str:
     except MissingWingError as error:
         return str(error)
     return ""
-
-
-def listed_in_wings(names: Iterable[str]) -> list[Any]:
-    """Return what each of these gives when it is called, of the wings that are there."""
-    listed: list[Any] = []
-    for name in names:
-        try:
-            of_wing: Callable[[], Iterable[Any]] = wing(name)
-        except MissingWingError:
-            continue
-        listed += of_wing()
-    return listed

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from pytest_modelhealth.plugin.several_ranks.processes import start_server
+
 PACKAGE = Path(__file__).parents[1] / "pytest_modelhealth"
 
 INSPECTION = """
@@ -77,10 +79,6 @@ OPTIONS = {
 """A wing, and an option that asks for it when pytest starts."""
 
 
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["torch"])  # once for all
-
-
 def run_tests(site: Path, folder: Path, output: Path, runs: list[list[str]]) -> None:
     """Run pytest with these arguments, one after the other, on the package in another folder."""
     file = os.open(output, os.O_WRONLY | os.O_CREAT)
@@ -113,7 +111,10 @@ def test_without_the_folder_of_a_wing_the_rest_works(wing: str, tmp_path: Path) 
     runs = [["--snapshot-update", *(f"{test.name}::{name}" for name in names)]]
     runs += [[option, test.name] for option in OPTIONS.get(wing, ())]
     output = tmp_path / "output.txt"
-    started = PROCESSES.Process(target=run_tests, args=(copy.parent, tmp_path, output, runs))
+    start_server()  # that of tests on several ranks, which has torch imported
+    started = multiprocessing.get_context("forkserver").Process(
+        target=run_tests, args=(copy.parent, tmp_path, output, runs)
+    )
     started.start()
     started.join()
     said = output.read_text()

@@ -8,10 +8,11 @@ reference.
 from __future__ import annotations
 
 from functools import cache
+from itertools import chain
 
 from pytest_modelhealth.checks.check import Catalogue, Check, by_rank
 from pytest_modelhealth.settings import Count, DtypeName, Factor, Ratio, Setting, Settings, Share
-from pytest_modelhealth.wings import listed_in_wings
+from pytest_modelhealth.wings import has_wing, wing
 
 CHECKS = Catalogue("checks.catalogue:CHECKS")
 
@@ -358,7 +359,8 @@ RANKS.add(
 @cache
 def every_check() -> tuple[Check, ...]:
     """Return one of each check, those of the wings that are there among them, the gravest first."""
-    return by_rank((*all_checks(), *listed_in_wings(_OF_WINGS)))
+    of_wings = (wing(home)() for home in _OF_WINGS if has_wing(home))
+    return by_rank((*all_checks(), *chain.from_iterable(of_wings)))
 
 
 _OF_WINGS = ("probes:all_probes", "training.catalogue:all_checks")

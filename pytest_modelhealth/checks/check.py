@@ -11,11 +11,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from functools import cached_property, partial
 from inspect import isabstract
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pytest_modelhealth.errors import SettingsError
 from pytest_modelhealth.settings import SEVERITIES, Limit, Setting, Settings, Severity
+from pytest_modelhealth.wings import wing
 
 if TYPE_CHECKING:
     from pytest_modelhealth.report import Finding, LayerRecord, Observation
@@ -181,7 +181,7 @@ class Listed(Check):
 
     @cached_property
     def _findings(self) -> Callable[[Observation, Settings], Iterable[Finding]]:
-        function = resolve_name(f"pytest_modelhealth.{self.runs}")
+        function = wing(self.runs)
         return partial(function, self) if self.is_shared else function
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -190,7 +190,7 @@ class Listed(Check):
 
 def _listed(home: str, name: str) -> Listed:
     """Return a check of a catalogue, as it is unpickled."""
-    catalogue: Catalogue = resolve_name(f"pytest_modelhealth.{home}")
+    catalogue: Catalogue = wing(home)
     return catalogue[name]
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pkgutil import resolve_name
 from typing import Any
 
 from pytest_modelhealth.checks.facts import at, place
 from pytest_modelhealth.probes.catalogue import Kind
 from pytest_modelhealth.report import Finding, Observation, Outcome, Parting
 from pytest_modelhealth.settings import Settings
+from pytest_modelhealth.wings import wing
 
 _FEW = 3
 
@@ -23,7 +23,7 @@ def findings(probe: Any, observation: Observation, settings: Settings) -> Iterat
     if record is None or root is None:
         return
     if record.outcome is Outcome.JUDGED:
-        judge_parting = resolve_name(f"pytest_modelhealth.{probe.judge}")
+        judge_parting = wing(probe.judge)
         for parting in record.partings:
             yield from judge_parting(probe, parting, observation, settings)
     elif probe.name in settings["probes"].value:

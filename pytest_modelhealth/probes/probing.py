@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pkgutil import resolve_name
 from typing import Any
 
 from pytest_modelhealth.capture.engine import Engine, Request
@@ -22,6 +21,7 @@ from pytest_modelhealth.probes.intervening.running import Runs
 from pytest_modelhealth.progress import track
 from pytest_modelhealth.report import Observation, Outcome, Parting, Probed, ProbeRecord
 from pytest_modelhealth.settings import Settings
+from pytest_modelhealth.wings import wing
 
 MISSING_GRADIENTS = "missing_gradients"
 """The check that asks for steps of training where it saw a gradient of zero."""
@@ -58,8 +58,7 @@ class Probing:
     def _runs(self, probe: Any, observation: Observation) -> bool:
         asked, is_named = self._asked[probe.name], probe.name in self._settings["probes"].value
         if probe.called_for and not is_named and asked is not False:
-            is_called_for = resolve_name(f"pytest_modelhealth.{probe.called_for}")
-            return bool(is_called_for(observation, self._settings))
+            return bool(wing(probe.called_for)(observation, self._settings))
         return bool(asked)
 
 
@@ -69,7 +68,7 @@ def _record(name: str, experiment: str, runs: Runs) -> ProbeRecord:
     Args:
         experiment: what changes something and runs again, ``module:function`` of `intervening`.
     """
-    probe: Callable[[Runs], Effects] = resolve_name(f"{__package__}.intervening.{experiment}")
+    probe: Callable[[Runs], Effects] = wing(f"probes.intervening.{experiment}")
     runs.count.clear()
     base, start = runs.base_seconds, time.perf_counter()
     reason, outcome, changed, notes = runs.why_not, Outcome.NOT_TOLD, "", tuple[str, ...]()

@@ -10,10 +10,7 @@ from pytest_modelhealth.capture.observing.tensors import find_tensors
 from pytest_modelhealth.capture.step.batch import Inputs
 from pytest_modelhealth.errors import ModelHealthError
 from pytest_modelhealth.plugin.suite.case import PROBES, Case, Unjudged
-from pytest_modelhealth.plugin.suite.equality import (  # noqa: F401 - taken by their names
-    compiled_equals_eager,
-    state_survives_saving,
-)
+from pytest_modelhealth.plugin.suite.equality import compiled_equals_eager, state_survives_saving
 from pytest_modelhealth.report import Outcome
 from pytest_modelhealth.wings import wing
 
@@ -168,7 +165,22 @@ def snapshot(case: Case) -> None:
         case.fail(str(error), report)
 
 
+_VERDICTS: dict[str, Callable[[Case], None]] = {
+    f"test_{verdict.__name__}": verdict
+    for verdict in (
+        healthy_in_training,
+        healthy_in_evaluation,
+        every_parameter_learns,
+        training_step,
+        inputs_used,
+        headroom,
+        snapshot,
+        state_survives_saving,
+        compiled_equals_eager,
+    )
+}
+
+
 def verdict_of(test: str) -> Callable[[Case], None]:
     """Return what a test of the suite runs: the function of its name, or its probe."""
-    verdict: Callable[[Case], None] = globals().get(test.removeprefix("test_"), probed)
-    return verdict
+    return _VERDICTS.get(test, probed)
