@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pytest_modelhealth.operations import having
 
@@ -50,6 +50,10 @@ class Vertex:
         call: the innermost call that made it, an index into `Flow.calls`; -1 outside the model.
         live: whether a gradient can come to it.
         line: ``path:line`` of the user's code, ``""`` where it is not known.
+        facts: what was read of an operation while it ran: ``sizes`` of what a view took and gave,
+            the ``dims`` that a reduction runs along, the ``number`` beside a tensor, the ends of
+            the ``sums`` of a softmax's weights that a product adds up; ``unused``: nothing took
+            what it made, and its operands are not known.
     """
 
     kind: Kind
@@ -59,6 +63,7 @@ class Vertex:
     call: int = -1
     live: bool = False
     line: str = ""
+    facts: dict[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def function(self) -> str:

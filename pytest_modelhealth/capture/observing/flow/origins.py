@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from pytest_modelhealth.capture.observing.autograd_graph import operation
+from pytest_modelhealth.capture.observing.flow.facts import Facts
 from pytest_modelhealth.capture.observing.flow.rows import (
     OpenCall,
     Place,
@@ -50,6 +51,8 @@ class Function(NamedTuple):
     call: int  # of a layer, around it
     place: Place | None  # the line that made it
     unknown: tuple[int, ...]  # operands that its nodes do not know
+    name: str  # of the function
+    facts: Facts | None  # what was read while it ran
 
 
 class Origins:
@@ -163,16 +166,17 @@ class Origins:
         call.outputs = tuple(outputs)
 
     def add_what_was_read(self) -> None:
-        """Make a vertex of each function that took plain values and leads to no end.
+        """Make a vertex of each function that leads to no end: its nodes are not walked.
 
-        Its nodes are not walked, and so are those of a loss that is differentiated in the forward:
-        what such a function takes was read all the same.
+        So are those of a loss that is differentiated in the forward. What such a function takes was
+        read all the same; of that its plain operands are known.
         """
         walked = sorted(n if isinstance(n, int) else n[0] for n in self._by_number)
-        for begin, end, call, place, unknown in self._functions:
+        for begin, end, call, place, unknown, name, facts in self._functions:
             at = bisect_left(walked, begin)
-            if unknown and (at == len(walked) or walked[at] >= end):
-                self._rows.add(Kind.OPERATION, "function", unknown, call=call, place=place)
+            if begin < end and (at == len(walked) or walked[at] >= end):
+                unused = {**(facts or {}), "unused": True}
+                self._rows.add(Kind.OPERATION, name, unknown, call=call, place=place, facts=unused)
 
     def forget(self) -> None:
         """Hold nothing any longer."""
@@ -228,12 +232,13 @@ class Origins:
         following = node.next_functions
         operands = [self._of_following(f, index) for f, index in following if f is not None]
         known = [operand for operand in operands if operand is not None]
-        first_cut, call, place = len(known), None, None
+        first_cut, call, place, facts = len(known), None, None, None
         at = bisect_right(self._functions, number, key=lambda function: function.end)
         if at < len(self._functions) and self._functions[at].begin <= number:
-            _, end, call, place, unknown = self._functions[at]
+            _, end, call, place, unknown, _, read = self._functions[at]
             if len(operands) < len(following) or number == end - 1:
                 known += unknown
+            facts = read if number == end - 1 else None
         name = operation(node)
         vertex = self._rows.add(
             Kind.OPERATION,
@@ -243,6 +248,7 @@ class Origins:
             live=True,
             call=self._rows.call_of(number) if call is None else call,
             place=place,
+            facts=facts,
         )
         self._by_number[(number, output) if output else number] = vertex
         if is_own(getattr(type(node), "_forward_cls", None)):

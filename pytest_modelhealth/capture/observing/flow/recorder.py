@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pytest_modelhealth.capture.observing.flow.facts import FactReader, Facts
 from pytest_modelhealth.capture.observing.flow.origins import Function, Origins, Source
 from pytest_modelhealth.capture.observing.flow.rows import (
     OpenCall,
@@ -68,13 +69,14 @@ def function_name(function: Any) -> str:
 class FunctionCall(NamedTuple):
     """A call of a function that has returned."""
 
-    function: Any
     does: int  # how it is treated
     args: tuple[Any, ...]
     given: tuple[Any, ...]  # all arguments
     result: Any
     begin: int  # the number of its first node
     written: tuple[int, ...]  # where the values came from that it wrote over
+    name: str
+    facts: Facts | None  # what was read while it ran
 
 
 _MODULE_CALL = nn.Module._wrapped_call_impl.__code__
@@ -89,7 +91,8 @@ class FlowRecorder:
     def __init__(self) -> None:
         self._rows = Rows()
         self._origins = Origins(self._rows)
-        self._treatments: dict[Any, int] = {}
+        self._facts = FactReader()
+        self._treatments: dict[Any, tuple[int, str]] = {}  # with the name, by function
         self._thread = get_ident()
         self._outputs: tuple[int, ...] = ()
         self._loss: int | None = None
@@ -143,6 +146,8 @@ class FlowRecorder:
         try:
             if is_one_vertex:
                 self._origins.add_call(call, returned)
+                if call.type_name.lower() in having("distribution"):
+                    self._facts.add_weights(returned[0])
             else:
                 call.outputs = self._origins.of_all(returned)
         except Exception as error:  # noqa: BLE001 - ours
@@ -179,12 +184,13 @@ class FlowRecorder:
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Make a call of a function of torch, and return what it returns."""
-        does = self._treatments.get(function)
-        if does is None:
+        known = self._treatments.get(function)
+        if known is None:
             name = getattr(function, "__name__", "")
             is_in_place = name.endswith("_") and not name.endswith("__")
             does = _TREATMENTS.get(name, WRITE if is_in_place else MAKE)
-            self._treatments[function] = does
+            self._treatments[function] = known = does, function_name(function)
+        does, name = known
         if does == SKIP or not self.is_on:
             return function(*args, **kwargs)
         written = self._written(args) if does == WRITE else ()
@@ -192,9 +198,10 @@ class FlowRecorder:
         result = function(*args, **kwargs)
         if self._is_here():
             given = (*args, *kwargs.values()) if kwargs else args
-            call = FunctionCall(function, does, args, given, result, begin, written)
             try:
                 with torch._C.DisableTorchFunction():
+                    facts = self._facts.read(name, args, kwargs, result)
+                    call = FunctionCall(does, args, given, result, begin, written, name, facts)
                     self._see(call)
             except Exception as error:  # noqa: BLE001 - ours
                 self._fail(error)
@@ -211,7 +218,7 @@ class FlowRecorder:
 
     def _see(self, call: FunctionCall) -> None:
         if call.does == READ:  # what leaves for Python or NumPy may come back
-            read, name = [*_tensors(call.given)], function_name(call.function)
+            read, name = [*_tensors(call.given)], call.name
             operands, place = self._origins.of_all(read), self._caller()
             vertex = self._rows.add(Kind.OPERATION, name, operands, at=counter(), place=place)
             self._origins.add_reading(vertex, call.result)
@@ -252,13 +259,15 @@ class FlowRecorder:
         place = self._caller()
         unknown += origins.of_arguments(list(call.given), place, takes=call.does == TAKE)
         around = self._rows.running[-1].call
-        origins.add_function(Function(call.begin, counter(), around, place, tuple(unknown)))
+        origins.add_function(
+            Function(call.begin, counter(), around, place, tuple(unknown), call.name, call.facts)
+        )
 
     def _see_plain(self, call: FunctionCall, made: list[Tensor]) -> None:
         """Make a vertex of a call that returned tensors without gradients."""
         origins, does = self._origins, call.does
         operands = self._operands(call)
-        name, place = function_name(call.function), self._caller()
+        name, place = call.name, self._caller()
         if name == "getitem" and _keeps_all(call.args[0], made[0]):
             name = "view"
         if not operands and does == TAKE:
@@ -267,7 +276,7 @@ class FlowRecorder:
         if not operands or does in (MAKE, PRODUCT, WRITE, OVERWRITE):
             operands += origins.of_arguments(list(call.given), place, takes=does == TAKE)
         kind = Kind.OPERATION if operands or does == OVERWRITE else Kind.CONSTANT
-        vertex = self._rows.add(kind, name, operands, at=counter(), place=place)
+        vertex = self._rows.add(kind, name, operands, at=counter(), place=place, facts=call.facts)
         for tensor in made:
             origins.put(tensor, vertex)
             if name in having("detach"):

@@ -11,6 +11,7 @@ from types import CodeType, FrameType
 
 import torch
 
+from pytest_modelhealth.capture.observing.flow.facts import Facts, settled
 from pytest_modelhealth.report.flow import Call, Graph, Kind, Vertex
 
 Place = tuple[CodeType, int]
@@ -103,6 +104,7 @@ class Row:
     call: int = -1
     made_at: int = -1  # the number of the next node then
     place: Place | None = None
+    facts: Facts | None = None
 
 
 class OpenCall(Row):
@@ -139,11 +141,12 @@ class Rows(list[Row]):
         call: int | None = None,
         at: int = -1,
         place: Place | None = None,
+        facts: Facts | None = None,
     ) -> int:
         """Add an operation or a source and return its vertex."""
         ensure_room(self)
         call = self.running[-1].call if call is None else call
-        self.append(Row(kind, name, operands, first_cut, live, call, at, place))
+        self.append(Row(kind, name, operands, first_cut, live, call, at, place, facts))
         return len(self) - 1
 
     def line_after(self, vertex: int) -> str:
@@ -178,9 +181,8 @@ class Rows(list[Row]):
         vertices = []
         for row in self:
             cuts, line = range(row.first_cut, len(row.operands)), line_of(row.place)
-            vertices.append(
-                Vertex(row.kind, row.name, row.operands, frozenset(cuts), row.call, row.live, line)
-            )
+            shown = row.kind, row.name, row.operands, frozenset(cuts), row.call, row.live, line
+            vertices.append(Vertex(*shown, settled(row.facts)))
         last = list(range(len(self.calls)))
         for call in reversed(self.calls):
             if call.parent >= 0:
