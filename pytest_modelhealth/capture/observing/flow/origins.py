@@ -174,7 +174,7 @@ class Origins:
         walked = sorted(n if isinstance(n, int) else n[0] for n in self._by_number)
         for begin, end, call, place, unknown, name, facts in self._functions:
             at = bisect_left(walked, begin)
-            if begin < end and (at == len(walked) or walked[at] >= end):
+            if (unknown or begin < end) and (at == len(walked) or walked[at] >= end):
                 unused = {**(facts or {}), "unused": True}
                 self._rows.add(Kind.OPERATION, name, unknown, call=call, place=place, facts=unused)
 
