@@ -26,7 +26,7 @@ FILES = pkgutil.walk_packages(report.__path__, f"{report.__name__}.")
 NAMED = [one for file in FILES for one in vars(pkgutil.resolve_name(file.name)).values()]
 OTHERS = {Merge, ModelSummary}  # which hold functions
 RECORDS = {one for one in NAMED if isinstance(one, type) and is_dataclass(one)} - OTHERS
-PLAIN = {str: "\ud800", int: 0, float: math.nan, bool: True, np.ndarray: np.ones(2, bool)}
+PLAIN = {str: "\ud800", int: 0, float: math.nan, bool: True, Any: 0, np.ndarray: np.ones(2, bool)}
 
 
 def made(hint: Any, depth: int) -> Any:

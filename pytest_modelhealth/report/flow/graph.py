@@ -52,8 +52,9 @@ class Vertex:
         line: ``path:line`` of the user's code, ``""`` where it is not known.
         facts: what was read of an operation while it ran: ``sizes`` of what a view took and gave,
             the ``dims`` that a reduction runs along, the ``number`` beside a tensor, the ends of
-            the ``sums`` of a softmax's weights that a product adds up; ``unused``: nothing took
-            what it made, and its operands are not known.
+            the ``sums`` of the weights of a ``softmax`` that a product adds up, how a ``mask``
+            came into scores and what weight it left; ``unused``: nothing took what it made, and
+            its operands are not known.
     """
 
     kind: Kind

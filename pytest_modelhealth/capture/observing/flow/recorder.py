@@ -118,6 +118,7 @@ class FlowRecorder:
         try:
             # Before the counter is read: the node of a view may be made only now.
             call.operands = self._origins.of_given(given)
+            call.read = self._facts.attention.entered(layer, given)
             # that of a hook of ours, which a call of a module is the third frame from as a rule, or
             # of whatever else of ours sees the call
             frame = sys._getframe(6)
@@ -146,8 +147,7 @@ class FlowRecorder:
         try:
             if is_one_vertex:
                 self._origins.add_call(call, returned)
-                if call.type_name.lower() in having("distribution"):
-                    self._facts.add_weights(returned[0])
+                call.facts = call.read(returned[0]) if call.read and returned else None
             else:
                 call.outputs = self._origins.of_all(returned)
         except Exception as error:  # noqa: BLE001 - ours

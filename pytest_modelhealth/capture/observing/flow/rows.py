@@ -114,6 +114,7 @@ class OpenCall(Row):
     end = -1  # the first after them
     index = -1  # its vertex, where it is one
     outputs: tuple[int, ...] = ()
+    read: Callable[[torch.Tensor], Facts] | None = None  # what reads its facts when it returns
 
     def __init__(self, name: str, type_name: str = "", call: int = -1, parent: int = -1) -> None:
         self.name, self.type_name, self.call, self.parent = name, type_name, call, parent
