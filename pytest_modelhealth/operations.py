@@ -12,11 +12,13 @@ TRAITS = {
     # how values are passed on
     "view": "leaves values what they are, all of them or a part",
     "whole": "a view of all values, each once, in another layout or format",
+    "regroup": "cuts the row of all values into other axes, in their order",
     "slice": "a view of a part, which a place or a size tells",
     "copy": "keeps the layout, too",
     "detach": "is written to let no gradient through",
     "integer": "rounds to whole numbers by a change of the type",
     "join": "puts several values side by side",
+    "pad": "puts constants around values",
     "choice": "takes some of several values, by a mask, an index, a place or their size",
     "index": "takes values by indices or a mask",
     "order": "takes values by their size, or finds where they are",
@@ -74,8 +76,8 @@ _TABLE = """
 alias, clone, contiguous, to/to_copy, float, double, half, bfloat16 : view whole copy
 cpu, cuda, type, type_as : view whole copy
 detach, data : view whole copy detach
-flatten, movedim, mt, permute, reshape/reshape_alias, squeeze, swapaxes, t : view whole
-transpose, unflatten, unsafe_view, unsqueeze, view, view_as : view whole
+flatten, reshape/reshape_alias, unflatten, unsafe_view, view, view_as : view whole regroup
+movedim, mt, permute, squeeze, swapaxes, t, transpose, unsqueeze : view whole
 chunk, getitem, narrow, select, slice, split, split_with_sizes, unbind : view slice choice
 unsafe_chunk, unsafe_split, as_strided, diagonal : view slice choice
 expand, expand_as : view
@@ -92,6 +94,7 @@ where, masked_fill, scatter, index_put : choice fill margin
 masked_scatter, scatter_add : choice fill
 embedding : table
 cat, stack : join keeps_sign margin
+pad/constant_pad_nd : pad
 int, long, short : integer
 
 add/iadd/radd : sum guard margin

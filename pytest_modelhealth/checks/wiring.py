@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
+from pytest_modelhealth.checks import axes
 from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.facts import at, members, trainable
 from pytest_modelhealth.checks.recurrences import lost_states
@@ -36,6 +37,7 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
         yield from _unread(observation, flow, modules)
         yield from _doubled(observation, flow)
         yield from _odd_blocks(observation, flow, modules)
+    yield from axes.findings(observation, flow)
 
 
 # ---- layers that never run ----------------------------------------------------------------------

@@ -1,0 +1,299 @@
+"""Along which axes values are cut, summed, normalised and masked: what `wiring` says of these.
+
+Sizes, numbers and sums of weights were read while the operations ran (`Vertex.facts`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+from pytest_modelhealth.checks.catalogue import CHECKS
+from pytest_modelhealth.checks.facts import at, linear_maps
+from pytest_modelhealth.operations import having
+from pytest_modelhealth.report import Finding, Flow, LayerRecord, Observation
+from pytest_modelhealth.report.flow import Vertex
+from pytest_modelhealth.settings import Severity
+
+WIRING = CHECKS["wiring"]
+Faults = Iterator[tuple[int, str, str, Severity]]
+"""Vertices, what is wrong there, the likely cause, and the grade."""
+
+
+def findings(observation: Observation, flow: Flow) -> Iterator[Finding]:
+    """Yield what is done along a wrong axis: a rule says a line of code once."""
+    run = _Run(observation, flow)
+    for rule in _RULES:
+        lines: dict[str, tuple[str, str, Severity, dict[str, None]]] = {}
+        for number, what, cause, severity in rule(run):
+            line = run.vertices[number].line
+            story = lines.setdefault(line or what, (f"{what}{at(line)}", cause, severity, {}))
+            story[-1][run.layer_of(number)] = None
+        for message, cause, severity, layers in lines.values():
+            first, *others = layers
+            told = {"cause": cause, "affected": others, "severity": severity}
+            yield WIRING.fault(run.layers[first], message, value=float(len(layers)), **told)
+
+
+class _Run:
+    """A flow, and what the rules ask of it."""
+
+    def __init__(self, observation: Observation, flow: Flow) -> None:
+        self.layers, self.flow, self.vertices = observation.layers, flow, flow.graph.vertices
+        self.takers, made = flow.ways(), [*enumerate(self.vertices)]
+        self.given = flow.after(*(n for n, v in made if v.kind == "input"))  # and all made of it
+        self.variable = flow.after(*(n for n, v in made if v.kind == "parameter")) | self.given
+        # the calls of a softmax, by the number that facts have of each
+        self.softmaxes = {v.facts["made"]: n for n, v in made if "made" in v.facts}
+
+    def having(self, *facts: str) -> Iterator[tuple[int, Vertex]]:
+        """Yield the vertices of which one of these was read."""
+        return ((n, v) for n, v in enumerate(self.vertices) if not v.facts.keys().isdisjoint(facts))
+
+    def layer_of(self, number: int) -> str:
+        """Return the layer whose code runs an operation, or which a call is of."""
+        call = self.vertices[number].call
+        layer = self.flow.graph.calls[call].layer if call >= 0 else ""
+        return layer if layer in self.layers else ""
+
+    def record(self, number: int) -> LayerRecord | None:
+        """Return the layer of which a vertex is a call, if it is one."""
+        vertex = self.vertices[number]
+        return self.layers.get(vertex.name) if vertex.kind == "call" else None
+
+    def before(self, number: int, *traits: str) -> list[int]:
+        """Return what a vertex is made of by such operations alone, itself first."""
+        met = [number]
+        for one in met:  # which grows
+            if self.vertices[one].has(*traits):
+                met += [o for o in self.vertices[one].operands if o not in met]
+        return met
+
+    def is_scaled(self, number: int, width: int) -> bool:
+        """Whether a vertex, in any layout, is something divided by the root of a width."""
+        vertex = self.vertices[self.flow.as_it_is(number)[-1]]
+        root = width ** (0.5 if vertex.has("quotient") else -0.5)
+        is_factor = width > 1 and vertex.has("product", "quotient")
+        return is_factor and math.isclose(vertex.facts.get("number", 0.0), root, rel_tol=1e-4)
+
+
+def _reshaped(run: _Run) -> Faults:
+    """Yield views that cut one axis and join its parts to others, in place of a transposition."""
+    vertices, takers = run.vertices, run.takers
+    for number, vertex in run.having("sizes"):
+        if not (vertex.has("regroup") and vertex.operands and number in run.variable):
+            continue
+        before, after = vertex.facts["sizes"]
+        maker = vertices[run.before(vertex.operands[0], "copy")[-1]]
+        # what is widened or loses a slice in between is shifted on purpose, as relative positions
+        is_shift = maker.has("slice") and vertices[maker.operands[0]].has("regroup")
+        slices = (n for n in takers[number] if vertices[n].has("slice"))
+        is_shift |= any(vertices[n].has("regroup", "copy") for s in slices for n in takers[s])
+        if not is_shift and not maker.has("join", "pad") and cuts_across(before, after):
+            what = f"a reshape cuts {before} into {after}, across axes: rows mix places"
+            yield number, what, "`transpose` or `permute` before it was meant", "fail"
+
+
+def cuts_across(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+    """Whether axes are cut, and not just joined, split, or joined with a neighbour's part."""
+    olds, news = ([size for size in sizes if size != 1] for sizes in (before, after))
+    if 0 in olds or math.prod(olds) != math.prod(news):
+        return False
+    ndim = len(olds)
+    while olds and news:  # from the right, in parts that hold the same values
+        is_inner, old, new = len(olds) == ndim, [olds.pop()], [news.pop()]
+        while (held := math.prod(old)) != (made := math.prod(new)):
+            (old if held < made else new).append((olds if held < made else news).pop())
+        # stacked frames may have the sizes of a transposition, where values of a place are stacked
+        is_turned = len(old) == 2 and old == new[::-1] and not is_inner
+        if len(old) > 1 < len(new) and (is_turned or _is_across(old, new)):
+            return True
+    return False
+
+
+def _is_across(old: list[int], new: list[int]) -> bool:
+    ends = [[math.prod(sizes[: n + 1]) for n in range(len(sizes))] for sizes in (old, new)]
+    points = sorted({1, *ends[0], *ends[1]})
+    if set(old).isdisjoint(new):  # no size is found again, as where one makes chunks of chunks
+        return False
+    if any(high % low for low, high in pairwise(points)):
+        return True
+    # which old and which new axis each piece between two points is of
+    pieces = [tuple(sum(end < point for end in side) for side in ends) for point in points[1:]]
+    joined = [{a for a, axis in pieces if axis == one} for one in range(len(new))]
+    split = {axis for axis, _ in pieces if [a for a, _ in pieces].count(axis) > 1}
+    found = {axis for axis in split if old[axis] in new}  # in pieces, and as it was elsewhere
+    torn = (all(len(joined[one]) > 1 for a, one in pieces if a == axis) for axis in found)
+    return any(torn) or (bool(found) and any(len(axes & split) > 1 for axes in joined))
+
+
+_SCORING = ("view", "sum", "product", "quotient", "fill")
+_KEYS = "`softmax(dim=...)` runs over queries, heads or samples in place of what is summed over"
+_LATE = "masked before the softmax they would sum to one"
+
+
+def _other_axis(run: _Run) -> Faults:
+    """Yield products that add up weights along an axis on which they do not sum to one."""
+    for number, vertex in run.having("softmax"):
+        softmax = run.softmaxes.get(vertex.facts["softmax"])
+        problem = _of_pooled(vertex) if "axis" in vertex.facts else _of_product(vertex)
+        if not problem or softmax not in run.given or vertex.call < 0:
+            continue
+        maker, met = run.vertices[softmax], [softmax]
+        for one in met:  # which grows
+            added = (n for n in run.takers[one] if run.vertices[n].has("view", "sum"))
+            met += [n for n in added if n not in met]
+        is_divided = any(run.vertices[n].has("total") for one in met for n in run.takers[one])
+        scores = set(run.before(maker.operands[0], *_SCORING))
+        earlier = {run.vertices[n].operands[0] for n in run.softmaxes.values() if n < softmax}
+        if is_divided or earlier & scores.difference(run.flow.as_it_is(maker.operands[0])):
+            continue  # the second is routing by agreement, which adds to the scores before
+        products = [run.vertices[n].operands for n in scores if run.vertices[n].has("matrix")]
+        is_scored = any(len([o for o in taken if o in run.given]) > 1 for taken in products)
+        is_late, is_pooled = "is_masked" in vertex.facts, "axis" in vertex.facts
+        (dim,), (sizes,) = maker.facts["dims"], maker.facts["sizes"]
+        what = f"after a softmax over dimension {dim} of {sizes} {problem}"
+        grade: Severity = "fail" if is_scored and not is_late and not is_pooled else "warn"
+        yield number, what, _LATE if is_late else _KEYS, grade
+
+
+def _of_pooled(vertex: Vertex) -> str:
+    """Return what is wrong with a sum or mean of values times weights."""
+    dims, axis = vertex.facts["dims"], vertex.facts["axis"]
+    if vertex.has("average") and dims == (axis,):
+        return "weighted values are averaged, whose weights sum to one already"
+    is_other = len(dims) == 1 and axis not in dims and dims[0] in vertex.facts["axes"]
+    return "weights are added up along another" if is_other and vertex.has("total") else ""
+
+
+def _of_product(vertex: Vertex) -> str:
+    """Return what is wrong with a product of weights and values; behind a dropout none has sums."""
+    facts, is_along = vertex.facts, vertex.facts["is_along"]
+    sums, slack = facts.get("sums"), max(1e-4, 8.0 * facts.get("eps", 0.0))
+    if sums is None:
+        return "" if is_along is not False else "weights are added up along another"
+    is_off = sums[0] < 1.0 - slack or sums[1] > 1.0 + slack
+    is_off &= facts.get("is_masked") == ((True,) if is_along else None)
+    return f"weights sum to {sums[0]:.3g} to {sums[1]:.3g} in a product" if is_off else ""
+
+
+_LEAST_WEIGHT, _HIDES = 1e-3, -1e3
+_BOOLEAN = "a score of -inf hides: `masked_fill(mask, float('-inf'))`, or a mask of booleans"
+
+
+def _unmasked(run: _Run) -> Faults:
+    """Yield masks of scores that hide nothing, or everything, or that nothing takes."""
+    for number, vertex in run.having("is_binary"):
+        facts, (is_binary,) = vertex.facts, vertex.facts["is_binary"]
+        how, fill = facts.get("mask", "plus"), facts.get("fill", 0.0)
+        (kept,), (is_all,) = facts.get("kept", (0.0,)), facts.get("is_all_hidden", (False,))
+        if is_all:
+            what = "a mask hides every place of every row from the softmax"
+            yield number, what, "inverted, or compared with the wrong id", "fail"
+        elif is_binary and how == "plus":
+            yield number, "a mask of 0 and 1 is added to scores: it hides nothing", _BOOLEAN, "warn"
+        elif is_binary and fill > _HIDES and not kept <= _LEAST_WEIGHT and not _is_own(run, vertex):
+            does = f"fills scores with {fill:.3g}" if how == "fill" else "multiplies scores by 0"
+            what = f"a mask {does}, and a softmax leaves {kept:.2g} to what it should hide"
+            yield number, what, _BOOLEAN, "fail"
+    for number, vertex in run.having("unused") if run.flow.is_exact else ():
+        if vertex.function == "masked_fill":
+            what = "nothing takes the result of `masked_fill`"
+            yield number, what, "it returns a new tensor; `masked_fill_` writes in place", "warn"
+
+
+def _is_own(run: _Run, softmax: Vertex) -> bool:
+    """Whether what hides scores was drawn at random, or was computed of the scores themselves."""
+    made = (run.vertices[n] for n in run.before(softmax.operands[0], *_SCORING))
+    for scores, *masks in (v.operands for v in made if v.has("fill", "product") and v.operands):
+        met = run.flow.walk(masks, back=True)
+        if scores in met or any(run.vertices[n].has("draw") for n in met):
+            return True
+    return False
+
+
+def _nothing_to_normalise(run: _Run) -> Faults:
+    """Yield what normalises a single value. A sequence of one has one key: that is no fault."""
+    for number, vertex in run.having("among"):
+        if vertex.facts["among"] == 1 and number in run.given:
+            what = "a vector of one value is divided by its length, which leaves its sign"
+            yield number, what, "another dimension was meant", "fail"
+    for number in run.softmaxes.values():
+        (dim,), (sizes,) = run.vertices[number].facts["dims"], run.vertices[number].facts["sizes"]
+        made = run.before(run.vertices[number].operands[0], "copy", "product", "quotient")[-1]
+        record = run.record(made) if sizes[dim] == 1 else None
+        shapes = [one.weights.shape for one in linear_maps(record)] if record else []
+        is_unit = any(s[0] == 1 and dim == (1 if len(s) > 2 else len(sizes) - 1) for s in shapes)
+        if is_unit or (sizes[dim] == 1 and run.vertices[made].function == "topk"):
+            what = "a softmax runs over one value, and gives 1 whatever it is"
+            yield number, what, "a sigmoid or another dimension was meant", "fail"
+
+
+def _scaled_twice(run: _Run) -> Faults:
+    """Yield attentions that scale by the root of a width what was scaled by it before."""
+    for number, vertex in run.having("width", "operands"):
+        facts, product = vertex.facts, run.vertices[run.before(number, "view")[-1]]
+        width = facts.get("width") or facts["operands"][0][-1]
+        is_scaled = any(run.is_scaled(n, width) for n in run.takers[number])
+        if "width" in facts:
+            is_scaled = facts["scale"] is None
+        taken = product.operands[:2] if is_scaled else ()
+        if run.given.issuperset(taken) and any(run.is_scaled(one, width) for one in taken):
+            what = f"scores are divided by the root of {width}, and so were queries or keys"
+            yield number, what, "leave one out, or pass `scale=1.0` to the attention", "fail"
+
+
+_KEEPS_PLACES = having("features") - having("normalization")
+
+
+def _mixed_places(run: _Run) -> Faults:
+    """Yield normalisations over places that the layer before kept apart."""
+    for number, vertex in enumerate(run.vertices):
+        record = run.record(number)
+        given = None if record is None else record.inputs
+        if record is None or given is None or len(given.shape) != 3 or not vertex.operands:
+            continue
+        scale = record.parameters.get("weight")
+        is_layer = record.type_name == "LayerNorm" and scale is not None and len(scale.shape) == 2
+        made = vertex.operands[0]
+        while (maker := run.record(made)) and maker.activation not in (None, "softmax", "glu"):
+            made = run.vertices[made].operands[0]
+        if maker is None or maker.type_name not in _KEEPS_PLACES:
+            continue
+        laid_out = (run.vertices[n] for n in run.flow.as_it_is(run.vertices[made].operands[0]))
+        is_turned = any(v.has("whole") and not v.has("regroup", "copy") for v in laid_out)
+        if is_layer or (record.type_name == "BatchNorm1d" and not is_turned):
+            what = f"it normalises over dimension 1, whose places {maker.label!r} keeps apart"
+            yield number, what, "the last dimension was meant, or a transposition before", "warn"
+
+
+def _positions_by_sample(run: _Run) -> Faults:
+    """Yield tables whose rows are added to samples, where steps lie in the dimension after."""
+    out = run.layers[""].activations
+    for number, vertex in run.having("table"):
+        sizes, (is_varied,) = vertex.facts["table"], vertex.facts["is_varied"]
+        is_counted = any(_is_counted(run, one) for one in vertex.operands)
+        if not (is_varied and is_counted) or sizes[0] == sizes[1]:
+            continue
+        after = run.flow.after(number)
+        over = (run.vertices[n].facts for n in run.softmaxes.values() if n in after)
+        records = (run.layers[name] for name in run.flow.names_of(after) if name in run.layers)
+        is_second = any(one["sizes"][0][one["dims"][0]] == sizes[1] for one in over)
+        is_second |= any(record.options.get("batch_first") is True for record in records)
+        if is_second or (out is not None and out.shape[:1] == sizes[:1] and len(out.shape) == 2):
+            what = f"a table is added row by row to the samples of {sizes}"
+            yield number, what, "its rows are positions: here dimension 1 has the steps", "fail"
+
+
+def _is_counted(run: _Run, table: int) -> bool:
+    """Whether rows of a table of the model's own were taken by their number."""
+    met = run.flow.walk([table], back=True)
+    sources = [run.vertices[n] for n in met if not run.vertices[n].operands]
+    return all(v.kind in ("parameter", "buffer") or v.has("constant") for v in sources) and any(
+        run.vertices[n].has("slice", "index", "table") or run.record(n) is not None for n in met
+    )
+
+
+_RULES: list[Callable[[_Run], Faults]] = [_reshaped, _other_axis, _unmasked, _nothing_to_normalise]
+_RULES += [_scaled_twice, _mixed_places, _positions_by_sample]
