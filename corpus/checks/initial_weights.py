@@ -130,6 +130,8 @@ FAULTS = {
     # they make all units of the layer one
     "constants": (lambda: plain(**{"0.weight": 0.1}), "fail", "0", "a constant initialiser"),
     "equal kernels": (lambda: kernels(1), "fail", "1"),
+    # the targets of its units part them, as where a forecast starts as the mean of the past
+    "constants at the end": (lambda: plain(**{"4.weight": 0.1}), "warn", "4"),
     # torch's default has a scale of 0.58: twelve times that is 6.9
     "12 times as large": (lambda: plain(**{"2.weight": scaled(12.0)}), "fail", "2"),
     # one layer a hundred times smaller than the others cuts signal and gradient

@@ -17,10 +17,10 @@ from pytest_modelhealth.checks.facts import (
     trainable,
     units_of,
 )
-from pytest_modelhealth.checks.paths import nearest
+from pytest_modelhealth.checks.paths import feeds_weights, nearest
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, Flow, LayerRecord, Observation
-from pytest_modelhealth.settings import Limit, Settings
+from pytest_modelhealth.settings import Limit, Settings, Severity
 from pytest_modelhealth.settings.setting import is_inside
 
 COLLAPSE = CHECKS["collapse"]
@@ -45,7 +45,9 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
                 "symmetric weights: each unit starts with the same ones, gets the same gradient "
                 "and stays the same; initialise at random"
             )
-            yield COLLAPSE.fault(record, message, value=1.0, cause=cause)
+            # what no weights follow has a target for each unit, which parts them
+            grade: Severity = "fail" if feeds_weights(observation, record) else "warn"
+            yield COLLAPSE.fault(record, message, value=1.0, cause=cause, severity=grade)
 
 
 def _equal_outputs(observation: Observation, needed: Limit) -> Iterator[Finding]:

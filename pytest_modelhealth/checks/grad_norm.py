@@ -303,8 +303,14 @@ def _limits(walk: _Walk, parts: dict[str, float], settings: Settings) -> dict[st
     """Return the least part of a gradient that each layer may get, nearer behind many sigmoids."""
     chained = set[str]()
     weak = [name for name, part in parts.items() if part < _CHAIN_RATIO]
+    steep = sum(r.calls for r in called(walk.observation) if r.activation in _STEEPEST)
     is_normalised = any("_norm" in v.function for v in walk.flow.graph.vertices)
-    if weak and not is_normalised and not seems_trained(walk.observation):
+    if (
+        weak
+        and steep >= _FEWEST_SIGMOIDS
+        and not is_normalised
+        and not seems_trained(walk.observation)
+    ):
         for name in weak:
             if sum(record.calls for record in walk.sigmoids(name)) >= _FEWEST_SIGMOIDS:
                 chained.update(record.name for record in walk.way(name))

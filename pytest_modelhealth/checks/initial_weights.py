@@ -16,7 +16,7 @@ from pytest_modelhealth.checks.facts import (
     seems_trained,
     trainable,
 )
-from pytest_modelhealth.checks.paths import normalizer, way_to_weights
+from pytest_modelhealth.checks.paths import feeds_weights, normalizer, way_to_weights
 from pytest_modelhealth.operations import having
 from pytest_modelhealth.report import Finding, LayerRecord, Observation
 from pytest_modelhealth.settings import Limit, Settings
@@ -48,7 +48,7 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
         if found.weights.abs_max == 0.0:
             yield from _zero(observation, record, found, settings)
         elif found.weights.std == 0.0:
-            yield from _constant(record, found)
+            yield from _constant(observation, record, found)
         elif found.scale in small:
             if not is_shared:
                 limit = settings.limit("min_weight_scale", record.name)
@@ -84,8 +84,11 @@ def _zero(
     )
 
 
-def _constant(record: LayerRecord, found: LinearMap) -> Iterator[Finding]:
-    """Yield equal weights that make units one; those of a depthwise kernel differ in input."""
+def _constant(observation: Observation, record: LayerRecord, found: LinearMap) -> Iterator[Finding]:
+    """Yield equal weights that make units one; those of a depthwise kernel differ in input.
+
+    Units that no weights follow each have a target of their own, and part with the first step.
+    """
     shape, value = found.weights.shape, found.weights.mean
     is_depthwise = len(shape) > 2 and shape[1] == 1 and record.options.get("groups", 1) != 1
     if shape[0] > 1 and not is_depthwise:
@@ -95,6 +98,7 @@ def _constant(record: LayerRecord, found: LinearMap) -> Iterator[Finding]:
             tensor=found.tensor,
             cause="a constant initialiser: all its units compute the same and get the same "
             "gradient, so they stay one unit; initialise at random",
+            severity="fail" if feeds_weights(observation, record) else "warn",
         )
 
 
