@@ -223,6 +223,7 @@ def test_text_spells_severities() -> None:
 
 WRONG_CHOICES: list[tuple[dict[str, object], str]] = [
     ({"thresholds": 3}, "thresholds must be a mapping from layers to thresholds"),
+    ({"thresholds": ["a"]}, "thresholds must be a mapping from layers to thresholds"),
     ({"thresholds": {"a": 3}}, "thresholds must be a mapping from layers to thresholds"),
     ({"thresholds": {3: {}}}, "thresholds must be a mapping from layers to thresholds"),
     (
@@ -260,6 +261,7 @@ def test_a_wrong_choice_is_refused(values: dict[str, object], message: str) -> N
         ("thresholds", "head.*: max_grad_norm=x"),
         ("severity", "finite"),
         ("severity", "finite: worn"),
+        ("severity", "worn"),
     ],
 )
 def test_text_that_spells_nothing_is_refused(name: str, text: str) -> None:

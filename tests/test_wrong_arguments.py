@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +25,7 @@ from pytest_modelhealth import (
 )
 from pytest_modelhealth.errors import suggest_layer
 from pytest_modelhealth.settings import Settings
+from tests.capture.oracle import changes, fingerprint
 
 BATCH = torch.linspace(-1, 1, 256).reshape(64, 4)
 
@@ -84,15 +84,9 @@ def test_what_is_no_model_is_refused(make: Callable[[], object], message: str) -
     ("settings", "message"),
     [
         ({"max_grad_nrom": 3}, "did you mean 'max_grad_norm'"),
-        ({"max_grad_norm": -3}, "at least 0"),
         ({"max_grad_norm": "3"}, r"must be a number.*not '3' \(str\)"),
-        ({"max_grad_norm": float("nan")}, "not nan"),
         ({"checks": "dead_unit"}, "did you mean 'dead_units'"),
         ({"skip_checks": 3}, "must be names of checks"),
-        ({"thresholds": {"0": {"max_grad_nrm": 1}}}, "did you mean 'max_grad_norm'"),
-        ({"thresholds": ["0"]}, "must be a mapping from layers"),
-        ({"severity": "error"}, "must be 'warn' or 'fail'"),
-        ({"severity": {"dead_unit": "warn"}}, "did you mean 'dead_units'"),
         ({"layers": 3}, r"must be names or shell wildcards of layers.*not 3 \(int\)"),
         ({"layers": ["0", 3]}, "must be names or shell wildcards of layers"),
         ({"layers": []}, "names no layer"),
@@ -177,9 +171,12 @@ def test_a_wrong_watch_is_refused(arguments: dict[str, Any], message: str) -> No
     ],
 )
 def test_a_wrong_loss_is_refused(arguments: dict[str, Any], message: str) -> None:
-    """The message says what a loss is, and what to write instead."""
+    """The message says what a loss is, and what to write instead; the model is as it was."""
+    net = model().train()
+    before = fingerprint(net, BATCH)
     with pytest.raises(InspectionError, match=message):
-        run(**arguments)
+        Inspector(net).run_inspection(BATCH, **arguments)
+    assert changes(before, fingerprint(net, BATCH)) == []
 
 
 @pytest.mark.parametrize(
@@ -491,44 +488,3 @@ def test_asking_before_an_inspection_says_what_to_do() -> None:
     """There are no statistics yet."""
     with pytest.raises(InspectionError, match=r"call run_inspection\(batch\) first"):
         inspector().get_statistics("0")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"factor": -1}, SettingsError, "factor"),
-        ({"memory_budget": "1 GiB"}, SettingsError, "memory_budget"),
-        ({"loss": 3}, InspectionError, "cannot be called"),
-        ({"backward": "yes"}, InspectionError, "backward must be"),
-    ],
-)
-def test_a_wrong_comparison_is_refused(arguments: Any, error: Any, message: str) -> None:
-    """Tolerances are numbers, and a loss is a function."""
-    reference = model()
-    with pytest.raises(error, match=message):
-        compare(reference, copy.deepcopy(reference), BATCH, **arguments)
-
-
-def test_a_refused_run_leaves_the_model_as_it_was() -> None:
-    """No gradient, no hook and no mode stays behind."""
-    net = model().train()
-    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    with pytest.raises(InspectionError):
-        Inspector(net).run_inspection(BATCH, loss=lambda output: output)
-    assert net.training
-    assert all(parameter.grad is None for parameter in net.parameters())
-    assert not any(module._forward_hooks for module in net.modules())
-    assert all(torch.equal(before[name], now) for name, now in net.state_dict().items())
-
-
-def test_an_exception_of_the_users_passes_untouched() -> None:
-    """What forward raises is not ours to wrap."""
-    error = KeyError("the user's own")
-
-    class Raises(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            raise error
-
-    with pytest.raises(KeyError) as caught:
-        Inspector(Raises()).run_inspection(BATCH)
-    assert caught.value is error

@@ -501,7 +501,6 @@ def test_compiled_models_in_two_threads_leave_the_stance_as_it_was() -> None:
     ("build", "options", "words"),
     [
         (Small, {"loss": lambda out: out.sum() * 1j}, "the loss is complex"),
-        (Small, {"loss": "mse"}, "loss is 'mse' and cannot be called"),
         (nn.Tanh, {"backward": True}, "depends on nothing that requires a gradient"),
     ],
 )

@@ -17,6 +17,7 @@ from corpus.models.changed import Both, Returning
 from corpus.models.paired import Cnn, Gpt, Mlp, batch, seeded
 from corpus.pairs import twins
 from pytest_modelhealth import InspectionError, SettingsError, compare
+from tests.capture.oracle import changes, fingerprint
 
 
 @pytest.mark.parametrize("side", ["reference", "candidate"])
@@ -178,10 +179,6 @@ def test_a_forward_that_writes_to_its_batch_does_not_change_the_other_run():
     assert torch.equal(inputs, before)
 
 
-def _state(model: nn.Module) -> list[Tensor]:
-    return [t.clone() for t in (*model.parameters(), *model.buffers())]
-
-
 @pytest.mark.parametrize("harmful", [False, True])
 def test_both_models_and_the_random_state_are_left_as_they_were(harmful):
     """Bit for bit: weights, buffers, gradients, modes, hooks and generators."""
@@ -189,20 +186,12 @@ def test_both_models_and_the_random_state_are_left_as_they_were(harmful):
     if harmful:
         candidate.bn1.eps = 1e-3
     reference.conv1.weight.grad = torch.ones_like(reference.conv1.weight)
-    kept = reference.conv1.weight.grad
-    before = _state(reference), _state(candidate), torch.get_rng_state()
-    default = torch.get_default_dtype()
-    compare(reference, candidate, batch(reference), torch.arange(4), loss=F.cross_entropy)
-    after = _state(reference), _state(candidate), torch.get_rng_state()
-    for old, new in zip(
-        (*before[0], *before[1], before[2]), (*after[0], *after[1], after[2]), strict=True
-    ):
-        assert torch.equal(old, new)
-    assert reference.conv1.weight.grad is kept
-    assert all(p.grad is None for p in candidate.parameters())
-    assert reference.training
+    inputs, default = batch(reference), torch.get_default_dtype()
+    before = [fingerprint(model, inputs) for model in (reference, candidate)]
+    compare(reference, candidate, inputs, torch.arange(4), loss=F.cross_entropy)
+    for model, seen in zip((reference, candidate), before, strict=True):
+        assert changes(seen, fingerprint(model, inputs)) == []
     assert torch.get_default_dtype() is default
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in reference.modules())
 
 
 def test_a_reference_that_cannot_be_copied_is_still_compared():
@@ -243,9 +232,17 @@ def test_a_memory_budget_of_nothing_gives_the_same_verdict():
         ({"factor": -1}, "factor must be a number of at least 0, not -1"),
         ({"factor": "10"}, r"factor must be a number of at least 0, not '10' \(str\)"),
         ({"memory_budget": -1}, "memory_budget must be a whole number of at least 0, not -1"),
+        ({"memory_budget": "1 GiB"}, "memory_budget must be a whole number .*, not '1 GiB'"),
     ],
 )
 def test_a_wrong_argument_is_refused_before_anything_runs(argument, message):
     """The message says what was expected; neither model is called."""
     with pytest.raises(SettingsError, match=f"argument of compare: {message}"):
         compare(nn.Linear(2, 2), nn.Linear(2, 2), torch.randn(3), **argument)
+
+
+def test_loss_and_backward_are_those_of_an_inspection():
+    """Each is a function."""
+    for argument, message in (("loss", "cannot be called"), ("backward", "backward must be")):
+        with pytest.raises(InspectionError, match=message):
+            compare(*twins(nn.Tanh), torch.randn(3, 2), **{argument: "mse"})

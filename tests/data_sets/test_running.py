@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from pytest_modelhealth import InspectionError, Inspector
+from tests.capture.oracle import changes, fingerprint
 
 
 class Numbers(Dataset[tuple[Tensor, Tensor]]):
@@ -83,33 +84,50 @@ def test_loaders_of_every_kind_give_the_same(kind: str) -> None:
     assert left_behind() == before
 
 
-@pytest.mark.parametrize("how", ["early", "dataset", "loss", "ctrl-c"])
+class Generating:
+    """Gives pairs by a generator, and says whether that has ended."""
+
+    is_open = False
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        self.is_open = True
+        try:
+            yield from DataLoader(Stream(), batch_size=32)
+        finally:
+            self.is_open = False
+
+
+@pytest.mark.parametrize("how", ["early", "dataset", "loss", "ctrl-c", "ctrl-c in a generator"])
 @pytest.mark.usefixtures("ctrl_c")
 def test_workers_end_however_the_run_ends(how: str) -> None:
-    """Stopped early, by an exception of a worker or of the loss, or by Ctrl-C."""
-    before, calls = left_behind(), []
+    """Stopped early, by an exception of a worker or of the loss, or by Ctrl-C: all is as before."""
+    before, calls, model = left_behind(), [], net()
+    as_it_was = fingerprint(model, None)
 
     def loss(output: Tensor, target: Tensor) -> Tensor:
         calls.append(len(output))
         if how == "loss" and len(calls) == 2:
             raise ZeroDivisionError("my loss")
-        if how == "ctrl-c" and len(calls) == 2:
+        if "ctrl-c" in how and len(calls) == 2:
             signal.raise_signal(signal.SIGINT)
         return F.cross_entropy(output, target)
 
     bad = 70 if how == "dataset" else -1
     loader = DataLoader(Numbers(bad=bad), batch_size=16, num_workers=2)
     if how == "early":
-        report = Inspector(net()).run_batches(loader, loss=loss, max_batches=2)
+        report = Inspector(model).run_batches(loader, loss=loss, max_batches=2)
         part = report.observation.part
         assert part is not None
         assert (part.batches, part.of, part.ended_by) == (2, 7, "max_batches=2")
     else:
-        kind = KeyboardInterrupt if how == "ctrl-c" else ZeroDivisionError
+        kind = KeyboardInterrupt if "ctrl-c" in how else ZeroDivisionError
+        own = Generating()
         with pytest.raises(kind) as caught:
-            Inspector(net()).run_batches(loader, loss=loss)
+            Inspector(model).run_batches(own if "generator" in how else loader, loss=loss)
+        assert not own.is_open
         assert caught.tb  # it keeps the frames of the run alive, as a notebook does
     assert left_behind() == before
+    assert set(changes(as_it_was, fingerprint(model, None))) <= {"torch"}  # a loader draws a seed
 
 
 def test_workers_that_persist_are_the_users() -> None:
@@ -165,13 +183,12 @@ def test_the_mode_is_set_for_the_run_and_put_back(training: bool) -> None:
     """However the run ends, and every buffer gets its bits back; figures are of the mode."""
     model = net()
     model[1].eval()
-    before, modes = copy.deepcopy(model.state_dict()), [m.training for m in model.modules()]
+    before = fingerprint(model, None)
     batches = [Numbers().x[:50] * 3, Numbers().x[50:]]
     report = Inspector(model).run_batches(batches, training=training)
     with pytest.raises(RuntimeError, match="shapes"):
         Inspector(model).run_batches([torch.ones(4, 5)], training=training)
-    assert [m.training for m in model.modules()] == modes
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert changes(before, fingerprint(model, None)) == []
     assert report["1"].options["training"] is training
     assert Inspector(model).run_batches(batches)["1"].options["training"] is False
     reference = copy.deepcopy(model).train(training)

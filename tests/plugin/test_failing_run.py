@@ -61,7 +61,9 @@ def test_evidence_is_a_section_of_the_failure(everything: Run) -> None:
 
     A test that failed with healthy reports is not decorated, nor one that nothing can judge.
     """
-    assert re.search(r"-+ modelhealth: 2 beside 0 -+\n", everything.block("test_three"))
+    for test in ("test_three", "ERROR at setup of test_set_up"):
+        assert re.search(r"-+ modelhealth: 2 beside 0 -+\n", everything.block(test))
+    assert "pytest_modelhealth/" not in everything.block("ERROR at setup of test_set_up")
     own = everything.block("test_own_exception")
     assert "E       AssertionError: my own" in own
     assert "did not ask" not in own
@@ -163,6 +165,7 @@ def test_of_a_models_own_exception_the_users_lines_stand_together(
         result.assert_outcomes(failed=len(USERS_LINES) + 1)
         parts = re.split(r"^_{3,} (\w+) _{3,}$", result.stdout.str(), flags=re.MULTILINE)
         shown[style] = dict(zip(parts[1::2], parts[2::2], strict=True))
+    assert re.search("test_raising.py:[0-9]+: RuntimeError", shown["--tb=auto"]["test_in_forward"])
     for test, lines in USERS_LINES.items():
         short = shown["--tb=short"][test]
         assert re.findall(r"^test_raising.py:\d+: in (\w+)$", short, re.MULTILINE) == lines.split()

@@ -70,9 +70,6 @@ WRONG = {
     "modelhealth(max_grad_norm='1')": (
         "max_grad_norm must be a number of at least 0 or none, not '1'"
     ),
-    "modelhealth(max_dead_fraction=True)": (
-        "max_dead_fraction must be a number from 0 to 1, not True"
-    ),
     "modelhealth(10.0)": "takes keywords only, such as max_grad_norm=10.0, not 10.0",
     "modelhealth_waive('a')": "reason='...' is missing",
     "modelhealth_waive('a', reason=' ')": "reason='...' is missing",

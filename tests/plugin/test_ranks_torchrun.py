@@ -74,12 +74,8 @@ def test_workers_of_xdist_are_refused(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There are processes for the tests already."""
-    for name, value in {
-        "RANK": "0",
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "x",
-        "MASTER_PORT": "1",
-    }.items():
+    started = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}
+    for name, value in started.items():
         monkeypatch.setenv(name, value)
     pytester.makepyfile(
         "import pytest\n@pytest.mark.modelhealth_ranks(2)\ndef test_it(rank): pass\n"

@@ -72,9 +72,7 @@ def comparison(inspector, **options):
 def test_read_comparison(inspector):
     assert comparison(inspector).first_divergence.layer == "2"
 
-def test_ask_by_assert_healthy(inspector):
-    with pytest.raises(AssertionError, match="unhealthy"):
-        run(inspector).assert_healthy()
+def test_ask_by_assert_equivalent(inspector):
     with pytest.raises(AssertionError, match="not equivalent"):
         comparison(inspector).assert_equivalent()
 
@@ -98,6 +96,15 @@ def test_off_by_call(inspector):
 @pytest.mark.modelhealth(auto_check=False)
 def test_read_on_again(inspector):
     print(run(inspector, auto_check=True))
+
+def test_evidence(inspector):
+    run(inspector, auto_check=False)
+    assert 1 == 2
+
+def test_word_of_a_call(inspector):
+    with pytest.raises(ValueError, match="argument of compare: auto_check must be"):
+        comparison(inspector, auto_check="no")
+    comparison(inspector, auto_check=True)
 """
 
 
@@ -105,7 +112,7 @@ def test_only_a_test_that_asks_for_the_verdict_decides_itself(nets: pytest.Pytes
     """Reading an unhealthy model's numbers leaves its test red, unless it says that it does."""
     nets.makepyfile(test_reads=READS)
     result = nets.runpytest("-rfp", "-p", "no:modelhealth.terminal", "-W", "error")
-    result.assert_outcomes(failed=2, passed=5)
+    result.assert_outcomes(failed=4, passed=5)
     result.stdout.no_fnmatch_line("FAILED *::test_ask*")
     result.stdout.no_fnmatch_line("FAILED *::test_off*")
     result.stdout.fnmatch_lines(
@@ -121,27 +128,11 @@ def test_the_check_is_switched_off_for_some_or_for_all(nets: pytest.Pytester) ->
 
     By ini file and option as every setting; a comparison's own word wins, and is a truth value.
     """
-    nets.makepyfile(
-        """
-        import copy, nets, pytest
-
-        def test_it(inspector):
-            inspector(nets.with_nan()).run_inspection(nets.BATCH)
-
-        def test_evidence(inspector):
-            inspector(nets.with_nan(), auto_check=False).run_inspection(nets.BATCH)
-            assert 1 == 2
-
-        def test_comparison(inspector):
-            with pytest.raises(ValueError, match="argument of compare: auto_check must be"):
-                inspector.compare(nets.healthy(), nets.healthy(), nets.BATCH, auto_check="no")
-            inspector.compare(nets.healthy(), nets.with_nan(), nets.BATCH, auto_check=True)
-        """
-    )
-    nets.runpytest("--modelhealth-set=auto_check=false").assert_outcomes(passed=1, failed=2)
-    nets.runpytest("-o", "modelhealth_auto_check=off").assert_outcomes(passed=1, failed=2)
+    nets.makepyfile(test_reads=READS)
+    for options in (["--modelhealth-set=auto_check=false"], ["-o", "modelhealth_auto_check=off"]):
+        nets.runpytest(*options).assert_outcomes(passed=6, failed=3)
     result = nets.runpytest("-o", "modelhealth_auto_check=true", "-k", "evidence")
-    result.assert_outcomes(failed=1, deselected=2)
+    result.assert_outcomes(failed=1, deselected=8)
     result.stdout.no_fnmatch_line("*- modelhealth*")
 
 

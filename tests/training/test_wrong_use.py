@@ -29,6 +29,9 @@ from tests.training.traces import traces
         ({"csv": ""}, "csv must be the path"),
         ({"csv": True}, "csv must be the path"),
         ({"csv": b"a.csv"}, "csv must be the path"),
+        ({"on_violation": "rais"}, "on_violation must be 'raise', 'warn'"),
+        ({"on_violation": 3}, "on_violation must be 'raise', 'warn'"),
+        ({"on_violation": True}, "on_violation must be 'raise', 'warn'"),
         ({"scaler": 65536.0}, "pass the torch.amp.GradScaler itself"),
     ],
 )
