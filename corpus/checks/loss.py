@@ -441,6 +441,37 @@ def candidates():
     return Mlp(), batch(), torch.zeros(64, dtype=torch.long), contrast
 
 
+def placed(function):
+    """Return a model of ten classes in six places, under cross-entropy."""
+    model = Net(lambda m, x: function(m.fc(x).view(-1, 10, 6)), fc=nn.Linear(16, 60))
+    return model, batch(), torch.randint(0, 10, (64, 6)), CE
+
+
+def divergence(output, target):
+    return F.kl_div(output.log_softmax(1), target, reduction="batchmean")
+
+
+def unlogged(output, target):
+    return F.kl_div(output, target, reduction="batchmean")
+
+
+def evidence(output, target, weight):
+    """Return the loss of a variational autoencoder, whose divergence has a weight of -0.5."""
+    mean, v = output.chunk(2, 1)
+    return F.mse_loss(mean, target) + weight * torch.sum(1 + v - mean.pow(2) - v.exp(), 1).mean()
+
+
+def last_alone(o, t):
+    for head in (o / 2, o):
+        loss = CE(head, t)
+    return loss
+
+
+def logged(o, t):
+    told = {"half": CE(o / 2, t).detach(), "whole": CE(2 * o, t).item()}
+    return CE(o, t) + 0.0 * told["whole"]
+
+
 ALONE = ("FAULTS",)
 FAULTS = {
     **{
@@ -481,6 +512,48 @@ FAULTS = {
             Positions(), F.nll_loss, lambda ids: ids % 6, torch.randint(1, 20, (8, 12))
         ),
         "fail", None, "does not sum to one over its 6 classes", "another dimension", ...,
+    ),
+    "log_softmax over the positions before cross_entropy": (
+        lambda: placed(lambda x: F.log_softmax(x, dim=2)), "fail", None,
+        "log_softmax over dimension 2",
+    ),
+    "a target below zero": (
+        lambda: (Mlp(), batch(), torch.randn(64, 10), CE), "fail", None, "takes probabilities", ...,
+    ),
+    "logits as the target of kl_div": (
+        lambda: (Mlp(), batch(), torch.randn(64, 10), divergence), "fail", None,
+        "takes probabilities",
+    ),
+    "logits into kl_div": (
+        lambda: (Mlp(), batch(), torch.rand(64, 10).softmax(1), unlogged), "fail", None,
+        "values up to",
+    ),
+    "nearly all targets ignored": (lambda: one_class(63), "warn", None, "ignores 63 of its 64"),
+    "a class with the index of padding": (
+        lambda: (Mlp(), batch(), torch.arange(64) % 10, nn.CrossEntropyLoss(ignore_index=0)),
+        "warn", None, "ignores class 0", "7 times",
+    ),
+    "a term that is subtracted": (
+        lambda: (
+            Mlp(), batch(), torch.arange(64) % 10,
+            lambda o, t: CE(o, t) - 0.1 * F.mse_loss(o, o.roll(1)),
+        ),
+        "warn", None, "`mse_loss`", "it is subtracted",
+    ),
+    "a negated divergence": (
+        lambda: (Mlp(), batch(), torch.randn(64, 5), lambda o, t: evidence(o, t, 0.5)),
+        "warn", None, "divergence of a normal",
+    ),
+    "a loss that takes the place of another": (
+        lambda: (Mlp(), batch(), torch.arange(64) % 10, last_alone), "warn", None, "is dropped",
+        "loss = CE(head, t)",
+    ),
+    "a value less itself": (
+        lambda: (
+            Mlp(), batch(), torch.randn(64, 10),
+            lambda o, t: F.mse_loss(o, t) + (o - o).pow(2).mean(),
+        ),
+        "fail", None, "from itself",
     ),
     "several labels": (lambda: labelled(3, 3.0), "fail", None, "sum to 3", ...),
     "the smaller of two opposite multiples": (
@@ -523,6 +596,27 @@ HEALTHY = {
         for tag in (0, 5)
     },
     "one label": lambda: labelled(1),
+    "log_softmax over the classes of positions": lambda: placed(lambda x: F.log_softmax(x, dim=1)),
+    "a target of probabilities": lambda: (
+        Mlp(), batch(), torch.randn(64, 10).softmax(1), divergence
+    ),
+    "a target of log-probabilities": lambda: (
+        Mlp(), batch(), torch.randn(64, 10).log_softmax(1),
+        lambda o, t: F.kl_div(o.log_softmax(1), t, log_target=True, reduction="batchmean"),
+    ),
+    "most targets ignored, as of masked words": lambda: (
+        Mlp(), batch(), torch.arange(64) % 10 * (torch.arange(64) % 3 == 0),
+        nn.CrossEntropyLoss(ignore_index=0),
+    ),
+    "a divergence": lambda: (Mlp(), batch(), torch.randn(64, 5), lambda o, t: evidence(o, t, -0.5)),
+    "on-policy training": lambda: (
+        Mlp(), batch(), torch.randn(64, 10), lambda o, t: -((o - o.detach()).exp() * t).mean()
+    ),
+    "a target less a term": lambda: (
+        Mlp(), batch(), torch.randn(64, 10),
+        lambda o, t: F.mse_loss(o, t) - 0.1 * o.sigmoid().mean(),
+    ),
+    "a loss that is logged": lambda: (Mlp(), batch(), torch.arange(64) % 10, logged),
     "a distribution over labels": lambda: labelled(3),
     "the larger of two opposite multiples": lambda: quantile(torch.max, -0.1, 0.9, 1.0),
     "the minimum of two multiples of one sign": lambda: quantile(torch.minimum, 0.1, 0.9, 1.0),

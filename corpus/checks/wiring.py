@@ -11,6 +11,7 @@ from corpus.checks.wirings import (
     LENGTH,
     SAMPLES,
     WIDTH,
+    Activated,
     Block,
     Bottleneck,
     Cell,
@@ -20,15 +21,18 @@ from corpus.checks.wirings import (
     Inverted,
     Model,
     Remembering,
+    Skipping,
     T5Block,
     TwoTasks,
     adapted,
     adapted_inside,
+    after_a_layer,
     asked_by_one_query,
     attends,
     blocks,
     borrowed_weights,
     both_directions,
+    both_lists,
     both_states,
     both_states_carried,
     both_towers_on_one,
@@ -95,6 +99,7 @@ from corpus.checks.wirings import (
     same_position,
     scaled,
     sentences,
+    shared_norm,
     siamese,
     skipped,
     state_not_carried,
@@ -104,7 +109,9 @@ from corpus.checks.wirings import (
     told_by_list,
     told_by_number,
     told_by_numpy,
+    trunk_and_heads,
     two_dropouts,
+    two_heads_on_a_trunk,
     two_views,
     u_net,
     universal,
@@ -261,6 +268,50 @@ FAULTS: dict[str, Case] = {
     "a value joined to itself": (
         lambda: (Model(joined_to_itself, **parts()), (ids(),)), "warn", "", "torch.cat([one, one]",
     ),
+    "a loop that ends before its list": (
+        lambda: (Model(early_exit, blocks=blocks(*[""] * 3)), (ids(),)),
+        "warn", "blocks.2", "never called",
+    ),
+    "one block times four": (
+        lambda: (Model(in_a_row, blocks=nn.ModuleList([Block()] * 4)), (ids(),)),
+        "warn", "blocks.0", "stands 4 times in 'blocks'",
+    ),
+    "one head under two names": (
+        lambda: (TwoTasks(fault=True), (features(),)), "warn", "heads.age", "stands 2 times",
+    ),
+    "one batch normalisation for three blocks": (
+        lambda: (
+            Model(in_a_row, blocks=shared_norm(lambda: nn.BatchNorm1d(WIDTH))), (features(),)
+        ),
+        "warn", "blocks.0.norm", "one batch normalisation",
+    ),
+    "encoder and decoder of the same blocks": (
+        lambda: (
+            Model(both_lists, encoder=(both := blocks("", "")), decoder=nn.ModuleList([*both])),
+            (ids(),),
+        ),
+        "warn", "encoder.0", "'encoder', 'decoder'", "different inputs",
+    ),
+    "an activation in a branch that writes over the skip": (
+        lambda: (
+            Model(
+                after_a_layer,
+                fc=nn.Linear(WIDTH, WIDTH), blocks=nn.ModuleList([Skipping(inplace=True)]),
+            ),
+            (features(),),
+        ),
+        "warn", "blocks.0", "return x + (self.branch(x)",
+    ),
+    "an activation that writes over the skip": (
+        lambda: (
+            Model(
+                after_a_layer,
+                fc=nn.Linear(WIDTH, WIDTH), blocks=nn.ModuleList([Skipping(True, inside=False)]),
+            ),
+            (features(),),
+        ),
+        "warn", "blocks.0", "written over",
+    ),
     "a choice between a value and the same": (
         lambda: (Model(chosen_from_one, fc=nn.Linear(WIDTH, WIDTH)), (ids(), mask())),
         "warn", "", "torch.where(hidden[..., None], h, h)",
@@ -286,7 +337,29 @@ HEALTHY: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
         Model(routed_by_sample, experts=linears(SAMPLES)), (ids(),)
     ),
     "LayerDrop": lambda: (Model(dropped_layer, blocks=blocks(*[""] * 5)), (ids(),)),
-    "early exit": lambda: (Model(early_exit, blocks=blocks(*[""] * 5)), (ids(),)),
+    "one layer norm for three blocks": lambda: (
+        Model(in_a_row, blocks=shared_norm(lambda: nn.LayerNorm(LENGTH))), (features(),)
+    ),
+    "two heads on one trunk": lambda: (
+        Model(two_heads_on_a_trunk, **trunk_and_heads()), (features(),)
+    ),
+    "a list that two modules hold": lambda: (
+        Model(both_lists, encoder=(one := blocks("", "")), decoder=one), (ids(),)
+    ),
+    "an activation that writes over nothing": lambda: (
+        Model(
+            after_a_layer,
+            fc=nn.Linear(WIDTH, WIDTH), blocks=nn.ModuleList([Skipping(False), Skipping(False)]),
+        ),
+        (features(),),
+    ),
+    "ResNet, in place": lambda: (
+        Model(
+            after_a_layer,
+            fc=nn.Linear(WIDTH, WIDTH), blocks=nn.ModuleList(Activated() for _ in range(3)),
+        ),
+        (features(),),
+    ),
     "adapters by language": lambda: (
         Model(
             adapted,

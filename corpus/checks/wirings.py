@@ -415,6 +415,66 @@ def table() -> nn.Parameter:
     return nn.Parameter(torch.randn(LENGTH + 2, WIDTH))
 
 
+class Skipping(nn.Module):
+    """A block whose branch begins with an activation that may write over the skip."""
+
+    def __init__(self, inplace: bool, inside: bool = True) -> None:
+        super().__init__()
+        self.act, self.fc = nn.ReLU(inplace), nn.Linear(WIDTH, WIDTH)
+        self.branch = nn.Sequential(self.act, self.fc)
+        self.inside = inside
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + (self.branch(x) if self.inside else self.fc(self.act(x)))
+
+
+class Activated(nn.Module):
+    """A block that ends in an activation in place, as a ResNet's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.act = nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.fc(self.act(self.fc(x))) + x)
+
+
+def after_a_layer(model: Any, x: Tensor) -> Tensor:
+    return in_a_row(model, model.fc(x))
+
+
+def both_lists(model: Any, x: Tensor) -> Tensor:
+    for block in (*model.encoder, *model.decoder):
+        x = block(x)
+    return x
+
+
+def two_heads_on_a_trunk(model: Any, x: Tensor) -> Tensor:
+    return model.actor(x) + model.critic(x)
+
+
+def trunk_and_heads() -> dict[str, nn.Module]:
+    """Return two heads in a row after the same layers."""
+    trunk = nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)
+    return {name: nn.Sequential(*trunk, nn.Linear(WIDTH, WIDTH)) for name in ("actor", "critic")}
+
+
+class Normed(nn.Module):
+    """A layer with a normalisation that it is given."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.fc, self.norm = nn.Linear(WIDTH, WIDTH), norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.norm(self.fc(x).transpose(1, 2)).transpose(1, 2))
+
+
+def shared_norm(make: Callable[[], nn.Module]) -> nn.ModuleList:
+    norm = make()
+    return nn.ModuleList(Normed(norm) for _ in range(3))
+
+
 # ---- designs that look alike --------------------------------------------------------------------
 
 

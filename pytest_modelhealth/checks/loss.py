@@ -10,6 +10,7 @@ from typing import Any
 
 from pytest_modelhealth.checks.catalogue import CHECKS
 from pytest_modelhealth.checks.facts import (
+    at,
     called,
     completed,
     flow_of,
@@ -20,7 +21,8 @@ from pytest_modelhealth.checks.facts import (
 from pytest_modelhealth.checks.paths import is_floating
 from pytest_modelhealth.checks.zero_gradients import UNDERFLOW
 from pytest_modelhealth.operations import having
-from pytest_modelhealth.report import Finding, LayerRecord, LossCall, Observation
+from pytest_modelhealth.report import Finding, Flow, LayerRecord, LossCall, Observation
+from pytest_modelhealth.report.flow import Vertex
 from pytest_modelhealth.report.flow.inferred import same_values
 from pytest_modelhealth.settings import Settings
 
@@ -45,6 +47,7 @@ _UNNORMALISED = 0.1
 _FEWEST_ROWS = 2
 _FEWEST_OF_ONE_CLASS = 16
 _PADDED = 0.05
+_MOST_IGNORED = 0.98
 _ALIKE = 0.1
 _SEVERAL = 1.5
 _ROUNDING = 0.01
@@ -52,7 +55,7 @@ _ROUNDING = 0.01
 
 def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     """Yield what is wrong with the loss, up to the first that fails: the rest follows from it."""
-    for stage in (_calls, _batch_softmax, _path, _negated, _initial):
+    for stage in (_calls, _batch_softmax, _path, _signs, _dead, _initial):
         found = list(stage(observation, settings))
         yield from found
         if any(one.grade != "warn" for one in found):
@@ -81,6 +84,22 @@ def _of_classes(call: LossCall, observation: Observation) -> Iterator[Finding]:
             f"{function} ignores all of its {targets.count} targets (ignore_index={ignore})",
             float(targets.ignored),
             "the targets are masked or padded everywhere: look at how they are built",
+        )
+    elif targets is not None and targets.ignored > _MOST_IGNORED * targets.count:
+        yield _fault(
+            f"{function} ignores {targets.ignored} of its {targets.count} targets "
+            f"(ignore_index={ignore})",
+            float(targets.ignored),
+            "nearly all are masked: look at how they are built",
+            severity="warn",
+        )
+    elif targets is not None and targets.skips_a_class and ignore in range(call.classes):
+        yield _fault(
+            f"{function} ignores class {ignore} (ignore_index={ignore}), which stands "
+            f"{targets.ignored} times among the {targets.count} targets, and not as padding",
+            float(targets.ignored),
+            "a class that counts has the index of padding: pad with -100, or number classes from 1",
+            severity="warn",
         )
     elif targets is not None and targets.tail not in (None, ignore):
         # as many ids of a table are padding, known where that is 0, as targets are; whoever takes
@@ -130,6 +149,15 @@ def _of_logits(call: LossCall, observation: Observation) -> Iterator[Finding]:
             1.0,
             "a softmax before cross_entropy, which applies one itself: pass it the logits",
         )
+    along = None if given is None else min(1, len(given.shape) - 1)
+    is_normalised = is_softmax and made_by == "log_softmax" and not call.rows
+    if is_normalised and call.made_along not in (None, along) and not call.over_batch:
+        yield _fault(
+            f"cross_entropy is given a log_softmax over dimension {call.made_along}: its classes "
+            f"lie in dimension {along}",
+            1.0,
+            "cross_entropy takes logits, and normalises them itself: leave out the log_softmax",
+        )
     if function not in having("logits") or given is None or not given.finite_count:
         return
     maker = made_by or _culprit(call, observation).activation or ""
@@ -160,12 +188,15 @@ def _of_logits(call: LossCall, observation: Observation) -> Iterator[Finding]:
 
 def _of_log_probabilities(call: LossCall, _: Observation) -> Iterator[Finding]:
     """Yield what is given in the place of log-probabilities."""
-    function = call.function
+    function, taken = call.function, call.input
     if function not in having("log_probabilities") or call.log_normalizer is None:
         return
+    is_above = function == "kl_div" and taken is not None and taken.max > _ROUNDING
     is_known = call.rows == "log_probabilities" or function == "kl_div"
     if call.rows == "probabilities":
         given, cause = "probabilities", "the logarithm is missing: use log_softmax, not softmax"
+    elif is_above and taken is not None:
+        given, cause = f"values up to {taken.max:.3g}", "log_softmax before it is missing"
     elif is_known or call.log_normalizer <= _UNNORMALISED:
         return
     elif call.made_by == "log_softmax":
@@ -192,6 +223,15 @@ def _of_targets(call: LossCall, observation: Observation) -> Iterator[Finding]:
                 "several labels at once: use binary_cross_entropy_with_logits, or divide each row "
                 "of the targets by its sum",
             )
+    is_kl = function == "kl_div" and not call.options.get("log_target")
+    is_kl |= function == "cross_entropy" and call.targets is None
+    if is_kl and target and is_finite and target.min < -_ROUNDING:
+        yield _fault(
+            f"{function} takes probabilities as targets and is given {target.min:.4g}",
+            target.min,
+            "logits or log-probabilities in the place of probabilities: apply softmax, or say "
+            "log_target=True to kl_div",
+        )
     is_binary = function.startswith("binary_cross_entropy")
     if is_binary and target and is_finite and max(-target.min, target.max - 1.0) > _ROUNDING:
         yield _fault(
@@ -303,19 +343,92 @@ def is_switched_off(observation: Observation) -> bool:
     return having("hinge").isdisjoint(path.operations)
 
 
-def _negated(observation: Observation, _: Settings) -> Iterator[Finding]:
-    """Yield a loss that can never be positive, or is the only call of one of torch's, negated."""
-    call, *others = observation.loss_calls or (None,)
-    loss, path = observation.loss or 0.0, observation.loss_path
-    is_negated = path is not None and path.sign < 0
-    if call and not others and call.value and call.function in having("never_negative"):
-        is_elementwise = call.function in having("elementwise")
-        in_range = is_elementwise or call.value > 0.0  # of targets beyond it, not so
-        is_negated |= in_range and abs(loss + call.value) <= 1e-3 * abs(call.value)
-    if loss < 0.0 and is_negated:
+def _signs(observation: Observation, _: Settings) -> Iterator[Finding]:
+    """Yield a loss that can never be positive, and terms of it that it falls with.
+
+    A term is a call of one of torch's losses, or a divergence from a normal distribution in closed
+    form; one that is all of the loss is negated, others may be an adversary's.
+    """
+    flow, loss, path = flow_of(observation), observation.loss or 0.0, observation.loss_path
+    vertices, signs = flow.graph.vertices, _summands(flow)
+    terms = [n for n in signs if vertices[n].has("loss") or _is_divergence(n, signs, flow)]
+    negated = [n for n in terms if signs[n] < 0]
+    ends = [n for n in signs if not set(vertices[n].operands).intersection(signs)]
+    is_all = bool(negated) and len(ends) == len(terms) == 1
+    if loss < 0.0 and (is_all or (path is not None and path.sign < 0)):
         message = f"the loss is {loss:.3g} and can never be positive: it is negated"
         cause = "a minus sign too many or too few: minimising it makes the model worse"
         yield _fault(message, loss, cause, role="loss")
+        return
+    for vertex in dict.fromkeys(vertices[n] for n in negated if not is_all):
+        what = f"`{vertex.name}`" if vertex.has("loss") else "the divergence of a normal"
+        yield _fault(
+            f"the loss falls as {what}{at(vertex.line)} grows: it is subtracted",
+            -1.0,
+            "a minus sign too many or too few; an adversary's loss may be meant so",
+            role="loss",
+            severity="warn",
+        )
+    for vertex in vertices:
+        if vertex.call < 0 and vertex.live and vertex.has("difference") and _is_zero(vertex):
+            message = f"the loss subtracts a value from itself{at(vertex.line)}: that is zero"
+            yield _fault(
+                message, 0.0, "a copied line: one of the two should be another", role="loss"
+            )
+
+
+def _is_zero(vertex: Vertex) -> bool:
+    return len(vertex.operands) == 2 and len({*vertex.operands}) == 1 and not vertex.cuts
+
+
+def _summands(flow: Flow) -> dict[int, int]:
+    """Return what the loss is summed up of, and by which sign; 0 where it is by both."""
+    signs, vertices = dict[int, int](), flow.graph.vertices
+    todo = [] if flow.graph.loss is None else [(flow.graph.loss, 1)]
+    while todo:
+        number, sign = todo.pop()
+        if signs.setdefault(number, sign) != sign:
+            signs[number] = 0
+            continue
+        vertex = vertices[number]
+        operands, factor = vertex.operands, vertex.facts.get("number", 0.0)
+        if vertex.has("difference"):
+            if len(operands) == 2 and not vertex.cuts:  # what has no gradient stands last
+                todo += [(operands[0], sign), (operands[1], -sign)]
+            elif len(operands) == 1:
+                todo.append((operands[0], -sign if vertex.function == "rsub" else sign))
+        elif vertex.has("sum", "join", "total", "average", "view") and not vertex.has("detach"):
+            todo += [(operand, sign) for operand in operands]
+        elif vertex.has("turns_sign") and not vertex.has("loss"):
+            todo += [(operand, -sign) for operand in operands[:1]]
+        elif vertex.has("product", "quotient") and len(operands) == 1 and factor:
+            todo.append((operands[0], sign if factor > 0 else -sign))
+    return signs
+
+
+def _is_divergence(number: int, signs: dict[int, int], flow: Flow) -> bool:
+    """Whether it is the variance of ``mean ** 2 + exp(v) - v``, beside the logarithm of it."""
+    vertex, sign = flow.graph.vertices[number], signs[number]
+    squares = any(
+        v.function in ("pow", "square") and signs[n] == sign
+        for n in signs
+        for v in (flow.graph.vertices[n],)
+    )
+    return vertex.function == "exp" and squares and signs.get(vertex.operands[0]) == -sign
+
+
+def _dead(observation: Observation, _: Settings) -> Iterator[Finding]:
+    """Yield calls of torch's losses whose value goes nowhere."""
+    flow = flow_of(observation)
+    for vertex in flow.graph.vertices if flow.graph.loss is not None else ():
+        if vertex.facts.get("unused") and vertex.has("loss"):
+            yield _fault(
+                f"the value of `{vertex.name}`{at(vertex.line)} is dropped: nothing takes it",
+                0.0,
+                "`loss = ` where `loss += ` was meant, or a term that is left out of the sum",
+                role="loss",
+                severity="warn",
+            )
 
 
 # ---- the loss of an untrained model -------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from itertools import pairwise
 
 from pytest_modelhealth.checks import axes
 from pytest_modelhealth.checks.catalogue import CHECKS
@@ -31,11 +32,13 @@ def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     yield from stand_ins
     known = {name for one in stand_ins for name in one.affected}
     yield from _never_called(observation, flow, modules, known)
+    yield from _shared(observation, flow, modules)
     yield from _one_row(observation, flow)
     yield from lost_states(observation, flow)
     if flow.is_exact:
         yield from _unread(observation, flow, modules)
         yield from _doubled(observation, flow)
+        yield from _overwritten(observation, flow)
         yield from _odd_blocks(observation, flow, modules)
     yield from axes.findings(observation, flow)
 
@@ -134,9 +137,10 @@ def _never_called(
 ) -> Iterator[Finding]:
     """Yield the outermost modules that never run, and whose parameters nothing reads.
 
-    A list chooses its members; where the flow shows a choice, what lies in them may be chosen too.
+    A list chooses its members, but where they run in a row and the last do not; where the flow
+    shows a choice, what lies in them may be chosen too.
     """
-    is_routed = any(vertex.has("route") for vertex in flow.graph.vertices)
+    is_routed = any(v.has("route") or v.function == "item" for v in flow.graph.vertices)
     told, passed, records = dict[str, int](), set(known), observation.layers.values()
     has_run = any(record.entered is not None for record in records if record.name)
     for record in records if has_run else ():
@@ -145,6 +149,7 @@ def _never_called(
             continue
         is_inside = not passed.isdisjoint((name, *ancestors(name)))
         is_chosen = observation.layers[parent(name)].type_name in having("container")
+        is_chosen &= is_routed or not _is_cut_short(name, observation, flow, modules)
         is_chosen |= is_routed and any(members(name, observation.layers))
         count = modules.trainable(name)
         if count and not is_inside and not is_chosen:
@@ -162,6 +167,69 @@ def _never_called(
             affected=others,
             severity="warn",
         )
+
+
+def _is_cut_short(name: str, observation: Observation, flow: Flow, modules: _Modules) -> bool:
+    """Whether the members of a list before this one run in a row, each once, and none after."""
+    alike = next((own for own, _ in reversed([*members(name, observation.layers)])), [])
+    if name not in alike or len({modules.form(member) for member in alike}) > 1:
+        return False
+    place = alike.index(name)
+    ran = [flow.calls(member) if member in flow else () for member in alike]
+    row = list(pairwise(calls[0] for calls in ran if len(calls) == 1))
+    return (
+        not any(ran[place:])
+        and len(row) + 1 == sum(map(bool, ran)) == sum(map(bool, ran[:place]))
+        and bool(row)
+        and all(not flow.after(*one.outputs).isdisjoint(then.inputs) for one, then in row)
+    )
+
+
+# ---- one module in several places ---------------------------------------------------------------
+
+
+def _shared(observation: Observation, flow: Flow, modules: _Modules) -> Iterator[Finding]:
+    """Yield what learns and is one object in several places of a list, or of several lists.
+
+    One block that is called again by one name is a design (ALBERT), and so is a part of the same
+    name in two modules (tied embeddings), but of a batch normalisation: its statistics mix.
+    """
+    layers = observation.layers
+    own = {name: record for record in layers.values() for name in (record.name, *record.aliases)}
+    stories: dict[tuple[str, str], list[LayerRecord]] = defaultdict(list)
+    for record in layers.values():
+        if not record.aliases or record.name not in flow or not modules.trainable(record.name):
+            continue
+        # a list that is shared itself has each member once
+        homes = Counter(own[parent(name)].name for name in _places(record, own))
+        lists = [home for home in homes if layers[home].type_name in having("container")]
+        given = {
+            tuple(flow.first_alike[number] for number in call.inputs)
+            for call in flow.calls(record.name)
+        }
+        is_counted = "running_mean" in record.buffers and record.options.get("training") is True
+        if repeated := [home for home in lists if homes[home] > 1]:
+            message = f"it stands {homes[repeated[0]]} times in {repeated[0]!r}: one set of weights"
+            cause = "`[layer] * n` repeats one module; make each anew, or tie them knowingly"
+        elif len(given) > 1 and is_counted:
+            message = f"one batch normalisation stands in {_listed([*homes])}, on different inputs"
+            cause = "its running statistics mix those of all of them: give each its own"
+        elif len(given) > 1 and len(lists) > 1:
+            message = f"it stands in {_listed(lists)}, which are given different inputs"
+            cause = "lists made of the same objects share their weights: make each anew, or tie "
+            cause += "them knowingly"
+        else:
+            continue
+        stories[message, cause].append(record)
+    for (message, cause), (record, *others) in stories.items():
+        affected = [other.name for other in others]
+        yield WIRING.fault(record, message, cause=cause, affected=affected, severity="warn")
+
+
+def _places(record: LayerRecord, own: dict[str, LayerRecord]) -> list[str]:
+    """Return the names of a module, one for each place in each object that holds it."""
+    names = (record.name, *record.aliases)
+    return list({(own[parent(n)].name, n.rpartition(".")[2]): n for n in names}.values())
 
 
 # ---- a block that does otherwise than its siblings ----------------------------------------------
@@ -394,6 +462,36 @@ def _doubled(observation: Observation, flow: Flow) -> Iterator[Finding]:
             value=float(len(layers)),
             cause=cause,
             affected=dict.fromkeys(layers[1:]),
+            severity="warn",
+        )
+
+
+def _overwritten(observation: Observation, flow: Flow) -> Iterator[Finding]:
+    """Yield sums of a branch and a skip that the branch has written over in place.
+
+    It wrote over what it was given, returned something else, and what it wrote is added.
+    """
+    graph, lines = flow.graph, dict[str, tuple[str, str]]()
+    for vertex in graph.vertices:
+        for skip in vertex.operands if vertex.has("sum") and vertex.call >= 0 else ():
+            made = graph.vertices[skip]
+            inside = [c for c in flow.around(made.call) if graph.calls[c].parent == vertex.call]
+            if not inside or vertex.has("difference"):
+                continue
+            part, whole = graph.calls[inside[0]], graph.calls[vertex.call]
+            is_idle = set(made.operands).isdisjoint(part.inputs)
+            if skip in part.outputs:  # its own call: told by its setting alone
+                is_told = observation.layers[part.layer].options.get("inplace") is True
+                is_idle |= not is_told or set(made.operands).isdisjoint(whole.inputs)
+            others = set(vertex.operands) - {skip}
+            if not is_idle and others & flow.after(skip):
+                lines.setdefault(vertex.line, (whole.layer, made.name))
+    for line, (layer, name) in lines.items():
+        yield WIRING.fault(
+            observation.layers[layer],
+            f"the skip that it adds{at(line)} was written over by {name!r} before",
+            cause="an activation with inplace=True on the input of the block: the skip holds the "
+            "activated value; leave inplace out, or activate first if that is meant",
             severity="warn",
         )
 

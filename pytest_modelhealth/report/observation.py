@@ -354,6 +354,8 @@ class ClassTargets:
         tail: the index that several samples end in, twice or more; ``None`` if there is none.
         tail_share: share of the targets that are such ends.
         only: the one class that all others are; ``None`` where there are several.
+        skips_a_class: whether less than half are to be ignored, some of them in the midst of
+            others: they are no padding.
     """
 
     count: int = field(metadata={"ranks": "sum"})
@@ -361,6 +363,7 @@ class ClassTargets:
     tail: int | None = field(default=None, metadata={"ranks": _same})
     tail_share: float = field(default=0.0, metadata={"ranks": _tail_share})
     only: int | None = field(default=None, metadata={"ranks": _same})
+    skips_a_class: bool = field(default=False, metadata={"ranks": "any"})
 
 
 @dataclass(frozen=True)

@@ -223,9 +223,10 @@ def _see_targets(target: Tensor, ignored: int, samples: int) -> Callable[[], Cla
     info = torch.iinfo(target.dtype)  # to find both ends waits for no device
     least = target.masked_fill(is_ignored, info.max).amin()
     ends = torch.stack([least, target.masked_fill(is_ignored, info.min).amax()])
-    number, sequences = is_ignored.sum(), None
+    number, sequences, steps = is_ignored.sum(), None, None
     if samples > 1 and count % samples == 0 and count // samples >= _SHORTEST_SEQUENCE:
         sequences = _sample(target.reshape(samples, -1), 1)
+        steps = _sample(target.reshape(-1, samples), 0)  # where time comes first
 
     def settle() -> ClassTargets:
         tail, share = None, 0.0
@@ -234,7 +235,10 @@ def _see_targets(target: Tensor, ignored: int, samples: int) -> Callable[[], Cla
         least, most = ends.cpu().numpy().tolist()
         left_out = int(number.cpu().numpy().item())
         only = int(least) if least == most and left_out < count else None
-        return ClassTargets(count, left_out, tail, share, only)
+        layouts = [rows.cpu().numpy() == ignored for rows in (sequences, steps) if rows is not None]
+        skips = 0 < 2 * left_out < count and (count == samples or bool(layouts))
+        skips &= all(map(_has_gaps, layouts))
+        return ClassTargets(count, left_out, tail, share, only, skips)
 
     return settle
 
@@ -248,3 +252,9 @@ def _constant_tail(sequences: npt.NDArray[Any]) -> tuple[int | None, float]:
     if len(run) < 2:
         return None, 0.0
     return int(last), float(run.sum()) / sequences.size
+
+
+def _has_gaps(ignored: npt.NDArray[np.bool_]) -> bool:
+    """Whether sequences are ignored in their midst, and not at their ends alone."""
+    ends = np.cumprod(ignored, 1) + np.cumprod(ignored[:, ::-1], 1)[:, ::-1]
+    return bool((ignored & (ends == 0)).any())
