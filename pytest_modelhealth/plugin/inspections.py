@@ -22,6 +22,7 @@ from pytest_modelhealth.errors import (
     suggest,
 )
 from pytest_modelhealth.plugin.options import require_settings
+from pytest_modelhealth.settings import APPLICABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
@@ -66,6 +67,8 @@ class InspectorFixture(NamesItsAttributes):
     """
 
     def __init__(self, settings: Settings, around: Callable[..., Any] | None = None) -> None:
+        if settings["probes"].origin == "default":
+            settings = settings.override({"probes": APPLICABLE}, "default")
         self._settings = settings
         self._around = around
         self._inspections: list[MadeResult] = []

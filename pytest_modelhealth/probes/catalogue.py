@@ -31,6 +31,8 @@ PROBES = Catalogue(
     # Whether a run shows something that the probe can tell a fault from a design by: then it runs
     # without being asked for. No function: only who asks for it by name has it run.
     called_for="",
+    # What a test runs by itself in place of `experiment`, where the batch shows that it applies.
+    by_default="",
     judge="probes.judging:judge",
     # What is wrong, one sentence that stands alone: a format of {effect}, {began} (where runs
     # part), {detail} and {more}, the detail behind a semicolon.
@@ -85,6 +87,7 @@ PROBES.add(
     rank=31,
     summary="No output of a model that predicts the next step depends on later steps.",
     experiment="future:what_early_steps_see",
+    by_default="future:what_early_steps_see",
     settings=_largest("max_future_effect", "an output when later steps of the sequence change"),
     said=(
         "it sees the future: later steps change earlier outputs by {effect} of their root mean "
@@ -120,6 +123,7 @@ PROBES.add(
     rank=32,
     summary="What stands in the padding of a batch has no effect on its outputs.",
     experiment="padding:what_padding_does",
+    by_default="padding:what_padding_does",
     settings=_largest(
         "max_padding_effect", "an output at a real place when what stands in padding changes"
     ),
@@ -166,6 +170,7 @@ PROBES.add(
     rank=33,
     summary="What the model returns for a sample does not depend on the rest of the batch.",
     experiment="samples:what_samples_see",
+    by_default="samples:whose_order_matters",
     settings=_largest(
         "max_sample_effect",
         "a sample's output when other samples of its batch change",
@@ -202,6 +207,13 @@ PROBES.add(
             "it is given one sequence, whose steps are the samples: unsqueeze(1) makes samples of "
             "rows; attention between rows, and a batch that is one sequence, are meant so",
             may_be_meant=True,
+        ),
+        "table": Kind(
+            "a table or buffer is added or joined along the samples, so that each gets another "
+            "row: positions that run along the batch; check the order of their dimensions, or "
+            "batch_first",
+            "samples are told apart by their place in the batch: in another order they get other "
+            "outputs, by {effect} of their root mean square{began}",
         ),
         "statistics": Kind(
             "it normalises by the batch in evaluation mode too (track_running_stats=False)",
