@@ -27,9 +27,12 @@ from pytest_modelhealth.probes.intervening.leaks import (
 )
 from pytest_modelhealth.probes.intervening.running import SEED, Runs, are_apart, changeable
 from pytest_modelhealth.report import Parting
+from pytest_modelhealth.report.flow import Kind
 
 _FEWEST = 4
 NO_EFFECT = "has no effect on the output"
+_HELD, _WAVES = {Kind.PARAMETER, Kind.BUFFER, Kind.CALL, Kind.UNKNOWN}, {"sin", "cos"}
+"""What a table is kept in or looked up by, and what it is made with."""
 _PERMUTED = "samples permuted"
 _SECOND = "the second dimension of the batch: if that is the one of samples, say batch_dim=1"
 
@@ -198,7 +201,29 @@ def _misplaced(runs: Runs, moved: list[Effect]) -> list[Parting]:
     worst = max(moved, key=lambda one: one.difference, default=None)
     if worst is None:
         return []
-    return [parting(runs, worst.change, worst.difference, lambda _: "table")]
+    return [parting(runs, worst.change, worst.difference, _by_table)]
+
+
+def _by_table(place: Place | None) -> str:
+    """Return the kind of a table that comes in along the samples where runs part.
+
+    Raises:
+        UntellableError: none does: marks made of the place in a batch, noise from a fixed seed.
+    """
+    flow = None if place is None else place.observation.flow
+    if place is not None and flow is not None:
+        vertices, calls = flow.graph.vertices, flow.graph.calls
+        for vertex in vertices:
+            is_own = vertex.call >= 0 and calls[vertex.call].layer == place.parting.layer
+            if not is_own or not vertex.has("sum", "product", "join"):
+                continue
+            made_of = [[vertices[n] for n in flow.walk([o], back=True)] for o in vertex.operands]
+            tables = [made for made in made_of if all(v.kind is not Kind.INPUT for v in made)]
+            held = [v for made in tables for v in made if v.kind in _HELD or v.function in _WAVES]
+            drawn = (v.kind is Kind.CONSTANT and not v.has("constant") for t in tables for v in t)
+            if len(tables) < len(made_of) and held and not any(drawn):
+                return "table"
+    raise UntellableError("samples are told apart by something else than a table of the model's")
 
 
 def _is_certain(runs: Runs, parting: Parting) -> bool:
