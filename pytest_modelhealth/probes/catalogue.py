@@ -114,7 +114,20 @@ PROBES.add(
             "it chooses among the steps of a whole sequence (topk, a capacity): a mixture of "
             "depths does so on purpose, and nothing that was seen tells",
             may_be_meant=True,
-        )
+        ),
+        "copy": Kind(
+            "labels are not shifted: give ids[:, :-1] and ask for ids[:, 1:], once, in the batch "
+            "or in the loss",
+            "each output is asked for what it is given: the target is the input {detail}",
+            is_limited=False,
+        ),
+        "twice": Kind(
+            "labels are shifted in the batch and in the loss again; a head for a later step is so "
+            "on purpose",
+            "the target is the input {detail}: the next step is asked of no output",
+            may_be_meant=True,
+            is_limited=False,
+        ),
     },
 )
 
