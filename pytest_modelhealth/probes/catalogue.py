@@ -21,6 +21,7 @@ class Kind(NamedTuple):
     said: str = ""  # where it is not that of the probe
     may_be_meant: bool = False  # whether some models do so on purpose, so that it only warns
     is_limited: bool = True  # whether it is held against the first of the probe's settings
+    is_asked_for: bool = False  # whether it is told only where the probe was asked for
 
 
 PROBES = Catalogue(
@@ -114,6 +115,7 @@ PROBES.add(
             "it chooses among the steps of a whole sequence (topk, a capacity): a mixture of "
             "depths does so on purpose, and nothing that was seen tells",
             may_be_meant=True,
+            is_asked_for=True,
         ),
         "copy": Kind(
             "labels are not shifted: give ids[:, :-1] and ask for ids[:, 1:], once, in the batch "
@@ -165,11 +167,13 @@ PROBES.add(
             "what stands in padding changes the loss by {effect} of its value, and no output at a "
             "real place",
             may_be_meant=True,
+            is_asked_for=True,
         ),
         "merged": Kind(
             "it makes one step of several, and the one at the border holds both real places and "
             "padding; it sees that padding alone, by design or for want of a length that divides",
             may_be_meant=True,
+            is_asked_for=True,
         ),
     },
 )
@@ -210,16 +214,19 @@ PROBES.add(
             "it chooses among the values of all samples (topk, a capacity): experts that choose "
             "among all tokens do so on purpose, and nothing that was seen tells",
             may_be_meant=True,
+            is_asked_for=True,
         ),
         "order": Kind(
             "samples are put in another order before a layer takes them: negatives and replayed "
             "steps do so on purpose, and nothing that was seen tells; else check the dim",
             may_be_meant=True,
+            is_asked_for=True,
         ),
         "sequence": Kind(
             "it is given one sequence, whose steps are the samples: unsqueeze(1) makes samples of "
             "rows; attention between rows, and a batch that is one sequence, are meant so",
             may_be_meant=True,
+            is_asked_for=True,
         ),
         "table": Kind(
             "a table or buffer is added or joined along the samples, so that each gets another "
@@ -231,6 +238,7 @@ PROBES.add(
         "statistics": Kind(
             "it normalises by the batch in evaluation mode too (track_running_stats=False)",
             may_be_meant=True,
+            is_asked_for=True,
         ),
         "lost dimension": Kind(
             "squeeze() without a dimension drops that of the samples when there is one: say which, "
@@ -297,6 +305,22 @@ PROBES.add(
             "its forward writes to the batch that it is given, {detail}",
             is_limited=False,
         ),
+    },
+)
+
+PROBES.add(
+    "position_effect",
+    rank=35,
+    summary="Where a model has positions, its outputs depend on the order of the steps.",
+    experiment="positions:what_positions_do",
+    kinds={
+        "order": Kind(
+            "what the table is added to is not what goes on from there, or its steps are summed up "
+            "with nothing between that mixes both",
+            "positions have no effect: in another order of the steps the output is the same, or "
+            "only follows them, though a table goes in{detail}",
+            is_limited=False,
+        )
     },
 )
 

@@ -58,6 +58,17 @@ class Probing:
         with self._engine.called(self._request) as request:
             runs = Runs(self._engine, request, observation, self._settings, self._conventions)
             records = [_record(*one, runs) for one in track(list(chosen.items()), "probing")]
+        if self._by_default:
+            quiet = {
+                (probe.name, kind)
+                for probe in self._probes
+                if self._asked[probe.name] is None
+                for kind, said in probe.kinds.items()
+                if said.is_asked_for
+            }
+            for number, one in enumerate(records):
+                told = tuple(p for p in one.partings if (one.probe, p.kind) not in quiet)
+                records[number] = replace(one, partings=told)
         probed = Probed(tuple(records), runs.base_forwards, runs.base_seconds)
         return replace(observation, probes=probed)
 

@@ -118,9 +118,10 @@ class Probes(CheckNames):
             return ("*",) if only else ()
         if only in (AUTOMATIC, APPLICABLE):
             return (only,)
-        is_list = isinstance(value, list | tuple) and APPLICABLE in value
-        named = [name for name in value if name != APPLICABLE] if is_list else value
-        return (*[APPLICABLE] * is_list, *super().validate(named, origin))
+        if isinstance(value, list | tuple) and APPLICABLE in value:
+            named = [name for name in value if name != APPLICABLE]
+            return (APPLICABLE, *super().validate(named, origin))
+        return super().validate(value, origin)
 
 
 AUTOMATIC = "auto"

@@ -244,9 +244,9 @@ def _asked_for(runs: Runs) -> Iterator[Tensor]:
 
     Where it asks for none they are negative.
     """
-    for gradient in runs.base.read:
-        for axis in (2, 1) if gradient is not None and gradient.ndim == 3 else ():
-            yield gradient.argmin(axis).masked_fill(~(gradient != 0).any(axis), -1)
+    for gradient in (g for g in runs.base.read if g is not None and g.ndim == 3):
+        for axis in (2, 1):
+            yield gradient.argmin(axis).masked_fill(~gradient.ne(0).any(axis), -1)
 
 
 def _shift(target: Tensor, tensor: Tensor, axis: int) -> int | None:

@@ -284,9 +284,7 @@ def _rms(values: Tensor) -> float:
     return float(values[values.isfinite()].square().mean().sqrt())
 
 
-def least_difference(
-    before: Tensor, afters: Iterable[tuple[Tensor, Tensor]]
-) -> Difference | None:
+def least_difference(before: Tensor, afters: Iterable[tuple[Tensor, Tensor]]) -> Difference | None:
     """Return how far two tensors are apart, in that way to read their dimensions which is least.
 
     Each way is the second tensor and the mask of where it should be equal. What another order of
