@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from pytest_modelhealth.capture.observing.flow.rows import line_of, place_of
@@ -37,12 +37,8 @@ def what_positions_do(runs: Runs) -> Effects:
     given = [tensor for tensor in runs.tensors if tensor.ndim > 1]
     if len(given) != 1 or runs.has_others or given[0].shape[_AT] < _SHORTEST:
         raise NotApplicableError("the batch is not one sequence of four steps or more")
-    length, model = given[0].shape[_AT], copied(runs.model).double().eval()
-    widths = [size for parameter in model.parameters() for size in set(parameter.shape)]
-    if widths.count(length) > 1 or length in given[0].shape[_AT + 1 :]:
-        length = next(n for n in range(length - 1, 0, -1) if n not in widths)
-    if length < _SHORTEST:
-        raise NotApplicableError("nothing tells its steps from its features")
+    model = copied(runs.model).double().eval()
+    length = _length(model, given[0])
     generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -75,6 +71,17 @@ def what_positions_do(runs: Runs) -> Effects:
         return Effects(_TEXT)
     line = tables.lines[0]
     return Effects(_TEXT, [Parting("order", 0.0, line=line, detail=f" at {line}" if line else "")])
+
+
+def _length(model: nn.Module, sequence: Tensor) -> int:
+    """Return how many steps are run: not as many as there are features."""
+    length = sequence.shape[_AT]
+    widths = [size for parameter in model.parameters() for size in set(parameter.shape)]
+    if widths.count(length) > 1 or length in sequence.shape[_AT + 1 :]:
+        length = next(n for n in range(length - 1, -1, -1) if n not in widths)
+    if length < _SHORTEST:
+        raise NotApplicableError("nothing tells its steps from its features")
+    return length
 
 
 def _follows(before: Tensor, after: Tensor, order: Tensor) -> bool:
