@@ -35,10 +35,12 @@ class Reader(nn.Module):
 
 
 def language(output: Tensor, target: Tensor) -> Tensor:
+    """Return the cross entropy of each step."""
     return F.cross_entropy(output.transpose(1, 2), target)
 
 
 def shifting(output: Tensor, target: Tensor) -> Tensor:
+    """Return the same, one step ahead."""
     return language(output[:, :-1], target[:, 1:])
 
 
