@@ -22,7 +22,6 @@ from pytest_modelhealth.errors import (
     suggest,
 )
 from pytest_modelhealth.plugin.options import require_settings
-from pytest_modelhealth.settings import APPLICABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
@@ -67,6 +66,8 @@ class InspectorFixture(NamesItsAttributes):
     """
 
     def __init__(self, settings: Settings, around: Callable[..., Any] | None = None) -> None:
+        from pytest_modelhealth.settings import APPLICABLE  # a run without the fixture loads none
+
         if settings["probes"].origin == "default":
             settings = settings.override({"probes": APPLICABLE}, "default")
         self._settings = settings
