@@ -56,7 +56,14 @@ def probed(made: Subject | Training | Sides) -> list[Finding]:
     return by_inspection(made, probes=True)
 
 
-def by_inspection(subject: Subject, *, probes: bool | None = None) -> list[Finding]:
+def fixture(made: Subject | Training | Sides) -> list[Finding]:
+    """Inspect a subject once as the fixture of a test does, with the probes that apply."""
+    if not isinstance(made, Subject):
+        raise NotImplementedError
+    return by_inspection(made, probes="applicable")
+
+
+def by_inspection(subject: Subject, *, probes: bool | str | None = None) -> list[Finding]:
     inspector = Inspector(subject.model)
     try:
         report = inspector.run_inspection(

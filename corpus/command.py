@@ -13,7 +13,7 @@ import torch
 from corpus import GROUPS, KINDS, ROLES, Case, Tool, cases
 from corpus.scoring import COLUMNS, Judged, Score, score
 
-TOOLS = {"modelhealth": "benchmarks.tools:modelhealth", "probed": "benchmarks.tools:probed"}
+TOOLS = {name: f"benchmarks.tools:{name}" for name in ("modelhealth", "probed", "fixture")}
 """Tools by a short name."""
 
 

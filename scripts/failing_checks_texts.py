@@ -97,6 +97,7 @@ REPAIRS = {
     "causality": "Mask every later step: `triu(diagonal=1)`, or `is_causal=True`.",
     "padding": "Leave padded places out: multiply by the mask and divide by the number of real ones.",
     "sample_independence": "Never compute along the dimension of samples in a forward: here, `mean(1)`. A batch norm is the exception, and in evaluation mode it does not either.",
+    "position_effect": "Give what has the positions to the block.",
     "repeatability": "Use `nn.Dropout`, or pass `training=self.training`.",
     "activation_scale": "Normalise before or after each block, or take the factor out.",
     "task_balance": "Measure each target in units of its own spread, or weigh the losses.",

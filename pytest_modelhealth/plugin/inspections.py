@@ -66,6 +66,10 @@ class InspectorFixture(NamesItsAttributes):
     """
 
     def __init__(self, settings: Settings, around: Callable[..., Any] | None = None) -> None:
+        from pytest_modelhealth.settings import APPLICABLE  # a run without the fixture loads none
+
+        if settings["probes"].origin == "default":
+            settings = settings.override({"probes": APPLICABLE}, "default")
         self._settings = settings
         self._around = around
         self._inspections: list[MadeResult] = []

@@ -21,6 +21,7 @@ class Kind(NamedTuple):
     said: str = ""  # where it is not that of the probe
     may_be_meant: bool = False  # whether some models do so on purpose, so that it only warns
     is_limited: bool = True  # whether it is held against the first of the probe's settings
+    is_asked_for: bool = False  # whether it is told only where the probe was asked for
 
 
 PROBES = Catalogue(
@@ -31,6 +32,8 @@ PROBES = Catalogue(
     # Whether a run shows something that the probe can tell a fault from a design by: then it runs
     # without being asked for. No function: only who asks for it by name has it run.
     called_for="",
+    # What a test runs by itself in place of `experiment`, where the batch shows that it applies.
+    by_default="",
     judge="probes.judging:judge",
     # What is wrong, one sentence that stands alone: a format of {effect}, {began} (where runs
     # part), {detail} and {more}, the detail behind a semicolon.
@@ -85,6 +88,7 @@ PROBES.add(
     rank=31,
     summary="No output of a model that predicts the next step depends on later steps.",
     experiment="future:what_early_steps_see",
+    by_default="future:what_early_steps_see",
     settings=_largest("max_future_effect", "an output when later steps of the sequence change"),
     said=(
         "it sees the future: later steps change earlier outputs by {effect} of their root mean "
@@ -111,7 +115,21 @@ PROBES.add(
             "it chooses among the steps of a whole sequence (topk, a capacity): a mixture of "
             "depths does so on purpose, and nothing that was seen tells",
             may_be_meant=True,
-        )
+            is_asked_for=True,
+        ),
+        "copy": Kind(
+            "labels are not shifted: give ids[:, :-1] and ask for ids[:, 1:], once, in the batch "
+            "or in the loss",
+            "each output is asked for what it is given: the target is the input {detail}",
+            is_limited=False,
+        ),
+        "twice": Kind(
+            "labels are shifted in the batch and in the loss again; a head for a later step is so "
+            "on purpose",
+            "the target is the input {detail}: the next step is asked of no output",
+            may_be_meant=True,
+            is_limited=False,
+        ),
     },
 )
 
@@ -120,6 +138,7 @@ PROBES.add(
     rank=32,
     summary="What stands in the padding of a batch has no effect on its outputs.",
     experiment="padding:what_padding_does",
+    by_default="padding:what_padding_does",
     settings=_largest(
         "max_padding_effect", "an output at a real place when what stands in padding changes"
     ),
@@ -148,11 +167,13 @@ PROBES.add(
             "what stands in padding changes the loss by {effect} of its value, and no output at a "
             "real place",
             may_be_meant=True,
+            is_asked_for=True,
         ),
         "merged": Kind(
             "it makes one step of several, and the one at the border holds both real places and "
             "padding; it sees that padding alone, by design or for want of a length that divides",
             may_be_meant=True,
+            is_asked_for=True,
         ),
     },
 )
@@ -166,6 +187,7 @@ PROBES.add(
     rank=33,
     summary="What the model returns for a sample does not depend on the rest of the batch.",
     experiment="samples:what_samples_see",
+    by_default="samples:whose_order_matters",
     settings=_largest(
         "max_sample_effect",
         "a sample's output when other samples of its batch change",
@@ -192,20 +214,31 @@ PROBES.add(
             "it chooses among the values of all samples (topk, a capacity): experts that choose "
             "among all tokens do so on purpose, and nothing that was seen tells",
             may_be_meant=True,
+            is_asked_for=True,
         ),
         "order": Kind(
             "samples are put in another order before a layer takes them: negatives and replayed "
             "steps do so on purpose, and nothing that was seen tells; else check the dim",
             may_be_meant=True,
+            is_asked_for=True,
         ),
         "sequence": Kind(
             "it is given one sequence, whose steps are the samples: unsqueeze(1) makes samples of "
             "rows; attention between rows, and a batch that is one sequence, are meant so",
             may_be_meant=True,
+            is_asked_for=True,
+        ),
+        "table": Kind(
+            "a table or buffer is added or joined along the samples, so that each gets another "
+            "row: positions that run along the batch; check the order of their dimensions, or "
+            "batch_first",
+            "samples are told apart by their place in the batch: in another order they get other "
+            "outputs, by {effect} of their root mean square{began}",
         ),
         "statistics": Kind(
             "it normalises by the batch in evaluation mode too (track_running_stats=False)",
             may_be_meant=True,
+            is_asked_for=True,
         ),
         "lost dimension": Kind(
             "squeeze() without a dimension drops that of the samples when there is one: say which, "
@@ -272,6 +305,22 @@ PROBES.add(
             "its forward writes to the batch that it is given, {detail}",
             is_limited=False,
         ),
+    },
+)
+
+PROBES.add(
+    "position_effect",
+    rank=35,
+    summary="Where a model has positions, its outputs depend on the order of the steps.",
+    experiment="positions:what_positions_do",
+    kinds={
+        "order": Kind(
+            "what the table is added to is not what goes on from there, or its steps are summed up "
+            "with nothing between that mixes both",
+            "positions have no effect: in another order of the steps the output is the same, or "
+            "only follows them, though a table goes in{detail}",
+            is_limited=False,
+        )
     },
 )
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pytest_modelhealth.errors import InspectionError
 from pytest_modelhealth.report import Parting
-from pytest_modelhealth.settings import Settings
+from pytest_modelhealth.settings import APPLICABLE, Settings
 
 
 class Conventions(NamedTuple):
@@ -63,13 +63,17 @@ class Conventions(NamedTuple):
         """
         said = [name for name in self._fields if getattr(self, name) is not None]
         asked = (settings.probes(check.name) for check in settings.checks if check.is_probe)
-        if said and not any(asked):
+        if said and not (any(asked) or APPLICABLE in settings["probes"].value):
             raise InspectionError(
                 f"{said[0]}= is for probes, and none is asked for: say probes=True, or name one"
             )
         promised = {"causality": self.causal, "padding": self.padding is not None}
         probes = settings["probes"]
-        more = [n for n in promised if promised[n] and settings.probes(n) and n not in probes.value]
+        more = [
+            name
+            for name, is_promised in promised.items()
+            if is_promised and settings.probes(name) is not False and name not in probes.value
+        ]
         return settings.override({"probes": [*probes.value, *more]}, probes.origin)
 
 

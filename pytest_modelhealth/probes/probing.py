@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from pytest_modelhealth.capture.engine import Engine, Request
 from pytest_modelhealth.capture.step.batch import copied_batch
 from pytest_modelhealth.checks.zero_gradients import TRIAL, call_for_steps
@@ -20,7 +22,7 @@ from pytest_modelhealth.probes.conventions import (
 from pytest_modelhealth.probes.intervening.running import Runs
 from pytest_modelhealth.progress import track
 from pytest_modelhealth.report import Observation, Outcome, Parting, Probed, ProbeRecord
-from pytest_modelhealth.settings import Settings
+from pytest_modelhealth.settings import APPLICABLE, Settings
 from pytest_modelhealth.wings import wing
 
 MISSING_GRADIENTS = "missing_gradients"
@@ -38,13 +40,17 @@ class Probing:
         self._may_train = bool(settings["probes"].value) and settings.chooses(MISSING_GRADIENTS)
         self._engine, self._conventions, self._settings = engine, conventions, settings
         self._request = request
-        if any(self._asked.values()):
+        self._by_default = APPLICABLE in settings["probes"].value and not _on_several_ranks()
+        if any(self._asked.values()) or self._by_default:
             copies = copied_batch(request.inputs), copied_batch(request.target)
             self._request = replace(request, inputs=copies[0], target=copies[1])
 
     def after(self, observation: Observation) -> Observation:
         """Return what the inspection saw, with what the probes find."""
         chosen = {p.name: p.experiment for p in self._probes if self._runs(p, observation)}
+        for probe in self._probes if self._by_default else ():
+            if probe.by_default and self._asked[probe.name] is None:
+                chosen[probe.name] = probe.by_default
         if self._may_train and call_for_steps(observation):
             chosen[TRIAL] = "alike:what_stays_zero"
         if not chosen:
@@ -52,6 +58,17 @@ class Probing:
         with self._engine.called(self._request) as request:
             runs = Runs(self._engine, request, observation, self._settings, self._conventions)
             records = [_record(*one, runs) for one in track(list(chosen.items()), "probing")]
+        if self._by_default:
+            quiet = {
+                (probe.name, kind)
+                for probe in self._probes
+                if self._asked[probe.name] is None
+                for kind, said in probe.kinds.items()
+                if said.is_asked_for
+            }
+            for number, one in enumerate(records):
+                told = tuple(p for p in one.partings if (one.probe, p.kind) not in quiet)
+                records[number] = replace(one, partings=told)
         probed = Probed(tuple(records), runs.base_forwards, runs.base_seconds)
         return replace(observation, probes=probed)
 
@@ -60,6 +77,12 @@ class Probing:
         if probe.called_for and not is_named and asked is not False:
             return bool(wing(probe.called_for)(observation, self._settings))
         return bool(asked)
+
+
+def _on_several_ranks() -> bool:
+    """Whether others run beside this process, and would wait for each forward of it."""
+    ranks = torch.distributed
+    return ranks.is_available() and ranks.is_initialized() and ranks.get_world_size() > 1
 
 
 def _record(name: str, experiment: str, runs: Runs) -> ProbeRecord:

@@ -18,6 +18,7 @@ from pytest_modelhealth.rendering.notation import (
 )
 from pytest_modelhealth.report import Finding, HealthReport, LayerRecord, Outcome, Status, Verdict
 from pytest_modelhealth.report.flow import near
+from pytest_modelhealth.settings import APPLICABLE
 from pytest_modelhealth.statistics import TensorStatistics
 
 STATISTICS = (
@@ -148,7 +149,8 @@ def _probes(report: HealthReport, briefly: bool) -> list[str]:
     doubtful = {found.check for found in report.inconclusive}
     for record in told:
         lines += [f"note: {record.probe}: {printable(note)}" for note in record.notes]
-        if record.outcome is Outcome.NOT_APPLICABLE and not briefly:
+        is_quiet = APPLICABLE in report._settings["probes"].value and not asked(record.probe)
+        if record.outcome is Outcome.NOT_APPLICABLE and not briefly and not is_quiet:
             lines.append(f"note: {record.probe} does not apply: {printable(record.reason)}")
         if (
             record.outcome is Outcome.NOT_TOLD

@@ -7,6 +7,7 @@ so that a failure can say which line set the limit. This package imports neither
 """
 
 from pytest_modelhealth.settings.choices import (
+    APPLICABLE,
     AUTOMATIC,
     SEVERITIES,
     DtypeName,
@@ -26,6 +27,7 @@ from pytest_modelhealth.settings.setting import (
 from pytest_modelhealth.settings.settings import LAYERS, Settings
 
 __all__ = [
+    "APPLICABLE",
     "AUTOMATIC",
     "LAYERS",
     "SEVERITIES",

@@ -102,7 +102,8 @@ class CheckNames(Patterns):
 class Probes(CheckNames):
     """``True`` for all probes, ``False`` for none, or patterns of their names in `one_of`.
 
-    The value is a tuple of patterns; `AUTOMATIC` alone is those that a run itself calls for.
+    The value is a tuple of patterns; `AUTOMATIC` alone is those that a run itself calls for, and
+    `APPLICABLE`, maybe beside names, those of one further forward that the batch shows to apply.
     """
 
     kind = "True, False or names of probes, such as 'causality' or ['causality', 'padding']"
@@ -115,15 +116,23 @@ class Probes(CheckNames):
             only = _SWITCHES.get(only.strip().lower(), only)
         if isinstance(only, bool):
             return ("*",) if only else ()
-        return (AUTOMATIC,) if only == AUTOMATIC else super().validate(value, origin)
+        if only in (AUTOMATIC, APPLICABLE):
+            return (only,)
+        if isinstance(value, list | tuple) and APPLICABLE in value:
+            named = [name for name in value if name != APPLICABLE]
+            return (APPLICABLE, *super().validate(named, origin))
+        return super().validate(value, origin)
 
 
 AUTOMATIC = "auto"
 """The value of `Probes` for those that a run itself calls for."""
+APPLICABLE = "applicable"
+"""The value of `Probes` in a test, where it is not set: those that the batch calls for, too."""
 _SWITCHES: dict[str, object] = {
     **dict.fromkeys(("all", "true", "yes", "on", "1"), True),
     **dict.fromkeys(("none", "false", "no", "off", "0"), False),
     AUTOMATIC: AUTOMATIC,
+    APPLICABLE: APPLICABLE,
 }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from pytest_modelhealth.errors import SettingsError, suggest
 from pytest_modelhealth.settings.choices import (
+    APPLICABLE,
     AUTOMATIC,
     CheckNames,
     LayerLimit,
@@ -85,7 +86,8 @@ def general_settings(checks: Iterable[Any]) -> tuple[Setting, ...]:
             default=(AUTOMATIC,),
             help="probes to run, by name or shell wildcard: checks that change something and run "
             "the model again; true or all is every one, false or none is none, auto is those that "
-            "a run itself calls for",
+            "a run itself calls for; in tests the default is applicable: those of one further "
+            "forward as well, where the batch shows that they apply",
             per_layer=False,
             one_of=tuple(check.name for check in checks if check.is_probe),
         ),
@@ -203,9 +205,9 @@ class Settings(Mapping[str, Limit]):
     def probes(self, check: str) -> bool | None:
         """Return whether a probe is to run; ``None`` where that is for the run itself to say."""
         value = self["probes"].value
-        if value == (AUTOMATIC,):
-            return None if self.chooses(check) else False
-        return self.chooses(check) and any(fnmatchcase(check, pattern) for pattern in value)
+        is_named = any(fnmatchcase(check, pattern) for pattern in value)
+        is_open = not is_named and value[:1] in ((AUTOMATIC,), (APPLICABLE,))
+        return (None if is_open else is_named) if self.chooses(check) else False
 
     def declared(self, name: str, origin: str) -> Setting:
         """Return the declaration of `name`.

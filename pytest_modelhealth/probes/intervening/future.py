@@ -18,11 +18,13 @@ from pytest_modelhealth.probes.intervening.leaks import Change, along, effects, 
 from pytest_modelhealth.probes.intervening.padding import is_mask, real_side
 from pytest_modelhealth.probes.intervening.running import SEED, Runs
 from pytest_modelhealth.probes.intervening.samples import samples_in
+from pytest_modelhealth.report import Parting
 
 _SHORTEST = 4
 _MOST_CUT = 4
-_AGREED = 0.95
-"""Share of the places of a target that hold the input one step later; some are masked or cut."""
+_AGREED, _DIFFERENT = 0.95, 0.7
+"""Share of the places of a target that hold the input some steps later; that of other steps."""
+_SHIFTS = (1, 0, -1, 2, 3)
 _LABELS = ("label", "target")
 
 
@@ -34,6 +36,7 @@ class Sequence(NamedTuple):
     length: int
     why: str  # what shows that the model is to predict it, for people
     cut: int = 0  # how many steps of the batch are left out at its end
+    shift: int = 1  # how many steps later it holds what an output is asked for
 
     @property
     def half(self) -> int:
@@ -61,7 +64,9 @@ def what_early_steps_see(runs: Runs) -> Effects:
     lacking = f"no output that the loss reads has {sequence.length} steps, as the sequence has"
     worst = max(effects(runs, change, lacking=lacking), key=lambda one: one.difference).difference
     if not worst.effect > 0.0:
-        return Effects(change.text)
+        return Effects(change.text, _of_a_wrong_shift(runs, change, sequence))
+    if sequence.shift < 1:
+        raise NotApplicableError("the target is the input, and the model sees all of it")
     # Where channels are as many as steps, sizes do not tell which dimension of a layer is time.
     widths = {size for parameter in runs.model.parameters() for size in parameter.shape}
     most = max(0, min(_MOST_CUT, sequence.length - _SHORTEST))
@@ -72,6 +77,27 @@ def what_early_steps_see(runs: Runs) -> Effects:
             if place.line or place.layer:
                 return Effects(change.text, [replace(place, before=None, after=None)])
     return Effects(change.text, [parting(runs, change, worst)])
+
+
+def _of_a_wrong_shift(runs: Runs, change: Change, sequence: Sequence) -> list[Parting]:
+    """Return what a causal model is asked for, if that is not the next step.
+
+    Its outputs at the first step that is changed see that step or nothing that is.
+    """
+    if sequence.shift == 1:
+        return []
+    at = {sequence.length: sequence.half}
+    after = runs.forward(change.batch())
+    sees = [
+        not torch.equal(a.select(axis, at[size]), b.select(axis, at[size]))
+        for a, b, read in zip(runs.base.outputs, after.outputs, runs.base.read, strict=False)
+        for axis, size in enumerate(a.shape[:-1])
+        if axis == sequence.axis and size in at and read is not None
+    ]
+    if not any(sees):
+        return []
+    kind = "twice" if sequence.shift > 1 else "copy"
+    return [Parting(kind, 1.0, role="loss", detail=sequence.why.removeprefix("the target is it, "))]
 
 
 def _steps(runs: Runs, sequence: Sequence, *, permuted: bool = False) -> Inputs:
@@ -166,52 +192,84 @@ def _promised(runs: Runs) -> Sequence:
 
 
 def _predicted(runs: Runs) -> Sequence | None:
-    """Return the sequence whose next step target, labels and loss ask for, if there is one.
+    """Return the sequence whose steps target, labels and loss ask for, if there is one.
 
     A target that equals an input one step later asks for it. One that equals an input in the same
-    place does so where the loss shifts inside: then it is flat at the last output alone.
+    place does so where the loss shifts inside: then it is flat at the last output alone. Of words
+    the loss itself says what it asks for: at any shift, of one loss and one input.
     """
-    targets = [(tensor, False) for tensor in find_tensors(runs.request.target)]
+    targets, labels = find_tensors(runs.request.target), list[Tensor]()
     for name, value in Inputs.of(runs.request.inputs).kwargs.items():
         if any(word in name.lower() for word in _LABELS):
-            targets += [(tensor, True) for tensor in find_tensors(value)]
-    asked = runs.conventions.time_dim
-
-    def is_shifted_inside(length: int, axis: int) -> bool:
-        """Whether the loss is flat at the last step of an output, and not at the one before."""
-        return any(
-            not g.select(axis, -1).any() and bool(g.select(axis, -2).any())
-            for g in runs.base.read
-            if g is not None and g.ndim > axis and g.shape[axis] == length
-        )
-
-    for target, is_label in targets:
-        for number, tensor in enumerate(runs.tensors):
-            for axis, length in enumerate(tensor.shape):
-                if length < _SHORTEST or asked not in (None, axis, axis - tensor.ndim):
-                    continue
-                is_other = is_label or tensor is not target
-                if is_other and _holds(target, tensor, axis, 1):
-                    return Sequence((number,), axis, length, "the target is it, one step later")
-                if _holds(target, tensor, axis, 0) and is_shifted_inside(length, axis):
-                    why = "the target is it, and the loss looks one step ahead"
-                    return Sequence((number,), axis, length, why)
+            labels += find_tensors(value)
+    inputs = [(n, t) for n, t in enumerate(runs.tensors) if not any(t is one for one in labels)]
+    asked, calls = runs.conventions.time_dim, runs.observation.loss_calls
+    axes = [
+        (number, tensor, axis)
+        for number, tensor in inputs
+        for axis, length in enumerate(tensor.shape)
+        if length >= _SHORTEST and asked in (None, axis, axis - tensor.ndim)
+    ]
+    words = [number for number, tensor in inputs if _is_words(tensor)]
+    by_loss = list(_asked_for(runs)) if len(words) == len(calls) == 1 and calls[0].classes else []
+    for number, tensor, axis in axes:
+        for target in by_loss if number in words and axis == (asked or 1) % 2 else ():
+            shift = _shift(target, tensor.to(target.device), axis)
+            if shift is not None:
+                later = {0: "in the same place", 1: "one step later", -1: "one step before"}
+                why = f"the target is it, {later.get(shift, f'{shift} steps later')}"
+                return Sequence((number,), axis, tensor.shape[axis], why, shift=shift)
+    for target in [*targets, *labels]:
+        for number, tensor, axis in axes:
+            length = tensor.shape[axis]
+            if tensor is not target and _share(target, tensor, axis, 1) >= _AGREED:
+                return Sequence((number,), axis, length, "the target is it, one step later")
+            is_same = _share(target, tensor, axis, 0) >= _AGREED
+            if is_same and any(
+                not g.select(axis, -1).any() and bool(g.select(axis, -2).any())
+                for g in runs.base.read
+                if g is not None and g.ndim > axis and g.shape[axis] == length
+            ):
+                why = "the target is it, and the loss looks one step ahead"
+                return Sequence((number,), axis, length, why)
     return None
 
 
-def _holds(target: Tensor, tensor: Tensor, axis: int, later: int) -> bool:
-    """Whether a target holds what a tensor holds so many steps later, or is masked."""
+def _is_words(tensor: Tensor) -> bool:
+    return tensor.ndim == 2 and not tensor.is_floating_point() and not is_mask(tensor)
+
+
+def _asked_for(runs: Runs) -> Iterator[Tensor]:
+    """Yield the classes that cross entropy asks outputs for: there alone its gradient is negative.
+
+    Where it asks for none they are negative.
+    """
+    for gradient in (g for g in runs.base.read if g is not None and g.ndim == 3):
+        for axis in (2, 1):
+            yield gradient.argmin(axis).masked_fill(~gradient.ne(0).any(axis), -1)
+
+
+def _shift(target: Tensor, tensor: Tensor, axis: int) -> int | None:
+    """Return how many steps later a tensor holds what a target holds, if it does at one alone."""
+    shares = {later: _share(target, tensor, axis, later) for later in _SHIFTS}
+    best, second = sorted(shares, key=shares.__getitem__)[:-3:-1]
+    return best if shares[best] >= _AGREED and shares[second] < _DIFFERENT else None
+
+
+def _share(target: Tensor, tensor: Tensor, axis: int, later: int) -> float:
+    """Return the share of places of a target, masked ones apart, where a tensor holds it later."""
     if tensor.ndim == target.ndim + 1 and tensor.shape[-1] == 1:
         tensor = tensor.squeeze(-1)
     if target.ndim <= axis or target.dtype != tensor.dtype or target.ndim != tensor.ndim:
-        return False
-    steps = min(target.shape[axis], tensor.shape[axis] - later)
-    if steps < _SHORTEST - 1 or not 0 <= tensor.shape[axis] - target.shape[axis] <= later:
-        return False
-    ahead, here = target.narrow(axis, 0, steps), tensor.narrow(axis, later, steps)
-    counted = torch.ones_like(ahead, dtype=torch.bool)
-    if not (ahead.is_floating_point() or ahead.is_complex()):
-        counted = ahead >= 0  # others are masked
-    if ahead.shape != here.shape or ahead.is_complex() or not bool(counted.any()):
-        return False
-    return float((ahead == here)[counted].float().mean()) >= _AGREED
+        return 0.0
+    shorter = tensor.shape[axis] - target.shape[axis]
+    steps = min(target.shape[axis], tensor.shape[axis] - abs(later))
+    if steps < _SHORTEST - 1 or not 0 <= shorter <= abs(later):
+        return 0.0
+    ahead = target.narrow(axis, max(-later, 0), min(steps, target.shape[axis] + min(later, 0)))
+    here = tensor.narrow(axis, max(later, 0), ahead.shape[axis])
+    if ahead.shape != here.shape or ahead.is_complex():
+        return 0.0
+    is_number = ahead.is_floating_point()
+    counted = torch.ones_like(ahead, dtype=torch.bool) if is_number else ahead >= 0
+    return float((ahead == here)[counted].float().mean().nan_to_num())

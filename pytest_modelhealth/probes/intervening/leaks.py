@@ -23,7 +23,6 @@ from pytest_modelhealth.probes.intervening.running import (
     Difference,
     Ran,
     Runs,
-    difference_of,
     least_difference,
 )
 from pytest_modelhealth.report import LayerRecord, Observation, Parting, Vertex
@@ -41,6 +40,23 @@ class Change(NamedTuple):
     seed: int | None = None  # of the random numbers; ``None`` takes those of every run
     within: Callable[[], AbstractContextManager[Any]] = nullcontext  # where that changes the run
     before: Callable[[], Inputs] | None = None  # what layers are held against, if not the batch
+    # gives a tensor of the changed run as it would be, in each way to read its dimensions, where
+    # what is in it should not stay in place; ``None`` has it stay
+    back: Callable[[Tensor], Iterator[Tensor]] | None = None
+
+    def difference(
+        self, before: Tensor, after: Tensor, read: Tensor | None = None
+    ) -> Difference | None:
+        """Return how far two tensors are apart in places that should be equal.
+
+        Args:
+            read: which places count; ``None`` is all.
+        """
+        masks = list(self.same(before))
+        if read is not None:
+            masks = [mask & read for mask in masks]
+        afters = [after] if self.back is None or not masks else self.back(after)
+        return least_difference(before, ((one, mask) for one in afters for mask in masks))
 
 
 class Effect(NamedTuple):
@@ -63,14 +79,18 @@ def effects(runs: Runs, *changes: Change, lacking: str, must_move: bool = True) 
             ran = runs.forward(change.batch(), seed=change.seed, with_loss=change.of_loss)
         if ran.error:
             raise UntellableError(f"with {text} the model raises {ran.error}", text)
+        is_read = change.of_loss and any(gradient is not None for gradient in runs.base.read)
+        gradients = runs.base.read if is_read else []
         for n, (before, after) in enumerate(zip(runs.base.outputs, ran.outputs, strict=False)):
-            masks = list(_judged_places(runs, change, n, before))
-            has_places = has_places or bool(masks)
-            difference = least_difference(before, after, masks)
+            read = gradients[n] if gradients else None
+            is_number = before.is_floating_point() or before.is_complex()
+            if not is_number or (gradients and read is None):
+                continue
+            has_places = has_places or any(True for _ in change.same(before))
+            difference = change.difference(before, after, None if read is None else read != 0)
             if difference is not None:
                 effects.append(Effect(difference, n, change, ran))
-                whole = difference_of(before, after)
-                is_moved = is_moved or (whole is not None and whole.effect > 0.0)
+                is_moved = is_moved or bool((before.ne(after) & before.isfinite()).any())
     if lacking and not has_places:
         raise UntellableError(lacking, text)
     if must_move and not is_moved:
@@ -80,17 +100,6 @@ def effects(runs: Runs, *changes: Change, lacking: str, must_move: bool = True) 
             text,
         )
     return effects or [Effect(Difference(0.0, (), 0.0, 0.0), -1, change, ran)]
-
-
-def _judged_places(runs: Runs, change: Change, number: int, output: Tensor) -> Iterator[Tensor]:
-    """Yield which places of an output should stay, in each way to read it."""
-    if not (output.is_floating_point() or output.is_complex()):
-        return
-    gradients = runs.base.read if change.of_loss else []
-    if not any(gradient is not None for gradient in gradients):
-        yield from change.same(output)
-    elif (gradient := gradients[number]) is not None:
-        yield from (mask & (gradient != 0) for mask in change.same(output))
 
 
 def along(which: Tensor, tensor: Tensor, *axes: int) -> Tensor:
@@ -118,6 +127,24 @@ def readings(which: Tensor, tensor: Tensor) -> Iterator[Tensor]:
             if size > count and size % count == 0:
                 yield along(which.repeat_interleave(size // count), tensor, axis)
                 yield along(which.repeat(size // count), tensor, axis)
+
+
+def in_order(order: Tensor, tensor: Tensor) -> Iterator[Tensor]:
+    """Yield a tensor with rows that came in another order put back, in each way to read it.
+
+    Ways are those of `readings`; it may hold no such rows, too.
+    """
+    count, back = len(order), order.argsort().to(tensor.device)
+    axes = [axis for axis, size in enumerate(tensor.shape) if size == count]
+    yield from (tensor.index_select(axis, back) for axis in axes)
+    if len(axes) > 1:
+        yield functools.reduce(lambda t, axis: t.index_select(axis, back), axes, tensor)
+    for axis, size in enumerate(tensor.shape[:2] if 0 not in axes else ()):
+        if size > count and size % count == 0:
+            for at, sizes in enumerate(((count, -1), (-1, count))):
+                rows = tensor.unflatten(axis, sizes).index_select(axis + at, back)
+                yield rows.flatten(axis, axis + 1)
+    yield tensor
 
 
 # ---- the layer where it begins -------------------------------------------------------------------
@@ -186,7 +213,7 @@ class _Visitor:
     """Keeps the tensors of one run, and looks for the first one of another run that differs."""
 
     def __init__(self, store: TensorStore, change: Change) -> None:
-        self._store, self._same = store, change.same
+        self._store, self._change = store, change
         self._numbers: dict[Event, int] = {}  # of tensors in the store
         self.counts = Counter[tuple[str, str]]()
         self.is_second = False
@@ -207,7 +234,7 @@ class _Visitor:
                 self._numbers[event] = self._store.put(value)
             elif self.first is None and event in self._numbers:
                 before = self._store[self._numbers[event]]
-                difference = least_difference(before, value.detach().cpu(), self._same(before))
+                difference = self._change.difference(before, value.detach().cpu())
                 if difference is not None and difference.effect > 0.0:
                     self.first = event, difference
 

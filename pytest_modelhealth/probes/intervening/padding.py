@@ -101,8 +101,10 @@ def _of_loss(runs: Runs, real: Tensor, after: Ran) -> list[Parting]:
 
 def _padding_in(runs: Runs) -> _Padding:
     """Return the padding that a mask or lengths in the batch show."""
-    names = [name.rpartition("['")[2].removesuffix("']") for name in names_of(runs)]
     asked = runs.conventions.padding
+    may_show = asked is not None or any(t.ndim == 1 or is_mask(t) for t in runs.tensors)
+    found = names_of(runs) if may_show else [""] * len(runs.tensors)
+    names = [name.rpartition("['")[2].removesuffix("']") for name in found]
     why, shows, real = "padding=", -1, None if asked is None else ~asked
     for number, tensor in enumerate(runs.tensors if asked is None else ()):
         if is_mask(tensor):

@@ -21,14 +21,19 @@ from pytest_modelhealth.probes.intervening.leaks import (
     Place,
     along,
     effects,
+    in_order,
     parting,
     readings,
 )
-from pytest_modelhealth.probes.intervening.running import Runs, are_apart, changeable
+from pytest_modelhealth.probes.intervening.running import SEED, Runs, are_apart, changeable
 from pytest_modelhealth.report import Parting
+from pytest_modelhealth.report.flow import Kind
 
 _FEWEST = 4
 NO_EFFECT = "has no effect on the output"
+_HELD, _WAVES = {Kind.PARAMETER, Kind.BUFFER, Kind.CALL, Kind.UNKNOWN}, {"sin", "cos"}
+"""What a table is kept in or looked up by, and what it is made with."""
+_PERMUTED = "samples permuted"
 _SECOND = "the second dimension of the batch: if that is the one of samples, say batch_dim=1"
 
 
@@ -90,7 +95,7 @@ def selected(runs: Runs, samples: Samples, index: Tensor) -> Inputs:
 
 
 def what_samples_see(runs: Runs) -> Effects:
-    """Overwrite every second sample, then the others, then run one sample alone.
+    """Overwrite every second sample, then the others, permute all, then run one sample alone.
 
     Where rows are no samples, or see each other, and a vector in the batch puts them into groups,
     as nodes into graphs, the groups are the samples.
@@ -122,6 +127,9 @@ def _what_rows_see(runs: Runs) -> Effects:
     if moved and (moved := _of_samples(runs, samples, moved)):
         worst = max(moved, key=lambda one: one.difference)
         partings = [parting(runs, worst.change, worst.difference, partial(_kind, count))]
+    else:
+        with suppress(UntellableError):  # that which samples see is told
+            partings = _misplaced(runs, _out_of_order(runs, samples))
     alone = runs.forward(selected(runs, samples, torch.arange(1)))
     if alone.error:
         notes = (f"of one sample alone the model raises {alone.error}",)
@@ -132,6 +140,102 @@ def _what_rows_see(runs: Runs) -> Effects:
             partings.append(Parting("lost dimension", 0.0, detail=detail))
             break
     return Effects(text, partings, notes)
+
+
+def whose_order_matters(runs: Runs) -> Effects:
+    """Permute the samples; where outputs do not follow, look at what samples see of each other.
+
+    What no reader of the model would doubt is told alone: of a recurrent layer, of a softmax, and
+    of a table along the samples.
+    """
+    if _groups_in(runs) is not None:
+        raise NotApplicableError("the rows of the batch are no samples: a vector groups them")
+    samples = samples_in(runs)
+    moved = _out_of_order(runs, samples)
+    if not moved:
+        return Effects(_PERMUTED)
+    seen = what_samples_see(runs)
+    return seen._replace(partings=[one for one in seen.partings if _is_certain(runs, one)])
+
+
+def _out_of_order(runs: Runs, samples: Samples) -> list[Effect]:
+    """Return the effects on outputs that do not follow their samples into another order."""
+    count = samples.number
+    if any(t.shape.count(count) > 1 and t.shape[:2] == (count, count) for t in runs.tensors):
+        raise NotApplicableError(f"the batch holds pairs of its {count} samples")
+
+    def moved(samples: Samples) -> list[Effect]:
+        order = torch.randperm(samples.number, generator=torch.Generator().manual_seed(SEED))
+        order = order.roll(1) if torch.equal(order, torch.arange(len(order))) else order
+        everywhere, batch = torch.ones((), dtype=torch.bool), partial(selected, runs, samples)
+        change = Change(
+            _PERMUTED,
+            partial(batch, order),
+            lambda tensor: iter([everywhere.to(tensor.device)] * (len(order) in tensor.shape)),
+            back=partial(in_order, order),
+        )
+        seen = effects(runs, change, lacking=f"no output has a row for each of {len(order)}")
+        return [one for one in seen if one.difference.effect > 0.0]
+
+    effects_of_order = moved(samples)
+    if effects_of_order and not _repeats(runs):
+        raise NotApplicableError("it draws random numbers, or keeps something from call to call")
+    second = Samples.along(runs, 1)
+    if effects_of_order and runs.conventions.batch_dim is None and second.is_common(runs):
+        with suppress(UntellableError):
+            if second.number > 1 and not moved(second):
+                raise NotApplicableError(f"outputs follow instead {_SECOND}")
+    return effects_of_order
+
+
+def _repeats(runs: Runs) -> bool:
+    """Whether a second call in a row, with other random numbers, gives the same."""
+    batches = runs.batch(), runs.batch()
+    with runs.kept([(batch.args, batch.kwargs) for batch in batches]):
+        first, second = map(runs.take, batches)
+    return not second.error and not are_apart(first.outputs, second.outputs)
+
+
+def _misplaced(runs: Runs, moved: list[Effect]) -> list[Parting]:
+    """Return where something that differs by sample and is not of the samples comes in."""
+    worst = max(moved, key=lambda one: one.difference, default=None)
+    if worst is None:
+        return []
+    return [parting(runs, worst.change, worst.difference, _by_table)]
+
+
+def _by_table(place: Place | None) -> str:
+    """Return the kind of a table that comes in along the samples where runs part.
+
+    Raises:
+        UntellableError: none does: marks made of the place in a batch, noise from a fixed seed.
+    """
+    flow = None if place is None else place.observation.flow
+    if place is not None and flow is not None:
+        vertices, calls = flow.graph.vertices, flow.graph.calls
+        for vertex in vertices:
+            is_own = vertex.call >= 0 and calls[vertex.call].layer == place.parting.layer
+            if not is_own or not vertex.has("sum", "product", "join"):
+                continue
+            made_of = [[vertices[n] for n in flow.walk([o], back=True)] for o in vertex.operands]
+            tables = [made for made in made_of if all(v.kind is not Kind.INPUT for v in made)]
+            held = [v for made in tables for v in made if v.kind in _HELD or v.function in _WAVES]
+            drawn = (v.kind is Kind.CONSTANT and not v.has("constant") for t in tables for v in t)
+            if len(tables) < len(made_of) and held and not any(drawn):
+                return "table"
+    raise UntellableError("samples are told apart by something else than a table of the model's")
+
+
+def _is_certain(runs: Runs, parting: Parting) -> bool:
+    """Whether runs part at a recurrent layer, a softmax or a table along the samples."""
+    record, flow = runs.observation.layers.get(parting.layer), runs.observation.flow
+    if parting.kind in ("table", "lost dimension") or record is None:
+        return parting.kind == "table"
+    names, inside = set(parting.between), () if flow is None else flow.inside(record.name)
+    if not parting.taker and flow is not None:
+        names |= {flow.graph.vertices[number].function for number in inside}
+    is_layer = not parting.taker and "batch_first" in record.options
+    return parting.kind == "values" and (is_layer or bool(names & having("softmax")))
 
 
 def _overwritten(runs: Runs, samples: Samples) -> list[Change]:
