@@ -16,6 +16,7 @@ from pytest_modelhealth.checks.facts import (
     flow_of,
     innermost,
     is_fresh,
+    learns,
     linear_maps,
 )
 from pytest_modelhealth.checks.paths import is_floating
@@ -55,7 +56,7 @@ _ROUNDING = 0.01
 
 def findings(observation: Observation, settings: Settings) -> Iterator[Finding]:
     """Yield what is wrong with the loss, up to the first that fails: the rest follows from it."""
-    for stage in (_calls, _batch_softmax, _path, _signs, _dead, _initial):
+    for stage in (_calls, _batch_softmax, _path, _signs, _terms, _dead, _initial):
         found = list(stage(observation, settings))
         yield from found
         if any(one.grade != "warn" for one in found):
@@ -381,8 +382,42 @@ def _is_zero(vertex: Vertex) -> bool:
     return len(vertex.operands) == 2 and len({*vertex.operands}) == 1 and not vertex.cuts
 
 
-def _summands(flow: Flow) -> dict[int, int]:
-    """Return what the loss is summed up of, and by which sign; 0 where it is by both."""
+def _terms(observation: Observation, _: Settings) -> Iterator[Finding]:
+    """Yield terms of the loss that come of what learns, and pass no gradient back to it."""
+    flow = flow_of(observation)
+    vertices, layers = flow.graph.vertices, observation.layers
+    terms = _summands(flow, are_scalars=True) if flow.is_exact else {}
+    learning = {r.name for r in called(observation) if learns(r)}
+    for number in terms:
+        vertex = vertices[number]
+        if vertex.live or not learning or not terms.keys().isdisjoint(vertex.operands):
+            continue
+        way = flow.walk([number], back=True)
+        homes = [n for n in flow.names_of(way) if n in learning]
+        cuts = [vertices[n] for n in sorted(way) if not vertices[n].live and vertices[n].operands]
+        cut = next((v for v in cuts if any(vertices[o].live for o in v.operands)), None)
+        if not homes or cut is None:
+            continue
+        last = max((layers[name] for name in homes), key=completed)
+        yield _fault(
+            f"a term of the loss passes no gradient: `{cut.function}`{at(cut.line)} cuts it off",
+            0.0,
+            "what is added to the loss without a gradient trains nothing: take away what cuts, or "
+            "leave the term out",
+            last.name,
+            role="loss",
+            severity="warn" if cut.has("detach") else "fail",
+        )
+
+
+def _summands(flow: Flow, *, are_scalars: bool = False) -> dict[int, int]:
+    """Return what the loss is summed up of, and by which sign; 0 where it is by both.
+
+    Without what a mean or a sum over its numbers is made of, `are_scalars`.
+    """
+    passing = (
+        ("sum", "join", "view") if are_scalars else ("sum", "join", "view", "total", "average")
+    )
     signs, vertices = dict[int, int](), flow.graph.vertices
     todo = [] if flow.graph.loss is None else [(flow.graph.loss, 1)]
     while todo:
@@ -397,7 +432,7 @@ def _summands(flow: Flow) -> dict[int, int]:
                 todo += [(operands[0], sign), (operands[1], -sign)]
             elif len(operands) == 1:
                 todo.append((operands[0], -sign if vertex.function == "rsub" else sign))
-        elif vertex.has("sum", "join", "total", "average", "view") and not vertex.has("detach"):
+        elif vertex.has(*passing) and not vertex.has("detach"):
             todo += [(operand, sign) for operand in operands]
         elif vertex.has("turns_sign") and not vertex.has("loss"):
             todo += [(operand, -sign) for operand in operands[:1]]

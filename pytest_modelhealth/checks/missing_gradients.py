@@ -210,6 +210,8 @@ def _violation(story: _Story, observation: Observation) -> Finding:
             f"all of {part!r} is cut off, as a teacher, a frozen encoder, a slow copy or the other "
             "half of a GAN is; if it should learn, take away what cuts"
         )
+    # a gradient ends where values are chosen among, as experts are, and may be meant to
+    is_sure &= story.cut is None or story.cut.operation not in having("order")
     message = f"no gradient reaches its trainable parameters ({', '.join(names)})"
     return MISSING_GRADIENTS.fault(
         record,
