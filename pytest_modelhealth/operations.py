@@ -50,7 +50,7 @@ TRAITS = {
     "keeps_sign": "gives numbers of the one sign that it is given",
     "turns_sign": "gives numbers of the other sign",
     "margin": "is done to cosines by losses with a margin or a scale",
-    "draw": "draws at random what a layer keeps",
+    "draw": "draws numbers at random",
     "dropout": "a dropout",
     "constant": "makes a constant of no random numbers",
     "zeros": "makes a constant of zeros, or is the number 0",
@@ -128,6 +128,7 @@ hardtanh : flat clamp
 ceil, fix, floor, heaviside, round, sgn, sign, trunc : flat
 bernoulli : flat draw dropout
 rand, rand_like, new_rand, uniform : draw
+randn, randn_like, randint, randint_like, normal, exponential : draw
 native_dropout, dropout, alpha_dropout, feature_dropout : dropout
 0, zeros, zeros_like, new_zeros : constant zeros
 ones, ones_like, new_ones, full, full_like, new_full : constant
