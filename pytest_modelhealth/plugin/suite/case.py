@@ -88,8 +88,11 @@ class Case:
             SettingsError: a marker or limit of the test is wrong.
         """
         self.item, self.test, self._fixture = item, item.originalname, fixture
-        origin = f"{type(self.suite).__name__}.limits[{self.test!r}]"
-        self.settings = settings_for(item).override(self.suite.limits.get(self.test, {}), origin)
+        suite, settings = type(self.suite).__name__, settings_for(item)
+        if self.suite.strict is not None:
+            settings = settings.override({"strict": self.suite.strict}, f"{suite}.strict")
+        limits = self.suite.limits.get(self.test, {})
+        self.settings = settings.override(limits, f"{suite}.limits[{self.test!r}]")
 
     def judge(self, verdict: Callable[[Case], None]) -> None:
         """Run the verdict of the test; skip it where there is nothing to judge.
@@ -330,7 +333,8 @@ class Case:
             texts = report._take_warnings()
             for text in texts:
                 warn(self.item, text)
-            raise Unjudged(f"{texts[0]}; whether that is meant, nothing tells")
+            first = texts[0].partition("\n")[0]
+            raise Unjudged(f"{first}; whether that is meant, nothing tells")
         is_doubt = report.verdict is Verdict.INCONCLUSIVE and report.inconclusive
         if is_doubt and report._settings["inconclusive"].value == "warn":
             raise Unjudged(report._take_doubt()[0])
