@@ -282,6 +282,7 @@ class Case:
         own: Iterable[str],
         *,
         only: bool = False,
+        warns: Collection[str] = (),
         but: Collection[tuple[str, str]] = (),
         noise: Any = None,
         **settings: object,
@@ -293,6 +294,7 @@ class Case:
             own: names of the checks whose findings count; all checks run, so that what follows
                 from a fault of another test is told from one of its own.
             only: whether no other check runs.
+            warns: names of other checks, of which only what warns counts.
             but: check and layer of findings that fail another test.
             noise: as in `HealthReport`.
             **settings: laid over those of the test.
@@ -305,7 +307,8 @@ class Case:
             is_graded = finding.waiver is None and finding.grade in ("fail", "warn")
             is_told = is_graded and (finding.check, finding.layer) in but
             is_of_all = finding.grade == "unsure" and finding.check == _WHOLE_RUN
-            return is_of_all or (finding.check in own and not is_told)
+            is_mild = finding.grade == "warn" and finding.check in warns
+            return is_of_all or is_mild or (finding.check in own and not is_told)
 
         def judged(observation: Observation, settings: Settings) -> Judgement:
             return Judgement(tuple(filter(is_own, judge(observation, settings).findings)))

@@ -158,7 +158,7 @@ def snapshot(case: Case) -> None:
     if not updates and not place.exists():
         raise Unjudged("nothing is recorded yet: pytest --snapshot-update, and commit the file")
     seen = case.ran(False)
-    report = case.report(seen.observation, {"finite"}, only=True, noise=seen._noise)
+    report = case.report(seen.observation, {"finite"}, warns=_general(case), noise=seen._noise)
     try:
         _ = report == recorded  # raises where it is not
     except ModelHealthError as error:
