@@ -101,6 +101,37 @@ def test_what_warns_does_not_fail(dead, batch):
         report.assert_healthy(severity="fail")
 
 
+@pytest.mark.parametrize(
+    ("settings", "grades"),
+    [
+        ({}, ["warn", "note"]),
+        ({"strict": True}, ["fail", "note"]),
+        ({"strict": True, "severity": {"mild": "warn"}}, ["warn", "note"]),
+        ({"severity": {"mild": "fail"}}, ["fail", "note"]),
+    ],
+)
+def test_strict_fails_what_only_warns(settings, grades, mlp, batch):
+    """But where a severity is set, which wins; a note is shown, and never more than that."""
+
+    class Mild(Check):
+        name = "mild"
+
+        def run(self, observation, settings):
+            for layer, grade in (("fc1", "warn"), ("fc2", "note")):
+                yield self.violation(layer, f"a {grade}", value=0.0, severity=grade)
+
+    report = Inspector(mlp, own_checks=[Mild], **settings).run_inspection(batch)
+    mild = [f for f in report._judgement.findings if f.check == "mild"]
+    assert [f.grade for f in mild] == grades
+    assert report.healthy is ("fail" not in grades)
+    strict = "strict" in settings and "fail" in grades
+    assert ("fc1 (mild): a warn (strict)" in repr(report)) is strict
+    if "warn" in grades:
+        assert "healthy, 1 warning: fc1 (mild): a warn;" in repr(report)
+    assert "note: fc2 (mild): a note" in str(report)
+    assert report.to_dict()["noted"][0]["layer"] == "fc2"
+
+
 def test_a_warning_hides_no_failure(dead, batch):
     """What would be told as a consequence of a fault that only warns fails all the same."""
 
