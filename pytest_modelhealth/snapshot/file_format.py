@@ -9,7 +9,7 @@
     recorded: pytest-modelhealth 0.1.0, torch 2.13.0
     noise: measured, epsilon 2^-23
     loss: 2.302585 ~4
-    warning: wiring head is never called
+    warning: wiring head never called
     # in, out, grad, .weight, ...: shape,mean,std,min,max; ~mean:4 4 times the usual noise
 
     layer=fc1 type=Linear out=64x10,0.0123456,0.5772157,-1.732051,1.618034,~min:4 .bias=10,0,0,0,0
@@ -20,8 +20,8 @@
 Layers stand in the order in which they returned, so those inside a layer come before it. A line is
 cells of ``key=value`` between blanks; what has a blank in it is quoted as in a URL (``%20``). What
 is usual is not written (noise, dtype, calls, zeros); what differs is a ``key:value``. The last line
-tells a whole file from a truncated one. What the run warned of stands by check, layer and kind, or
-as ``none``, where nobody is to accept it once more. Reading executes nothing.
+tells a whole file from a truncated one. What the run warned of stands by check, layer and kind, so
+that it is accepted once; older files have no such line. Reading executes nothing.
 """
 
 from __future__ import annotations
