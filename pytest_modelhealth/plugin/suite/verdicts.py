@@ -20,7 +20,7 @@ from pytest_modelhealth.settings.setting import ancestors, dotted, parent
 from pytest_modelhealth.wings import wing
 
 if TYPE_CHECKING:
-    from pytest_modelhealth.report import LayerRecord, ProbeRecord
+    from pytest_modelhealth.report import ProbeRecord
     from pytest_modelhealth.snapshot.extension import HealthSnapshot
 
 LEARNING = frozenset(
@@ -86,23 +86,17 @@ def _unread(case: Case) -> list[tuple[str, str]]:
     flow, layers = seen.flow, seen.layers
     if flow is None or not flow.is_exact or not settings.chooses("missing_gradients"):
         return []
-    tied = {full for record in layers.values() for full in record.tied.values()}
-
-    def is_judged(record: LayerRecord) -> bool:
+    read = {*flow.values, *(full for record in layers.values() for full in record.tied.values())}
+    unread = []
+    for record in layers.values():
         around = (record.name, *ancestors(record.name)) if record.entered is None else ()
-        return not (
-            record.status in ("opaque", "parameters_read")
-            or any(layers[parent(name)].type_name in having("container") for name in around)
-            or any(w.covers("missing_gradients", record.name) for w in settings.waivers)
-        )
-
-    return [
-        (record.name, own)
-        for record in filter(is_judged, layers.values())
-        for own in trainable(record)
-        if not {own} & {*record.parameter_gradients, *record.tied}
-        and not {dotted(record.name, own)} & {*flow.values, *tied}
-    ]
+        is_chosen = any(layers[parent(name)].type_name in having("container") for name in around)
+        is_waived = any(w.covers("missing_gradients", record.name) for w in settings.waivers)
+        if not (is_chosen or is_waived or record.status in ("opaque", "parameters_read")):
+            known = {*record.parameter_gradients, *record.tied}
+            names = [own for own in trainable(record) if own not in known]
+            unread += [(record.name, n) for n in names if dotted(record.name, n) not in read]
+    return unread
 
 
 def training_step(case: Case) -> None:
