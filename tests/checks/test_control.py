@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -130,6 +131,27 @@ def test_strict_fails_what_only_warns(settings, grades, mlp, batch):
         assert "healthy, 1 warning: fc1 (mild): a warn;" in repr(report)
     assert "note: fc2 (mild): a note" in str(report)
     assert report.to_dict()["noted"][0]["layer"] == "fc2"
+
+
+def test_a_warning_shows_its_line_and_stands_for_its_kind(mlp, batch):
+    """Findings of one check that differ by names, numbers and lines alone are one warning."""
+
+    class Mild(Check):
+        name = "mild"
+
+        def run(self, observation, settings):
+            for n, layer in enumerate(("fc1", "fc2")):
+                text = f"'{layer}' is {n} times in vain at {__file__}:{n + 1}, as it seems"
+                yield self.violation(layer, text, value=0.0, severity="warn", independent=True)
+
+    report = Inspector(mlp, own_checks=[Mild]).run_inspection(batch)
+    with pytest.warns(ModelHealthWarning) as caught:
+        report.assert_healthy()
+    (text,) = (str(one.message).splitlines() for one in caught)
+    code = Path(__file__).read_text(encoding="utf-8").splitlines()[0]
+    assert text[0].startswith("fc1 (mild): 'fc1' is 0 times in vain at ")
+    assert text[1:] == [f"code:         {code}", "likewise:     fc2"]
+    assert {one.kind for one in report.warnings} == {"times in vain at"}
 
 
 def test_a_warning_hides_no_failure(dead, batch):
