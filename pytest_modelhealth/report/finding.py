@@ -10,7 +10,7 @@ from pytest_modelhealth.settings.setting import Waiver
 
 Grade = Literal["fail", "warn", "note", "unsure", "broken"]
 
-_NAMED = re.compile(r"(?:'[^']*'|`[^`]*`)(?:,| and| or)?(?=\s|$)|\S*\d\S*|\b(?:is|are)\b")
+_NAMED = re.compile(r"(?:'[^']*'|`[^`]*`)(?:,| and| or)?(?=\s|$)|\S*\d[^\s,;:)]*|\b(?:is|are)\b")
 
 
 @dataclass(frozen=True)
